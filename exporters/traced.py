@@ -24,10 +24,8 @@ _MOST_BYTES = limits.RUN_BYTES // 2  # of one image, beside the other outputs of
 
 _ROUTINGS = {
     "DynamicRouting": "dynamic",
-    "DynamicRoutingV2": "dynamic",
     "VoteRouting": "dynamic",
     "EMRouting": "em",
-    "EMRoutingV2": "em",
     "AttentionRouting": "attention",
     "SelfAttentionRouting": "self-attention",
 }

@@ -108,13 +108,14 @@ def _call(node: onnx.NodeProto, values: Mapping[str, np.ndarray], exact: bool) -
     function = getattr(torch.ops.capsedge, spec.torch).default
     kinds = {a.name: str(a.type) for a in function._schema.arguments}
     tensors = [torch.from_numpy(np.array(values[name])) for name in node.input]
-    attributes = attributes_of(node)
+    left_out = [None] * (len(spec.inputs) - len(tensors))
+    attributes = spec.complete(attributes_of(node))
     given = [attributes[name] for name in spec.attribute_names]
     flags = [
         bool(value) if kinds[name] == "bool" else value
         for name, value in zip(spec.attribute_names, given, strict=True)
     ]
-    args = (*(t.double() if exact else t for t in tensors), *flags)
+    args = (*(t.double() if exact else t for t in tensors), *left_out, *flags)
     return RoutingCall(operator, args, tuple(function(*args)))
 
 

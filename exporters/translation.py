@@ -35,13 +35,18 @@ def _register(operator: Operator) -> None:
     if defs.has(operator.name, TORCH_DOMAIN):
         return
     outputs = [*operator.output_names, *(["couplings"] if operator.couplings else [])]
-    parameter = defs.OpSchema.FormalParameter
+    parameter, option = defs.OpSchema.FormalParameter, defs.OpSchema.FormalParameterOption
     defs.register_schema(
         defs.OpSchema(
             operator.name,
             TORCH_DOMAIN,
             1,
-            inputs=[parameter(n, "T") for n in operator.input_names],
+            inputs=[
+                parameter(
+                    v.name, "T", param_option=option.Optional if v.optional else option.Single
+                )
+                for v in operator.inputs
+            ],
             outputs=[parameter(n, "T") for n in outputs],
             type_constraints=[("T", _TYPES, "a floating-point type")],
             attributes=[

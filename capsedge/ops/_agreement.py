@@ -17,7 +17,7 @@ Update = Literal["accumulate", "replace"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How votes are routed; the attributes of ``DynamicRoutingV2`` and ``VoteRouting``."""
+    """How votes are routed; the attributes of ``DynamicRouting`` and ``VoteRouting``."""
 
     iterations: int
     leaky: bool = False

@@ -198,7 +198,8 @@ def register(
         name: of the operator.
         definition: the computation in differentiable PyTorch; its signature is the operator's.
         fake: shapes and types of the outputs, without values.
-        tensor_count: how many of the arguments, from the first, are tensors; the rest are attributes.
+        tensor_count: how many of the arguments, from the first, are tensors or None; the rest are
+            attributes.
     """
 
     @functools.wraps(definition)
@@ -213,10 +214,10 @@ def register(
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         wanted = ctx.needs_input_grad[:tensor_count]
         inputs = [
-            t.detach().requires_grad_(need)
+            None if t is None else t.detach().requires_grad_(need)
             for t, need in zip(ctx.saved_tensors, wanted, strict=True)
         ]
-        with torch.enable_grad(), no_autocast(inputs[0]):
+        with torch.enable_grad(), no_autocast(ctx.saved_tensors[0]):
             outputs = definition(*inputs, *ctx.attributes)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             used = [
@@ -224,7 +225,7 @@ def register(
                 for o, g in zip(outputs, grads, strict=True)
                 if g is not None and o.requires_grad
             ]
-            variables = [t for t in inputs if t.requires_grad]
+            variables = [t for t in inputs if t is not None and t.requires_grad]
             found: tuple[Tensor | None, ...] = (None,) * len(variables)
             if used:
                 found = torch.autograd.grad(

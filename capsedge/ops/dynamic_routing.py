@@ -20,19 +20,7 @@ def _define(
     weight: Tensor,
     log_prior: Tensor,
     bias: Tensor,
-    iterations: int,
-    leaky: bool,
-    epsilon: float,
-) -> tuple[Tensor, Tensor]:
-    return _routed(u, weight, None, log_prior, bias, Agreement(iterations, leaky, epsilon=epsilon))
-
-
-def _define_v2(
-    u: Tensor,
-    weight: Tensor,
-    vote_bias: Tensor,
-    log_prior: Tensor,
-    bias: Tensor,
+    vote_bias: Tensor | None,
     iterations: int,
     leaky: bool,
     over_children: bool,
@@ -45,7 +33,10 @@ def _define_v2(
     how = Agreement(
         iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
     )
-    return _routed(u, weight, vote_bias, log_prior, bias, how)
+    dtype = accumulation_dtype(u)
+    votes = dense_votes(u, weight, vote_bias)
+    v, c = route(votes, log_prior.to(dtype), bias.to(dtype), how)
+    return v.to(u.dtype), c.to(u.dtype).contiguous()
 
 
 def dense_votes(u: Tensor, weight: Tensor, vote_bias: Tensor | None = None) -> Tensor:
@@ -67,28 +58,13 @@ def dense_votes(u: Tensor, weight: Tensor, vote_bias: Tensor | None = None) -> T
     return votes
 
 
-def _routed(
-    u: Tensor,
-    weight: Tensor,
-    vote_bias: Tensor | None,
-    log_prior: Tensor,
-    bias: Tensor,
-    how: Agreement,
-) -> tuple[Tensor, Tensor]:
-    dtype = accumulation_dtype(u)
-    votes = dense_votes(u, weight, vote_bias)
-    v, c = route(votes, log_prior.to(dtype), bias.to(dtype), how)
-    return v.to(u.dtype), c.to(u.dtype).contiguous()
-
-
 def _fake(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     n, i = u.shape[:2]
     j, out = weight.shape[1:3]
     return u.new_empty((n, j, out)), u.new_empty((n, i, j))
 
 
-_op = register("dynamic_routing", _define, _fake, 4)
-_op_v2 = register("dynamic_routing_v2", _define_v2, _fake, 5)
+_op = register("dynamic_routing", _define, _fake, 5)
 
 
 def dynamic_routing(
@@ -110,8 +86,7 @@ def dynamic_routing(
     """Route children to parents by iterated agreement.
 
     ``T`` iterations make ``T`` weighted sums and ``T - 1`` agreements. With the defaults this is the
-    paper's procedure; the other settings are those of published networks. ``export`` writes
-    ``DynamicRouting`` where that says the same, ``DynamicRoutingV2`` elsewhere.
+    paper's procedure; the other settings are those of published networks.
 
     Args:
         u: poses of the children ``[N, I, Pin]``.
@@ -120,7 +95,7 @@ def dynamic_routing(
         log_prior: start logits ``[I, J]`` (equation 3); zeros when left out.
         bias: added to each parent's sum before squash ``[J, Pout]``; zeros when left out.
         vote_bias: constant added to the votes, ``W_ij u_i + c_ij``: ``[I, J, Pout]``, or
-            ``[1, J, Pout]`` for all children alike; zeros when left out.
+            ``[1, J, Pout]`` for all children alike; nothing when left out.
         iterations: ``T >= 1``.
         leaky: adds a parent "none of the above" with logit zero, whose share is dropped; not with a
             softmax over the children.
@@ -156,15 +131,11 @@ def dynamic_routing(
     how = checked(
         name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
     )
-    result: tuple[Tensor, Tensor]
-    paper = how == Agreement(iterations, how.leaky, epsilon=epsilon)
-    if paper and vote_bias is None and weight.shape[0] == children:
-        expect_same_dtype(name, u=u, weight=weight, log_prior=log_prior, bias=bias)
-        result = _op(u, weight, log_prior, bias, iterations, leaky, epsilon)
-        return result
-    vote_bias = weight.new_zeros((1, j, out)) if vote_bias is None else vote_bias
-    one = vote_bias.ndim == 3 and vote_bias.shape[0] == 1
-    expect_shape(name, "vote_bias", vote_bias, [1 if one else children, j, out])
-    expect_same_dtype(name, u=u, weight=weight, vote_bias=vote_bias, log_prior=log_prior, bias=bias)
-    result = _op_v2(u, weight, vote_bias, log_prior, bias, *how.arguments())
+    tensors = {"u": u, "weight": weight, "log_prior": log_prior, "bias": bias}
+    if vote_bias is not None:
+        one = vote_bias.ndim == 3 and vote_bias.shape[0] == 1
+        expect_shape(name, "vote_bias", vote_bias, [1 if one else children, j, out])
+        tensors["vote_bias"] = vote_bias
+    expect_same_dtype(name, **tensors)
+    result: tuple[Tensor, Tensor] = _op(u, weight, log_prior, bias, vote_bias, *how.arguments())
     return result

@@ -1,4 +1,4 @@
-"""``capsedge::EMRouting`` and ``EMRoutingV2``: EM routing, Hinton et al. 2018, procedure 1."""
+"""``capsedge::em_routing``: EM routing, Hinton et al. 2018, procedure 1."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tens
 
 
 def gaussian_votes(
-    pose: Tensor, weight: Tensor, coordinates: Tensor | None, strides: Sequence[int], shared: bool
+    pose: Tensor, weight: Tensor, added: Tensor | None, strides: Sequence[int], shared: bool
 ) -> tuple[Tensor, tuple[int, int], Sequence[int]]:
     """Votes ``[N, H', W', I, M, P]`` in the type in which is computed; the window, and its strides.
 
-    ``coordinates`` are added to the votes ``[1, H, W, 1, P]``.
+    ``added`` is added to the votes ``[1, H, W, 1, P]``.
     """
     dtype = accumulation_dtype(pose)
     height, width, types, size = pose.shape[1:]
@@ -53,8 +53,8 @@ def gaussian_votes(
     w = w.reshape(-1, m, side, side)
 
     v = votes(windows(pose.to(dtype), kernel, strides), w, side)
-    if coordinates is not None:
-        add = coordinates.to(dtype).expand(1, height, width, types, size)
+    if added is not None:
+        add = added.to(dtype).expand(1, height, width, types, size)
         v = v + windows(add, kernel, strides).unsqueeze(4)
     return v, kernel, strides
 
@@ -69,7 +69,7 @@ def acting_children(
     return windows(acting.unsqueeze(-1), kernel, strides)
 
 
-def _route(
+def _define(
     pose: Tensor,
     a: Tensor,
     weight: Tensor,
@@ -79,14 +79,15 @@ def _route(
     iterations: int,
     strides: Sequence[int],
     inverse_temperatures: Sequence[float],
+    coordinate_addition: bool,
     shared: bool,
     normalize_activations: bool,
     ones_first: bool,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The procedure; ``coordinates`` are added to the votes ``[1, H, W, 1, P]``."""
     dtype = accumulation_dtype(pose)
-    v, kernel, strides = gaussian_votes(pose, weight, coordinates, strides, shared)
+    added = added_coordinates(pose, coordinates, coordinate_addition)
+    v, kernel, strides = gaussian_votes(pose, weight, added, strides, shared)
     m, size = v.shape[4:]
     a_child = acting_children(a, kernel, strides, epsilon if normalize_activations else None)
 
@@ -114,8 +115,12 @@ def _route(
     )
 
 
-def added_coordinates(pose: Tensor, coordinate_addition: bool) -> Tensor | None:
-    """What ``EMRouting`` adds to the votes ``[1, H, W, 1, P]``."""
+def added_coordinates(
+    pose: Tensor, coordinates: Tensor | None, coordinate_addition: bool
+) -> Tensor | None:
+    """What is added to the votes ``[1, H, W, 1, P]``; None for nothing."""
+    if coordinates is not None:
+        return coordinates[None, :, :, None]
     if not coordinate_addition:
         return None
     height, width, size = pose.shape[1], pose.shape[2], pose.shape[4]
@@ -123,49 +128,19 @@ def added_coordinates(pose: Tensor, coordinate_addition: bool) -> Tensor | None:
     return _child_coordinates(height, width, matrix_side("EMRouting", size), like)
 
 
-def _define(
+def _fake(
     pose: Tensor,
     a: Tensor,
     weight: Tensor,
     beta_u: Tensor,
     beta_a: Tensor,
+    coordinates: Tensor | None,
     iterations: int,
     strides: Sequence[int],
     inverse_temperatures: Sequence[float],
     coordinate_addition: bool,
     shared: bool,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    added = added_coordinates(pose, coordinate_addition)
-    return _route(
-        pose, a, weight, beta_u, beta_a, added, iterations, strides, inverse_temperatures, shared,
-        False, False, epsilon,
-    )  # fmt: skip
-
-
-def _define_v2(
-    pose: Tensor,
-    a: Tensor,
-    weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    coordinates: Tensor,
-    iterations: int,
-    strides: Sequence[int],
-    inverse_temperatures: Sequence[float],
-    shared: bool,
-    normalize_activations: bool,
-    ones_first: bool,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _route(
-        pose, a, weight, beta_u, beta_a, coordinates[None, :, :, None], iterations, strides,
-        inverse_temperatures, shared, normalize_activations, ones_first, epsilon,
-    )  # fmt: skip
-
-
-def _shapes(
-    pose: Tensor, weight: Tensor, strides: Sequence[int], shared: bool
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, height, width, types, size = pose.shape
     m = weight.shape[3]
@@ -178,40 +153,7 @@ def _shapes(
     )
 
 
-def _fake(
-    pose: Tensor,
-    a: Tensor,
-    weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    iterations: int,
-    strides: Sequence[int],
-    inverse_temperatures: Sequence[float],
-    coordinate_addition: bool,
-    shared: bool,
-    *_: object,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _shapes(pose, weight, strides, shared)
-
-
-def _fake_v2(
-    pose: Tensor,
-    a: Tensor,
-    weight: Tensor,
-    beta_u: Tensor,
-    beta_a: Tensor,
-    coordinates: Tensor,
-    iterations: int,
-    strides: Sequence[int],
-    inverse_temperatures: Sequence[float],
-    shared: bool,
-    *_: object,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _shapes(pose, weight, strides, shared)
-
-
-_op = register("em_routing", _define, _fake, 5)
-_op_v2 = register("em_routing_v2", _define_v2, _fake_v2, 6)
+_op = register("em_routing", _define, _fake, 6)
 
 
 def em_routing(
@@ -259,31 +201,21 @@ def em_routing(
     Raises:
         ShapeError: a shape, type or attribute is wrong; the message names it.
 
-    The exported operator is ``EMRouting``, or ``EMRoutingV2`` with ``coordinates``,
-    ``normalize_activations`` or ``ones_first``.
-
     Source: Hinton, Sabour, Frosst 2018, procedure 1 and section 4.
     """
-    extended = coordinates is not None or normalize_activations or ones_first
-    name = "EMRoutingV2" if extended else "EMRouting"
+    name = "EMRouting"
     _check(name, pose, a, weight, beta_u, beta_a, None if shared else strides)
     expect(name, len(inverse_temperatures) >= 1, "no inverse temperature: one per iteration")
     paper = coordinate_addition
     expect(name, not paper or pose.shape[4] >= 4, "coordinate addition needs poses of 2x2 or more")
     expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
-    result: tuple[Tensor, Tensor, Tensor]
-    schedule = (len(inverse_temperatures), list(strides), list(inverse_temperatures))
-    if not extended:
-        result = _op(pose, a, weight, beta_u, beta_a, *schedule, paper, shared, epsilon)
-        return result
-    both = "both 'coordinates' and 'coordinate_addition' are given"
-    expect(name, coordinates is None or not paper, both)
-    added = _coordinates(pose, weight, paper) if coordinates is None else coordinates
-    expect_shape(name, "coordinates", added, [*pose.shape[1:3], pose.shape[4]])
-    expect_same_dtype(name, pose=pose, coordinates=added)
-    result = _op_v2(
-        pose, a, weight, beta_u, beta_a, added, *schedule, shared, normalize_activations, ones_first,
-        epsilon,
+    if coordinates is not None:
+        expect(name, not paper, "both 'coordinates' and 'coordinate_addition' are given")
+        expect_shape(name, "coordinates", coordinates, [*pose.shape[1:3], pose.shape[4]])
+        expect_same_dtype(name, pose=pose, coordinates=coordinates)
+    result: tuple[Tensor, Tensor, Tensor] = _op(
+        pose, a, weight, beta_u, beta_a, coordinates, len(inverse_temperatures), list(strides),
+        list(inverse_temperatures), paper, shared, normalize_activations, ones_first, epsilon,
     )  # fmt: skip
     return result
 
@@ -311,12 +243,3 @@ def _check(
         expect(name, tuple(weight.shape[:2]) == (1, 1), "shared weights need a 1x1 window")
     else:
         output_grid(name, height, width, (weight.shape[0], weight.shape[1]), strides)
-
-
-def _coordinates(pose: Tensor, weight: Tensor, paper: bool) -> Tensor:
-    """The paper's coordinates, or zeros, as ``EMRoutingV2`` takes them ``[H, W, P]``."""
-    height, width, size = pose.shape[1], pose.shape[2], pose.shape[4]
-    if not paper:
-        return weight.new_zeros((height, width, size))
-    added = _child_coordinates(height, width, weight.shape[4], weight)
-    return added.expand(1, height, width, 1, size)[0, :, :, 0]

@@ -68,10 +68,7 @@ def _dynamic(operator: str, args: tuple[Any, ...]) -> Iterations:
     spec = OPERATORS[operator]
     function, at = getattr(torch.ops.capsedge, spec.torch), len(spec.inputs)
     results = [function(*args[:at], t, *args[at + 1 :]) for t in range(1, args[at] + 1)]
-    if operator == "VoteRouting":
-        v = args[0]
-    else:
-        v = dense_votes(args[0], args[1], args[2] if operator == "DynamicRoutingV2" else None)
+    v = args[0] if operator == "VoteRouting" else dense_votes(args[0], args[1], args[4])
     return _stacked(v, results)
 
 
@@ -97,12 +94,11 @@ def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
     results = [
         function(*inputs, t, strides, schedule[:t], *others) for t in range(1, iterations + 2)
     ]
-    if operator == "EMRouting":
-        added, shared, normalized = added_coordinates(args[0], others[0]), others[1], False
-    else:
-        added, shared, normalized = args[5][None, :, :, None], others[0], others[1]
-    v, kernel, strides = gaussian_votes(args[0], args[2], added, strides, shared)
-    acting = acting_children(args[1], kernel, strides, others[-1] if normalized else None)
+    pose, a, weight, _, _, coordinates = inputs
+    coordinate_addition, shared, normalized, _, epsilon = others
+    added = added_coordinates(pose, coordinates, coordinate_addition)
+    v, kernel, strides = gaussian_votes(pose, weight, added, strides, shared)
+    acting = acting_children(a, kernel, strides, epsilon if normalized else None)
     kept = results[:-1]
     return Iterations(
         torch.stack([r for _, _, r in kept], 1),
@@ -116,10 +112,8 @@ def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
 
 _UNROLL: dict[str, Callable[[str, tuple[Any, ...]], Iterations]] = {
     "DynamicRouting": _dynamic,
-    "DynamicRoutingV2": _dynamic,
     "VoteRouting": _dynamic,
     "EMRouting": _em,
-    "EMRoutingV2": _em,
     "AttentionRouting": _attention,
     "SelfAttentionRouting": _self_attention,
 }

@@ -23,16 +23,18 @@ class Value:
         type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
             ``b`` int8; ``B`` uint8.
         batched: whether its first dimension is the batch; an input without a batch is a weight.
+        optional: whether a node may leave it out; only the last inputs of an operator are.
     """
 
     name: str
     type: str = "T"
     batched: bool = False
+    optional: bool = False
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute, which every node carries.
+    """An attribute. The exporter writes every one; a node that lacks one has its default.
 
     Attributes:
         type: ``int``, ``float``, ``ints`` or ``floats``.
@@ -68,7 +70,8 @@ class Operator:
 
     Attributes:
         name: its type in ONNX.
-        inputs, outputs: of the ONNX node, in order; the first input is a batch of poses.
+        inputs, outputs: of the ONNX node, in order; the first input is a batch of poses, the optional ones
+            are the last.
         attributes: in the order of the PyTorch operator's arguments.
         torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty if the exporter creates the node.
         layout: of the weight of a routing operator, from which the shape of its votes follows
@@ -106,6 +109,20 @@ class Operator:
     def input_names(self) -> tuple[str, ...]:
         """Formal names of the inputs."""
         return tuple(v.name for v in self.inputs)
+
+    def given(self, count: int) -> tuple[Value, ...]:
+        """The inputs of a node that has this many: optional ones are left out from the end.
+
+        Raises:
+            ValueError: no node of this operator has as many.
+        """
+        if not self.takes(count):
+            raise ValueError(f"{self.name} with {count} inputs")
+        return self.inputs[:count]
+
+    def takes(self, count: int) -> bool:
+        """Whether a node may have this many inputs."""
+        return sum(not v.optional for v in self.inputs) <= count <= len(self.inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -157,6 +174,11 @@ class Operator:
         weighs = self.routes and self.layout is not GIVEN
         return f"Quantized{self.name}" if weighs and not self.quantizes else ""
 
+    def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes of a node: its own, and the defaults of those that it leaves out."""
+        defaults = {a.name: a.default for a in self.attributes if a.default is not None}
+        return {**defaults, **attributes}
+
     def integer(self, attributes: Mapping[str, Any], name: str) -> int:
         """A whole number among a node's attributes; if missing or not a number, its default, otherwise 1."""
         found = attributes.get(name)
@@ -183,25 +205,6 @@ _SQUASH = Operator(
     plugin=True,
     per_element=4,
 )
-_DYNAMIC = Operator(
-    "DynamicRouting",
-    (Value("u", batched=True), Value("weight"), Value("log_prior"), Value("bias")),
-    (Value("v", batched=True),),
-    (
-        Attribute("iterations", "int", 3),
-        Attribute("leaky", "int", 0),
-        Attribute("epsilon", "float", 1e-8),
-    ),
-    torch="dynamic_routing",
-    layout=DENSE,
-    marks=("couplings", "pose"),
-    couplings=True,
-    traced=_TRACED,
-    freezable=True,
-    plugin=True,
-    sums=1,
-    agreements=1,
-)
 _AGREEMENT = (
     Attribute("iterations", "int", 3),
     Attribute("leaky", "int", 0),
@@ -212,24 +215,31 @@ _AGREEMENT = (
     Attribute("agreement_scale", "float", 1.0),
     Attribute("epsilon", "float", 1e-8),
 )
-_DYNAMIC_V2 = replace(
-    _DYNAMIC,
-    name="DynamicRoutingV2",
-    inputs=(
+_DYNAMIC = Operator(
+    "DynamicRouting",
+    (
         Value("u", batched=True),
         Value("weight"),
-        Value("vote_bias"),
         Value("log_prior"),
         Value("bias"),
+        Value("vote_bias", optional=True),
     ),
-    attributes=_AGREEMENT,
-    torch="dynamic_routing_v2",
+    (Value("v", batched=True),),
+    _AGREEMENT,
+    torch="dynamic_routing",
+    layout=DENSE,
+    marks=("couplings", "pose"),
+    couplings=True,
+    traced=_TRACED,
+    freezable=True,
+    plugin=True,
+    sums=1,
+    agreements=1,
 )
 _VOTES = replace(
     _DYNAMIC,
     name="VoteRouting",
     inputs=(Value("votes", batched=True), Value("log_prior"), Value("bias")),
-    attributes=_AGREEMENT,
     torch="vote_routing",
     layout=GIVEN,
 )
@@ -241,6 +251,7 @@ _EM = Operator(
         Value("weight"),
         Value("beta_u"),
         Value("beta_a"),
+        Value("coordinates", optional=True),
     ),
     (Value("pose_out", batched=True), Value("a_out", batched=True)),
     (
@@ -249,6 +260,8 @@ _EM = Operator(
         Attribute("inverse_temperatures", "floats"),
         Attribute("coordinate_addition", "int", 0),
         Attribute("shared", "int", 0),
+        Attribute("normalize_activations", "int", 0),
+        Attribute("ones_first", "int", 0),
         Attribute("epsilon", "float", 1e-6),
     ),
     torch="em_routing",
@@ -259,18 +272,6 @@ _EM = Operator(
     plugin=True,
     sums=3,  # an M-step weighs a vote and adds it and its square
     agreements=2,  # an E-step squares a deviation and weighs it
-)
-_EM_V2 = replace(
-    _EM,
-    name="EMRoutingV2",
-    inputs=(*_EM.inputs, Value("coordinates")),
-    attributes=(
-        *(a for a in _EM.attributes if a.name not in ("coordinate_addition", "epsilon")),
-        Attribute("normalize_activations", "int", 0),
-        Attribute("ones_first", "int", 0),
-        Attribute("epsilon", "float", 1e-6),
-    ),
-    torch="em_routing_v2",
 )
 _ATTENTION = Operator(
     "AttentionRouting",
@@ -349,10 +350,8 @@ _CONVOLUTION = Operator(
 _FLOAT = (
     _SQUASH,
     _DYNAMIC,
-    _DYNAMIC_V2,
     _VOTES,
     _EM,
-    _EM_V2,
     _ATTENTION,
     _SELF_ATTENTION,
     _UNIFORM,

@@ -88,10 +88,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[Tensor] = []  # kept, so that no address that identifies a call is reused
         unrolled: dict[str, Callable[..., Call]] = {
             "DynamicRouting": self._dynamic,
-            "DynamicRoutingV2": self._dynamic,
             "VoteRouting": self._dynamic,
             "EMRouting": self._em,
-            "EMRoutingV2": self._em_v2,
             "AttentionRouting": self._attention,
             "SelfAttentionRouting": self._self_attention,
         }
@@ -130,22 +128,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Call(operator, self._layer(args[spec.weight]), steps)
 
     def _em(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
-        beta_u, beta_a, iterations, strides, temperatures, *others = rest
+        beta_u, beta_a, coordinates, iterations, strides, temperatures, *others = rest
         steps = [_step(0, pose, length=a)]
         for t in range(1, iterations + 1):
             mean, activation, r = torch.ops.capsedge.em_routing(
-                pose, a, weight, beta_u, beta_a, t, strides, temperatures[:t], *others
+                pose, a, weight, beta_u, beta_a, coordinates, t, strides, temperatures[:t], *others
             )
-            steps.append(_step(t, mean, r, activation))
-        return Call(operator, self._layer(weight), steps)
-
-    def _em_v2(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
-        *values, iterations, strides, temperatures, shared, normalize, ones, epsilon = rest
-        steps = [_step(0, pose, length=a)]
-        for t in range(1, iterations + 1):
-            mean, activation, r = torch.ops.capsedge.em_routing_v2(
-                pose, a, weight, *values, t, strides, temperatures[:t], shared, normalize, ones, epsilon
-            )  # fmt: skip
             steps.append(_step(t, mean, r, activation))
         return Call(operator, self._layer(weight), steps)
 

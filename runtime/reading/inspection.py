@@ -272,7 +272,9 @@ def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> Rout
         children, weight = shapes[node.inputs[0]], shapes[node.inputs[spec.weight]]
         votes = votes_of(spec, children, weight, node.attributes)
         per_image = weights = 0
-        for value, tensor in zip(spec.inputs, node.inputs, strict=True):
+        for value, tensor in zip(spec.inputs, node.inputs, strict=False):
+            if not tensor:
+                continue  # left out
             width = _WIDTHS.get(value.type, 4)
             if value.batched:
                 per_image += width * _per_image(shapes[tensor])

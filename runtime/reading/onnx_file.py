@@ -33,14 +33,14 @@ _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it k
 # Field numbers of onnx.proto3.
 _MODEL_IR, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 3, 7, 8
 _MODEL_METADATA = 14
-_NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 2, 4, 7, 8
+_NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 1, 2, 4, 7, 8
 _TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
 _FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
 
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
-_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing(?:V\d+)?_iter\d+_pose__\d+")
+_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
 
 # What a message's fields hold: a number as it is, anything else as the bytes start:end.
 _Found = dict[int, "int | tuple[int, int]"]
@@ -57,6 +57,7 @@ class OnnxSummary:
         metadata: the file's ``metadata_props``.
         capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
         capsedge_functions: ``(type, overload)`` of every function body of that domain.
+        unnamed_inputs: types of the ``capsedge`` nodes with an input of no name.
         overloaded: ``(domain, name)`` of functions that only their overload tells apart.
         external: names of tensors whose data lies in another file.
         operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
@@ -72,6 +73,7 @@ class OnnxSummary:
     metadata: dict[str, str] = field(default_factory=dict)
     capsedge_nodes: list[tuple[str, str]] = field(default_factory=list)
     capsedge_functions: set[tuple[str, str]] = field(default_factory=set)
+    unnamed_inputs: set[str] = field(default_factory=set)
     overloaded: set[tuple[str, str]] = field(default_factory=set)
     external: list[str] = field(default_factory=list)
     operators: set[tuple[str, str]] = field(default_factory=set)
@@ -185,10 +187,11 @@ def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
 
 
 def check_harmless(summary: OnnxSummary, name: str) -> None:
-    """Refuse a file that would make a runtime open other files or run unknown operators.
+    """Refuse a file that would make a runtime open other files, run unknown operators or crash.
 
     Raises:
-        ArtefactError: weights are in other files, or a node holds code compiled for a device.
+        ArtefactError: weights are in other files, a node holds code compiled for a device, or an input of
+            a capsule operator has no name.
         UnsupportedModelError: the domain of an operator is neither known nor the file's own.
     """
     if summary.external:
@@ -203,6 +206,13 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
             f"{name} has {COMPILED} nodes.",
             "They hold or name code that was compiled for one device, which cannot be judged.",
             "Take the ONNX file that they were compiled from.",
+        )
+    if summary.unnamed_inputs:
+        raise ArtefactError(
+            f"{name} has a {min(summary.unnamed_inputs)} node with an input of no name.",
+            "An optional input of a capsule operator is left out by ending the list before it; at an empty "
+            "name, ONNX Runtime before 1.24 crashes.",
+            "Export the model again, or remove the empty names at the end of the node's inputs.",
         )
     foreign = sorted(
         (domain, kind)
@@ -262,14 +272,14 @@ class _Walker(Wire):
                 raise Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
             found[number] = a if wire == VARINT else (a, b)
             if entry.message is not None:
-                self.take(message, entry, self.walk(entry.message, a, b, depth + 1))
+                self.take(message, entry, self.walk(entry.message, a, b, depth + 1), (a, b))
         return found
 
-    def take(self, parent: Message, entry: Field, found: _Found) -> None:
-        """Note what the summary has of a submessage."""
+    def take(self, parent: Message, entry: Field, found: _Found, within: tuple[int, int]) -> None:
+        """Note what the summary has of a submessage, which lies within some bytes."""
         name = entry.message.name if entry.message else ""
         if name == "NodeProto":
-            self._node(found)
+            self._node(found, within)
         elif name == "TensorProto":
             self._tensor(found)
         elif name == "FunctionProto":
@@ -281,7 +291,7 @@ class _Walker(Wire):
             key = self._text(found, _ENTRY_KEY)
             self.summary.metadata[key] = self._text(found, _ENTRY_VALUE)
 
-    def _node(self, found: _Found) -> None:
+    def _node(self, found: _Found, within: tuple[int, int]) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise Malformed(f"it has more than {MAX_NODES:,} nodes")
@@ -289,6 +299,8 @@ class _Walker(Wire):
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:
             self.summary.capsedge_nodes.append((kind, self._text(found, _NODE_OVERLOAD)))
+            if any(n == _NODE_INPUT and a == b for n, _, a, b in self.fields(*within)):
+                self.summary.unnamed_inputs.add(kind)
         output = found.get(_NODE_OUTPUT)
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
             self.summary.expanded_routing = True

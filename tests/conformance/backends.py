@@ -103,22 +103,18 @@ class Torch:
             "PoseNormalization": _pose_normalization,
         }
         name = OPERATORS[case.operator].torch
-        public = name.removesuffix("_v2")
-        operator = getattr(ops, public) if name else made_by_the_exporter[case.operator]
+        operator = getattr(ops, name) if name else made_by_the_exporter[case.operator]
         attributes = dict(case.attributes)
         if "over_children" in attributes:
             attributes["softmax"] = "children" if attributes.pop("over_children") else "parents"
             attributes["update"] = "replace" if attributes.pop("replace") else "accumulate"
             for flag in ("leaky", "normalize", "elementwise"):
                 attributes[flag] = bool(attributes[flag])
-            tensors = {**tensors}
-            attributes |= {k: tensors.pop(k) for k in ("vote_bias",) if k in tensors}
         if case.operator.startswith("EMRouting"):
             del attributes["iterations"]  # the number of inverse temperatures
-        if case.operator == "EMRoutingV2":
-            tensors = dict(tensors)
-            attributes["coordinates"] = tensors.pop("coordinates")
-        found = operator(*tensors.values(), **attributes)
+        optional = {v.name for v in OPERATORS[case.operator].inputs if v.optional} & set(tensors)
+        attributes |= {name: tensors[name] for name in optional}
+        found = operator(*(x for name, x in tensors.items() if name not in optional), **attributes)
         return found if isinstance(found, tuple) else (found,)
 
 
@@ -164,7 +160,7 @@ class OrtFunctions:
             "PoseNormalization",
         ):
             return "ONNX Runtime's LayerNormalization keeps its statistics in FP32"
-        votes = operator in ("DynamicRouting", "DynamicRoutingV2", "VoteRouting")
+        votes = operator in ("DynamicRouting", "VoteRouting")
         single = operator != "VoteRouting" and case.attributes.get("iterations") == 1
         if votes and not single and case.dims["N"] == 0:
             return "ONNX Runtime's MatMul does not broadcast a dimension of 1 against one of 0"

@@ -25,12 +25,8 @@ Array = NDArray[np.float64]
 KINDS = {
     "Squash": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "DynamicRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
-    "DynamicRoutingV2": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "VoteRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "EMRouting": (
-        "normal", "zeros", "tiny", "huge", "ties", "saturated", "a-zero", "a-one", "agreeing",
-    ),
-    "EMRoutingV2": (
         "normal", "zeros", "tiny", "huge", "ties", "saturated", "a-zero", "a-tiny", "a-one", "agreeing",
     ),
     "AttentionRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
@@ -84,10 +80,8 @@ def build(
     made = {
         "Squash": _squash,
         "DynamicRouting": _dynamic,
-        "DynamicRoutingV2": _dynamic_v2,
         "VoteRouting": _votes,
         "EMRouting": _em,
-        "EMRoutingV2": _em_v2,
         "AttentionRouting": _attention,
         "SelfAttentionRouting": _self_attention,
         "UniformRouting": _uniform,
@@ -176,28 +170,27 @@ def _dynamic(
         weight[:] = weight[:, :1]
         log_prior[:] = log_prior[:, :1]
         bias[:] = bias[:1]
-    return {"u": u, "weight": weight, "log_prior": log_prior, "bias": bias}
-
-
-def _dynamic_v2(
-    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
-) -> dict[str, Array]:
-    made = _dynamic(rng, d, s, kind, dtype)
-    i, j, pout = (d[k] for k in ("I", "J", "Pout"))
-    weight = made.pop("weight")
-    vote_bias = 0.5 * rng.standard_normal((1 if s["vote_bias"] == 1 else i, j, pout))
-    vote_bias *= bool(s["vote_bias"])
+    made = {
+        "u": u,
+        "weight": weight[:1] if s["one"] else weight,
+        "log_prior": log_prior,
+        "bias": bias,
+    }
+    if s["vote_bias"] == "none":
+        return made
+    vote_bias = 0.5 * rng.standard_normal((1 if s["vote_bias"] == "one" else i, j, pout))
+    vote_bias *= s["vote_bias"] != "zeros"
     if kind == "ties":
         vote_bias[:] = vote_bias[:, :1]
-    u = made.pop("u")
-    return {"u": u, "weight": weight[:1] if s["one"] else weight, "vote_bias": vote_bias, **made}
+    return {**made, "vote_bias": vote_bias}
 
 
 def _votes(
     rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
 ) -> dict[str, Array]:
     n, i, j, p = (d[k] for k in ("N", "I", "J", "P"))
-    made = _dynamic(rng, {**d, "Pin": 1, "Pout": p}, s, kind, dtype)
+    without = {**s, "one": 0, "vote_bias": "none"}
+    made = _dynamic(rng, {**d, "Pin": 1, "Pout": p}, without, kind, dtype)
     votes = rng.standard_normal((n, i, j, p)) * _factors(rng, (n, i, 1, 1), kind, dtype)
     if kind == "ties":
         votes[:] = votes[:, :, :1]
@@ -205,7 +198,7 @@ def _votes(
 
 
 def _em(
-    rng: np.random.Generator, d: Mapping[str, Any], _: Mapping[str, Any], kind: str, dtype: str
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
 ) -> dict[str, Array]:
     n, h, w, c, kh, kw, m, p = (d[k] for k in ("N", "H", "W", "C", "Kh", "Kw", "M", "P"))
     side = round(p**0.5)
@@ -228,26 +221,20 @@ def _em(
         weight = weight + 0.01 * rng.standard_normal((kh, kw, c, m, side, side)) * side**-0.5
     elif kind in ("a-zero", "a-one"):
         a = np.full_like(a, 0.0 if kind == "a-zero" else 1.0)
-    return {"pose": pose, "a": a, "weight": weight, "beta_u": beta_u, "beta_a": beta_a}
-
-
-def _em_v2(
-    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
-) -> dict[str, Array]:
-    arrays = _em(rng, d, s, kind, dtype)
-    if kind == "a-tiny":
-        low = -7 if dtype == "float16" else -9
-        arrays["a"] = 10.0 ** rng.uniform(low, -3, arrays["a"].shape)
-    elif kind == "normal":  # near zero, finite differences say nothing of a / (a + epsilon)
-        arrays["a"] = 0.05 + 0.95 * arrays["a"]
-    h, w, p = (d[k] for k in ("H", "W", "P"))
+    elif kind == "a-tiny":
+        a = 10.0 ** rng.uniform(-7 if dtype == "float16" else -9, -3, a.shape)
+    elif kind == "normal" and s["normalize_activations"]:
+        a = 0.05 + 0.95 * a  # near zero, finite differences say nothing of a / (a + epsilon)
+    made = {"pose": pose, "a": a, "weight": weight, "beta_u": beta_u, "beta_a": beta_a}
+    if s["coordinates"] == "none":
+        return made
     coordinates = np.zeros((h, w, p))
     if s["coordinates"] == "first":  # y/H and x/W on the first two elements
         coordinates[..., 0] = np.arange(h)[:, None] / h
         coordinates[..., 1] = np.arange(w) / w
     elif s["coordinates"] == "all":
         coordinates = rng.standard_normal((h, w, p))
-    return {**arrays, "coordinates": coordinates}
+    return {**made, "coordinates": coordinates}
 
 
 def _self_attention(

@@ -52,43 +52,6 @@ def squash(x: ArrayLike, axis: int = -1, epsilon: float = 1e-8) -> Array:
     return np.moveaxis(y, -1, axis)
 
 
-def dynamic_routing(
-    u: ArrayLike,
-    weight: ArrayLike,
-    log_prior: ArrayLike,
-    bias: ArrayLike,
-    iterations: int,
-    leaky: bool,
-    epsilon: float,
-) -> tuple[Array, Array]:
-    """Sabour et al. 2017, procedure 1: ``v [N, J, Pout]``, couplings ``[N, I, J]`` of the last sum."""
-    u, weight, log_prior, bias = map(_double, (u, weight, log_prior, bias))
-    images = u.shape[0]
-    children, parents, size = weight.shape[:3]
-    v = np.zeros((images, parents, size))
-    couplings = np.zeros((images, children, parents))
-    for n in range(images):
-        u_hat = np.zeros((children, parents, size))
-        for i in range(children):
-            for j in range(parents):
-                u_hat[i, j] = weight[i, j] @ u[n, i]
-        b = log_prior.copy()
-        for iteration in range(iterations):
-            for i in range(children):
-                if leaky:
-                    couplings[n, i] = _softmax(np.append(b[i], 0.0))[:-1]
-                else:
-                    couplings[n, i] = _softmax(b[i])
-            for j in range(parents):
-                s = couplings[n, :, j] @ u_hat[:, j] + bias[j]
-                v[n, j] = _squash_vector(s, epsilon)
-            if iteration < iterations - 1:
-                for i in range(children):
-                    for j in range(parents):
-                        b[i, j] += u_hat[i, j] @ v[n, j]
-    return v, couplings
-
-
 def vote_routing(
     votes: ArrayLike,
     log_prior: ArrayLike,
@@ -132,21 +95,22 @@ def vote_routing(
     return v, couplings
 
 
-def dynamic_routing_v2(
+def dynamic_routing(
     u: ArrayLike,
     weight: ArrayLike,
-    vote_bias: ArrayLike,
     log_prior: ArrayLike,
     bias: ArrayLike,
+    vote_bias: ArrayLike | None = None,
     **attributes: Any,
 ) -> tuple[Array, Array]:
     """``vote_routing`` over the votes ``W_ij u_i + c_ij``."""
-    u, weight, vote_bias = map(_double, (u, weight, vote_bias))
+    u, weight = map(_double, (u, weight))
+    constants = np.zeros((1, *weight.shape[1:3])) if vote_bias is None else _double(vote_bias)
     images, children = u.shape[:2]
     votes = np.zeros((images, children, *weight.shape[1:3]))
     for n, i in np.ndindex(images, children):
         own = weight[i if len(weight) > 1 else 0]
-        constant = vote_bias[i if len(vote_bias) > 1 else 0]
+        constant = constants[i if len(constants) > 1 else 0]
         for j in range(weight.shape[1]):
             votes[n, i, j] = own[j] @ u[n, i] + constant[j]
     return vote_routing(votes, log_prior, bias, **attributes)
@@ -190,53 +154,32 @@ def em_routing(
     weight: ArrayLike,
     beta_u: ArrayLike,
     beta_a: ArrayLike,
+    coordinates: ArrayLike | None = None,
+    *,
     iterations: int,
     strides: Sequence[int],
     inverse_temperatures: Sequence[float],
     coordinate_addition: bool,
     shared: bool,
+    normalize_activations: bool,
+    ones_first: bool,
     epsilon: float,
 ) -> tuple[Array, Array, Array]:
-    """Hinton et al. 2018, procedure 1.
+    """Hinton et al. 2018, procedure 1, with the liberties of public implementations.
 
     Returns:
         Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]``, responsibilities of the last
         M-step ``[N, H', W', I, M]``.
     """
-    height, width, size = np.asarray(pose).shape[1:3] + np.asarray(pose).shape[4:]
-    side = round(size**0.5)
-    coordinates = np.zeros((height, width, size))
-    for y, x in np.ndindex(height, width):
-        if coordinate_addition:
-            coordinates[y, x, side - 1] = (y + 0.5) / height  # element (0, √P-1) of the vote
-            coordinates[y, x, 2 * side - 1] = (x + 0.5) / width
-    return em_routing_v2(
-        pose, a, weight, beta_u, beta_a, coordinates, iterations, strides, inverse_temperatures,
-        shared, False, False, epsilon,
-    )  # fmt: skip
-
-
-def em_routing_v2(
-    pose: ArrayLike,
-    a: ArrayLike,
-    weight: ArrayLike,
-    beta_u: ArrayLike,
-    beta_a: ArrayLike,
-    coordinates: ArrayLike,
-    iterations: int,
-    strides: Sequence[int],
-    inverse_temperatures: Sequence[float],
-    shared: bool,
-    normalize_activations: bool,
-    ones_first: bool,
-    epsilon: float,
-) -> tuple[Array, Array, Array]:
-    """Hinton et al. 2018, procedure 1, with the liberties of public implementations; returns as above."""
     pose, a, weight, beta_u, beta_a = map(_double, (pose, a, weight, beta_u, beta_a))
-    coordinates = _double(coordinates)
     assert iterations == len(inverse_temperatures)
     images, height, width, types, size = pose.shape
     side = round(size**0.5)
+    added = np.zeros((height, width, size)) if coordinates is None else _double(coordinates)
+    if coordinate_addition:
+        for y, x in np.ndindex(height, width):
+            added[y, x, side - 1] = (y + 0.5) / height  # element (0, √P-1) of the vote
+            added[y, x, 2 * side - 1] = (x + 0.5) / width
     parents = weight.shape[3]
     kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
     positions = list(_positions(height, width, kernel, (1, 1) if shared else strides))
@@ -259,7 +202,7 @@ def em_routing_v2(
                     matrix = pose[n, y, x, c].reshape(side, side)
                     for j in range(parents):
                         w = weight[0, 0, c, j] if shared else weight[divmod(cell, kernel[1])][c, j]
-                        votes[i, j] = (matrix @ w).reshape(size) + coordinates[y, x]
+                        votes[i, j] = (matrix @ w).reshape(size) + added[y, x]
                     i += 1
             place = (n, out_y, out_x)
             out_pose[place], out_a[place], couplings[place] = _em_position(

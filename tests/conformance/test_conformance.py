@@ -223,15 +223,19 @@ def test_oracle_on_numbers_worked_by_hand() -> None:
     v, couplings = oracle.self_attention_routing(u, weight, bias, 1e-20)
     np.testing.assert_allclose(couplings, np.full((1, 1, 2), 0.75))
     np.testing.assert_allclose(v, [[[1 - np.exp(-1.5), 0.0]] * 2])
-    v, couplings = oracle.dynamic_routing(u, weight, *none, 1, False, 1e-12)
+    once = {"iterations": 1, "over_children": False, "replace": False, "normalize": False,
+            "elementwise": False, "agreement_scale": 1.0, "epsilon": 1e-12}  # fmt: skip
+    v, couplings = oracle.dynamic_routing(u, weight, *none, leaky=False, **once)
     np.testing.assert_allclose(couplings, [[[0.5, 0.5]]])
     np.testing.assert_allclose(v, [[[0.5, 0.0], [0.5, 0.0]]])
-    _, leaky = oracle.dynamic_routing(u, weight, *none, 1, True, 1e-12)
+    _, leaky = oracle.dynamic_routing(u, weight, *none, leaky=True, **once)
     np.testing.assert_allclose(leaky, [[[1 / 3, 1 / 3]]])
     # Two children voting 1 and 3 with activation 1 for one parent: mean 2, variance 1 (+ epsilon).
     mean, a, r = oracle.em_routing(
         np.array([1.0, 3.0]).reshape(1, 1, 1, 2, 1), np.ones((1, 1, 1, 2)),
-        np.ones((1, 1, 2, 1, 1, 1)), [0.25], [1.0], 1, (1, 1), (1.0,), False, False, 1e-12,
+        np.ones((1, 1, 2, 1, 1, 1)), [0.25], [1.0], iterations=1, strides=(1, 1),
+        inverse_temperatures=(1.0,), coordinate_addition=False, shared=False,
+        normalize_activations=False, ones_first=False, epsilon=1e-12,
     )  # fmt: skip
     np.testing.assert_allclose(mean.ravel(), [2.0])
     np.testing.assert_allclose(r.ravel(), [1.0, 1.0])

@@ -33,10 +33,6 @@ _BASE = {
     ("DynamicRouting", "float32"): Tolerance(
         2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
     ),
-    ("DynamicRoutingV2", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
-    ("DynamicRoutingV2", "float32"): Tolerance(
-        2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
-    ),
     ("VoteRouting", "float64"): Tolerance(1e-12, 1e-10, "the same sums in another order"),
     ("VoteRouting", "float32"): Tolerance(
         2e-6, 2e-5, "sums of up to a thousand terms, agreements fed back through an exponential"
@@ -65,7 +61,7 @@ _BASE = {
 
 # Kinds of inputs that amplify rounding errors, with the factor on both figures and its reason.
 _KINDS = {
-    ("DynamicRoutingV2", "saturated"): (
+    ("DynamicRouting", "saturated"): (
         10.0, "logits in the hundreds, whose rounding (3e-5) is the couplings' relative error"
     ),
     ("VoteRouting", "saturated"): (
@@ -80,20 +76,26 @@ _KINDS = {
 }  # fmt: skip
 
 
-def tolerance(operator: str, output: str, kind: str, dtype: str, size: float) -> Tolerance:
-    """Tolerance of one output; ``size`` is the typical size of a vote's element."""
+def tolerance(
+    operator: str, output: str, kind: str, dtype: str, size: float, *, paper: bool = False
+) -> Tolerance:
+    """Tolerance of one output.
+
+    Args:
+        size: typical size of a vote's element.
+        paper: dynamic routing as in the paper, whose kinds of inputs amplify nothing.
+    """
     if operator == "QuantizedConv":
         return Tolerance(0.5, 0.0, "whole numbers, specified to the last rounding: the same number")
     quantized = operator.startswith("Quantized")
-    own = operator.removeprefix("Quantized")
-    operator = own.removesuffix("V2")
+    operator = operator.removeprefix("Quantized")
     figures = "float32" if dtype == "float16" else dtype
-    base = _BASE.get((own, figures)) or _BASE[operator, figures]
+    base = _BASE[operator, figures]
     atol, rtol, reason = base.atol, base.rtol, base.reason
     if quantized:
         reason += "; INT8 weights are exact, their scale is one rounding more"
-    amplified = _KINDS.get((own, kind)) or _KINDS.get((operator, kind))
-    if amplified is not None:
+    amplified = _KINDS.get((operator, kind))
+    if amplified is not None and not paper:
         factor, why = amplified
         atol, rtol, reason = factor * atol, factor * rtol, f"{reason}; {why}"
     if operator == "EMRouting" and output == "pose":

@@ -46,10 +46,8 @@ Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2}
 OPERATIONS = {
     "DynamicRouting": 0,
-    "DynamicRoutingV2": 0,
     "VoteRouting": 3,
     "EMRouting": 1,
-    "EMRoutingV2": 1,
     "AttentionRouting": 2,
     "SelfAttentionRouting": 4,
 }

@@ -171,7 +171,7 @@ def output_shapes(
     operator = operator.removeprefix("Quantized")
     if operator in ("Squash", "PoseNormalization"):
         return [shapes[0]]
-    if operator in ("DynamicRouting", "DynamicRoutingV2", "SelfAttentionRouting"):
+    if operator in ("DynamicRouting", "SelfAttentionRouting"):
         return [(shapes[0][0], *shapes[1][1:3])]
     if operator == "VoteRouting":
         return [(shapes[0][0], *shapes[0][2:])]

@@ -41,10 +41,10 @@ PLAIN = {
     "iterations": 3, "leaky": 0, "over_children": 0, "replace": 0, "normalize": 0, "elementwise": 0,
     "agreement_scale": 1.0, "epsilon": 1e-8,
 }  # fmt: skip
-SECOND = (
-    "DynamicRoutingV2",
+CONSTANT = (
+    "DynamicRouting",
     PLAIN,
-    [zeros(2, 6, 8), zeros(1, 3, 4, 8), zeros(6, 3, 4), zeros(6, 3), zeros(3, 4)],
+    [zeros(2, 6, 8), zeros(1, 3, 4, 8), zeros(6, 3), zeros(3, 4), zeros(6, 3, 4)],
 )
 VOTES = ("VoteRouting", PLAIN, [zeros(2, 6, 3, 4), zeros(6, 3), zeros(3, 4)])
 EM = (
@@ -103,12 +103,12 @@ def test_a_level_that_is_not_there_is_named() -> None:
         (DYNAMIC, {"leaky": 2}, r"DynamicRouting: attribute 'leaky' is 2: wanted 0 or 1"),
         (DYNAMIC, {"iterations": (1, 2)}, r"attribute 'iterations' has 2 values: wanted one"),
         (
-            SECOND,
+            DYNAMIC,
             {"over_children": 2},
-            r"DynamicRoutingV2: attribute 'over_children' is 2: wanted 0",
+            r"DynamicRouting: attribute 'over_children' is 2: wanted 0",
         ),
         (
-            SECOND,
+            DYNAMIC,
             {"leaky": 1, "over_children": 1},
             r"'leaky' and 'over_children' exclude each other",
         ),
@@ -148,8 +148,8 @@ def test_wrong_attributes_are_named(
         (DYNAMIC, 2, (6, 4), r"input 'log_prior' has shape \[6, 4\]: wanted \[6, 3\]"),
         (DYNAMIC, 3, (4, 3), r"input 'bias' has shape \[4, 3\]: wanted \[3, 4\]"),
         (DYNAMIC, 1, (6, 0, 4, 8), r"'weight' has shape \[6, 0, 4, 8\]: wanted \[6, J, Pout, 8\]"),
-        (SECOND, 1, (2, 3, 4, 8), r"'weight' has shape \[2, 3, 4, 8\]: wanted \[6, J, Pout, 8\]"),
-        (SECOND, 2, (2, 3, 4), r"'vote_bias' has shape \[2, 3, 4\]: wanted \[6, 3, 4\]"),
+        (CONSTANT, 1, (2, 3, 4, 8), r"'weight' has shape \[2, 3, 4, 8\]: wanted \[6, J, Pout, 8\]"),
+        (CONSTANT, 4, (2, 3, 4), r"'vote_bias' has shape \[2, 3, 4\]: wanted \[6, 3, 4\]"),
         (VOTES, 0, (2, 6, 3), r"'votes' has shape \[2, 6, 3\]: wanted \[N, I, J, P\]"),
         (VOTES, 1, (6, 4), r"'log_prior' has shape \[6, 4\]: wanted \[6, 3\]"),
         (EM, 0, (2, 4, 4, 2, 15), r"EMRouting: pose size 15 is not a square number"),
@@ -220,6 +220,24 @@ def test_shared_weights_want_a_window_of_one() -> None:
         Operator(name, {**attributes, "shared": 1}).run(inputs, [zeros(1), zeros(1)])
 
 
+@pytest.mark.parametrize(
+    ("operator", "count", "wanted"), [(CONSTANT, 3, "4 or 5"), (EM, 4, "5 or 6"), (VOTES, 2, "3")]
+)
+def test_missing_inputs_are_counted(
+    operator: tuple[str, dict[str, Any], list[Array]], count: int, wanted: str
+) -> None:
+    name, attributes, inputs = operator
+    with pytest.raises(NativeError, match=f"{name}: {count} inputs: wanted {wanted}$"):
+        Operator(name, attributes).run(inputs[:count], [zeros(1)])
+
+
+def test_coordinates_are_of_one_kind() -> None:
+    name, attributes, inputs = EM
+    made = Operator(name, {**attributes, "coordinate_addition": 1})
+    with pytest.raises(NativeError, match="'coordinates' and attribute 'coordinate_addition' excl"):
+        made.run([*inputs, zeros(4, 4, 16)], [zeros(1), zeros(1)])
+
+
 def test_an_unknown_operator_is_named() -> None:
     with pytest.raises(NativeError, match="no operator 'Pool': there are Squash, DynamicRouting"):
         Operator("Pool", {})
@@ -244,9 +262,9 @@ def test_variances_survive_far_away_children(level: str) -> None:
         "inverse_temperatures": (1e-3,),
         "epsilon": 1e-9,
     }
-    everything = {**attributes, "coordinate_addition": 0, "shared": 0}
-    found = compute("EMRouting", inputs, everything, level=level)
-    wanted = oracle.em_routing(*inputs, **everything)
+    found = compute("EMRouting", inputs, attributes, level=level)
+    flags = ("coordinate_addition", "shared", "normalize_activations", "ones_first")
+    wanted = oracle.em_routing(*inputs, **attributes, **dict.fromkeys(flags, False))
     # The cost is half the mass times a sum of four logarithms: an error of 1e-5 in a variance
     # moves it by 3e-3, and the activation by 1e-6.
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-6)

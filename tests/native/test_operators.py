@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.schema.operators import OPERATORS
+from capsedge.schema.operators import OPERATORS, Value
 from tests.conformance.cases import CASES, OUTPUTS, make
 from tests.schema.test_operators import IN_WORDS
 
@@ -33,13 +33,17 @@ def names(items: list[dict[str, Any]]) -> list[str]:
     return [item["name"] for item in items]
 
 
+def _value(value: Value) -> dict[str, Any]:
+    return {"name": value.name, "type": value.type, "optional": value.optional}
+
+
 def python_table() -> list[dict[str, Any]]:
     """The table of `capsedge.schema`, as the native one is given."""
     return [
         {
             "name": o.name,
-            "inputs": [{"name": v.name, "type": v.type} for v in o.inputs],
-            "outputs": [{"name": v.name, "type": v.type} for v in o.outputs],
+            "inputs": [_value(v) for v in o.inputs],
+            "outputs": [_value(v) for v in o.outputs],
             "attributes": [asdict(a) for a in o.attributes],
             "quantizes": o.quantizes or None,
         }
@@ -96,9 +100,7 @@ def test_the_specification_has_the_same_defaults() -> None:
 def test_pytorch_has_the_same_defaults(name: str) -> None:
     ops = pytest.importorskip("capsedge.ops")
     operator = next(o for o in native_table() if o["name"] == name)
-    # One function makes either version of an operator.
-    public = OPERATORS[name].torch.removesuffix("_v2")
-    parameters = inspect.signature(getattr(ops, public)).parameters
+    parameters = inspect.signature(getattr(ops, OPERATORS[name].torch)).parameters
     for a in operator["attributes"]:
         if a["name"] in IN_WORDS:
             word, default = IN_WORDS[a["name"]]

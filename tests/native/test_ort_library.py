@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def named(operator: tuple[str, dict[str, Any], list[Array]]) -> dict[str, Array]:
-    return dict(zip(OPERATORS[operator[0]].input_names, operator[2], strict=True))
+    given = OPERATORS[operator[0]].given(len(operator[2]))
+    return dict(zip((value.name for value in given), operator[2], strict=True))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -96,6 +97,28 @@ def test_constants_and_inputs_give_the_same(constants: tuple[str, ...]) -> None:
     reference = fused_session(DYNAMIC[0], DYNAMIC[1], inputs, constants=())
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], reference.run(None, inputs)[0])
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("operator", [DYNAMIC, EM], ids=lambda x: x[0])
+def test_an_optional_input_is_left_out(operator: Any, constant: bool) -> None:
+    """It makes no difference whether it is zero or missing; other values make one."""
+    rng = np.random.default_rng(3)
+    inputs = {
+        k: rng.uniform(0.1, 1, x.shape).astype(np.float32) for k, x in named(operator).items()
+    }
+    name = OPERATORS[operator[0]].inputs[-1].name
+    shape = (6, 3, 4) if operator is DYNAMIC else (4, 4, 16)
+    values = [None, np.zeros(shape, np.float32), rng.uniform(0, 1, shape).astype(np.float32)]
+    found = []
+    for value in values:
+        given = inputs if value is None else {**inputs, name: value}
+        constants = ("weight", name) if constant else ()
+        session = fused_session(operator[0], operator[1], given, constants=constants)
+        found.append(session.run(None, {x.name: given[x.name] for x in session.get_inputs()}))
+    for missing, zero, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(missing, zero)
+        assert not np.array_equal(missing, other)
 
 
 def test_sessions_run_side_by_side() -> None:

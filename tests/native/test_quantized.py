@@ -22,7 +22,7 @@ Node = tuple[str, dict[str, Any], dict[str, Array]]
 def _quantized(node: tuple[str, dict[str, Any], list[Array]]) -> Node:
     """A float operator's node with an INT8 weight of zeros and its scale."""
     inputs: dict[str, Array] = {}
-    for name, x in zip(OPERATORS[node[0]].input_names, node[2], strict=True):
+    for name, x in zip(OPERATORS[node[0]].input_names, node[2], strict=False):
         if name != "weight":
             inputs[name] = x
             continue
@@ -73,7 +73,9 @@ def test_wrong_inputs_of_routing_are_named(
     _fails(
         node, rf"{name}: input 'weight' has shape \[", weight=np.ascontiguousarray(short[..., :-1])
     )
-    with pytest.raises(NativeError, match=f"{name}: wanted {len(node[2])} inputs"):
+    with pytest.raises(
+        NativeError, match=f"{name}: {len(node[2]) - 1} inputs: wanted {len(node[2])}"
+    ):
         Operator(name, node[1]).run(list(node[2].values())[:-1], [zeros(1)])
     made, index = Operator(name, node[1]), list(node[2]).index("weight")
     with pytest.raises(NativeError, match=f"{name}: input 'weight' is float: wanted int8"):

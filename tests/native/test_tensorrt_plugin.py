@@ -195,10 +195,6 @@ EM = {
     "iterations": 2, "strides": (1, 1), "inverse_temperatures": (0.5, 1.0), "coordinate_addition": 0,
     "shared": 0, "epsilon": 1e-6,
 }  # fmt: skip
-EM_V2 = {
-    "iterations": 2, "strides": (1, 1), "inverse_temperatures": (0.5, 1.0), "shared": 0,
-    "normalize_activations": 1, "ones_first": 0, "epsilon": 1e-6,
-}  # fmt: skip
 ATTENTION = {"strides": (1, 1), "matrix_pose": 1, "agreement_scale": 0.25, "epsilon": 1e-5}
 DYNAMIC = {"iterations": 3, "leaky": 0, "epsilon": 1e-8}
 SELF_ATTENTION = {"epsilon": 1e-20}
@@ -214,8 +210,8 @@ SELF_ATTENTION = {"epsilon": 1e-20}
         ("DynamicRouting", {**DYNAMIC, "iterations": 65}, "1 to 64"),
         ("DynamicRouting", {**DYNAMIC, "leaky": 2}, "'leaky': wanted 0 or 1"),
         ("DynamicRouting", {**DYNAMIC, "epsilon": (1.0, 2.0)}, "wrong type or length"),
-        ("DynamicRoutingV2", {"over_children": 2}, "'over_children': wanted 0 or 1"),
-        ("DynamicRoutingV2", {"over_children": 1, "leaky": 1}, "exclude each other"),
+        ("DynamicRouting", {"over_children": 2}, "'over_children': wanted 0 or 1"),
+        ("DynamicRouting", {"over_children": 1, "leaky": 1}, "exclude each other"),
         ("VoteRouting", {"agreement_scale": float("inf")}, "finite"),
         ("VoteRouting", {"replace": -1}, "'replace': wanted 0 or 1"),
         (
@@ -227,12 +223,11 @@ SELF_ATTENTION = {"epsilon": 1e-20}
         ("EMRouting", {**EM, "inverse_temperatures": (1.0,)}, "one per iteration"),
         ("EMRouting", {**EM, "strides": (0, 1)}, "strides"),
         (
-            "EMRoutingV2",
-            {**EM_V2, "normalize_activations": 2},
+            "EMRouting",
+            {**EM, "normalize_activations": 2},
             "'normalize_activations': wanted 0 or 1",
         ),
-        ("EMRoutingV2", {**EM_V2, "ones_first": -1}, "'ones_first': wanted 0 or 1"),
-        ("EMRoutingV2", {**EM_V2, "inverse_temperatures": (1.0,)}, "one per iteration"),
+        ("EMRouting", {**EM, "ones_first": -1}, "'ones_first': wanted 0 or 1"),
         ("EMRouting", {**EM, "strides": (1, 1, 1)}, "strides"),
         ("AttentionRouting", {**ATTENTION, "matrix_pose": 3}, "matrix_pose"),
         ("AttentionRouting", {"epsilon": 1e-5}, "'agreement_scale' is missing"),
@@ -358,10 +353,23 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
         ("EMRouting", EM, [(2, 5, 5, 3, 15), POSE[:4], WEIGHT, (4,), (4,)], "a square number"),
         ("EMRouting", EM, [(2, 2, 5, 3, 16), (2, 2, 5, 3), WEIGHT, (4,), (4,)], "window is larger"),
         ("EMRouting", EM, [POSE, POSE[:4], WEIGHT, (4,), (5,)], "input 'beta_a'"),
-        ("EMRoutingV2", EM_V2, [POSE, POSE[:4], WEIGHT, (4,), (4,)], "5 inputs: wanted 6"),
         (
-            "EMRoutingV2",
-            EM_V2,
+            "DynamicRouting",
+            DYNAMIC,
+            [(2, 7, 5), (7, 3, 4, 5), (7, 3), (3, 4), (6, 3, 4)],
+            "input 'vote_bias' has shape [6, 3, 4]: wanted [7, 3, 4]",
+        ),
+        ("DynamicRouting", DYNAMIC, [(2, 7, 5), (7, 3, 4, 5), (7, 3)], "3 inputs: wanted 4 or 5"),
+        ("EMRouting", EM, [POSE, POSE[:4], WEIGHT, (4,)], "4 inputs: wanted 5 or 6"),
+        (
+            "EMRouting",
+            {**EM, "coordinate_addition": 1},
+            [POSE, POSE[:4], WEIGHT, (4,), (4,), (5, 5, 16)],
+            "'coordinate_addition' exclude each other",
+        ),
+        (
+            "EMRouting",
+            EM,
             [POSE, POSE[:4], WEIGHT, (4,), (4,), (5, 4, 16)],
             "input 'coordinates'",
         ),

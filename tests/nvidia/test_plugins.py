@@ -113,8 +113,9 @@ def dynamic(
     path: Path, weights: dict[str, tuple[int, ...]] | None = None, **attributes: Any
 ) -> Path:
     given = {"iterations": 3, "leaky": 0, "epsilon": 1e-8, **attributes}
-    one = node("DynamicRouting", ["u", "W", "p", "b"], ["v"], **given)
-    return one_node(path, DYNAMIC_INPUT, {**DYNAMIC_WEIGHTS, **(weights or {})}, one)
+    stored = {**DYNAMIC_WEIGHTS, **(weights or {})}
+    one = node("DynamicRouting", ["u", *stored], ["v"], **given)
+    return one_node(path, DYNAMIC_INPUT, stored, one)
 
 
 def em(path: Path, weights: dict[str, tuple[int, ...]] | None = None, **attributes: Any) -> Path:
@@ -123,8 +124,9 @@ def em(path: Path, weights: dict[str, tuple[int, ...]] | None = None, **attribut
         "inverse_temperatures": [0.1], "epsilon": 1e-6, **attributes,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
-    one = node("EMRouting", ["x", "a", "W", "bu", "ba"], ["p", "q"], **given)
-    return one_node(path, EM_INPUTS, {**EM_WEIGHTS, **(weights or {})}, one)
+    stored = {**EM_WEIGHTS, **(weights or {})}
+    one = node("EMRouting", ["x", "a", *stored], ["p", "q"], **given)
+    return one_node(path, EM_INPUTS, stored, one)
 
 
 def self_attention(path: Path, weights: dict[str, tuple[int, ...]], epsilon: float = 1e-20) -> Path:
@@ -145,6 +147,8 @@ REFUSED = {
     "epsilon": (dynamic, {"epsilon": 0.0}, "'epsilon' is not positive"),
     "weight": (dynamic, {"weights": {"W": (6, 3, 4, 7)}}, "input 'u' has shape [1, 6, 8]: wanted [?, 6, 7]"),
     "bias": (dynamic, {"weights": {"b": (3, 5)}}, "input 'bias' has shape [3, 5]"),
+    "vote bias": (dynamic, {"weights": {"c": (5, 3, 4)}}, "input 'vote_bias' has shape [5, 3, 4]"),
+    "coordinates": (em, {"weights": {"c": (2, 3, 16)}}, "input 'coordinates' has shape [2, 3, 16]"),
     "em without iterations": (em, {"iterations": None}, "'iterations' is missing"),
     "em temperatures": (em, {"iterations": 3}, "'inverse_temperatures' has 1 numbers"),
     "em window": (em, {"weights": {"W": (3, 3, 3, 2, 4, 4)}, "shared": 0}, "window is larger"),
@@ -152,6 +156,20 @@ REFUSED = {
     "self-attention bias": (self_attention, {"weights": {"b": (3, 4)}}, "input 'bias' has shape [3, 4]"),
     "squash axis": (squash, {"axis": 9}, "'axis' lies outside"),
 }  # fmt: skip
+
+
+def test_optional_inputs(build: Build, oldest: Path, newest: Path, tmp_path: Path) -> None:
+    """The parser and the builder give a plugin as many inputs as its node has."""
+    files = [
+        dynamic(tmp_path / "without.onnx"),
+        dynamic(tmp_path / "one.onnx", {"c": (1, 3, 4)}),
+        dynamic(tmp_path / "each.onnx", {"c": (6, 3, 4)}),
+        em(tmp_path / "none.onnx"),
+        em(tmp_path / "coordinates.onnx", {"c": (2, 2, 16)}),
+    ]
+    for library in (oldest, newest):
+        for built in build([(file, {"plugin": "fused"}) for file in files], library):
+            check(built)
 
 
 def test_what_plugins_refuse(build: Build, newest: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def em(**changes: Any) -> Any:
     return ops.em_routing(**(arguments | changes))
 
 
-def em_v2(**changes: Any) -> Any:
+def em_added(**changes: Any) -> Any:
     return em(**({"coordinates": t(5, 4, 9), "normalize_activations": True} | changes))
 
 
@@ -89,9 +89,9 @@ WRONG_SHAPES: list[tuple[Call, dict[str, Any], list[str]]] = [
     (em, {"weight": t(2, 2, 3, 6, 9)}, ["'weight'", "[2, 2, 3, 6, 9]", "[Kh, Kw, 3, M, 3, 3]"]),
     (em, {"beta_u": t(5)}, ["'beta_u'", "[5]", "[6]"]),
     (em, {"beta_a": t(6, 1)}, ["'beta_a'", "[6, 1]", "[6]"]),
-    (em_v2, {"coordinates": t(4, 5, 9)}, ["'coordinates'", "[4, 5, 9]", "[5, 4, 9]"]),
-    (em_v2, {"coordinates": t(5, 4, 3, 9)}, ["'coordinates'", "[5, 4, 3, 9]", "[5, 4, 9]"]),
-    (em_v2, {"coordinates": t(5, 4, 9).half()}, ["one floating-point type", "coordinates float16"]),
+    (em_added, {"coordinates": t(4, 5, 9)}, ["'coordinates'", "[4, 5, 9]", "[5, 4, 9]"]),
+    (em_added, {"coordinates": t(5, 4, 3, 9)}, ["'coordinates'", "[5, 4, 3, 9]", "[5, 4, 9]"]),
+    (em_added, {"coordinates": t(5, 4, 9).half()}, ["one floating-point type", "coordinates float16"]),
     (self_attention, {"u": t(2, 7)}, ["'u'", "[2, 7]", "[N, I, Pin]"]),
     (self_attention, {"weight": t(7, 5, 3, 4)}, ["'weight'", "[7, 5, 3, 4]", "[7, J, Pout, 3]"]),
     (self_attention, {"bias": t(5, 7)}, ["'bias'", "[5, 7]", "[7, 5]"]),
@@ -132,8 +132,8 @@ WRONG_ATTRIBUTES: list[tuple[Call, dict[str, Any], list[str]]] = [
         },
         ["coordinate addition"],
     ),
-    (em_v2, {"coordinate_addition": True}, ["'coordinates' and 'coordinate_addition'"]),
-    (em_v2, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
+    (em_added, {"coordinate_addition": True}, ["'coordinates' and 'coordinate_addition'"]),
+    (em_added, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
     (self_attention, {"epsilon": 0.0}, ["epsilon 0.0", "> 0"]),
     (attention, {"strides": [1, 1, 1]}, ["strides [1, 1, 1]"]),
     (attention, {"strides": [2, -1]}, ["strides [2, -1]"]),
@@ -146,7 +146,7 @@ OPERATORS = {
     dynamic: "DynamicRouting",
     votes: "VoteRouting",
     em: "EMRouting",
-    em_v2: "EMRoutingV2",
+    em_added: "EMRouting",
     self_attention: "SelfAttentionRouting",
     attention: "AttentionRouting",
     vector: "AttentionRouting",
@@ -154,8 +154,8 @@ OPERATORS = {
 
 
 def test_every_operator_is_called_wrongly() -> None:
-    called = {OPERATORS[call].removesuffix("V2") for call, *_ in WRONG_SHAPES + WRONG_ATTRIBUTES}
-    assert called == {o.name.removesuffix("V2") for o in TABLE.values() if o.torch}
+    called = {OPERATORS[call] for call, *_ in WRONG_SHAPES + WRONG_ATTRIBUTES}
+    assert called == {o.name for o in TABLE.values() if o.torch}
 
 
 @table("call, changes, words", WRONG_SHAPES + WRONG_ATTRIBUTES)

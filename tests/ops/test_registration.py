@@ -17,6 +17,10 @@ from tests.tables import table
 OPERATORS = torch.ops.capsedge
 
 
+# Attributes of dynamic routing behind `leaky`.
+PAPER = (False, False, False, False, 1.0, 1e-8)
+
+
 def _normal(*shape: int, dtype: torch.dtype = torch.float64, grad: bool = True) -> Tensor:
     x = torch.randn(shape, dtype=torch.float64) * 0.7
     return x.to(dtype).requires_grad_(grad)
@@ -34,20 +38,20 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
         "squash": (OPERATORS.squash, (t(3, 4, 5), 1, 1e-8)),
         "dynamic": (
             OPERATORS.dynamic_routing,
-            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), 3, False, 1e-8),
+            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, 3, False, *PAPER),
         ),
         "dynamic leaky": (
             OPERATORS.dynamic_routing,
-            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), 2, True, 1e-8),
+            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, 2, True, *PAPER),
         ),
         "dynamic one iteration": (
             OPERATORS.dynamic_routing,
-            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), 1, False, 1e-8),
+            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, 1, False, *PAPER),
         ),
         "dynamic over children, shared weight": (
-            OPERATORS.dynamic_routing_v2,
+            OPERATORS.dynamic_routing,
             (
-                t(2, 4, 3), t(1, 2, 5, 3), t(4, 2, 5), t(4, 2), t(2, 5),
+                t(2, 4, 3), t(1, 2, 5, 3), t(4, 2), t(2, 5), t(4, 2, 5),
                 3, False, True, True, False, False, 0.5, 1e-8,
             ),
         ),
@@ -58,29 +62,29 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
         "em": (
             OPERATORS.em_routing,
             (
-                t(2, 3, 3, 2, 4), a, t(2, 2, 2, 3, 2, 2), t(3), t(3),
-                2, [1, 1], [0.1, 0.2], True, False, 1e-4,
+                t(2, 3, 3, 2, 4), a, t(2, 2, 2, 3, 2, 2), t(3), t(3), None,
+                2, [1, 1], [0.1, 0.2], True, False, False, False, 1e-4,
             ),
         ),
         "em shared": (
             OPERATORS.em_routing,
             (
-                t(2, 2, 3, 2, 4), one, t(1, 1, 2, 3, 2, 2), t(3), t(3),
-                3, [1, 1], [0.1, 0.2, 0.3], True, True, 1e-4,
+                t(2, 2, 3, 2, 4), one, t(1, 1, 2, 3, 2, 2), t(3), t(3), None,
+                3, [1, 1], [0.1, 0.2, 0.3], True, True, False, False, 1e-4,
             ),
         ),
-        "em v2": (
-            OPERATORS.em_routing_v2,
+        "em with coordinates": (
+            OPERATORS.em_routing,
             (
                 t(2, 3, 3, 2, 4), a, t(2, 2, 2, 3, 2, 2), t(3), t(3), t(3, 3, 4),
-                2, [1, 1], [0.1, 0.2], False, True, True, 1e-2,
+                2, [1, 1], [0.1, 0.2], False, False, True, True, 1e-2,
             ),
         ),
-        "em v2 shared": (
-            OPERATORS.em_routing_v2,
+        "em with coordinates shared": (
+            OPERATORS.em_routing,
             (
                 t(2, 2, 3, 2, 4), one, t(1, 1, 2, 3, 2, 2), t(3), t(3), t(2, 3, 4),
-                2, [1, 1], [0.1, 0.2], True, True, False, 1e-2,
+                2, [1, 1], [0.1, 0.2], False, True, True, False, 1e-2,
             ),
         ),
         "self-attention": (
@@ -103,8 +107,8 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
 NAMES = list(_samples())
 # One of each operator: the compiler takes seconds.
 COMPILED = (
-    "squash", "dynamic leaky", "dynamic over children, shared weight", "votes normalized", "em shared",
-    "em v2 shared", "self-attention", "attention vector",
+    "squash", "dynamic leaky", "votes normalized", "em with coordinates shared", "self-attention",
+    "attention vector",
 )  # fmt: skip
 
 

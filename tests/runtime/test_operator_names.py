@@ -40,7 +40,6 @@ def test_families_count_the_names_of_a_file() -> None:
     names = ["Squash", "DynamicRouting_3", "DynamicRouting", "Unknown", "Squash_9", "EMRouting_x"]
     assert families(names) == "DynamicRouting:3,Squash:9"
     assert families(["Squash_999999"]) == f"Squash:{MOST}"
-    assert families(["EMRoutingV2", "EMRoutingV2_2", "EMRouting"]) == "EMRouting:1,EMRoutingV2:2"
 
 
 def _register(value: str | None) -> None:

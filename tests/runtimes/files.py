@@ -54,6 +54,31 @@ class Stack(nn.Module):
         return u
 
 
+class Constants(nn.Module):
+    """Both operators with an optional input: with it, and without it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        for name, shape in {
+            "weight": (6, 6, 4, 4), "vote_bias": (6, 6, 4), "matrices": (1, 1, 6, 5, 2, 2),
+            "betas": (2, 5), "coordinates": (1, 1, 4),
+        }.items():  # fmt: skip
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
+
+    def forward(self, u: Tensor) -> Tensor:
+        found = []
+        for vote_bias, coordinates in ((self.vote_bias, self.coordinates), (None, None)):
+            v, _ = ops.dynamic_routing(u, self.weight, vote_bias=vote_bias)
+            pose = 3 * v[:, None, None]
+            p, _, _ = ops.em_routing(
+                pose, pose.norm(dim=-1).sigmoid(), self.matrices, *self.betas,
+                inverse_temperatures=(0.1, 0.2), coordinates=coordinates,
+            )  # fmt: skip
+            found.append(p[:, 0, 0])
+        return torch.cat(found, 1)
+
+
 def make(folder: Path) -> None:
     """Write the files, ``<name>.onnx``, and ``<name>.npz`` with an input ``x`` and the outputs wanted."""
     x = np.random.default_rng(0).random((BATCH, 1, 28, 28), dtype=np.float32)
@@ -71,14 +96,14 @@ def make(folder: Path) -> None:
     shipped = folder / "shipped.onnx"
     shipped.write_bytes(default_model().read_bytes())
     _wanted(shipped, x, _torch(load_checkpoint(zoo_checkpoint("digits-dynamic")), shipped, x))
-    # Two bodies of equal shapes; more bodies than the library has names for by default.
+    # Two bodies of equal shapes; more bodies than the library has names for by default; optional inputs.
     u = np.random.default_rng(1).standard_normal((BATCH, 6, 4), dtype=np.float32)
-    for name, iterations in (("two", (3, 2)), ("many", range(1, 20))):
-        stack = Stack(iterations).eval()
+    modules = {"two": Stack((3, 2)), "many": Stack(range(1, 20)), "constants": Constants()}
+    for name, module in modules.items():
         path = folder / f"{name}.onnx"
-        export(stack, path, example=torch.from_numpy(u), output_names=["v"])
+        export(module.eval(), path, example=torch.from_numpy(u), output_names=["v"])
         with torch.no_grad():
-            _wanted(path, u, {"v": stack(torch.from_numpy(u)).numpy()})
+            _wanted(path, u, {"v": module(torch.from_numpy(u)).numpy()})
 
 
 def with_overloads(model: onnx.ModelProto) -> onnx.ModelProto:

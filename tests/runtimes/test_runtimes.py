@@ -126,6 +126,7 @@ def test_bodies_have_names_of_their_own(made: Path) -> None:
         "attention",
         "two",
         "many",
+        "constants",
         "dynamic-portable",
         "em-portable",
         "attention-portable",

@@ -58,9 +58,12 @@ def test_inputs_are_those_of_the_specification(operator: Operator) -> None:
     else:
         row = re.search(rf"^\| `{operator.name}` \|(?: [^|]*\|)*$", SPECIFICATION, re.M)
         assert row is not None
-        assert f"| {', '.join(operator.input_names)} |" in row[0]
+        listed = ", ".join(f"[{v.name}]" if v.optional else v.name for v in operator.inputs)
+        assert f"| {listed} |" in row[0]
     assert {v.type for v in (*operator.inputs, *operator.outputs)} <= set(TYPES)
     assert operator.inputs[0].batched
+    optional = [v.optional for v in operator.inputs]
+    assert optional == sorted(optional)  # the last
     assert all(v.batched for v in operator.outputs)
 
 
@@ -94,8 +97,7 @@ def test_torch_operators_take_their_arguments_in_the_order_of_the_table() -> Non
 
     import capsedge.ops
 
-    # One function makes either version of an operator.
-    defined = {o.torch.removesuffix("_v2") for o in OPERATORS.values() if o.torch}
+    defined = {o.torch for o in OPERATORS.values() if o.torch}
     assert defined == set(capsedge.ops.__all__) - {"decompositions", "exponential_squash"}
     for operator in OPERATORS.values():
         if not operator.torch:
@@ -104,7 +106,7 @@ def test_torch_operators_take_their_arguments_in_the_order_of_the_table() -> Non
         arguments = [argument.name for argument in schema.arguments]
         assert arguments == [*operator.input_names, *operator.attribute_names]
         assert len(schema.returns) == len(operator.outputs) + operator.couplings
-        public = getattr(capsedge.ops, operator.torch.removesuffix("_v2"))
+        public = getattr(capsedge.ops, operator.torch)
         wrapper = inspect.signature(public).parameters
         for attribute in operator.attributes:
             if attribute.name in IN_WORDS:
@@ -143,19 +145,12 @@ WINDOW = (3, 3, 2, 5, 4, 4)
     ("operator", "children", "weight", "attributes", "wanted"),
     [
         ("DynamicRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
-        ("DynamicRoutingV2", ("N", 6, 4), (1, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
+        ("DynamicRouting", ("N", 6, 4), (1, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
         ("VoteRouting", ("N", 6, 3, 5), ("N", 6, 3, 5), {}, Votes(1, 6, 3, 5, 0)),
         ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [2, 2]}, Votes(12, 18, 5, 16, 4)),
         ("QuantizedEMRouting", (1, 3, 3, 2, 16), WINDOW, {}, Votes(1, 18, 5, 16, 4)),
         (
             "EMRouting",
-            ("N", 7, 9, 2, 16),
-            (1, 1, 2, 5, 4, 4),
-            {"shared": 1},
-            Votes(1, 126, 5, 16, 4),
-        ),
-        (
-            "EMRoutingV2",
             ("N", 7, 9, 2, 16),
             (1, 1, 2, 5, 4, 4),
             {"shared": 1},
@@ -197,6 +192,25 @@ def test_shapes_that_no_operator_has(operator, children, weight, attributes) -> 
         votes_of(OPERATORS[operator], children, weight, attributes)
 
 
+def test_optional_inputs_are_left_out_from_the_end() -> None:
+    dynamic = OPERATORS["QuantizedDynamicRouting"]
+    assert [n for n in range(9) if dynamic.takes(n)] == [5, 6]
+    assert [v.name for v in dynamic.given(5)] == [*dynamic.input_names[:5]]
+    assert dynamic.given(6) == dynamic.inputs
+    with pytest.raises(ValueError, match="QuantizedDynamicRouting with 4 inputs"):
+        dynamic.given(4)
+    assert [n for n in range(9) if OPERATORS["AttentionRouting"].takes(n)] == [5]
+
+
+def test_attributes_that_a_node_leaves_out_have_their_defaults() -> None:
+    em = OPERATORS["EMRouting"]
+    given = {"iterations": 1, "inverse_temperatures": (1.0,), "shared": 1}
+    found = em.complete(given)
+    assert set(found) == set(em.attribute_names)
+    assert given.items() <= found.items()
+    assert (found["strides"], found["ones_first"]) == ((1, 1), 0)
+
+
 def test_iterations() -> None:
     dynamic, attention = OPERATORS["DynamicRouting"], OPERATORS["AttentionRouting"]
     assert dynamic.iterations({"iterations": 5}) == 5
@@ -213,16 +227,13 @@ def test_marks() -> None:
         *("EMRouting_iter1234567_pose", "QuantizedEMRouting_iter1_pose"),
     ):
         assert mark_of(other) is None, other
-    assert mark_of("EMRoutingV2_iter2_logit") == Mark("EMRoutingV2", 2, "logit")
     found = mark_in("QuantizedEMRouting", "iter1_pose")
     assert found == Mark("QuantizedEMRouting", 1, "pose")
     assert all(o.marks for o in ROUTING_OPERATORS.values())
     assert {name for name, o in ROUTING_OPERATORS.items() if o.weight == 0} == {"VoteRouting"}
     assert {name for name, o in ROUTING_OPERATORS.items() if o.layout is DENSE} == {
         "DynamicRouting",
-        "DynamicRoutingV2",
         "QuantizedDynamicRouting",
-        "QuantizedDynamicRoutingV2",
         "SelfAttentionRouting",
         "QuantizedSelfAttentionRouting",
     }

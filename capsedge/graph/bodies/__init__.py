@@ -26,10 +26,8 @@ from capsedge.schema.operators import OPERATORS
 _BUILDERS = {
     "Squash": squash.build,
     "DynamicRouting": dynamic.build,
-    "DynamicRoutingV2": dynamic.build_v2,
     "VoteRouting": dynamic.build_over_votes,
     "EMRouting": em.build,
-    "EMRoutingV2": em.build,
     "AttentionRouting": attention.build,
     "SelfAttentionRouting": self_attention.build,
     "UniformRouting": uniform.build,
@@ -54,8 +52,8 @@ def function_body(
 
     Args:
         operator: its type, a key of ``schema.operators.OPERATORS``.
-        shapes: of its inputs, in order; None for the free batch.
-        attributes: all of the node's attributes.
+        shapes: of the inputs that the node has, in order; None for the free batch.
+        attributes: of the node; those that it leaves out have their defaults.
         rewrites: the exact rewrites to use; all by default.
         opset: of the standard operators.
         domain: of the function.
@@ -64,10 +62,11 @@ def function_body(
         compute: element type of the arithmetic (FP32; the tests use FP64).
     """
     spec = OPERATORS[operator]
+    inputs = [value.name for value in spec.given(len(shapes))]
     body = Body(
         operator,
-        dict(zip(spec.input_names, shapes, strict=True)),
-        attributes,
+        dict(zip(inputs, shapes, strict=True)),
+        spec.complete(attributes),
         rewrites or Rewrites(),
         couplings,
         compute,
@@ -82,7 +81,7 @@ def function_body(
     function = helper.make_function(
         domain,
         operator,
-        [body.formal(n) for n in spec.input_names],
+        [body.formal(n) for n in inputs],
         [body.formal(n) for n in outputs],
         body.nodes,
         [helper.make_opsetid("", opset)],

@@ -26,8 +26,8 @@ class Body:
     Args:
         operator: the operator's name; prefix of every tensor name, because TensorRT before 10.8 confuses a
             formal input with a tensor of the same name outside.
-        shapes: of the inputs by name; None is the free batch.
-        attributes: of the node.
+        shapes: of the inputs that the node has, by name; None is the free batch.
+        attributes: all of the operator's.
         rewrites: which exact rewrites to use.
         couplings: whether the couplings are wanted as a further output.
         traced: whether the values of all iterations are wanted as further outputs (``keep``).

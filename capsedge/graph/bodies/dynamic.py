@@ -1,4 +1,4 @@
-"""Bodies of ``capsedge::DynamicRouting``, of its second version, and of routing over given votes."""
+"""Bodies of ``capsedge::DynamicRouting``, and of routing over given votes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from capsedge.graph.bodies.squash import squash, squash_elements
 
 @dataclass(frozen=True)
 class _Layer:
-    """Sizes and attributes; those that an operator does not have are as in the paper."""
+    """Sizes and attributes."""
 
     i: int
     j: int
@@ -34,11 +34,11 @@ def _layer(b: Body, i: int, j: int, out: int) -> _Layer:
         out,
         iterations=given["iterations"],
         leaky=bool(given["leaky"]),
-        over_children=bool(given.get("over_children", 0)),
-        replace=bool(given.get("replace", 0)),
-        normalize=bool(given.get("normalize", 0)),
-        elementwise=bool(given.get("elementwise", 0)),
-        scale=given.get("agreement_scale", 1.0),
+        over_children=bool(given["over_children"]),
+        replace=bool(given["replace"]),
+        normalize=bool(given["normalize"]),
+        elementwise=bool(given["elementwise"]),
+        scale=given["agreement_scale"],
         epsilon=given["epsilon"],
     )
 
@@ -138,27 +138,6 @@ def _results(b: Body, first: str, v: str, couplings: str, layer: _Layer) -> None
         b.result("couplings", b.transpose(couplings, 0, 2, 1))
 
 
-def build(b: Body) -> None:
-    """Write the body: Sabour et al. 2017, procedure 1, unrolled.
-
-    Votes are ``[N, J, I, Pout]``, logits and couplings ``[N or 1, J, I]``.
-    """
-    i, j, out, size = (int(d or 0) for d in b.shapes["weight"])
-    layer = _layer(b, i, j, out)
-    u, weight, bias = b.input("u"), b.input("weight"), b.input("bias")
-    weight_matrix = b.reshape(b.transpose(weight, 0, 3, 1, 2), i, size, j * out)
-    bias = b.reshape(bias, j, 1, out)
-    logits = _start_logits(b, layer)
-    couplings = b.mark(_couplings(b, logits, layer), "couplings")
-    if b.rewrites.first_pass_uniform and layer.iterations == 1:
-        s = _single_pass(b, u, weight_matrix, couplings, i, size, layer)
-        v = b.mark(_squashed(b, b.op("Add", s, bias), layer), "pose")
-    else:
-        u_hat = votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
-        v, couplings = _iterate(b, u_hat, bias, logits, couplings, layer)
-    _results(b, u, v, couplings, layer)
-
-
 def _votes_of_shared(b: Body, u: str, weight_matrix: str, size: int, layer: _Layer) -> str:
     """Votes ``[N, J, I, Pout]`` with one weight for all children: a single product."""
     flat = b.reshape(weight_matrix, size, layer.j * layer.out)
@@ -166,29 +145,36 @@ def _votes_of_shared(b: Body, u: str, weight_matrix: str, size: int, layer: _Lay
     return b.transpose(b.reshape(v, b.batched(), layer.i, layer.j, layer.out), 0, 2, 1, 3)
 
 
-def build_v2(b: Body) -> None:
-    """Write the body of ``DynamicRoutingV2``, unrolled."""
+def build(b: Body) -> None:
+    """Write the body: Sabour et al. 2017, procedure 1, unrolled.
+
+    Votes are ``[N, J, I, Pout]``, logits and couplings ``[N or 1, J, I]``.
+    """
     own, j, out, size = (int(d or 0) for d in b.shapes["weight"])
     layer = _layer(b, int(b.shapes["u"][1] or 0), j, out)
     i = layer.i
     u, weight, bias = b.input("u"), b.input("weight"), b.input("bias")
     weight_matrix = b.reshape(b.transpose(weight, 0, 3, 1, 2), own, size, j * out)
     bias = b.reshape(bias, j, 1, out)
-    vote_bias = b.transpose(b.input("vote_bias"), 1, 0, 2)  # [J, I or 1, Pout]
+    vote_bias = ""  # [J, I or 1, Pout]
+    if "vote_bias" in b.shapes:
+        vote_bias = b.transpose(b.input("vote_bias"), 1, 0, 2)
     logits = _start_logits(b, layer)
     couplings = b.mark(_couplings(b, logits, layer), "couplings")
     if b.rewrites.first_pass_uniform and layer.iterations == 1:
         s = _single_pass(b, u, weight_matrix, couplings, own, size, layer)
-        column = b.reshape(couplings, j, i, 1)
-        constant = b.sum_second_to_last(b.op("Mul", column, vote_bias), i)
-        s = b.op("Add", s, b.op("Add", constant, bias))
-        v = b.mark(_squashed(b, s, layer), "pose")
+        if vote_bias:
+            column = b.reshape(couplings, j, i, 1)
+            constant = b.sum_second_to_last(b.op("Mul", column, vote_bias), i)
+            bias = b.op("Add", constant, bias)
+        v = b.mark(_squashed(b, b.op("Add", s, bias), layer), "pose")
     else:
         if own == i:
             u_hat = votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
         else:
             u_hat = _votes_of_shared(b, u, weight_matrix, size, layer)
-        u_hat = b.op("Add", u_hat, vote_bias)
+        if vote_bias:
+            u_hat = b.op("Add", u_hat, vote_bias)
         v, couplings = _iterate(b, u_hat, bias, logits, couplings, layer)
     _results(b, u, v, couplings, layer)
 

@@ -1,4 +1,4 @@
-"""Bodies of ``capsedge::EMRouting`` and ``EMRoutingV2``."""
+"""Body of ``capsedge::EMRouting``."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def build(b: Body) -> None:
     layer = _layer(b)
     v = _votes(b, layer)
     a = b.input("a")
-    if b.attributes.get("normalize_activations"):
+    if b.attributes["normalize_activations"]:
         a = b.op("Div", a, b.op("Add", a, b.constant(b.attributes["epsilon"])))
     a_child = windows(b, a, layer.height, layer.width, layer.types, layer.index)
     a_child = b.reshape(a_child, b.batched(layer.s), 1, layer.i)
@@ -104,7 +104,7 @@ def build(b: Body) -> None:
 
 def _first(b: Body, layer: _Layer) -> float:
     """The responsibilities of the first iteration."""
-    return 1.0 if b.attributes.get("ones_first") else 1.0 / layer.m
+    return 1.0 if b.attributes["ones_first"] else 1.0 / layer.m
 
 
 def _equal(b: Body, layer: _Layer, a_child: str) -> str:

@@ -190,7 +190,7 @@ def _em(
         parameters["first responsibilities"] = "1"
     if written.coordinates is not None:
         parameters["coordinates"] = "of the file"
-    return written.edit, Found(written.operator, found.pose, parameters)
+    return written.edit, Found("EMRouting", found.pose, parameters)
 
 
 def _self_attention(graph: Values, votes: str, anchor: Anchor, number: int) -> Made:

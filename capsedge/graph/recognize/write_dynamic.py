@@ -38,20 +38,6 @@ class Expressed:
     def __call__(self, votes: Array) -> Array:
         return self.kind(self.gain * votes)
 
-    @property
-    def first_version(self) -> bool:
-        """Whether ``DynamicRouting`` has it."""
-        plain = replace(
-            self.kind,
-            over="j",
-            axis="p",
-            replace=False,
-            normalize=False,
-            norm_epsilon=0.0,
-            scale=1.0,
-        )
-        return self.gain == 1 and plain == self.kind
-
 
 @dataclass(frozen=True)
 class Written:
@@ -166,7 +152,7 @@ def _check(graph: Values, found: FoundDynamic, own: Expressed) -> None:
 
 
 def _attributes(kind: Dynamic) -> dict[str, Any]:
-    """Of ``DynamicRoutingV2`` and ``VoteRouting``."""
+    """Of ``DynamicRouting`` and ``VoteRouting``."""
     return {
         "iterations": kind.iterations,
         "leaky": int(kind.leaky),
@@ -207,14 +193,14 @@ def _over_capsules(
     images = edit.graph.batch
     weight = own.gain * source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
     prior = np.broadcast_to(own.kind.prior, (j, i)).T
-    constant = np.zeros((1, j, p))
-    if source.constant is not None:
+    constant = None
+    if source.constant is not None and source.constant.any():
         constant = own.gain * source.constant[0].transpose(1, 0, 2)
     at = order_of(source.index)
     if at is not None:
         u = edit.read(source.tensor, source.layout, (images, i, source.depth))
         weight, prior = weight[at], prior[at]
-        constant = constant if len(constant) == 1 else constant[at]
+        constant = None if constant is None else constant[at]
     else:
         u = edit.read(source.tensor, source.layout, (images, source.cells, source.depth))
         chosen = edit.constant(source.index.reshape(-1), "children")
@@ -222,21 +208,16 @@ def _over_capsules(
         if len(source.index) > 1:
             u = edit.reshape(u, (n, i, source.depth), 0)
         edit.describe(u, (n, i, source.depth))
-    weight, constant = _once(weight), _once(constant)
-    bias = edit.constant(np.broadcast_to(own.kind.bias, (j, p)), "bias")
-    inputs = [u, edit.constant(weight, "weight")]
-    if own.first_version and len(weight) == i and not constant.any():
-        (v,) = edit.capsule(
-            "DynamicRouting",
-            [*inputs, edit.constant(prior, "log_prior"), bias],
-            iterations=own.kind.iterations,
-            leaky=int(own.kind.leaky),
-            epsilon=float(own.kind.epsilon),
-        )
-        return "DynamicRouting", v
-    inputs += [edit.constant(constant, "vote_bias"), edit.constant(prior, "log_prior"), bias]
-    (v,) = edit.capsule("DynamicRoutingV2", inputs, **_attributes(own.kind))
-    return "DynamicRoutingV2", v
+    inputs = [
+        u,
+        edit.constant(_once(weight), "weight"),
+        edit.constant(prior, "log_prior"),
+        edit.constant(np.broadcast_to(own.kind.bias, (j, p)), "bias"),
+    ]
+    if constant is not None:
+        inputs.append(edit.constant(_once(constant), "vote_bias"))
+    (v,) = edit.capsule("DynamicRouting", inputs, **_attributes(own.kind))
+    return "DynamicRouting", v
 
 
 def _once(values: Array) -> Array:

@@ -1,4 +1,4 @@
-"""``EMRouting``, or ``EMRoutingV2`` where that cannot say it, in the place of what was found."""
+"""``EMRouting`` in the place of what was found."""
 
 from __future__ import annotations
 
@@ -39,13 +39,11 @@ class Written:
     Attributes:
         edit: the nodes.
         children: over the grid.
-        operator: the type of the routing node.
         coordinates: added to the votes ``[H, W, P]``; None for none.
     """
 
     edit: Edit
     children: Children
-    operator: str
     coordinates: Array | None
 
 
@@ -68,30 +66,25 @@ def write_em(graph: Values, found: FoundEM, tag: str) -> Written:
     inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
     kind = found.kind
     stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
+    paper = coordinates is not None and of_the_paper(coordinates)
     attributes: dict[str, Any] = {
         "iterations": len(kind.temperatures),
         "strides": [1, 1] if shared else list(windows.strides),
         "inverse_temperatures": list(kind.temperatures),
+        "coordinate_addition": int(paper),
         "shared": int(shared),
+        "normalize_activations": int(kind.normalized),
+        "ones_first": int(kind.ones_first),
         "epsilon": float(kind.epsilon),
     }
-    usual = coordinates is None or of_the_paper(coordinates)
-    if usual and not kind.normalized and not kind.ones_first:
-        operator = "EMRouting"
-        attributes["coordinate_addition"] = int(coordinates is not None)
-    else:
-        operator = "EMRoutingV2"
-        stored["coordinates"] = (
-            np.zeros((*windows.grid[:2], p)) if coordinates is None else coordinates
-        )
-        attributes["normalize_activations"] = int(kind.normalized)
-        attributes["ones_first"] = int(kind.ones_first)
+    if coordinates is not None and not paper:
+        stored["coordinates"] = coordinates
     inputs += [edit.constant(value, name) for name, value in stored.items()]
-    outputs = edit.capsule(operator, inputs, **attributes)
+    outputs = edit.capsule("EMRouting", inputs, **attributes)
     write_parents(edit, outputs[0], found.pose_layout, found.pose, children, j, p)
     edit.describe(outputs[1], (graph.batch, *windows.places, j))
     edit.write(outputs[1], found.result_layout, found.result)
-    return Written(edit, children, operator, coordinates)
+    return Written(edit, children, coordinates)
 
 
 def _arrangement(source: Source, transposed: bool) -> tuple[Windows, Array | None, bool]:

@@ -18,6 +18,8 @@ constexpr AttributeSpec number(const char* name, float otherwise) {
 }
 constexpr AttributeSpec required(const char* name, AttributeType type) { return {name, type, true, {}, 0}; }
 
+constexpr Parameter optional(const char* name) { return {name, 'T', true}; }
+
 constexpr AttributeSpec kStrides = integers("strides", {1, 1});
 
 constexpr OperatorSpec kSquash = {
@@ -26,19 +28,13 @@ constexpr OperatorSpec kSquash = {
     {{"y"}},
     {integer("axis", -1), number("epsilon", 1e-8f)},
 };
-constexpr OperatorSpec kDynamicRouting = {
-    "DynamicRouting",
-    {{"u"}, {"weight"}, {"log_prior"}, {"bias"}},
-    {{"v"}},
-    {integer("iterations", 3), integer("leaky", 0), number("epsilon", 1e-8f)},
-};
 constexpr FixedList<AttributeSpec, 8> kAgreement = {
     integer("iterations", 3),  integer("leaky", 0),       integer("over_children", 0),     integer("replace", 0),
     integer("normalize", 0),   integer("elementwise", 0), number("agreement_scale", 1.0f), number("epsilon", 1e-8f),
 };
-constexpr OperatorSpec kDynamicRoutingV2 = {
-    "DynamicRoutingV2",
-    {{"u"}, {"weight"}, {"vote_bias"}, {"log_prior"}, {"bias"}},
+constexpr OperatorSpec kDynamicRouting = {
+    "DynamicRouting",
+    {{"u"}, {"weight"}, {"log_prior"}, {"bias"}, optional("vote_bias")},
     {{"v"}},
     kAgreement,
 };
@@ -50,17 +46,11 @@ constexpr OperatorSpec kVoteRouting = {
 };
 constexpr OperatorSpec kEmRouting = {
     "EMRouting",
-    {{"pose"}, {"a"}, {"weight"}, {"beta_u"}, {"beta_a"}},
+    {{"pose"}, {"a"}, {"weight"}, {"beta_u"}, {"beta_a"}, optional("coordinates")},
     {{"pose_out"}, {"a_out"}},
     {required("iterations", AttributeType::kInt), kStrides, required("inverse_temperatures", AttributeType::kFloats),
-     integer("coordinate_addition", 0), integer("shared", 0), number("epsilon", 1e-6f)},
-};
-constexpr OperatorSpec kEmRoutingV2 = {
-    "EMRoutingV2",
-    {{"pose"}, {"a"}, {"weight"}, {"beta_u"}, {"beta_a"}, {"coordinates"}},
-    {{"pose_out"}, {"a_out"}},
-    {required("iterations", AttributeType::kInt), kStrides, required("inverse_temperatures", AttributeType::kFloats),
-     integer("shared", 0), integer("normalize_activations", 0), integer("ones_first", 0), number("epsilon", 1e-6f)},
+     integer("coordinate_addition", 0), integer("shared", 0), integer("normalize_activations", 0),
+     integer("ones_first", 0), number("epsilon", 1e-6f)},
 };
 constexpr OperatorSpec kAttentionRouting = {
     "AttentionRouting",
@@ -109,7 +99,7 @@ constexpr OperatorSpec quantized(const char* name, const OperatorSpec& plain) {
   made.inputs = {};
   for (const Parameter& input : plain.inputs) {
     const bool weight = std::string_view(input.name) == "weight";
-    made.inputs.add({input.name, weight ? 'b' : input.type});
+    made.inputs.add({input.name, weight ? 'b' : input.type, input.optional});
     if (weight) made.inputs.add({"weight_scale", 'f'});
   }
   return made;
@@ -120,18 +110,14 @@ constexpr OperatorSpec quantized(const char* name, const OperatorSpec& plain) {
 constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {
     kSquash,
     kDynamicRouting,
-    kDynamicRoutingV2,
     kVoteRouting,
     kEmRouting,
-    kEmRoutingV2,
     kAttentionRouting,
     kSelfAttentionRouting,
     kUniformRouting,
     kPoseNormalization,
     quantized("QuantizedDynamicRouting", kDynamicRouting),
-    quantized("QuantizedDynamicRoutingV2", kDynamicRoutingV2),
     quantized("QuantizedEMRouting", kEmRouting),
-    quantized("QuantizedEMRoutingV2", kEmRoutingV2),
     quantized("QuantizedAttentionRouting", kAttentionRouting),
     quantized("QuantizedSelfAttentionRouting", kSelfAttentionRouting),
     quantized("QuantizedUniformRouting", kUniformRouting),
@@ -144,16 +130,22 @@ const OperatorSpec* find_operator(std::string_view name) {
   return nullptr;
 }
 
+size_t OperatorSpec::required_inputs() const {
+  size_t count = 0;
+  for (const Parameter& input : inputs) count += !input.optional;
+  return count;
+}
+
+std::string OperatorSpec::wanted_inputs() const {
+  std::string text = std::to_string(required_inputs());
+  for (size_t count = required_inputs() + 1; count <= inputs.size(); ++count) text += " or " + std::to_string(count);
+  return text;
+}
+
 size_t OperatorSpec::input(std::string_view wanted) const {
   for (size_t i = 0; i < inputs.size(); ++i)
     if (wanted == inputs[i].name) return i;
   throw std::logic_error(std::string(name) + " has no input '" + std::string(wanted) + "'");
-}
-
-bool OperatorSpec::has_attribute(std::string_view wanted) const {
-  for (const AttributeSpec& known : attributes)
-    if (wanted == known.name) return true;
-  return false;
 }
 
 const AttributeSpec& OperatorSpec::attribute(std::string_view wanted) const {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 namespace capsedge {
@@ -34,6 +35,7 @@ class FixedList {
 struct Parameter {
   const char* name = nullptr;
   char type = 'T';
+  bool optional = false;  // whether a node may leave it out; only the last inputs are
 };
 
 enum class AttributeType { kInt, kFloat, kInts, kFloats };
@@ -57,13 +59,17 @@ struct OperatorSpec {
   FixedList<AttributeSpec, 8> attributes;
   const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
 
+  // How many inputs a node has at least; it may have as many as are listed.
+  size_t required_inputs() const;
+  bool takes(size_t input_count) const { return required_inputs() <= input_count && input_count <= inputs.size(); }
+  // "4 or 5": how many inputs a node has, for a person.
+  std::string wanted_inputs() const;
   // Throw std::logic_error for a name that is not in the table.
   size_t input(std::string_view name) const;
   const AttributeSpec& attribute(std::string_view name) const;
-  bool has_attribute(std::string_view name) const;
 };
 
-constexpr size_t kOperatorCount = 18;
+constexpr size_t kOperatorCount = 14;
 extern const std::array<OperatorSpec, kOperatorCount> kOperators;
 
 // Null for a name that no operator has.

@@ -52,7 +52,8 @@ std::string type_of(AttributeType type) {
 }
 
 std::string json_of(const Parameter& p) {
-  return "{\"name\":" + quoted(p.name) + ",\"type\":" + quoted(std::string(1, p.type)) + "}";
+  return "{\"name\":" + quoted(p.name) + ",\"type\":" + quoted(std::string(1, p.type)) +
+         ",\"optional\":" + (p.optional ? "true}" : "false}");
 }
 
 std::string json_of(const AttributeSpec& a) {

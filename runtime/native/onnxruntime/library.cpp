@@ -95,9 +95,12 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   return guarded(api, [&] {
     std::vector<Tensor> inputs;
     std::vector<Shape> shapes;
-    for (size_t i = 0; i < kernel.spec->inputs.size(); ++i) {
+    size_t count = 0;  // optional ones may be missing at the end
+    check(api, KernelContext_GetInputCount(api)(context, &count));
+    for (size_t i = 0; i < std::min(count, kernel.spec->inputs.size()); ++i) {
       const OrtValue* value = nullptr;
       check(api, KernelContext_GetInput(api)(context, i, &value));
+      if (value == nullptr && kernel.spec->inputs[i].optional && i + 1 == count) break;
       if (value == nullptr)
         throw Error(std::string(kernel.spec->name) + ": input " + std::to_string(i) +
                     " is left out: give zeros for none");
@@ -141,7 +144,9 @@ CustomOp describe(const OrtApi* api, const OperatorSpec& spec, size_t number, ON
   op.GetInputTypeCount = [](const OrtCustomOp* o) { return self(o).spec->inputs.size(); };
   op.GetOutputType = [](const OrtCustomOp* o, size_t i) { return self(o).type(self(o).spec->outputs[i].type); };
   op.GetOutputTypeCount = [](const OrtCustomOp* o) { return self(o).spec->outputs.size(); };
-  op.GetInputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
+  op.GetInputCharacteristic = [](const OrtCustomOp* o, size_t i) {
+    return self(o).spec->inputs[i].optional ? INPUT_OUTPUT_OPTIONAL : INPUT_OUTPUT_REQUIRED;
+  };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return INPUT_OUTPUT_REQUIRED; };
   op.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return OrtMemTypeDefault; };
   op.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };

@@ -30,7 +30,7 @@ enum ONNXTensorElementDataType {
   ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 = 10
 };
 enum OrtOpAttrType { ORT_OP_ATTR_INT = 1, ORT_OP_ATTR_INTS = 2 };
-enum OrtCustomOpInputOutputCharacteristic { INPUT_OUTPUT_REQUIRED = 0 };
+enum OrtCustomOpInputOutputCharacteristic { INPUT_OUTPUT_REQUIRED = 0, INPUT_OUTPUT_OPTIONAL = 1 };
 enum OrtMemType { OrtMemTypeDefault = 0 };
 
 // name, slot, parameters; all return OrtStatus*, null for success, except CreateStatus (the same type, its result)
@@ -53,6 +53,7 @@ enum OrtMemType { OrtMemTypeDefault = 0 };
   F(GetTensorTypeAndShape, 65, OrtStatus*, (const OrtValue* value, OrtTensorTypeAndShapeInfo** out))             \
   F(KernelInfoGetAttribute_float, 85, OrtStatus*, (const OrtKernelInfo* info, const char* name, float* out))     \
   F(KernelInfoGetAttribute_int64, 86, OrtStatus*, (const OrtKernelInfo* info, const char* name, int64_t* out))   \
+  F(KernelContext_GetInputCount, 88, OrtStatus*, (const OrtKernelContext* context, size_t* out))                 \
   F(KernelContext_GetInput, 90, OrtStatus*, (const OrtKernelContext* context, size_t index, const OrtValue** out)) \
   F(KernelContext_GetOutput, 91, OrtStatus*,                                                                     \
     (OrtKernelContext * context, size_t index, const int64_t* shape, size_t rank, OrtValue** out))               \

@@ -153,10 +153,10 @@ void infer(const Context& context) {
   } else if (op == "VoteRouting") {
     const Dims votes = context.input("votes");
     if (votes.size() == 4) context.output(0, {votes[0], votes[2], votes[3]});
-  } else if (op == "DynamicRouting" || op == "DynamicRoutingV2" || op == "SelfAttentionRouting") {
+  } else if (op == "DynamicRouting" || op == "SelfAttentionRouting") {
     const Dims u = context.input("u"), weight = context.input("weight");
     if (u.size() == 3 && weight.size() == 4) context.output(0, {u[0], weight[1], weight[2]});
-  } else if (op == "EMRouting" || op == "EMRoutingV2") {
+  } else if (op == "EMRouting") {
     infer_em(context);
   } else if (op == "AttentionRouting") {
     const Dims parent = context.input("parent");

@@ -16,10 +16,8 @@ static const char* name_of(Operator op) {
   switch (op) {
     case Operator::kSquash: return "Squash";
     case Operator::kDynamic: return "DynamicRouting";
-    case Operator::kDynamicV2: return "DynamicRoutingV2";
     case Operator::kVotes: return "VoteRouting";
     case Operator::kEm: return "EMRouting";
-    case Operator::kEmV2: return "EMRoutingV2";
     case Operator::kAttention: return "AttentionRouting";
     case Operator::kSelfAttention: return "SelfAttentionRouting";
   }
@@ -65,8 +63,6 @@ const std::vector<float>& numbers(Operator op, const Values& values, const char*
   return values.floats[place_of(op, name)];
 }
 
-bool is_em(Operator op) { return op == Operator::kEm || op == Operator::kEmV2; }
-
 static std::string check(Operator op, const Values& values) {
   const auto& known = attributes_of(op);
   for (size_t k = 0; k < known.size(); ++k) {
@@ -86,10 +82,10 @@ static std::string check(Operator op, const Values& values) {
     if (flag)
       if (values.integers[k][0] != 0 && values.integers[k][0] != 1) return "attribute '" + name + "': wanted 0 or 1";
   }
-  const bool second = op == Operator::kDynamicV2 || op == Operator::kVotes;
-  if (second && integer(op, values, "leaky") && integer(op, values, "over_children"))
+  const bool agreement = op == Operator::kDynamic || op == Operator::kVotes;
+  if (agreement && integer(op, values, "leaky") && integer(op, values, "over_children"))
     return "attributes 'leaky' and 'over_children' exclude each other";
-  if (is_em(op)) {
+  if (op == Operator::kEm) {
     const size_t found = numbers(op, values, "inverse_temperatures").size();
     if (found != static_cast<size_t>(integer(op, values, "iterations")))
       return "attribute 'inverse_temperatures' has " + std::to_string(found) + " numbers: wanted one per iteration";

@@ -13,13 +13,11 @@ namespace capsedge {
 namespace tensorrt {
 
 // Those that have a plugin.
-enum class Operator { kSquash, kDynamic, kDynamicV2, kVotes, kEm, kEmV2, kAttention, kSelfAttention };
-inline constexpr Operator kAll[] = {Operator::kSquash, Operator::kDynamic, Operator::kDynamicV2,
-                                    Operator::kVotes,  Operator::kEm,      Operator::kEmV2,
-                                    Operator::kAttention, Operator::kSelfAttention};
+enum class Operator { kSquash, kDynamic, kVotes, kEm, kAttention, kSelfAttention };
+inline constexpr Operator kAll[] = {Operator::kSquash, Operator::kDynamic,   Operator::kVotes,
+                                    Operator::kEm,     Operator::kAttention, Operator::kSelfAttention};
 
 const OperatorSpec& spec_of(Operator op);
-bool is_em(Operator op);
 
 // Those of the operator and our own, in the order in which they are serialized.
 const std::vector<AttributeSpec>& attributes_of(Operator op);

@@ -55,33 +55,33 @@ capsedge_cuda_routing Plugin::blank_layer(DataType type) const {
 }
 
 std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, capsedge_cuda_routing& layer) const {
-  if (inputs != input_count()) return std::to_string(inputs) + " inputs: wanted " + std::to_string(input_count());
+  std::string why = check_count(inputs);
+  if (!why.empty()) return why;
   layer = blank_layer(type);
-  if (op_ == Operator::kDynamic || op_ == Operator::kDynamicV2) return set_dynamic(dims, layer);
+  if (op_ == Operator::kDynamic) return set_dynamic(dims, inputs, layer);
   if (op_ == Operator::kVotes) return set_votes(dims, layer);
   if (op_ == Operator::kSelfAttention) return set_self_attention(dims, layer);
-  const std::string why = set_windows(dims, layer);
+  why = set_windows(dims, layer);
   if (!why.empty()) return why;
-  return is_em(op_) ? set_em(dims, layer) : set_attention(dims, layer);
+  return op_ == Operator::kEm ? set_em(dims, inputs, layer) : set_attention(dims, layer);
 }
 
-std::string Plugin::set_dynamic(const Dims* dims, capsedge_cuda_routing& layer) const {
-  const bool second = op_ == Operator::kDynamicV2;
-  const Dims &u = dims[0], &weight = dims[1], &prior = dims[second ? 3 : 2];
+std::string Plugin::set_dynamic(const Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const {
+  const Dims &u = dims[0], &weight = dims[1];
   std::string why = expect("weight", weight, {-1, -1, -1, -1});
   if (!why.empty()) return why;
-  const bool one = second && weight.d[0] == 1;
-  why = expect("u", u, {-1, one ? -1 : weight.d[0], weight.d[3]});
-  if (!why.empty()) return why;
-  if (second)
-    why = expect("vote_bias", dims[2], {dims[2].nbDims == 3 && dims[2].d[0] == 1 ? 1 : u.d[1], weight.d[1], weight.d[2]});
-  if (why.empty()) why = expect("log_prior", prior, {u.d[1], weight.d[1]});
-  if (why.empty()) why = expect("bias", dims[second ? 4 : 3], {weight.d[1], weight.d[2]});
+  why = expect("u", u, {-1, weight.d[0] == 1 ? -1 : weight.d[0], weight.d[3]});
+  if (why.empty()) why = expect("log_prior", dims[2], {u.d[1], weight.d[1]});
+  if (why.empty()) why = expect("bias", dims[3], {weight.d[1], weight.d[2]});
+  if (why.empty() && inputs > 4) {
+    const bool one = dims[4].nbDims == 3 && dims[4].d[0] == 1;
+    why = expect("vote_bias", dims[4], {one ? 1 : u.d[1], weight.d[1], weight.d[2]});
+  }
   if (!why.empty()) return why;
   layer.operation = CAPSEDGE_CUDA_DYNAMIC;
   set_capsules(u, weight, layer);
   layer.one_weight = weight.d[0] < u.d[1];
-  layer.vote_biases = second ? narrow(dims[2].d[0]) : 0;
+  layer.vote_biases = inputs > 4 ? narrow(dims[4].d[0]) : 0;
   set_agreement(layer);
   return "";
 }
@@ -105,8 +105,6 @@ std::string Plugin::set_votes(const Dims* dims, capsedge_cuda_routing& layer) co
 void Plugin::set_agreement(capsedge_cuda_routing& layer) const {
   layer.iterations = integer(op_, values_, "iterations");
   layer.leaky = integer(op_, values_, "leaky");
-  layer.agreement_scale = 1.0f;
-  if (op_ == Operator::kDynamic) return;
   layer.over_children = integer(op_, values_, "over_children");
   layer.replace = integer(op_, values_, "replace");
   layer.normalize = integer(op_, values_, "normalize");
@@ -119,7 +117,7 @@ std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) 
   std::string why = expect("pose", pose, {-1, -1, -1, -1, -1});
   if (why.empty()) why = expect("weight", weight, {-1, -1, pose.d[3], -1, -1, -1});
   if (!why.empty()) return why;
-  const bool em = is_em(op_);
+  const bool em = op_ == Operator::kEm;
   layer.images = narrow(pose.d[0]);
   layer.height = narrow(pose.d[1]);
   layer.width = narrow(pose.d[2]);
@@ -149,23 +147,21 @@ std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) 
   return "";
 }
 
-std::string Plugin::set_em(const Dims* dims, capsedge_cuda_routing& layer) const {
+std::string Plugin::set_em(const Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const {
   const Dims& pose = dims[0];
   layer.operation = CAPSEDGE_CUDA_EM;
   layer.iterations = integer(op_, values_, "iterations");
-  if (op_ == Operator::kEm) {
-    layer.coordinates = integer(op_, values_, "coordinate_addition");
-  } else {
-    layer.normalize_activations = integer(op_, values_, "normalize_activations");
-    layer.ones_first = integer(op_, values_, "ones_first");
-  }
+  layer.coordinates = integer(op_, values_, "coordinate_addition");
+  layer.normalize_activations = integer(op_, values_, "normalize_activations");
+  layer.ones_first = integer(op_, values_, "ones_first");
   const std::vector<float>& lambdas = numbers(op_, values_, "inverse_temperatures");
   std::copy(lambdas.begin(), lambdas.end(), layer.inverse_temperatures);
   std::string why = expect("a", dims[1], {pose.d[0], pose.d[1], pose.d[2], pose.d[3]});
   if (why.empty()) why = expect("beta_u", dims[3], {layer.parents});
   if (why.empty()) why = expect("beta_a", dims[4], {layer.parents});
-  if (why.empty() && op_ == Operator::kEmV2) why = expect("coordinates", dims[5], {pose.d[1], pose.d[2], pose.d[4]});
-  return why;
+  if (!why.empty() || inputs < 6) return why;
+  if (layer.coordinates) return "input 'coordinates' and attribute 'coordinate_addition' exclude each other";
+  return expect("coordinates", dims[5], {pose.d[1], pose.d[2], pose.d[4]});
 }
 
 std::string Plugin::set_attention(const Dims* dims, capsedge_cuda_routing& layer) const {
@@ -200,13 +196,7 @@ void Plugin::set_addresses(const void* const* in, void* const* out, capsedge_cud
     layer.weight = in[1];
     layer.log_prior = in[2];
     layer.bias = in[3];
-    return;
-  }
-  if (op_ == Operator::kDynamicV2) {
-    layer.weight = in[1];
-    layer.vote_bias = in[2];
-    layer.log_prior = in[3];
-    layer.bias = in[4];
+    if (inputs_ > 4) layer.vote_bias = in[4];
     return;
   }
   if (op_ == Operator::kSelfAttention) {
@@ -220,12 +210,12 @@ void Plugin::set_addresses(const void* const* in, void* const* out, capsedge_cud
     return;
   }
   layer.weight = in[2];
-  if (is_em(op_)) {
+  if (op_ == Operator::kEm) {
     layer.activation = in[1];
     layer.beta_u = in[3];
     layer.beta_a = in[4];
     layer.out_activation = out[1];
-    if (op_ == Operator::kEmV2) layer.additions = in[5];
+    if (inputs_ > 5) layer.additions = in[5];
   } else {
     layer.parent = in[1];
     layer.scale = in[3];

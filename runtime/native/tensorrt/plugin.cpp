@@ -1,6 +1,7 @@
 #include "plugin.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "shapes.h"
 
@@ -40,7 +41,9 @@ IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noe
 
 IPluginV3* Plugin::clone() noexcept {
   try {
-    return new Plugin(op_, values_);
+    auto made = std::make_unique<Plugin>(op_, values_);
+    made->inputs_ = inputs_;
+    return made.release();
   } catch (...) {
     return nullptr;
   }
@@ -55,7 +58,11 @@ const char* Plugin::getMetadataString() noexcept { return text_.c_str(); }
 const PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept { return &collection_; }
 IPluginV3* Plugin::attachToContext(IPluginResourceContext*) noexcept { return clone(); }
 
-int32_t Plugin::input_count() const { return static_cast<int32_t>(spec_of(op_).inputs.size()); }
+std::string Plugin::check_count(int32_t inputs) const {
+  const OperatorSpec& spec = spec_of(op_);
+  if (spec.takes(static_cast<size_t>(std::max(inputs, 0)))) return "";
+  return std::to_string(inputs) + " inputs: wanted " + spec.wanted_inputs();
+}
 
 int32_t Plugin::refuse(const std::string& why) const noexcept {
   try {
@@ -67,7 +74,8 @@ int32_t Plugin::refuse(const std::string& why) const noexcept {
 std::string Plugin::check(const Dims* dims, int32_t inputs, DataType type) const {
   if (type != DataType::kFLOAT && type != DataType::kHALF) return "inputs are float or float16";
   if (op_ == Operator::kSquash) {
-    if (inputs != input_count()) return std::to_string(inputs) + " inputs: wanted " + std::to_string(input_count());
+    const std::string why = check_count(inputs);
+    if (!why.empty()) return why;
     const int32_t axis = axis_of(values_, dims[0].nbDims);
     if (axis < 0 || axis >= dims[0].nbDims) return "attribute 'axis' lies outside the shape " + text_of(dims[0]);
     return "";
@@ -93,14 +101,14 @@ int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* in, int32_t input
 
 int32_t Plugin::getOutputDataTypes(DataType* types, int32_t outputs, const DataType* input_types,
                                    int32_t inputs) const noexcept {
-  if (inputs != input_count() || outputs != getNbOutputs()) return 1;
+  if (!check_count(inputs).empty() || outputs != getNbOutputs()) return 1;
   std::fill(types, types + outputs, input_types[0]);
   return 0;
 }
 
 int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsExprs*, int32_t, DimsExprs* out,
                                 int32_t outputs, IExprBuilder& builder) noexcept {
-  if (inputs != input_count() || outputs != getNbOutputs()) return 1;
+  if (!check_count(inputs).empty() || outputs != getNbOutputs()) return 1;
   if (op_ == Operator::kSquash) {
     out[0] = in[0];
     return 0;
@@ -113,7 +121,7 @@ int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsE
     out[0].d[2] = in[0].d[3];
     return 0;
   }
-  if (op_ == Operator::kDynamic || op_ == Operator::kDynamicV2 || op_ == Operator::kSelfAttention) {
+  if (op_ == Operator::kDynamic || op_ == Operator::kSelfAttention) {
     if (in[0].nbDims != 3 || in[1].nbDims != 4) return refuse("wanted u [N, I, Pin] and weight [I, J, Pout, Pin]");
     out[0].nbDims = 3;
     out[0].d[0] = in[0].d[0];
@@ -154,7 +162,7 @@ void Plugin::em_output_shapes(const DimsExprs* in, DimsExprs* out, IExprBuilder&
 
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* all, int32_t inputs,
                                        int32_t outputs) noexcept {
-  if (inputs != input_count() || outputs != getNbOutputs() || position >= inputs + outputs) return false;
+  if (!check_count(inputs).empty() || outputs != getNbOutputs() || position >= inputs + outputs) return false;
   const PluginTensorDesc& mine = all[position].desc;
   const bool known = mine.type == DataType::kFLOAT || mine.type == DataType::kHALF;
   return known && mine.format == TensorFormat::kLINEAR && mine.type == all[0].desc.type;
@@ -180,6 +188,7 @@ int32_t Plugin::onShapeChange(const PluginTensorDesc* in, int32_t inputs, const 
     Dims dims[8];
     for (int32_t k = 0; k < std::min(inputs, 8); ++k) dims[k] = in[k].dims;
     const std::string why = check(dims, inputs, in[0].type);
+    inputs_ = inputs;
     return why.empty() ? 0 : refuse(why);
   } catch (...) {
     return 1;
@@ -201,9 +210,9 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*
       return failed ? refuse(error) : 0;
     }
     Dims dims[8];
-    for (int32_t k = 0; k < input_count(); ++k) dims[k] = in_desc[k].dims;
+    for (int32_t k = 0; k < inputs_; ++k) dims[k] = in_desc[k].dims;
     capsedge_cuda_routing layer;
-    const std::string why = layer_of(dims, input_count(), in_desc[0].type, layer);
+    const std::string why = layer_of(dims, inputs_, in_desc[0].type, layer);
     if (!why.empty()) return refuse(why);
     set_addresses(in, out, layer);
     // getWorkspaceSize has asked for what any batch of the profile needs.

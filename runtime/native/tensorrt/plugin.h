@@ -56,15 +56,16 @@ class Plugin final : public nvinfer1::IPluginV3,
   const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
 
  private:
-  int32_t input_count() const;
+  // Empty, or that the operator has not as many.
+  std::string check_count(int32_t inputs) const;
   // The layer for these shapes, without addresses; empty, or what is wrong.
   std::string layer_of(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type,
                        capsedge_cuda_routing& layer) const;
   capsedge_cuda_routing blank_layer(nvinfer1::DataType type) const;
   // Its shapes and attributes: empty, or what is wrong.
-  std::string set_dynamic(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  std::string set_dynamic(const nvinfer1::Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const;
   std::string set_windows(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;  // EM and attention
-  std::string set_em(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
+  std::string set_em(const nvinfer1::Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const;
   std::string set_votes(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   void set_agreement(capsedge_cuda_routing& layer) const;
   std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
@@ -77,6 +78,8 @@ class Plugin final : public nvinfer1::IPluginV3,
   const Operator op_;
   const Values values_;
   const std::string text_;
+  // How many the node has, which optional ones follow from: enqueue is not told, onShapeChange before it is. 0: not yet.
+  int32_t inputs_ = 0;
   std::vector<nvinfer1::PluginField> fields_;
   nvinfer1::PluginFieldCollection collection_{};
 };

@@ -21,6 +21,7 @@ const MODEL_PRODUCER = 2;
 const MODEL_PRODUCER_VERSION = 3;
 const MODEL_GRAPH = 7;
 const MODEL_METADATA = 14;
+const NODE_INPUT = 1;
 const NODE_TYPE = 4;
 const NODE_DOMAIN = 7;
 const NODE_OVERLOAD = 8;
@@ -49,6 +50,8 @@ export interface OnnxSummary {
   /** Every kind of node once, functions and nested graphs included. */
   operators: Operator[];
   functions: Operator[];
+  /** Types of the nodes of capsedge with an input of no name. */
+  unnamedInputs: Set<string>;
   /** Number of nodes. */
   nodes: number;
   /** Names of tensors whose data lies in another file. */
@@ -87,7 +90,7 @@ export function summarize(data: Uint8Array, limits: Limits): OnnxSummary {
 }
 
 /**
- * Refuse a file that would make ONNX Runtime open other files, or run operators that it does not have.
+ * Refuse a file that would make ONNX Runtime open other files, run operators that it does not have, or crash.
  *
  * @throws CapsedgeError `file`.
  */
@@ -105,6 +108,14 @@ export function checkHarmless(summary: OnnxSummary): void {
       "file",
       `The file has ${COMPILED} nodes, which hold or name code compiled for one device.`,
       "Take the ONNX file that they were compiled from.",
+    );
+  }
+  const [unnamed] = [...summary.unnamedInputs].sort();
+  if (unnamed !== undefined) {
+    throw new CapsedgeError(
+      "file",
+      `The file has a ${short(unnamed)} node with an input of no name.`,
+      "Export the model again, or remove the empty names at the end of the node's inputs.",
     );
   }
   const own = new Set(summary.functions.map((f) => `${f.domain}\0${f.type}`));
@@ -149,6 +160,7 @@ class Walker extends Wire {
   private readonly operators = new Map<string, Operator>();
   private readonly functions: Operator[] = [];
   private readonly external: string[] = [];
+  private readonly unnamedInputs = new Set<string>();
   private nodes = 0;
   private entered = 0;
 
@@ -171,6 +183,7 @@ class Walker extends Wire {
       metadata: this.metadata,
       operators: [...this.operators.values()],
       functions: this.functions,
+      unnamedInputs: this.unnamedInputs,
       nodes: this.nodes,
       external: this.external,
     };
@@ -191,14 +204,14 @@ class Walker extends Wire {
         throw new Malformed(`a ${message.name} has a number of over 32 bits in field ${field.number}`);
       }
       found.set(field.number, field);
-      if (type.message) this.take(message, type, this.walk(type.message, field.start, field.end, depth + 1));
+      if (type.message) this.take(message, type, this.walk(type.message, field.start, field.end, depth + 1), field);
     }
     return found;
   }
 
-  private take(parent: MessageType, type: FieldType, found: Found): void {
+  private take(parent: MessageType, type: FieldType, found: Found, within: Field): void {
     const name = type.message?.name;
-    if (name === "NodeProto") this.node(found);
+    if (name === "NodeProto") this.node(found, within);
     else if (name === "TensorProto") this.tensor(found);
     else if (name === "FunctionProto") this.function(found);
     else if (parent === MODEL && type.number === MODEL_METADATA) {
@@ -206,7 +219,7 @@ class Walker extends Wire {
     }
   }
 
-  private node(found: Found): void {
+  private node(found: Found, within: Field): void {
     if (++this.nodes > this.limits.nodes)
       throw new Malformed(`it has more than ${grouped(this.limits.nodes)} nodes`, true);
     const domain = this.textOf(found, NODE_DOMAIN);
@@ -216,6 +229,10 @@ class Walker extends Wire {
       overload: domain === DOMAIN ? this.textOf(found, NODE_OVERLOAD) : "",
     };
     this.operators.set(`${node.domain}\0${node.type}\0${node.overload}`, node);
+    if (domain !== DOMAIN) return;
+    for (const field of this.fields(within.start, within.end)) {
+      if (field.number === NODE_INPUT && field.start === field.end) this.unnamedInputs.add(node.type);
+    }
   }
 
   private function(found: Found): void {

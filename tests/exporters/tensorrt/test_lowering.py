@@ -63,7 +63,7 @@ def test_fused_has_marked_plugins_and_no_function(model: onnx.ModelProto) -> Non
     lowered = lowering.fused(model, "capsedge")
     assert not lowered.functions
     nodes = operator_nodes(lowered)
-    assert any(n.op_type.endswith(("Routing", "RoutingV2")) for n in nodes)
+    assert any(n.op_type.endswith("Routing") for n in nodes)
     assert {n.op_type for n in nodes} <= set(PLUGINS)
     assert {n.domain for n in lowered.graph.node} == {"", "capsedge"}
     for node in nodes:

@@ -53,11 +53,10 @@ size_t width_of(int32_t type) {
   return type == CAPSEDGE_KERNEL_FLOAT || type == CAPSEDGE_KERNEL_INT32 ? 4 : type == CAPSEDGE_KERNEL_FLOAT16 ? 2 : 1;
 }
 
-const char* const kNames[] = {"Squash", "DynamicRouting", "DynamicRoutingV2", "VoteRouting", "QuantizedDynamicRoutingV2",
-                              "EMRouting", "AttentionRouting", "UniformRouting",
-                              "PoseNormalization", "QuantizedConv", "QuantizedDynamicRouting", "QuantizedEMRouting",
-                              "QuantizedAttentionRouting", "QuantizedUniformRouting", "EMRoutingV2",
-                              "SelfAttentionRouting", "QuantizedEMRoutingV2", "QuantizedSelfAttentionRouting"};
+const char* const kNames[] = {"Squash", "DynamicRouting", "VoteRouting", "EMRouting", "AttentionRouting",
+                              "SelfAttentionRouting", "UniformRouting", "PoseNormalization", "QuantizedConv",
+                              "QuantizedDynamicRouting", "QuantizedEMRouting", "QuantizedAttentionRouting",
+                              "QuantizedSelfAttentionRouting", "QuantizedUniformRouting"};
 static_assert(std::size(kNames) == kOperatorCount, "an operator is not fuzzed");
 
 // Shapes that fit each other: letters as in docs/reference/operators.md. A mutation afterwards makes some that do not.
@@ -87,11 +86,10 @@ std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int
     add({}, F), add({}, U8), add({m}, CAPSEDGE_KERNEL_INT32);
   } else if (name.find("Dynamic") != std::string::npos) {
     add({n, i, pin}, floating);
-    const bool second = name.find("V2") != std::string::npos;
-    add_weight({second && b.below(2) ? 1 : i, m, pout, pin}, {m, pout});
-    if (second) add({b.below(2) ? 1 : i, m, pout}, floating);
+    add_weight({b.below(2) ? 1 : i, m, pout, pin}, {m, pout});
     add({i, m}, floating);
     add({m, pout}, floating);
+    if (b.below(2)) add({b.below(2) ? 1 : i, m, pout}, floating);
   } else if (name == "VoteRouting") {
     add({n, i, m, pout}, floating), add({i, m}, floating), add({m, pout}, floating);
   } else if (name.find("SelfAttention") != std::string::npos) {
@@ -102,7 +100,7 @@ std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int
     add({n, h, w, c, side * side}, floating), add({n, h, w, c}, floating);
     add_weight({kh, kw, c, m, side, side}, {m, side});
     add({m}, floating), add({m}, floating);
-    if (name.find("V2") != std::string::npos) add({h, w, side * side}, floating);
+    if (b.below(2)) add({h, w, side * side}, floating);
   } else if (name.find("Uniform") != std::string::npos) {
     add(pose, floating);
     add_weight(weight, {m, columns});

@@ -41,11 +41,13 @@ typedef struct capsedge_kernel capsedge_kernel;
 CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_levels(void);
 
 /* The operators with their inputs, outputs and attributes, as JSON:
- *   [{"name": "DynamicRouting", "inputs": [{"name": "u", "type": "T"}, ...], "outputs": [{"name": "v", "type": "T"}],
+ *   [{"name": "DynamicRouting",
+ *     "inputs": [{"name": "u", "type": "T", "optional": false}, ...],
+ *     "outputs": [{"name": "v", "type": "T", "optional": false}],
  *     "attributes": [{"name": "iterations", "type": "int", "default": 3}, ...], "quantizes": null}, ...]
- * Types of tensors: T float or float16, the same for all T of a node; f float, i int32, b int8, B uint8. Types of
- * attributes: int, float, ints, floats; the default of a required one is null. `quantizes` names the float operator that
- * an operator with an INT8 weight stands for. */
+ * Types of tensors: T float or float16, the same for all T of a node; f float, i int32, b int8, B uint8. Optional inputs
+ * are the last. Types of attributes: int, float, ints, floats; the default of a required one is null. `quantizes` names
+ * the float operator that an operator with an INT8 weight stands for. */
 CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_operators(void);
 
 /* `name` is the type of an ONNX node of docs/reference/operators.md, "Squash" for one. The SIMD level is the fastest, or what

@@ -126,7 +126,6 @@ bool is_expanded_pose(std::string_view name) {
     if (!letter(c)) return false;
   name.remove_prefix(end);
   drop("Routing");
-  if (drop("V") && !skip(digit)) return false;
   return drop("_iter") && skip(digit) && drop("_pose__") && skip(digit) && name.empty();
 }
 
@@ -207,7 +206,7 @@ class Walker {
   // Keeps what is wanted of a submessage.
   void note(const Field& field, const Message& message, const Found& found, Place parent) {
     if (message.name == "NodeProto") {
-      node(found);
+      node(found, field.span);
     } else if (message.name == "TensorProto") {
       // The runtime goes by the location alone; a tensor that names a file has no other reason to.
       if (found.has(13) || found[14].number != 0) file_.external.push_back(text(found, 8));
@@ -230,11 +229,16 @@ class Walker {
     }
   }
 
-  void node(const Found& found) {
+  void node(const Found& found, Span within) {
     if (++nodes_ > kMostNodes) throw Malformed("it has more than " + std::to_string(kMostNodes) + " nodes");
     const std::string type = text(found, 4), domain = text(found, 7);
     file_.operators.insert({domain == "ai.onnx" ? "" : domain, type});
-    if (domain == kDomain) file_.capsedge_nodes.push_back({type, text(found, 8)});
+    if (domain == kDomain) {
+      file_.capsedge_nodes.push_back({type, text(found, 8)});
+      each(within, [&](const Field& f) {
+        if (f.number == 1 && f.span.start == f.span.end) file_.unnamed_inputs.insert(type);
+      });
+    }
     if (is_expanded_pose(held(found, 2))) file_.expanded_routing = true;
   }
 
@@ -343,6 +347,11 @@ void check_harmless(const OnnxFile& file, const std::string& name) {
       throw Failure(CAPSEDGE_ARTEFACT, name + " has " + kCompiled + " nodes.",
                     "They hold or name code that was compiled for one device, which cannot be judged.",
                     "Take the ONNX file that they were compiled from.");
+  if (!file.unnamed_inputs.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, name + " has a " + *file.unnamed_inputs.begin() + " node with an input of no name.",
+                  "An optional input of a capsule operator is left out by ending the list before it; at an empty name, "
+                  "ONNX Runtime before 1.24 crashes.",
+                  "Export the model again, or remove the empty names at the end of the node's inputs.");
   for (const NodeType& node : file.operators) {
     if (file.functions.count(node) != 0) continue;
     if (std::find(std::begin(kDomains), std::end(kDomains), node.first) != std::end(kDomains)) continue;

@@ -24,6 +24,7 @@ struct OnnxFile {
   std::map<std::string, std::string> metadata;
   std::vector<NodeType> capsedge_nodes;  // functions included
   std::set<NodeType> capsedge_functions;
+  std::set<std::string> unnamed_inputs;  // types of capsedge nodes with an input of no name
   std::set<std::pair<std::string, std::string>> overloaded;  // domain and name of functions that only overloads tell apart
   std::vector<std::string> external;  // tensors whose data lies in another file
   std::set<NodeType> operators;       // domain and type of every node, functions included; "ai.onnx" is ""
@@ -43,7 +44,7 @@ struct OnnxFile {
 // Throws Failure (CAPSEDGE_ARTEFACT) for bytes that are not a complete ONNX model; `name` is their name in errors.
 OnnxFile read_onnx(std::string_view bytes, const std::string& name);
 
-// Refuses a file that would make a runtime open other files or run unknown operators. Throws Failure
+// Refuses a file that would make a runtime open other files, run unknown operators or crash. Throws Failure
 // (CAPSEDGE_ARTEFACT, CAPSEDGE_UNSUPPORTED).
 void check_harmless(const OnnxFile& file, const std::string& name);
 

@@ -28,8 +28,8 @@ constexpr char kRtxInstall[] =
     "Install TensorRT-RTX (`pip install 'capsedge[rtx]'`), and name its library or its folder in CAPSEDGE_TENSORRT_RTX or "
     "in capsedge_open_options.tensorrt.";
 constexpr char kPluginVariable[] = "CAPSEDGE_TENSORRT_PLUGIN", kPluginFile[] = "libcapsedge_tensorrt.so";
-constexpr const char* kPlugins[] = {"Squash",    "DynamicRouting", "DynamicRoutingV2", "VoteRouting",
-                                     "EMRouting", "EMRoutingV2",    "AttentionRouting", "SelfAttentionRouting"};
+constexpr const char* kPlugins[] = {"Squash",    "DynamicRouting",   "VoteRouting",
+                                     "EMRouting", "AttentionRouting", "SelfAttentionRouting"};
 constexpr size_t kLongestWords = 300;
 
 LibraryPlaces places_of(bool portable) {

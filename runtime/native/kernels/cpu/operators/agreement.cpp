@@ -4,21 +4,13 @@
 
 namespace capsedge {
 
-namespace {
-
-bool flag_of(const Attributes& attributes, const char* name) {
-  return attributes.spec().has_attribute(name) && attributes.flag(name);
-}
-
-}  // namespace
-
 Agreement::Agreement(const Attributes& attributes)
     : leaky(attributes.flag("leaky")),
-      over_children(flag_of(attributes, "over_children")),
-      replace(flag_of(attributes, "replace")),
-      normalize(flag_of(attributes, "normalize")),
-      elementwise(flag_of(attributes, "elementwise")),
-      scale(attributes.spec().has_attribute("agreement_scale") ? attributes.number("agreement_scale") : 1.0f),
+      over_children(attributes.flag("over_children")),
+      replace(attributes.flag("replace")),
+      normalize(attributes.flag("normalize")),
+      elementwise(attributes.flag("elementwise")),
+      scale(attributes.number("agreement_scale")),
       epsilon(attributes.positive("epsilon")) {
   const char* name = attributes.spec().name;
   const int64_t found = attributes.integer("iterations");

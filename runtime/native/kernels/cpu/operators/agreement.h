@@ -8,7 +8,7 @@
 
 namespace capsedge {
 
-// The attributes; those that an operator does not have are as in the paper.
+// The attributes.
 struct Agreement {
   explicit Agreement(const Attributes& attributes);
   int iterations;

@@ -27,34 +27,30 @@ struct VoteBias {
   int64_t row = 0, stride = 0;
 };
 
-// Both versions: the first has neither shared weights nor a constant in the votes.
 class DynamicRouting : public Operator {
  public:
   DynamicRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        rule_(attributes),
-        second_(std::string_view(spec_.name) == "DynamicRoutingV2"),
-        prior_at_(spec_.input("log_prior")),
-        bias_at_(spec_.input("bias")) {}
+        rule_(attributes) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     expect_shape(name(), "u", in[kPose], {"N", "I", "Pin"});
     const int64_t children = in[kPose][1];
-    const auto own = [&](size_t index) { return second_ && !in[index].empty() && in[index][0] == 1 ? 1 : children; };
+    const auto own = [&](size_t index) { return !in[index].empty() && in[index][0] == 1 ? 1 : children; };
     expect_shape(name(), "weight", in[kWeight], {own(kWeight), "J", "Pout", in[kPose][2]});
     const int64_t parents = in[kWeight][1], size = in[kWeight][2];
-    if (second_) expect_shape(name(), "vote_bias", in[kVoteBias], {own(kVoteBias), parents, size});
-    expect_shape(name(), "log_prior", in[prior_at_], {children, parents});
-    expect_shape(name(), "bias", in[bias_at_], {parents, size});
+    expect_shape(name(), "log_prior", in[kPrior], {children, parents});
+    expect_shape(name(), "bias", in[kBias], {parents, size});
+    if (has_vote_bias(in)) expect_shape(name(), "vote_bias", in[kVoteBias], {own(kVoteBias), parents, size});
     return {{in[kPose][0], parents, size}};
   }
 
   void constant(size_t index, const Tensor& tensor) override {
     if (index == kWeight) {
       weight_.keep(tensor, level_);
-    } else if (index == prior_at_) {
+    } else if (index == kPrior) {
       prior_.emplace(tensor, level_);
-    } else if (second_ && index == kVoteBias && tensor.shape.size() == 3) {
+    } else if (index == kVoteBias && tensor.shape.size() == 3) {
       vote_bias_.emplace(tensor, level_);
     }
   }
@@ -66,9 +62,9 @@ class DynamicRouting : public Operator {
     const int64_t parents = weight_shape[1], out = weight_shape[2];
     if (images == 0) return;
     const Level& level = level_for(level_, parents);
-    const Floats pose(in[kPose], level), bias(in[bias_at_], level);
+    const Floats pose(in[kPose], level), bias(in[kBias], level);
     std::optional<Prior> own_prior;
-    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[prior_at_], level); });
+    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
     FloatOutput v(results[0], level);
 
     const bool one = weight_shape[0] < children;
@@ -79,7 +75,7 @@ class DynamicRouting : public Operator {
     DenseWeight::Packed own_weight;
     weight_.use(in[kWeight], level, threads, own_weight, votes);
     std::optional<VoteBias> own_bias;
-    if (second_) {
+    if (has_vote_bias(in)) {
       const VoteBias& added = made_once(vote_bias_, own_bias, [&] { return VoteBias(in[kVoteBias], level); });
       votes.bias = added.values ? added.values->data() : nullptr;
       votes.bias_stride = added.stride;
@@ -92,11 +88,15 @@ class DynamicRouting : public Operator {
   }
 
  private:
-  enum Input { kPose, kWeight, kVoteBias };
+  enum Input { kPose, kWeight, kPrior, kBias, kVoteBias };
+
+  // Whether the last input is there: of shapes or of tensors.
+  template <typename X>
+  static bool has_vote_bias(const std::vector<X>& in) {
+    return in.size() > kVoteBias;
+  }
 
   const Agreement rule_;
-  const bool second_;
-  const size_t prior_at_, bias_at_;
   DenseWeight weight_;
   std::optional<VoteBias> vote_bias_;
   std::optional<Prior> prior_;

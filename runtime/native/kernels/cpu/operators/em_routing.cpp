@@ -281,12 +281,11 @@ class EmRouting : public Operator {
  public:
   EmRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        extended_(attributes.spec().inputs.size() > kCoordinates),
-        paper_coordinates_(!extended_ && attributes.flag("coordinate_addition")),
+        paper_coordinates_(attributes.flag("coordinate_addition")),
         settings_{attributes.strides(),
                   attributes.flag("shared"),
-                  extended_ && attributes.flag("normalize_activations"),
-                  extended_ && attributes.flag("ones_first"),
+                  attributes.flag("normalize_activations"),
+                  attributes.flag("ones_first"),
                   attributes.positive("epsilon"),
                   attributes.numbers("inverse_temperatures")} {
     const auto count = static_cast<int64_t>(settings_.temperatures.size());
@@ -305,7 +304,10 @@ class EmRouting : public Operator {
     expect_shape(name(), "beta_u", in[kBetaU], {weight[3]});
     expect_shape(name(), "beta_a", in[kBetaA], {weight[3]});
     expect(!paper_coordinates_ || side >= 2, name(), "coordinate addition wants poses of 2x2 or more");
-    if (extended_) expect_shape(name(), "coordinates", in[kCoordinates], {pose[1], pose[2], pose[4]});
+    if (in.size() > kCoordinates) {
+      expect(!paper_coordinates_, name(), "input 'coordinates' and attribute 'coordinate_addition' exclude each other");
+      expect_shape(name(), "coordinates", in[kCoordinates], {pose[1], pose[2], pose[4]});
+    }
     Grid grid{1, 1};
     if (settings_.shared) {
       expect(weight[0] == 1 && weight[1] == 1, name(), "input 'weight' has shape ", weight,
@@ -338,7 +340,7 @@ class EmRouting : public Operator {
     return bundle_of(window_layout(weight), level_, settings_.shared, weight[2]);
   }
   Coordinates coordinates_of(const std::vector<Tensor>& in) const {
-    if (extended_) return {in[kCoordinates], level_};
+    if (in.size() > kCoordinates) return {in[kCoordinates], level_};
     const Shape& pose = in[kPose].shape;
     const auto side = static_cast<int32_t>(in[kWeight].shape[4]);
     return paper_coordinates_ ? Coordinates(Grid{pose[1], pose[2]}, side) : Coordinates();
@@ -349,7 +351,6 @@ class EmRouting : public Operator {
     return bundle > 1 ? pack_bundles(weight, layout, level_, bundle) : pack(weight, layout, level_, threads);
   }
 
-  const bool extended_;  // EMRoutingV2
   const bool paper_coordinates_;
   const Settings settings_;
   std::optional<Buffer> weight_;

@@ -15,10 +15,8 @@ constexpr struct {
 } kMakers[] = {
     {"Squash", make_squash},
     {"DynamicRouting", make_dynamic_routing},
-    {"DynamicRoutingV2", make_dynamic_routing},
     {"VoteRouting", make_vote_routing},
     {"EMRouting", make_em_routing},
-    {"EMRoutingV2", make_em_routing},
     {"AttentionRouting", make_attention_routing},
     {"SelfAttentionRouting", make_self_attention_routing},
     {"UniformRouting", make_uniform_routing},
@@ -42,7 +40,8 @@ std::string all_names() {
 }  // namespace
 
 std::vector<Shape> Operator::outputs(const std::vector<Shape>& inputs) const {
-  expect(inputs.size() == spec_.inputs.size(), name(), "wanted ", static_cast<int64_t>(spec_.inputs.size()), " inputs");
+  if (!spec_.takes(inputs.size()))
+    throw Error(std::string(name()) + ": " + std::to_string(inputs.size()) + " inputs: wanted " + spec_.wanted_inputs());
   return output_shapes(inputs);
 }
 

@@ -36,7 +36,7 @@ class Operator {
   const Level& level() const { return level_; }
 
  protected:
-  // Called with as many inputs as the table says.
+  // Called with as many inputs as a node may have: optional ones that are left out are missing at the end.
   virtual std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const = 0;
   const char* name() const { return spec_.name; }
 

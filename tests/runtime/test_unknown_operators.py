@@ -29,7 +29,7 @@ from tests.conformance.cases import BY_NAME, Case, make
 from tests.native import libcapsedge
 
 LATER = "7.8.9"
-NEW = ("DynamicRoutingV2", "VoteRouting", "QuantizedDynamicRoutingV2")
+NEW = ("VoteRouting", "QuantizedDynamicRouting")
 CASES = {
     operator: next(
         c for c in BY_NAME.values() if c.operator == operator and c.kind == "normal" and c.dims["N"]
