@@ -50,6 +50,13 @@ class NoFreeBatch(UnsupportedModelError):
         self.batch = batch
         super().__init__(what, why, fix, details=details)
 
+    @property
+    def note(self) -> str:
+        """The fixed batch in a line, with its reason."""
+        what = self.what[0].lower() + self.what[1:].rstrip(".")
+        where = "; ".join((self.why.rstrip("."), *self.details[:1]))
+        return f"the batch is fixed at {self.batch}: {what} ({where})"
+
 
 def of_module(
     module: nn.Module,
