@@ -207,7 +207,8 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
     """
     try:
         with torch.no_grad(), on_cpu():
-            return named(module(*inputs))
+            result = module(*inputs)
+        return named(result)
     except CapsedgeError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code: any kind
