@@ -10,7 +10,7 @@ The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -267,6 +267,11 @@ def number_of(found: Found, number: int) -> int:
 def length_delimited(number: int, content: bytes) -> bytes:
     """A field of text, bytes or a message, as it is written."""
     return _varint(number << 3 | BYTES) + _varint(len(content)) + content
+
+
+def message(fields: Iterable[tuple[int, bytes]]) -> bytes:
+    """Fields of text, bytes or messages, one after another."""
+    return b"".join(length_delimited(number, content) for number, content in fields)
 
 
 def _varint(value: int) -> bytes:
