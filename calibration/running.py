@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.onnxruntime_backend import Port
-from capsedge.runtime.inputs import stacked
 from capsedge.runtime.session import Session
 
 Array = NDArray[Any]
@@ -36,14 +35,14 @@ def runs(
     prepared = session.metadata is not None or data.preprocessing is not None
     if prepared and len(session.inputs) == 1:
         name = session.inputs[0].name
-        if padded:
-            for images, outputs in session.run_batches(data.inputs(), batch_size=BATCH):
+        if not padded:
+            data = data.first(len(data) - len(data) % (session.batch or 1))
+        for batch in data.batches(session.batch or BATCH):
+            if not padded:  # values inside the network need not have a row per image
+                yield len(batch), {name: batch}, session.run({name: batch})
+                continue
+            for images, outputs in session.run_batches(batch, batch_size=BATCH):
                 yield len(images), {name: images}, outputs
-            return
-        # Not `run_batches`: values inside the network need not have a row per image.
-        data = data.first(len(data) - len(data) % (session.batch or 1))
-        for images in stacked(data.inputs(), session.batch or BATCH):
-            yield len(images), {name: images}, session.run({name: images})
         return
     check_fits(session, data)
     size = samples_of_a_run(session, data)

@@ -11,24 +11,13 @@ import torch
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.user_code import first_line, line_of, node_lines
+from capsedge.graph.passes import is_foreign
 
-_FOREIGN = (
-    "onnx",
-    "onnxruntime",
-    "onnx_ir",
-    "onnxscript",
-    "torch",
-)  # packages whose errors these are
 _NODE = re.compile(r"while running (?P<kind>\w+) node\. Name:'(?P<name>[^']*)'")
 _WAY_OUT = (
     "Fix the batch with batch=1 (--batch 1), write that line with other operations, or give inputs that the "
     "module takes with inputs= (--inputs)."
 )
-
-
-def is_foreign(error: BaseException) -> bool:
-    """Whether an error is that of ONNX, ONNX Runtime or PyTorch, which have no common base."""
-    return type(error).__module__.partition(".")[0] in _FOREIGN
 
 
 @contextlib.contextmanager

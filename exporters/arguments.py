@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from capsedge.datasets.npz import by_name, read_arrays
 from capsedge.errors import UsageError
+from capsedge.graph.passes import OPS
+from capsedge.models import CapsuleModel
 from capsedge.runtime.files.given import in_words
 
+OPSETS = range(18, 22)
 Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
 _OWN = "model.load_state_dict(torch.load(path, weights_only=True)); capsedge.export(model, ...)"
 
@@ -51,6 +54,52 @@ def check_module(model: object) -> None:
         "export takes a torch.nn.Module.",
         "Wrap a function in a module; for an ONNX file use capsedge.optimize.",
     )
+
+
+def check_options(
+    opset: int, ops: str, batch: int | None, iterations: int | None, atol: float, rtol: float
+) -> None:
+    if opset not in OPSETS:
+        raise UsageError(
+            f"Opset {opset} cannot be exported.",
+            f"The function bodies are written for opsets {OPSETS[0]} to {OPSETS[-1]}.",
+            "Use 20, the newest that every TensorRT from 10.0 on reads.",
+        )
+    if ops not in OPS:
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+    for name, value in (("batch", batch), ("iterations", iterations)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}.", "It must be at least 1.")
+    if not (atol >= 0 and rtol >= 0 and atol + rtol > 0):
+        raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
+
+
+def batch_of(model: nn.Module, batch: int | None) -> int | None:
+    """The batch to fix; a network whose author's code averages over the batch has only one.
+
+    Raises:
+        UsageError: another one is asked for.
+    """
+    fixed = model.config.fixed_batch if isinstance(model, CapsuleModel) else None
+    if fixed is not None and batch not in (None, fixed):
+        raise UsageError(
+            f"This network is exported with batch {fixed} only, not {batch}.",
+            "Its author's code averages agreements over the batch, so that other batches give other results.",
+            f"Leave the batch out, or make it {fixed}.",
+        )
+    return batch if fixed is None else fixed
+
+
+def check_parameters(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type != "cpu" or (
+            tensor.dtype.is_floating_point and tensor.dtype != torch.float32
+        ):
+            raise UsageError(
+                "Export starts from an FP32 module on the CPU.",
+                f"'{name}' is {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}.",
+                "Call model.float().cpu() first; `capsedge quantize` makes FP16 and INT8 files.",
+            )
 
 
 def own_inputs(

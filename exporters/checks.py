@@ -1,9 +1,10 @@
-"""Checks of a file before it is written: validity, loading in ONNX Runtime, parity with PyTorch."""
+"""Checks of a file before it is written: loading in ONNX Runtime, parity with PyTorch."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,34 +15,12 @@ from torch import Tensor, nn
 from capsedge.errors import CapsedgeError
 from capsedge.exporters.export_report import CaseParity
 from capsedge.exporters.own_modules import in_double, run_double
-from capsedge.graph.proto import check_operators
-from capsedge.graph.shapes import inferred
 from capsedge.judging.tolerance import TRACE, Tolerance, excess, undefined
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.trace import PREFIX
 
 if TYPE_CHECKING:
     import onnxruntime
-
-
-def validate(model: onnx.ModelProto) -> None:
-    """Full check and strict shape inference.
-
-    Raises:
-        CapsedgeError: the graph is not valid ONNX: a bug of the exporter.
-    """
-    problems = check_operators(model)
-    try:
-        onnx.checker.check_model(model, full_check=True)
-        inferred(model)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        problems.append(str(error))
-    if problems:
-        raise CapsedgeError(
-            "The exported graph is not valid ONNX.",
-            "; ".join(problems),
-            "This is a bug of the exporter; please report it with the model.",
-        )
 
 
 def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.InferenceSession:
@@ -134,16 +113,6 @@ def given_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
     return cases
 
 
-def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
-    """The cases with values below the least or above the largest of the user's inputs."""
-    found = set()
-    for name, tensors in cases:
-        for x, own in zip(tensors, inputs, strict=True):
-            if x.dtype.is_floating_point and (x.min() < own.min() or x.max() > own.max()):
-                found.add(name)
-    return found
-
-
 def compare(
     session: onnxruntime.InferenceSession,
     module: nn.Module,
@@ -151,6 +120,7 @@ def compare(
     cases: Sequence[Case],
     atol: float,
     rtol: float,
+    own: Sequence[Tensor] = (),
 ) -> tuple[CaseParity, ...]:
     """Compare a loaded file with the eager module on every case.
 
@@ -160,6 +130,7 @@ def compare(
 
     Args:
         module: returns a tuple of tensors, one per name.
+        own: the user's own inputs; cases outside their range are marked.
 
     Returns:
         One result per case and output; an output that is not finite does not pass.
@@ -182,7 +153,18 @@ def compare(
                 for each in zip(names, found, wanted, precise, strict=True)
             ]
         results.extend(rows)
-    return tuple(results)
+    beyond = outside(cases, own) if own else set[str]()
+    return tuple(replace(r, outside=r.case in beyond) for r in results)
+
+
+def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
+    """The cases with values below the least or above the largest of the user's inputs."""
+    found = set()
+    for name, tensors in cases:
+        for x, own in zip(tensors, inputs, strict=True):
+            if x.dtype.is_floating_point and (x.min() < own.min() or x.max() > own.max()):
+                found.add(name)
+    return found
 
 
 def _run_exact(

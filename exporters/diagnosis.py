@@ -15,14 +15,12 @@ from capsedge.errors import CapsedgeError
 from capsedge.exporters import checks
 from capsedge.exporters.export_report import ExportReport
 from capsedge.exporters.modules import Subject
-from capsedge.exporters.user_code import node_lines
-from capsedge.graph.functions import attach_functions
-from capsedge.graph.proto import copy_of
+from capsedge.exporters.user_code import first_line, node_lines
 from capsedge.graph.rewrites import Rewrites
 from capsedge.judging.tolerance import Tolerance, excess
 
 Make = Callable[[int | None, Rewrites, bool], tuple[onnx.ModelProto, torch.export.ExportedProgram]]
-"""Batch, rewrites and recognition to a graph without function bodies, and the program that it was made of."""
+"""Batch, rewrites and recognition to a graph that runs, and the program that it was made of."""
 
 
 def diagnose(
@@ -39,8 +37,7 @@ def diagnose(
     case = next(c for c in cases if c[0] == worst.case)
 
     def agrees(rewrites: Rewrites, recognize: bool) -> bool:
-        model = _runnable(make(batch, rewrites, recognize)[0], rewrites)
-        session = checks.session_of(model)
+        session = checks.session_of(make(batch, rewrites, recognize)[0])
         found = checks.compare(
             session, subject.reference, subject.compared, [case], report.atol, report.rtol
         )
@@ -50,11 +47,11 @@ def diagnose(
         if agrees(Rewrites.none(), recognize=False):
             return f"The plain export agrees: {_part(agrees, rewrites, bool(report.recognition.found))}."
         model, program = make(len(case[1][0]), Rewrites.none(), False)
-        node = _first_node(
-            _runnable(model, Rewrites.none()), program, case[1], Tolerance(report.atol, report.rtol)
-        )
+        node = _first_node(model, program, case[1], Tolerance(report.atol, report.rtol))
     except CapsedgeError as error:
         return f"The cause could not be found: {error.what}"
+    except Exception as error:  # of torch or ONNX Runtime; the comparison itself must still be told
+        return f"The cause could not be found: {first_line(error)}"
     plain = "Rewrites have no part in it: the plain export differs too."
     return f"{plain} {node}"
 
@@ -66,12 +63,6 @@ def _part(agrees: Callable[[Rewrites, bool], bool], rewrites: Rewrites, recogniz
         if getattr(rewrites, each.name) and agrees(replace(rewrites, **{each.name: False}), True):
             return f"the rewrite '{each.name}' makes the difference; leave it out"
     return "several rewrites together make the difference; leave all of them out"
-
-
-def _runnable(model: onnx.ModelProto, rewrites: Rewrites) -> onnx.ModelProto:
-    copy = copy_of(model)
-    attach_functions(copy, rewrites)
-    return copy
 
 
 def _first_node(

@@ -11,7 +11,9 @@ from typing import Any
 from capsedge.errors import ParityError
 from capsedge.graph.recognize.report import Recognition
 from capsedge.judging.tolerance import MOST
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata
 from capsedge.runtime.quantities import size
+from capsedge.runtime.scores import LENGTHS, LOGITS
 from capsedge.runtime.summary import Row, Summarized, Summary, short
 
 
@@ -62,6 +64,19 @@ class ScoresTaken:
 
     def __str__(self) -> str:
         return f"{self.output} ({self.kind}): {self.reason}"
+
+
+def scores_taken(stated: ModelMetadata | None, outputs: Sequence[str]) -> ScoresTaken | None:
+    """The output that decides the class, as the file states it, or as its outputs are named."""
+    if stated is None or stated.task == REGRESSION:
+        return None
+    chosen = stated.chosen_scores
+    reason = chosen.reason if chosen else "the name of scores in files of capsedge"
+    if stated.outputs is not None:
+        return ScoresTaken(stated.outputs.scores, stated.outputs.kind, reason)
+    named = {LENGTHS: "length", LOGITS: "logits"}
+    name = next((n for n in outputs if n in named), None)
+    return None if name is None else ScoresTaken(name, named[name], reason)
 
 
 @dataclass(frozen=True, repr=False)

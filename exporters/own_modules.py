@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.exporters.user_code import (
-    on_cpu,
-)
+from capsedge.exporters.user_code import on_cpu
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,10 @@ class Flat(nn.Module):
         return self._whole(*inputs)
 
     def _whole(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        with on_cpu():  # code may write into its input, which others read afterwards
-            values = tuple(named(self.module(*(x.clone() for x in inputs))).values())
-        values = _apart(values, inputs)
+        copies = [x.clone() for x in inputs]  # code may write into its input, which others read
+        with on_cpu():
+            result = self.module(*copies)
+        values = _apart(tuple(named(result).values()), inputs)
         if self.ranks is not None and len(self.ranks) == len(values):
             values = tuple(
                 v[None] if v.ndim == rank - 1 and inputs[0].shape[0] == 1 else v

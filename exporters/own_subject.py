@@ -50,6 +50,13 @@ class NoFreeBatch(UnsupportedModelError):
         self.batch = batch
         super().__init__(what, why, fix, details=details)
 
+    @property
+    def note(self) -> str:
+        """The fixed batch in a line, with its reason."""
+        what = self.what[0].lower() + self.what[1:].rstrip(".")
+        where = "; ".join((self.why.rstrip("."), *self.details[:1]))
+        return f"the batch is fixed at {self.batch}: {what} ({where})"
+
 
 def of_module(
     module: nn.Module,
@@ -200,7 +207,8 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
     """
     try:
         with torch.no_grad(), on_cpu():
-            return named(module(*inputs))
+            result = module(*inputs)
+        return named(result)
     except CapsedgeError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code: any kind

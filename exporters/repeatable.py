@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.exporters.user_code import is_user_code, lines_with, place
+from capsedge.exporters.user_code import Draws, lines_with
 
 Outputs = Mapping[str, Tensor]
 Run = Callable[[Sequence[Tensor]], Outputs]
@@ -50,14 +47,14 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for inputs in cases:
             before = {name: t.clone() for name, t in module.state_dict().items()}
-            with _Draws() as draws:
+            with Draws() as draws:
                 first = _kept(run(_copies(inputs)))
             second = _kept(run(_copies(inputs)))
             off = _difference(first, second)
             if off is not None and (draws.lines or draws.names or off[1] > _ROUNDING):
                 raise _differing(module, draws, off, before)
             for stream in range(_REDRAWN if draws.names else 0):
-                with _Draws(stream):
+                with Draws(stream):
                     other = _kept(run(_copies(inputs)))
                 off = _difference(first, other)
                 if off is not None:
@@ -67,35 +64,6 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
 def _copies(inputs: Sequence[Tensor]) -> list[Tensor]:
     """The inputs again: a module may write into them."""
     return [x.clone() for x in inputs]
-
-
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the random operations of a run, and the user's lines that call them.
-
-    Args:
-        stream: of other random numbers to draw; None for those that the code draws.
-    """
-
-    def __init__(self, stream: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.stream, self.names, self.lines = stream, list[str](), list[str]()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
-        self.names.append(str(func).partition(".")[2].partition(".")[0].rstrip("_"))
-        frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
-        if frames:
-            line = place(frames[-1].filename, frames[-1].lineno or 0)
-            self.lines += [line] if line not in self.lines else []
-        if self.stream is None:
-            return func(*args, **kwargs)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7919 * (self.stream + 1) + len(self.names))
-            if kwargs.get("generator") is not None:
-                kwargs["generator"] = None
-            return func(*args, **kwargs)
 
 
 def _kept(outputs: Outputs) -> dict[str, Tensor]:
@@ -119,7 +87,7 @@ def _difference(first: Outputs, second: Outputs) -> tuple[str, float, float, flo
 
 def _differing(
     module: nn.Module,
-    draws: _Draws,
+    draws: Draws,
     off: tuple[str, float, float, float],
     before: Mapping[str, Tensor],
 ) -> UnsupportedModelError:
@@ -148,7 +116,7 @@ def _differing(
     )
 
 
-def _seeded(draws: _Draws, off: tuple[str, float, float, float]) -> UnsupportedModelError:
+def _seeded(draws: Draws, off: tuple[str, float, float, float]) -> UnsupportedModelError:
     """The error for numbers that are the same in each run because the code seeds their generator."""
     name, _, difference, size = off
     return UnsupportedModelError(
@@ -160,12 +128,12 @@ def _seeded(draws: _Draws, off: tuple[str, float, float, float]) -> UnsupportedM
     )
 
 
-def _called(draws: _Draws) -> list[str]:
+def _called(draws: Draws) -> list[str]:
     """The user's lines that draw; the operations where no line is known."""
     return draws.lines[:_LINES] or [f"It calls {', '.join(dict.fromkeys(draws.names))}."]
 
 
-def _advice(draws: _Draws) -> str:
+def _advice(draws: Draws) -> str:
     said = " ".join(draws.lines).lower()
     if "gumbel" in said:
         return _GUMBEL

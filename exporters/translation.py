@@ -1,7 +1,7 @@
 """PyTorch's capsule operators to ONNX nodes while ``torch.onnx.export`` runs.
 
-The nodes made here are in a domain of our own, ``capsedge.torch``, with the couplings as an output,
-because the torch operators have it; ``emit.lower`` then makes ``capsedge`` nodes of them. A private
+The nodes made here are in a domain of our own, ``TORCH_DOMAIN``, with the couplings as an output,
+because the torch operators have it; ``graph.passes`` then makes ``capsedge`` nodes of them. A private
 domain also keeps ONNX's global registry free of ``capsedge`` schemas, which would stop shape inference
 through the function bodies.
 """
@@ -17,9 +17,8 @@ from onnx import defs
 from onnxscript.values import Opset
 
 import capsedge.ops  # noqa: F401  (registers the torch operators)
+from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.schema.operators import OPERATORS, Operator
-
-TORCH_DOMAIN = "capsedge.torch"  # domain of the nodes made while torch exports; never in a file
 
 _ATTRIBUTE_TYPES = {
     "int": defs.OpSchema.AttrType.INT,

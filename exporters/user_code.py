@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _OURS = str(
     Path(__file__).resolve().parents[1]
@@ -200,3 +201,32 @@ def reductions_over_batch(batch: int) -> Iterator[list[str]]:
     lines: list[str] = []
     with _Watch(batch, lines):
         yield lines
+
+
+class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the random operations of a run, and the user's lines that call them.
+
+    Args:
+        stream: of other random numbers to draw; None for those that the code draws.
+    """
+
+    def __init__(self, stream: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stream, self.names, self.lines = stream, list[str](), list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        self.names.append(str(func).partition(".")[2].partition(".")[0].rstrip("_"))
+        frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
+        if frames:
+            line = place(frames[-1].filename, frames[-1].lineno or 0)
+            self.lines += [line] if line not in self.lines else []
+        if self.stream is None:
+            return func(*args, **kwargs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7919 * (self.stream + 1) + len(self.names))
+            if kwargs.get("generator") is not None:
+                kwargs["generator"] = None
+            return func(*args, **kwargs)

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, opening
-from capsedge.runtime.reading.wire import MODEL, VARINT, Field, Malformed, Message, Wire
+from capsedge.runtime.reading.wire import MODEL, Found, Malformed, Message, Walker, number_of
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 
@@ -24,9 +24,7 @@ from capsedge.schema.operators import OPERATORS
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
 COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
 MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
-MAX_MESSAGES = 500_000
 MAX_NODES = 100_000  # a kilobyte of memory or more each, for two bytes of the file
-MAX_DEPTH = 100  # messages within messages, as protobuf has it
 
 _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
 
@@ -41,9 +39,6 @@ _OPSET_DOMAIN, _OPSET_VERSION = 1, 2
 
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
 _EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
-
-# What a message's fields hold: a number as it is, anything else as the bytes start:end.
-_Found = dict[int, "int | tuple[int, int]"]
 
 
 @dataclass
@@ -150,7 +145,7 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         ArtefactError: the bytes are not an ONNX model, or are truncated.
     """
     try:
-        summary = _Walker(data).model()
+        summary = _Summarizer(data).model()
         if not summary.has_graph or not summary.ir_version:
             raise Malformed("it has no graph")
     except (Malformed, UnicodeDecodeError) as error:
@@ -229,101 +224,77 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
         )
 
 
-class _Walker(Wire):
-    """Goes through a whole file by the schema."""
+class _Summarizer(Walker):
+    told = frozenset(
+        (
+            "NodeProto",
+            "TensorProto",
+            "FunctionProto",
+            "OperatorSetIdProto",
+            "StringStringEntryProto",
+        )
+    )
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.summary = OnnxSummary()
         self.overloads: dict[tuple[str, str], str] = {}
-        self.entered = 0
         self.nodes = 0
 
     def model(self) -> OnnxSummary:
         if self.data[4:8] == _ORT_FORMAT:
             raise Malformed("it is also a file of ONNX Runtime's own format")
-        found = self.walk(MODEL, 0, len(self.data), 0)
-        self.summary.ir_version = self._number(found, _MODEL_IR)
-        self.summary.producer = self._text(found, _MODEL_PRODUCER)
-        self.summary.producer_version = self._text(found, _MODEL_PRODUCER_VERSION)
-        self.summary.has_graph = _MODEL_GRAPH in found
-        return self.summary
+        found = self.walk(MODEL, 0, len(self.data))
+        summary = self.summary
+        summary.ir_version = number_of(found, _MODEL_IR)
+        summary.producer, summary.producer_version = self.text_of(
+            found, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION
+        )
+        summary.has_graph = _MODEL_GRAPH in found
+        return summary
 
-    def walk(self, message: Message, start: int, end: int, depth: int) -> _Found:
-        """Go through a message and all below it; the last value of each of its own fields."""
-        if depth > MAX_DEPTH:
-            raise Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
-        self.entered += 1
-        if self.entered > MAX_MESSAGES:
-            raise Malformed(f"it has more than {MAX_MESSAGES:,} messages")
-        found: _Found = {}
-        known, stood = message.fields, 0
-        for number, wire, a, b in self.fields(start, end):
-            entry = known.get(number << 3 | wire)
-            if entry is None:
-                raise Malformed(
-                    f"a {message.name} has a field {number} of wire type {wire} at byte {a}, "
-                    "which the format lacks"
-                )
-            if stood & entry.once:
-                raise Malformed(f"a {message.name} has its field {number} twice")
-            stood |= entry.once
-            if entry.narrow and (1 << 31) <= a < (1 << 64) - (1 << 31):
-                raise Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
-            found[number] = a if wire == VARINT else (a, b)
-            if entry.message is not None:
-                self.take(message, entry, self.walk(entry.message, a, b, depth + 1), (a, b))
-        return found
-
-    def take(self, parent: Message, entry: Field, found: _Found, within: tuple[int, int]) -> None:
-        """Note what the summary has of a submessage, which lies within some bytes."""
-        name = entry.message.name if entry.message else ""
-        if name == "NodeProto":
+    def take(
+        self, parent: Message, message: Message, number: int, found: Found, within: tuple[int, int]
+    ) -> None:
+        if message.name == "NodeProto":
             self._node(found, within)
-        elif name == "TensorProto":
+        elif message.name == "TensorProto":
             self._tensor(found)
-        elif name == "FunctionProto":
+        elif message.name == "FunctionProto":
             self._function(found)
-        elif parent is MODEL and entry.number == _MODEL_OPSET:
-            domain = self._text(found, _OPSET_DOMAIN)
-            self.summary.opsets[domain] = self._number(found, _OPSET_VERSION)
-        elif parent is MODEL and entry.number == _MODEL_METADATA:
-            key = self._text(found, _ENTRY_KEY)
-            self.summary.metadata[key] = self._text(found, _ENTRY_VALUE)
+        elif parent is MODEL and number == _MODEL_OPSET:
+            (domain,) = self.text_of(found, _OPSET_DOMAIN)
+            self.summary.opsets[domain] = number_of(found, _OPSET_VERSION)
+        elif parent is MODEL and number == _MODEL_METADATA:
+            key, value = self.text_of(found, _ENTRY_KEY, _ENTRY_VALUE)
+            self.summary.metadata[key] = value
 
-    def _node(self, found: _Found, within: tuple[int, int]) -> None:
+    def _node(self, found: Found, within: tuple[int, int]) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise Malformed(f"it has more than {MAX_NODES:,} nodes")
-        kind, domain = self._text(found, _NODE_TYPE), self._text(found, _NODE_DOMAIN)
+        kind, domain = self.text_of(found, _NODE_TYPE, _NODE_DOMAIN)
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:
-            self.summary.capsedge_nodes.append((kind, self._text(found, _NODE_OVERLOAD)))
+            (overload,) = self.text_of(found, _NODE_OVERLOAD)
+            self.summary.capsedge_nodes.append((kind, overload))
             if any(n == _NODE_INPUT and a == b for n, _, a, b in self.fields(*within)):
                 self.summary.unnamed_inputs.add(kind)
         output = found.get(_NODE_OUTPUT)
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
             self.summary.expanded_routing = True
 
-    def _function(self, found: _Found) -> None:
-        name, domain = self._text(found, _FUNCTION_NAME), self._text(found, _FUNCTION_DOMAIN)
-        overload = self._text(found, _FUNCTION_OVERLOAD)
+    def _function(self, found: Found) -> None:
+        name, domain, overload = self.text_of(
+            found, _FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD
+        )
         self.summary.functions.add((domain, name))
         if self.overloads.setdefault((domain, name), overload) != overload:
             self.summary.overloaded.add((domain, name))
         if domain == DOMAIN:
             self.summary.capsedge_functions.add((name, overload))
 
-    def _tensor(self, found: _Found) -> None:
+    def _tensor(self, found: Found) -> None:
         # The runtime uses only the location; a tensor has no other reason to name a file.
-        if _TENSOR_EXTERNAL in found or self._number(found, _TENSOR_LOCATION):
-            self.summary.external.append(self._text(found, _TENSOR_NAME))
-
-    def _text(self, found: _Found, number: int) -> str:
-        span = found.get(number)
-        return self.text(*span) if isinstance(span, tuple) else ""
-
-    @staticmethod
-    def _number(found: _Found, number: int) -> int:
-        value = found.get(number)
-        return value if isinstance(value, int) else 0
+        if _TENSOR_EXTERNAL in found or found.get(_TENSOR_LOCATION):
+            self.summary.external += self.text_of(found, _TENSOR_NAME)

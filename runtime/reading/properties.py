@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from capsedge.runtime.reading.wire import BYTES, Wire, length_delimited
+from capsedge.runtime.reading.wire import BYTES, Wire, message
 
 _MODEL_METADATA = 14  # of ModelProto, repeated
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
@@ -19,7 +19,7 @@ def with_properties(
         data: an ONNX file that `onnx_file.summarize` has accepted.
     """
     wire = Wire(data)
-    entries = [length_delimited(_MODEL_METADATA, _entry(k, v)) for k, v in properties.items()]
+    entries = message([(_MODEL_METADATA, _entry(k, v)) for k, v in properties.items()])
     before: list[bytes] = []
     after: list[bytes] = []  # fields of higher numbers follow the metadata, as protobuf writes them
     start = 0
@@ -29,7 +29,7 @@ def with_properties(
         if not ours:
             (after if after or number > _MODEL_METADATA else before).append(data[start:end])
         start = end
-    return b"".join((*before, *entries, *after))
+    return b"".join((*before, entries, *after))
 
 
 def _key(wire: Wire, start: int, end: int) -> str:
@@ -38,6 +38,4 @@ def _key(wire: Wire, start: int, end: int) -> str:
 
 
 def _entry(key: str, value: str) -> bytes:
-    return length_delimited(_ENTRY_KEY, key.encode()) + length_delimited(
-        _ENTRY_VALUE, value.encode()
-    )
+    return message(((_ENTRY_KEY, key.encode()), (_ENTRY_VALUE, value.encode())))

@@ -10,11 +10,13 @@ The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 MAX_FIELDS = 4_000_000  # a real model has a few thousand; keeps a hostile file from taking minutes
+MAX_MESSAGES = 500_000
+MAX_DEPTH = 100  # messages within messages, as protobuf has it
 
 SCHEMA = """
 ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
@@ -106,6 +108,9 @@ def _parse() -> dict[str, Message]:
 
 
 MODEL = _parse()["ModelProto"]
+
+# What a message's fields hold: a number as it is, anything else as the bytes start:end.
+Found = dict[int, "int | tuple[int, int]"]
 
 
 class Malformed(Exception):
@@ -202,9 +207,73 @@ class Wire:
         return self.data[start:end].decode()
 
 
+class Walker(Wire):
+    """Goes through a whole message by the schema, and tells of the messages that it finds.
+
+    Attributes:
+        told: names of the messages that ``take`` is called for.
+    """
+
+    told: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._entered = 0
+
+    def walk(self, message: Message, start: int, end: int, depth: int = 0) -> Found:
+        """Go through a message and all below it; the last value of each of its own fields."""
+        if depth > MAX_DEPTH:
+            raise Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
+        self._entered += 1
+        if self._entered > MAX_MESSAGES:
+            raise Malformed(f"it has more than {MAX_MESSAGES:,} messages")
+        found: Found = {}
+        known, stood = message.fields, 0
+        for number, wire, a, b in self.fields(start, end):
+            entry = known.get(number << 3 | wire)
+            if entry is None:
+                raise Malformed(
+                    f"a {message.name} has a field {number} of wire type {wire} at byte {a}, "
+                    "which the format lacks"
+                )
+            if stood & entry.once:
+                raise Malformed(f"a {message.name} has its field {number} twice")
+            stood |= entry.once
+            if entry.narrow and (1 << 31) <= a < (1 << 64) - (1 << 31):
+                raise Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
+            found[number] = a if wire == VARINT else (a, b)
+            if entry.message is not None:
+                inner = self.walk(entry.message, a, b, depth + 1)
+                if entry.message.name in self.told:
+                    self.take(message, entry.message, number, inner, (a, b))
+        return found
+
+    def take(
+        self, parent: Message, message: Message, number: int, found: Found, within: tuple[int, int]
+    ) -> None:
+        """Note what is wanted of a message, the field ``number`` of its parent, which lies within some bytes."""
+        raise NotImplementedError
+
+    def text_of(self, found: Found, *numbers: int) -> list[str]:
+        """Fields as text; empty for those that are not there."""
+        spans = map(found.get, numbers)
+        return [self.text(*span) if isinstance(span, tuple) else "" for span in spans]
+
+
+def number_of(found: Found, number: int) -> int:
+    """A field that is a number; 0 if it is not there."""
+    value = found.get(number)
+    return value if isinstance(value, int) else 0
+
+
 def length_delimited(number: int, content: bytes) -> bytes:
     """A field of text, bytes or a message, as it is written."""
     return _varint(number << 3 | BYTES) + _varint(len(content)) + content
+
+
+def message(fields: Iterable[tuple[int, bytes]]) -> bytes:
+    """Fields of text, bytes or messages, one after another."""
+    return b"".join(length_delimited(number, content) for number, content in fields)
 
 
 def _varint(value: int) -> bytes:

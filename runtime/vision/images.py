@@ -61,6 +61,27 @@ def prepare(
                 f"Pass an array [height, width, {wanted}] from Python.",
             )
         pixels = read
+    return _prepared(pixels, preprocessing, invert)
+
+
+def prepare_all(
+    images: NDArray[np.uint8], preprocessing: Preprocessing
+) -> list[NDArray[np.float32]]:
+    """`prepare` of each of several images ``[N, H, W, C]``, which are checked together.
+
+    Raises:
+        UsageError: they do not fit the model.
+    """
+    if len(images):
+        _pixels_of_array(images[0], preprocessing.channels, "the image")
+    return [_prepared(pixels, preprocessing) for pixels in images]
+
+
+def _prepared(
+    pixels: NDArray[Any], preprocessing: Preprocessing, invert: bool = False
+) -> NDArray[np.float32]:
+    """Pixels ``[H, W, C]`` of uint8, uint16 or float32 (0..255) as the input of a model."""
+    wanted = preprocessing.channels
     top, left, height, width = 0, 0, pixels.shape[0], pixels.shape[1]
     inner_height, inner_width = preprocessing.height, preprocessing.width
     if preprocessing.resize == "crop":

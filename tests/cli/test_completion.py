@@ -152,8 +152,9 @@ def test_words_are_those_that_the_verbs_take() -> None:
     pytest.importorskip("onnx")
     from capsedge.calibration import observers, quantize, source
     from capsedge.cli import _describing
-    from capsedge.exporters import modules, to_onnx
+    from capsedge.exporters import modules
     from capsedge.exporters.tensorrt.engine_file import PLUGIN_MODES
+    from capsedge.graph import passes
     from capsedge.graph.targets import TARGETS
     from capsedge.pipelines.sweep_candidates import COUPLINGS, PRECISIONS
     from capsedge.runtime import passport
@@ -167,7 +168,7 @@ def test_words_are_those_that_the_verbs_take() -> None:
         "quantize --prefer": quantize.PREFERENCES,
         "quantize --target": source.TARGETS,
         "export --with": modules.EXTRA_OUTPUTS,
-        "export --ops": to_onnx.OPS,
+        "export --ops": passes.OPS,
         "export --for": TARGETS,
         "build --plugin": PLUGIN_MODES,
         "build --precision": passport.PRECISIONS,

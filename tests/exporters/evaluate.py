@@ -9,7 +9,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from capsedge.exporters import modules
-from capsedge.exporters.to_onnx import to_proto
+from capsedge.exporters.to_onnx import to_graph
 from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.first_pass import replace_uniform_passes
 from capsedge.graph.functions import attach_functions
@@ -43,7 +43,7 @@ def _double(tensor: TensorProto) -> None:
 def captured(model: CapsuleModel) -> onnx.ModelProto:
     """The model's graph of ``capsedge`` nodes with every pass kept and nothing rewritten."""
     subject = modules.of_capsule_model(model, (), None, "")
-    return to_proto(subject, 20, None, Rewrites.none()).model
+    return to_graph(subject, 20, None, Rewrites.none(), "fused").lowered.model
 
 
 def rewritten(graph: onnx.ModelProto, rewrites: Rewrites, double: bool) -> onnx.ModelProto:

@@ -15,11 +15,11 @@ from onnx import helper
 from torch import nn
 
 from capsedge.errors import EnvironmentProblem, ParityError, UnsupportedModelError, UsageError
-from capsedge.exporters import emit, modules, to_onnx
+from capsedge.exporters import modules, to_onnx
 from capsedge.exporters.export_report import ExportReport
 from capsedge.exporters.to_onnx import export
-from capsedge.exporters.translation import TORCH_DOMAIN
-from capsedge.graph import proto
+from capsedge.graph import passes, proto
+from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import shapes_of
 from capsedge.runtime.loading import load
@@ -256,7 +256,7 @@ def test_reconstruction_needs_a_decoder(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate finds an error of the exporter: here a body with one iteration too few."""
-    attach = to_onnx.attach_functions
+    attach = passes.attach_functions
 
     def wrong(model: onnx.ModelProto, rewrites: Rewrites | None = None) -> None:
         for node in proto.operator_nodes(model):
@@ -265,7 +265,7 @@ def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.Monkey
                     attribute.i -= 1
         attach(model, rewrites)
 
-    monkeypatch.setattr(to_onnx, "attach_functions", wrong)
+    monkeypatch.setattr(passes, "attach_functions", wrong)
     with pytest.raises(ParityError, match=r"Output '(lengths|poses)' on input") as caught:
         export(network("dynamic"), tmp_path / "m.onnx")
     assert caught.value.exit_code == 4
@@ -318,18 +318,18 @@ def test_an_unknown_shape_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         unknown = {n.input[0] for n in proto.operator_nodes(model, TORCH_DOMAIN)}
         return {k: v for k, v in shapes_of(model).items() if k not in unknown}
 
-    monkeypatch.setattr(emit, "shapes_of", without_poses)
+    monkeypatch.setattr(passes, "shapes_of", without_poses)
     with pytest.raises(
         UnsupportedModelError, match=r"(?s)unknown shape.*no shape for the input '.+' of"
     ):
-        to_onnx.to_proto(subject, 20, None, Rewrites())
+        to_onnx.to_graph(subject, 20, None, Rewrites())
 
     def broken(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(emit, "shapes_of", broken)
+    monkeypatch.setattr(passes, "shapes_of", broken)
     with pytest.raises(KeyError, match="a bug"):
-        to_onnx.to_proto(subject, 20, None, Rewrites())
+        to_onnx.to_graph(subject, 20, None, Rewrites())
 
 
 def test_lowering_needs_shapes() -> None:
@@ -337,8 +337,9 @@ def test_lowering_needs_shapes() -> None:
     values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in ("x", "y")]
     graph = helper.make_graph([node], "g", values[:1], values[1:])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(TORCH_DOMAIN, 1)]
-    with pytest.raises(ValueError, match="no shape for the input 'x' of Squash"):
-        emit.lower(helper.make_model(graph, opset_imports=opsets), Rewrites())
+    model = helper.make_model(graph, opset_imports=opsets)
+    with pytest.raises(UnsupportedModelError, match="no shape for the input 'x' of Squash"):
+        passes.lower(model, Rewrites(), "auto", outputs=1, passes=0)
 
 
 @pytest.mark.thorough

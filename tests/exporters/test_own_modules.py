@@ -13,11 +13,11 @@ import torch
 import capsedge
 from capsedge.cli.export import Source, _print
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
-from capsedge.exporters import diagnosis, recognizing
+from capsedge.exporters import diagnosis
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.free_batch import NotAlike, merge
 from capsedge.exporters.user_code import on_cpu
-from capsedge.graph import functions
+from capsedge.graph import functions, passes
 from capsedge.judging.tolerance import Tolerance
 from tests.exporters import own_nets as nets
 from tests.exporters.nets import network
@@ -263,7 +263,7 @@ def test_the_operators_are_named_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recognition that finds another function: the gate refuses, and says whose fault it is."""
-    right = recognizing.detach_functions
+    right = passes.detach_functions
 
     def wrong(model: onnx.ModelProto) -> None:
         right(model)
@@ -272,7 +272,7 @@ def test_the_operators_are_named_as_the_cause(
                 if attribute.name == "iterations":
                     attribute.i -= 1
 
-    monkeypatch.setattr(recognizing, "detach_functions", wrong)
+    monkeypatch.setattr(passes, "detach_functions", wrong)
     with pytest.raises(ParityError, match="operators that replaced its routing"):
         exported(nets.Plain(2.0), tmp_path / "m.onnx")
     assert functions.detach_functions is right

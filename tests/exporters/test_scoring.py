@@ -148,7 +148,7 @@ def test_it_is_asked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def capture(*_: Any) -> None:
         raise AssertionError("the long work began")
 
-    monkeypatch.setattr(to_onnx, "to_proto", capture)
+    monkeypatch.setattr(to_onnx, "to_graph", capture)
     with pytest.raises(UsageError) as asked:
         exported(Ambiguous(), tmp_path / "m.onnx")
     assert "--scores output_0" in asked.value.command

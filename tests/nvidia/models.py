@@ -13,8 +13,7 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet
 from capsedge.exporters import modules
-from capsedge.exporters.to_onnx import export, to_proto
-from capsedge.graph.functions import attach_functions
+from capsedge.exporters.to_onnx import export, to_graph
 from capsedge.graph.rewrites import Rewrites
 from capsedge.models import build
 from capsedge.models.config import Conv, EfficientCapsNetConfig, ModelConfig
@@ -80,8 +79,7 @@ def efficient_capsnet(folder: Path) -> Path:
 def _exported(config: str | ModelConfig, path: Path) -> Path:
     torch.manual_seed(0)
     subject = modules.of_capsule_model(build(config).eval(), (), None, "")
-    model = to_proto(subject, 20, None, Rewrites()).model
-    attach_functions(model, Rewrites())
+    model = to_graph(subject, 20, None, Rewrites()).lowered.model
     path.write_bytes(model.SerializeToString())
     return path
 

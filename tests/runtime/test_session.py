@@ -19,7 +19,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, Usage
 from capsedge.runtime.backends import native_library
 from capsedge.runtime.loading import load_bytes
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.reading import onnx_file, wire
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
@@ -580,7 +580,7 @@ def test_nested_graphs_are_limited(monkeypatch: pytest.MonkeyPatch):
         graph = helper.make_graph([node], "g", [], [out])
     data = helper.make_model(graph).SerializeToString()
     onnx_file.summarize(data)
-    monkeypatch.setattr(onnx_file, "MAX_DEPTH", 10)
+    monkeypatch.setattr(wire, "MAX_DEPTH", 10)
     with pytest.raises(ArtefactError, match="nested"):
         onnx_file.summarize(data)
 

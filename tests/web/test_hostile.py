@@ -17,7 +17,7 @@ from capsedge.errors import CapsedgeError  # noqa: E402
 from capsedge.runtime.files import limits  # noqa: E402
 from capsedge.runtime.files.text import printable  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
-from capsedge.runtime.reading import onnx_file  # noqa: E402
+from capsedge.runtime.reading import onnx_file, wire  # noqa: E402
 from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
 from tests.fuzz import hostile  # noqa: E402
 from tests.runtime.models import capsule_model, metadata  # noqa: E402
@@ -67,13 +67,13 @@ def test_the_limits_are_pythons() -> None:
     found = {k: eval(v, {}, names) for k, v in {**stated, **fixed}.items()}
     assert found == {
         "fileBytes": onnx_file.MAX_BYTES, "nodes": onnx_file.MAX_NODES,
-        "messages": onnx_file.MAX_MESSAGES, "fields": 4_000_000,
+        "messages": wire.MAX_MESSAGES, "fields": 4_000_000,
         "metadataBytes": limits.METADATA_BYTES, "typicalInputBytes": limits.TYPICAL_INPUT_BYTES,
         "cascadeBytes": limits.CASCADE_BYTES, "traceBytes": limits.TRACE_BYTES,
         "tracedBytes": limits.TRACED_BYTES, "imageFileBytes": limits.IMAGE_FILE_BYTES,
         "imagePixels": limits.IMAGE_PIXELS, "imageSide": limits.IMAGE_SIDE,
         "inputValues": limits.INPUT_VALUES, "runBytes": limits.RUN_BYTES,
-        "MESSAGE_DEPTH": onnx_file.MAX_DEPTH, "JSON_VALUES": limits.JSON_VALUES,
+        "MESSAGE_DEPTH": wire.MAX_DEPTH, "JSON_VALUES": limits.JSON_VALUES,
         "JSON_DEPTH": limits.JSON_DEPTH, "ITERATIONS": limits.ITERATIONS, "LAYERS": limits.LAYERS,
         "WIDTH": limits.WIDTH, "NAME_CHARACTERS": limits.NAME_CHARACTERS,
         "ORIGIN_CHARACTERS": limits.ORIGIN_CHARACTERS, "ORIGIN_ENTRIES": limits.ORIGIN_ENTRIES,

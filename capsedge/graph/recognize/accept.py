@@ -65,6 +65,11 @@ def is_wide(function: Function, x: Array) -> bool:
     return bool(np.any(base != moved))
 
 
+def poses_last(function: Function, axis: int) -> Callable[[Array], Array]:
+    """A function of a graph whose poses lie along an axis, as one of poses along the last."""
+    return lambda x: np.moveaxis(function(np.moveaxis(x, -1, axis))[0], axis, -1)
+
+
 def judge(
     original: Callable[[Array], Array],
     hypothesis: Callable[[Array], Array],
@@ -75,6 +80,7 @@ def judge(
     floor: float = FLOOR,
     roles: Layout | None = None,
     ranked: bool = False,
+    stop: bool = False,
 ) -> Verdict:
     """Compare two functions of votes, a pose (the last axis) at a time.
 
@@ -83,6 +89,7 @@ def judge(
         floor: differences up to this size are not counted.
         roles: of the votes ``[n, j, i, p]``, where their places are independent.
         ranked: whether hypotheses are ranked by their excess, which then allows for rounding everywhere.
+        stop: whether the first difference ends it, where nothing but acceptance is asked for.
     """
     worst, undefined = Verdict(0.0, ""), False
     for name, x in _cases(shape, roles, seed):
@@ -94,6 +101,8 @@ def judge(
             share = excess_of(found, wanted, rtol, floor, _sensitivity(hypothesis, x, found))
         if not share <= worst.excess:
             worst = Verdict(share, name)
+        if stop and not worst.accepted:
+            break
     return Verdict(worst.excess, worst.case, undefined)
 
 

@@ -50,7 +50,7 @@ def anchors(graph: Values) -> list[Anchor]:
     found: dict[str, Anchor] = {}
     for node in graph.nodes:
         name = node.output[0] if node.output else ""
-        if not name or name in graph.constant or node.domain or not graph.is_float(name):
+        if not name or name in graph.constant or node.domain or name not in graph.floats:
             continue
         axis = _axis(graph, node, found)
         if axis:
@@ -64,14 +64,14 @@ def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int
     Args:
         softmaxes: those before the node; what they make is not normalized again.
     """
-    shape = graph.shape(node.output[0])
+    shape = graph.shapes[node.output[0]]
     if node.op_type == "Softmax" and shape:
         return shape[int(graph.attribute(node, "axis", -1))]
     total = None
     if node.op_type == "Exp":
         log = _before_views(graph, node.input[0])
         if log is not None and log.op_type == "LogSoftmax":
-            return graph.shape(log.output[0])[int(graph.attribute(log, "axis", -1))]
+            return graph.shapes[log.output[0]][int(graph.attribute(log, "axis", -1))]
         total = _log_sum(graph, log, softmaxes)
     elif node.op_type == "Div":
         above, summed = node.input[0], _before_views(graph, node.input[1])
@@ -82,8 +82,8 @@ def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int
             if inverse is not None and inverse.op_type == "Reciprocal":
                 summed = _before_views(graph, inverse.input[0])
                 total = _sum_of(graph, above, summed, softmaxes)
-    size = graph.size(node.output[0])
-    parts = graph.size(total) if total else 0
+    size = graph.sizes[node.output[0]]
+    parts = graph.sizes[total] if total else 0
     return size // parts if parts and size % parts == 0 else None
 
 
@@ -153,14 +153,14 @@ def groups(graph: Values) -> list[Group]:
 
 def _candidates(graph: Values, anchor: Anchor) -> list[str]:
     """Ancestors with several elements for every coupling that two nodes or more read."""
-    size = graph.size(anchor.name)
+    size = graph.sizes[anchor.name]
     leaky = size // anchor.axis * (anchor.axis - 1)
     ranked = []
     for name, distance in graph.distances(anchor.name).items():
-        if not 0 < distance <= _NEAR or not graph.is_float(name):
+        if not 0 < distance <= _NEAR or name not in graph.floats:
             continue
-        votes = graph.size(name)
-        if len(squeezed(graph.shape(name))) < 3:
+        votes = graph.sizes[name]
+        if len(squeezed(graph.shapes[name])) < 3:
             continue
         fits = votes >= size and votes % size == 0
         if not fits and not (leaky and votes >= leaky and votes % leaky == 0):

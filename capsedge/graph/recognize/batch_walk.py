@@ -93,7 +93,7 @@ class Freeing:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor, at the batch as it is."""
-        return self.graph.shape(name)
+        return self.graph.shapes[name]
 
     def images(self, place: Place) -> int:
         """How many images a tensor holds."""

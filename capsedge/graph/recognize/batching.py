@@ -8,9 +8,8 @@ import onnx
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.proto import copy_of
-from capsedge.graph.recognize.finishing import equal
 from capsedge.graph.recognize.free_batch import free_batch
-from capsedge.graph.recognize.proof import FREED, Original, prove
+from capsedge.graph.recognize.proof import FREED, Original, equal, prove
 from capsedge.graph.recognize.reasons import NotRecognized
 from capsedge.graph.recognize.values import Values
 

@@ -13,7 +13,7 @@ from capsedge.graph.cleaning import remove_dead_nodes
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
 from capsedge.graph.recognize.layouts import Layout
 from capsedge.graph.recognize.reasons import NotRecognized
-from capsedge.graph.recognize.values import Array, Values, inputs_of
+from capsedge.graph.recognize.values import Array, Values, inputs_of_each
 from capsedge.schema.names import DOMAIN, VERSION
 from capsedge.schema.operators import OPERATORS
 
@@ -112,7 +112,7 @@ class Edit:
         if layout.order != tuple(sorted(layout.order)):
             axes, back = layout.axes, [int(k) for k in np.argsort(layout.order)]
             x = self.transpose(self.reshape(x, axes, 0 if layout.batch is not None else None), back)
-        shape = self.graph.shape(result)
+        shape = self.graph.shapes[result]
         self.reshape(x, shape, _holder(shape, layout), result)
         self.results.append(result)
 
@@ -171,7 +171,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
         NotRecognized: some read from each other in a circle.
     """
     maker = {o: k for k, n in enumerate(nodes) for o in n.output if o}
-    needs = [sorted({maker[i] for i in inputs_of(n) if i in maker}) for n in nodes]
+    needs = [sorted({maker[i] for i in read if i in maker}) for read in inputs_of_each(nodes)]
     done: set[int] = set()
     begun: set[int] = set()
     found: list[onnx.NodeProto] = []

@@ -58,15 +58,15 @@ def fit_attention(graph: Values, votes: str, anchor: Anchor) -> FoundAttention:
     Raises:
         NotRecognized: none that agrees.
     """
-    size, couplings = graph.size(votes), graph.size(anchor.name)
+    size, couplings = graph.sizes[votes], graph.sizes[anchor.name]
     if size % couplings or size == couplings:
         raise NotRecognized("one coupling for each vote")
     reason = "no weighted sum of the votes by their agreement with parents"
     before = graph.distances(anchor.name)
-    for roles in vote_layouts(graph.shape(votes), graph.batch, size // couplings, {anchor.axis}):
+    for roles in vote_layouts(graph.shapes[votes], graph.batch, size // couplings, {anchor.axis}):
         n, j, _, p = roles.sizes
         near = [
-            t for t in before if graph.is_float(t) and graph.size(t) == n * j * p and t != votes
+            t for t in before if t in graph.floats and graph.sizes[t] == n * j * p and t != votes
         ]
         for parent in sorted(near, key=lambda t: -graph.order[t])[:_PARENTS]:
             region = graph.determined(votes, parent)
@@ -76,8 +76,8 @@ def fit_attention(graph: Values, votes: str, anchor: Anchor) -> FoundAttention:
                 t
                 for t in region
                 if graph.order[t] > graph.order[anchor.name]
-                and graph.is_float(t)
-                and graph.size(t) == n * j * p
+                and t in graph.floats
+                and graph.sizes[t] == n * j * p
             ]
             if not later:
                 continue
@@ -95,7 +95,7 @@ def _fit(
     graph: Values, votes: str, parent: str, anchor: Anchor, roles: Layout, ends: list[str]
 ) -> FoundAttention | None:
     rng = np.random.default_rng(1)
-    x, q = rng.standard_normal(graph.shape(votes)), rng.standard_normal(graph.shape(parent))
+    x, q = rng.standard_normal(graph.shapes[votes]), rng.standard_normal(graph.shapes[parent])
     numbers = graph.numbers([votes, parent], ends)
     given = dict(zip(ends, graph.function([votes, parent], ends)(x, q), strict=True))
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
@@ -105,12 +105,12 @@ def _fit(
     some = some_places(roles.sizes)
     u = roles.read(x)[some]
     parts, batch = result_roles(roles)
-    for parent_layout in layouts(graph.shape(parent), parts, batch):
+    for parent_layout in layouts(graph.shapes[parent], parts, batch):
         for scale, over in itertools.product(sorted(scales), ("j", "i")):
             plain = Attention(scale, np.ones(p), np.zeros(p), 1e-5, over)
             sums = plain.sums(u, parent_layout.read(q)[some])
             for end in ends:
-                for layout in layouts(graph.shape(end), parts, batch):
+                for layout in layouts(graph.shapes[end], parts, batch):
                     if difference(sums, layout.read(given[end])[some]) > 1e-6:
                         continue
                     if over == "i":
@@ -161,7 +161,7 @@ def _normalized(
         off = sums - sums.mean(-1, keepdims=True)
         wanted = off / np.sqrt((off * off).mean(-1, keepdims=True) + epsilon) * gain + bias
         for end in ends:
-            for layout in layouts(graph.shape(end), parts, batch):
+            for layout in layouts(graph.shapes[end], parts, batch):
                 if difference(wanted, layout.read(given[end])[some]) < 1e-5:
                     yield kind, (end, layout)
 
@@ -212,31 +212,31 @@ def fit_uniform(graph: Values, result: str) -> Iterator[FoundAttention]:
     node = graph.maker[result]
     source = node.input[0]
     before = graph.distances(source)
-    pose = graph.shape(result)[-1]
+    pose = graph.shapes[result][-1]
     gain, bias = (np.asarray(graph.value[n], np.float64) for n in (*node.input[1:3],))
     kind = Attention(0.0, gain, bias, float(graph.attribute(node, "epsilon", 1e-5)))
     for votes, distance in sorted(before.items(), key=lambda each: each[1]):
-        size = graph.size(votes)
-        if not 0 < distance <= _FAR or size % graph.size(result) or size == graph.size(result):
+        size = graph.sizes[votes]
+        if not 0 < distance <= _FAR or size % graph.sizes[result] or size == graph.sizes[result]:
             continue
-        if not graph.is_float(votes) or source not in graph.determined(votes):
+        if votes not in graph.floats or source not in graph.determined(votes):
             continue
         rng = np.random.default_rng(1)
-        x = rng.standard_normal(graph.shape(votes))
+        x = rng.standard_normal(graph.shapes[votes])
         function = graph.function([votes], [source, result])
         sums, _ = function(x)
-        parents = set(graph.shape(result)) - {graph.batch} or {graph.batch}
-        for roles in vote_layouts(graph.shape(votes), graph.batch, pose, parents):
+        parents = set(graph.shapes[result]) - {graph.batch} or {graph.batch}
+        for roles in vote_layouts(graph.shapes[votes], graph.batch, pose, parents):
             n, j, i, p = roles.sizes
-            if n * j * p != graph.size(result) or i < 2:
+            if n * j * p != graph.sizes[result] or i < 2:
                 continue
             parts, batch = result_roles(roles)
             some = some_places(roles.sizes)
             wanted = kind.sums(roles.read(x)[some])
-            for layout in layouts(graph.shape(source), parts, batch):
+            for layout in layouts(graph.shapes[source], parts, batch):
                 if difference(wanted, layout.read(sums)[some]) > 1e-5:
                     continue
-                found = layouts(graph.shape(result), parts, batch)
+                found = layouts(graph.shapes[result], parts, batch)
                 same = next((f for f in found if f == layout), layout)
                 verdict = judge_attention(
                     _uniform_of(function, roles, same), kind, roles.sizes, True

@@ -85,8 +85,8 @@ def _fit(graph: Values, votes: str, anchors: list[Anchor], roles: Roles) -> Foun
     region = graph.determined(votes)
     if last.name not in region:
         raise NotRecognized("its logits depend on more than the votes")
-    shape = graph.shape(votes)
-    ends = _ends(graph, region, last.name, graph.size(votes))
+    shape = graph.shapes[votes]
+    ends = _ends(graph, region, last.name, graph.sizes[votes])
     numbers = graph.numbers([votes], ends)
     function = graph.function([votes], ends)
     rng = np.random.default_rng(1)
@@ -100,7 +100,7 @@ def _fit(graph: Values, votes: str, anchors: list[Anchor], roles: Roles) -> Foun
     else:
         raise NotRecognized("no squash of a weighted sum of the votes follows the softmax")
     at_large = dict(zip(ends, function(large), strict=True))
-    repeated = graph.size(last.name) == graph.size(votes)
+    repeated = graph.sizes[last.name] == graph.sizes[votes]
     guess = _second_stage(first, numbers, at_large, large, len(anchors), repeated)
     single = graph.function([votes], [guess.end])
     guess = replace(guess, kind=_epsilon(single, guess, numbers, shape))
@@ -126,7 +126,7 @@ def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
     for name in region:
         if any(s in seen for s in graph.sources[name]):
             seen.add(name)
-            if graph.is_float(name) and graph.size(name) < most:
+            if name in graph.floats and graph.sizes[name] < most:
                 found.append(name)
     if not found:
         raise NotRecognized(
@@ -158,8 +158,8 @@ def _first_stage(
         ranked = [
             (end, layout)
             for end in ends
-            if graph.size(end) == n * j * p
-            for layout in layouts(graph.shape(end), *result_roles(roles))
+            if graph.sizes[end] == n * j * p
+            for layout in layouts(graph.shapes[end], *result_roles(roles))
         ]
         if ranked:
             found += _sums(graph, roles, roles.read(tiny), ranked, numbers, given, kind)
@@ -168,8 +168,8 @@ def _first_stage(
 
 def _single(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, Dynamic]]:
     """Ways to see the votes, every parent for itself, and what the routing then is as far as that says."""
-    size, shape = graph.size(votes), graph.shape(votes)
-    for pose, leaky in _poses(size, graph.size(last.name), last.axis, graph.batch, shape):
+    size, shape = graph.sizes[votes], graph.shapes[votes]
+    for pose, leaky in _poses(size, graph.sizes[last.name], last.axis, graph.batch, shape):
         parents = {last.axis - 1} if leaky else set(shape)
         axis = last.axis - leaky
         for roles in vote_layouts(shape, graph.batch, pose, parents):
@@ -182,10 +182,10 @@ def _single(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, D
 
 def _grouped(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, Dynamic]]:
     """The same with parents in groups."""
-    pose, rest = divmod(graph.size(votes), graph.size(last.name))
+    pose, rest = divmod(graph.sizes[votes], graph.sizes[last.name])
     if rest:
         return
-    for roles in grouped_layouts(graph.shape(votes), graph.batch, last.axis, pose):
+    for roles in grouped_layouts(graph.shapes[votes], graph.batch, last.axis, pose):
         _, j, i, _ = roles.sizes
         group = j // roles.part(1)[0]
         overs = {"groups": j // group, "j": j, "i": i, "ji": i * j}

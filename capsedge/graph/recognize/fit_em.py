@@ -67,13 +67,13 @@ def fit_em(graph: Values, votes: str, anchors: list[Anchor]) -> FoundEM:
     """
     last = anchors[-1]
     below = graph.after(votes)
-    cuts = [t for t in graph.dominators(last.name, [votes]) if t not in below and graph.is_float(t)]
+    cuts = [t for t in graph.dominators(last.name, [votes]) if t not in below and t in graph.floats]
     reason = "no means of votes weighed by activations"
     for cut in cuts[:_CUTS]:
         region = graph.determined(votes, cut)
         if last.name not in region:
             continue
-        ends = [t for t in region if graph.is_float(t) and graph.size(t) < graph.size(votes)]
+        ends = [t for t in region if t in graph.floats and graph.sizes[t] < graph.sizes[votes]]
         try:
             return _fit(graph, votes, cut, anchors, ends)
         except NotRecognized as error:
@@ -83,29 +83,29 @@ def fit_em(graph: Values, votes: str, anchors: list[Anchor]) -> FoundEM:
 
 def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[str]) -> FoundEM:
     last = anchors[-1]
-    size, couplings = graph.size(votes), graph.size(last.name)
+    size, couplings = graph.sizes[votes], graph.sizes[last.name]
     if size % couplings or size == couplings:
         raise NotRecognized("one coupling for each vote")
     numbers = graph.numbers([votes, cut], ends)
     function = graph.function([votes, cut], ends)
     reason = "no means of votes weighed by activations"
     rng = np.random.default_rng(1)
-    x, a = rng.standard_normal(graph.shape(votes)), 0.05 + 0.9 * rng.random(graph.shape(cut))
+    x, a = rng.standard_normal(graph.shapes[votes]), 0.05 + 0.9 * rng.random(graph.shapes[cut])
     given = dict(zip(ends, function(x, a), strict=True))
-    for roles in vote_layouts(graph.shape(votes), graph.batch, size // couplings, {last.axis}):
+    for roles in vote_layouts(graph.shapes[votes], graph.batch, size // couplings, {last.axis}):
         n, j, i, p = roles.sizes
         batch = None if roles.batch is None else 0
-        if graph.size(cut) != n * i:
+        if graph.sizes[cut] != n * i:
             continue
         some = some_places(roles.sizes)
         of_pose = [
             (end, layout, layout.read(given[end])[some])
             for end in ends
-            if graph.size(end) == n * j * p
-            for layout in layouts(graph.shape(end), *result_roles(roles))
+            if graph.sizes[end] == n * j * p
+            for layout in layouts(graph.shapes[end], *result_roles(roles))
         ]
         u = roles.read(x)[some]
-        for children in layouts(graph.shape(cut), [roles.part(0), (), roles.part(2), ()], batch):
+        for children in layouts(graph.shapes[cut], [roles.part(0), (), roles.part(2), ()], batch):
             for normalized in (False, True):
                 acting = np.ones((n, i)) if normalized else children.read(a).reshape(n, i)
                 acting = acting[some]
@@ -187,8 +187,8 @@ class _Base:
         acts = (
             (e, lay)
             for e in self.given
-            if self.graph.size(e) == n * j
-            for lay in layouts(self.graph.shape(e), parts[:2], batch)
+            if self.graph.sizes[e] == n * j
+            for lay in layouts(self.graph.shapes[e], parts[:2], batch)
             if difference(activation, lay.read(self.given[e])[some]) < 1e-3
         )
         pose, result = next(poses, None), next(acts, None)
@@ -236,11 +236,11 @@ class _Base:
             if (
                 sign is None
                 or node.input[0] not in self.given
-                or self.graph.size(node.input[0]) != n * j
+                or self.graph.sizes[node.input[0]] != n * j
             ):
                 continue
             for layout in itertools.islice(
-                layouts(self.graph.shape(node.input[0]), parts[:2], batch), 2
+                layouts(self.graph.shapes[node.input[0]], parts[:2], batch), 2
             ):
                 yield sign * layout.read(self.given[node.input[0]]).reshape(n, j)[some]
 

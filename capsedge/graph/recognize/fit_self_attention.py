@@ -51,7 +51,7 @@ def fit_self_attention(graph: Values, votes: str, anchor: Anchor) -> FoundSelfAt
     Raises:
         NotRecognized: none that agrees.
     """
-    size, couplings = graph.size(votes), graph.size(anchor.name)
+    size, couplings = graph.sizes[votes], graph.sizes[anchor.name]
     region = graph.determined(votes)
     if anchor.name not in region:
         raise NotRecognized("its logits depend on more than the votes")
@@ -59,10 +59,10 @@ def fit_self_attention(graph: Values, votes: str, anchor: Anchor) -> FoundSelfAt
         raise NotRecognized("one coupling for each vote")
     after = graph.order[anchor.name]
     ends = [
-        t for t in region if graph.order[t] > after and graph.is_float(t) and graph.size(t) < size
+        t for t in region if graph.order[t] > after and t in graph.floats and graph.sizes[t] < size
     ][:_ENDS]
     search = _Search(graph, votes, anchor, ends)
-    shape = graph.shape(votes)
+    shape = graph.shapes[votes]
     for roles in vote_layouts(shape, graph.batch, size // couplings, set(shape)):
         for kind in search.softmaxes(roles):
             if kind.over == "i":
@@ -79,7 +79,7 @@ class _Search:
     def __init__(self, graph: Values, votes: str, anchor: Anchor, ends: list[str]) -> None:
         self.graph, self.votes, self.anchor, self.ends = graph, votes, anchor, ends
         rng = np.random.default_rng(1)
-        self.x = [0.3 * rng.standard_normal(graph.shape(votes)) for _ in range(2)]
+        self.x = [0.3 * rng.standard_normal(graph.shapes[votes]) for _ in range(2)]
         function = graph.function([votes], [anchor.name, *ends])
         self.given: list[Mapping[str, Array]] = [
             dict(zip([anchor.name, *ends], function(x), strict=True)) for x in self.x
@@ -131,8 +131,8 @@ class _Search:
         places = [
             (end, layout)
             for end in self.ends
-            if self.graph.size(end) == n * j * p
-            for layout in layouts(self.graph.shape(end), parts, batch)
+            if self.graph.sizes[end] == n * j * p
+            for layout in layouts(self.graph.shapes[end], parts, batch)
         ]
         guesses = [
             (
@@ -171,9 +171,9 @@ class _Search:
     def _coupled(self, roles: Layout, name: str) -> Iterator[Layout]:
         """Ways in which a tensor may hold couplings ``[n, j, i]``."""
         n, j, i, _ = roles.sizes
-        if self.graph.size(name) == n * j * i:
+        if self.graph.sizes[name] == n * j * i:
             batch = None if roles.batch is None else 0
-            yield from layouts(self.graph.shape(name), [roles.part(k) for k in range(3)], batch)
+            yield from layouts(self.graph.shapes[name], [roles.part(k) for k in range(3)], batch)
 
     def _verdict(
         self, function: Function, roles: Layout, layout: Layout, kind: SelfAttention
@@ -182,7 +182,7 @@ class _Search:
         return judge(
             lambda x: layout.read(function(x)[0]),
             lambda x: kind(roles.read(x)),
-            self.graph.shape(self.votes),
+            self.graph.shapes[self.votes],
             STRICT if wide else LOOSE,
             floor=1e-25 if wide else 1e-6,
             roles=roles,

@@ -1,4 +1,8 @@
-"""From the bytes of a foreign file to a better file: converted, cleaned, recognized, proven."""
+"""From the bytes of a foreign file to a better file: converted, cleaned, recognized, proven.
+
+Calls go one way: from here to the batch (`batching`), to the matcher (`recognition`), which asks `accept` of
+each hypothesis, and to the proof (`finishing`, `proof`).
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,22 @@ from capsedge.graph.exact_sigmoid import write_exact_sigmoids
 from capsedge.graph.proto import copy_of, opset_of, replace
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.recognize.batching import with_batch
-from capsedge.graph.recognize.finishing import equal, recognized_and_proven
+from capsedge.graph.recognize.finishing import finished
 from capsedge.graph.recognize.half import between_casts, has_halves, widened, widened_as
-from capsedge.graph.recognize.proof import NOWHERE, TOLERANCE, Comparison, Original, prove
+from capsedge.graph.recognize.proof import (
+    NOWHERE,
+    TOLERANCE,
+    Comparison,
+    Original,
+    equal,
+    prove,
+)
 from capsedge.graph.recognize.reasons import NotRecognized
-from capsedge.graph.recognize.recognition import candidates
-from capsedge.graph.recognize.report import Left, Recognition
+from capsedge.graph.recognize.recognition import Made, applied, candidates, recognition_of
+from capsedge.graph.recognize.report import Found, Left, Recognition
 from capsedge.graph.recognize.targets import constant_shapes
 from capsedge.graph.recognize.unroll import unroll
-from capsedge.graph.recognize.values import Values
+from capsedge.graph.recognize.values import Values, first_line
 from capsedge.graph.simplify import simplify
 from capsedge.graph.stated_shapes import state_shapes
 
@@ -118,18 +129,18 @@ def improve(
     for edit, _ in made if wide is not None else ():
         between_casts(edit, graph.kinds)
     stage("proving")
-    finished, comparisons, recognition = recognized_and_proven(original, cleaned, made, left, graph)
+    better, comparisons, recognition = _borne(original, cleaned, made, left, graph)
     notes += _unrouted(recognition, left)
     if not equal(comparisons):
         wanted = batch if as_it_is.free else "keep"
-        finished, graph, said = with_batch(
+        better, graph, said = with_batch(
             _with_exact_sigmoids(converted)[0], as_it_is, original, wanted
         )
-        comparisons = prove(original, finished, graph)
+        comparisons = prove(original, better, graph)
         notes = ["the clean-up changed the numbers and was not kept", *said]
         if not equal(comparisons):
             raise _unprovable(comparisons)
-    state_shapes(finished)
+    state_shapes(better)
     if original.refused:
         case, why = next(iter(original.refused.items()))
         count = len(original.refused)
@@ -137,13 +148,13 @@ def improve(
             f"{count} of the inputs tried are none of this file, which fails on them: {case}: {why}"
         )
     return Improved(
-        finished.SerializeToString(),
+        better.SerializeToString(),
         recognition,
         tuple(notes),
         before,
-        opset_of(finished),
+        opset_of(better),
         len(source.graph.node),
-        len(finished.graph.node),
+        len(better.graph.node),
         "free" if graph.free else str(graph.batch),
         {
             k: (d, str(onnx.helper.tensor_dtype_to_np_dtype(graph.types[k])))
@@ -151,6 +162,71 @@ def improve(
         },
         tuple(comparisons),
     )
+
+
+def _borne(
+    original: Original,
+    cleaned: onnx.ModelProto,
+    made: Sequence[Made],
+    left: Sequence[Left],
+    graph: Values,
+) -> tuple[onnx.ModelProto, list[Comparison], Recognition]:
+    """The file with as many of the operators as the comparison with the original bears.
+
+    Args:
+        made: what may be put in.
+        left: what is not recognized.
+        graph: tells inputs and batch.
+
+    Returns:
+        The new file, the comparisons of the whole of it, what was found and left.
+    """
+    search = _Search(original, cleaned, graph)
+    kept = search.keep([], list(made))
+    changed, found = applied(cleaned, kept)
+    better, comparisons = search.tried(kept)
+    reasons = [Left(f.place, f"{f.operator}: {why}") for f, why in search.refused]
+    recognition = recognition_of(changed, found, left)
+    return better, comparisons, Recognition(recognition.found, (*recognition.left, *reasons))
+
+
+class _Search:
+    """Which edits the whole file bears, by halves: an edit at fault among k takes some 2 log k proofs."""
+
+    def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
+        self.original, self.cleaned, self.graph = original, cleaned, graph
+        self.refused: list[tuple[Found, str]] = []
+        self.proofs: dict[tuple[int, ...], tuple[onnx.ModelProto, list[Comparison]]] = {}
+
+    def keep(self, base: list[Made], more: list[Made]) -> list[Made]:
+        """The base and those of more that can be added to it."""
+        if not more:
+            return base
+        _, comparisons = self.tried(base + more)
+        if equal(comparisons):
+            return base + more
+        if len(more) == 1:
+            self.refused.append((more[0][1], _differing(comparisons)))
+            return base
+        half = len(more) // 2
+        return self.keep(self.keep(base, more[:half]), more[half:])
+
+    def tried(self, made: list[Made]) -> tuple[onnx.ModelProto, list[Comparison]]:
+        """The file with these edits, and its proof."""
+        key = tuple(id(edit) for edit, _ in made)
+        if key not in self.proofs:
+            changed, found = applied(self.cleaned, made)
+            self.proofs = {key: finished(self.original, changed, bool(found), self.graph)}
+        return self.proofs[key]
+
+
+def _differing(comparisons: list[Comparison]) -> str:
+    """Why a file with an operator is refused."""
+    reason = "the whole file would differ from the original"
+    worst = max(comparisons, key=lambda c: c.excess, default=None)
+    if worst is None:
+        return reason
+    return f"{reason} by {worst.difference:.3g} ({worst.output}, {worst.case})"
 
 
 def _unrouted(recognition: Recognition, left: Sequence[Left]) -> list[str]:
@@ -247,10 +323,9 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     try:
         converted = onnx.version_converter.convert_version(model, WANTED)
     except Exception as error:  # the converter raises many kinds, none of them ours
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedModelError(
             f"The file cannot be converted from opset {opset} to {WANTED}.",
-            f"ONNX's version converter says: {first[:300]}",
+            f"ONNX's version converter says: {first_line(error)}",
             f"Export it anew with opset {LEAST} or later.",
         ) from error
     converted.ir_version = max(converted.ir_version, 8)
@@ -285,7 +360,6 @@ def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
             raise ValueError("inputs and outputs would change their names")
         return simplified
     except Exception as error:  # of many kinds, none of them ours
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        note = f"constants could not be folded: {why}"
+        note = f"constants could not be folded: {first_line(error)}"
         notes += [note] if note not in notes else []
         return copy_of(model)

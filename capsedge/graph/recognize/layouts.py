@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -32,12 +33,12 @@ class Layout:
     groups: tuple[int, ...]
     batch: int | None = None
 
-    @property
+    @cached_property
     def axes(self) -> tuple[int, ...]:
         """Sizes in the order of the roles."""
         return tuple(self.view[k] for k in self.order)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Size of each role."""
         found, at = [], 0

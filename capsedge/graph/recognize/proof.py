@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -144,6 +144,11 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
     infinite = float("inf")
     unseen = [name for name in original.names if name not in seen]
     return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
+
+
+def equal(comparisons: Sequence[Comparison]) -> bool:
+    """Whether something was compared, and all of it is within tolerance."""
+    return bool(comparisons) and all(c.excess <= 1 for c in comparisons)
 
 
 def _session(original: bytes) -> onnxruntime.InferenceSession:

@@ -1,4 +1,4 @@
-"""A graph in, the same graph with capsule operators out."""
+"""Candidates, what each may be, and the operators in their place, which have no function bodies yet."""
 
 from __future__ import annotations
 
@@ -31,19 +31,12 @@ _NONE = "no operator"
 Made = tuple[Edit, Found]
 
 
-def recognize(model: onnx.ModelProto) -> tuple[onnx.ModelProto, Recognition]:
-    """Replace what is recognized; the nodes have no function bodies yet.
+def candidates(model: onnx.ModelProto) -> tuple[list[Made], list[Left]]:
+    """What may be replaced, each with its edit, and what is left with its reason.
 
     Args:
         model: simplified, without functions and loops of a fixed number of passes.
     """
-    made, left = candidates(model)
-    model, found = applied(model, made)
-    return model, recognition_of(model, found, left)
-
-
-def candidates(model: onnx.ModelProto) -> tuple[list[Made], list[Left]]:
-    """What may be replaced, each with its edit, and what is left with its reason."""
     try:
         graph = Values(model)
     except NotRecognized as error:

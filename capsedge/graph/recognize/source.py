@@ -78,7 +78,7 @@ def linear_source(
     best: tuple[tuple[int, int, int, int], Source] | None = None
     missed = 0
     for tensor in graph.dominators(votes)[:_TRIED]:
-        if not graph.is_float(tensor):
+        if tensor not in graph.floats:
             break
         probe = None if probes is None else probes.get(tensor)
         if probe is None:
@@ -136,7 +136,7 @@ def _is_selection(weight: Array) -> bool:
 
 def _cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> Iterator[Layout]:
     """Ways in which a tensor may be ``[image, cells, q]``."""
-    shape, batch = graph.shape(tensor), graph.batch
+    shape, batch = graph.shapes[tensor], graph.batch
     views = [squeezed(shape)]
     if batch > 1 and shape and shape[0] % batch == 0 and shape[0] > batch:
         views.append((batch, shape[0] // batch, *squeezed(shape[1:])))
@@ -217,7 +217,7 @@ class Probe:
         known: Source | None = None,
         kept: bool = False,
     ) -> None:
-        self.tensor, self.shape, self.batch = tensor, graph.shape(tensor), graph.batch
+        self.tensor, self.shape, self.batch = tensor, graph.shapes[tensor], graph.batch
         self.graph, self.votes, self.roles = graph, votes, roles
         self.rng = np.random.default_rng(2)
         self.known, self.arena = known, not kept

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from capsedge.graph.recognize.accept import LOOSE, STRICT, is_wide, judge
+from capsedge.graph.recognize.accept import LOOSE, STRICT, is_wide, judge, poses_last
 from capsedge.graph.recognize.edit import Edit
 from capsedge.graph.recognize.formulas import difference, squash
 from capsedge.graph.recognize.reasons import NotRecognized
-from capsedge.graph.recognize.values import Array, Values
+from capsedge.graph.recognize.values import Values
 from capsedge.graph.recognize.write_dynamic import ATOL, MOST_ADDED, RTOL, STAND_IN
 
 _ROOTS = ("Sqrt", "ReduceL2")
@@ -41,7 +42,7 @@ def squashes(graph: Values) -> list[FoundSquash]:
     for node in graph.nodes:
         root = node.output[0] if node.output else ""
         half = node.op_type == "Pow" and node.input[1] in graph.constant
-        if root in graph.sources and (node.op_type in _ROOTS or half) and graph.is_float(root):
+        if root in graph.sources and (node.op_type in _ROOTS or half) and root in graph.floats:
             one = _fitted(graph, root)
             if one is not None:
                 found.setdefault(one.result, one)
@@ -49,19 +50,19 @@ def squashes(graph: Values) -> list[FoundSquash]:
 
 
 def _fitted(graph: Values, root: str) -> FoundSquash | None:
-    small = graph.size(root)
+    small = graph.sizes[root]
     for source, distance in graph.distances(root).items():
-        size, shape = graph.size(source), graph.shape(source)
+        size, shape = graph.sizes[source], graph.shapes[source]
         if not 0 < distance <= _NEAR or not small or size % small or size == small:
             continue
         readers = {id(n) for n in graph.users.get(source, ())}
-        if len(readers) < 2 or not graph.is_float(source) or len(shape) < 2:
+        if len(readers) < 2 or source not in graph.floats or len(shape) < 2:
             continue
         region = graph.determined(source)
         if root not in region:
             continue
         behind = region[region.index(root) + 1 :]
-        ends = [t for t in behind if graph.shape(t) == shape and graph.is_float(t)][:_ENDS]
+        ends = [t for t in behind if graph.shapes[t] == shape and t in graph.floats][:_ENDS]
         axes = [k for k, d in enumerate(shape) if k and d == size // small]
         if ends and axes:
             one = _of_source(graph, source, ends, axes)
@@ -71,7 +72,7 @@ def _fitted(graph: Values, root: str) -> FoundSquash | None:
 
 
 def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> FoundSquash | None:
-    shape = graph.shape(source)
+    shape = graph.shapes[source]
     numbers = graph.numbers([source], ends)
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
     epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
@@ -80,24 +81,22 @@ def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> 
     given = dict(zip(ends, function(x), strict=True))
     for end in ends:
         for axis in axes:
-            if difference(_along(x, axis, "B", 0.0), given[end]) > 1e-2:
+            poses = np.moveaxis(x, axis, -1)
+            if difference(squash(poses, "B", 0.0), np.moveaxis(given[end], axis, -1)) > 1e-2:
                 continue
             single = graph.function([source], [end])
-            wide = is_wide(single, x)
+            rtol = STRICT if is_wide(single, x) else LOOSE
             for form, epsilon in (("B", 0.0), *((f, e) for f in "BA" for e in epsilons if e)):
                 verdict = judge(
-                    lambda v: np.moveaxis(single(v)[0], axis, -1),  # noqa: B023
-                    lambda v: np.moveaxis(_along(v, axis, form, epsilon), axis, -1),  # noqa: B023
-                    shape,
-                    STRICT if wide else LOOSE,
+                    poses_last(single, axis),
+                    partial(squash, form=form, epsilon=epsilon),
+                    poses.shape,
+                    rtol,
+                    stop=True,
                 )
                 if verdict.accepted:
                     return FoundSquash(source, end, axis, form, epsilon)
     return None
-
-
-def _along(x: Array, axis: int, form: str, epsilon: float) -> Array:
-    return np.moveaxis(squash(np.moveaxis(x, axis, -1), form, epsilon), -1, axis)
 
 
 def write_squash(graph: Values, found: FoundSquash, tag: str) -> Edit:
@@ -112,10 +111,11 @@ def write_squash(graph: Values, found: FoundSquash, tag: str) -> Edit:
             f"a squash with {found.epsilon:g} added to the norm: no operator has that"
         )
     function = graph.function([found.source], [found.result])
+    shape = graph.shapes[found.source]
     verdict = judge(
-        lambda v: np.moveaxis(function(v)[0], found.axis, -1),
-        lambda v: np.moveaxis(_along(v, found.axis, "B", epsilon), found.axis, -1),
-        graph.shape(found.source),
+        poses_last(function, found.axis),
+        partial(squash, form="B", epsilon=epsilon),
+        (*shape[: found.axis], *shape[found.axis + 1 :], shape[found.axis]),
         RTOL,
         seed=6,
         floor=ATOL,
@@ -124,7 +124,6 @@ def write_squash(graph: Values, found: FoundSquash, tag: str) -> Edit:
         raise NotRecognized(
             f"Squash would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
         )
-    shape = graph.shape(found.source)
     if graph.free and shape[0] % graph.batch:
         raise NotRecognized("a squash whose first axis is not the batch's")
     edit = Edit(graph, tag)

@@ -67,6 +67,11 @@ def inputs_of(node: onnx.NodeProto) -> list[str]:
     return [name for name in (*node.input, *inner) if name]
 
 
+def inputs_of_each(nodes: Iterable[onnx.NodeProto]) -> list[list[str]]:
+    """`inputs_of` each of several nodes."""
+    return [inputs_of(node) for node in nodes]
+
+
 def _outside(graph: onnx.GraphProto) -> list[str]:
     """The names that a graph inside a node reads and does not make."""
     made = {v.name for v in (*graph.input, *graph.initializer)}
@@ -94,6 +99,8 @@ class Values:
         dims_say_free: whether the file says so, be it true or not.
         value: every constant by name.
         seen: what is kept of every tensor.
+        shapes, sizes: of every tensor; the size is the number of its elements.
+        floats: the tensors in FP32.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         nodes: of the graph.
         maker: the node that makes a tensor.
@@ -126,6 +133,9 @@ class Values:
         found = self._first_run()
         self.seen = {name: Seen.of(value) for name, value in found.items()}
         self.value = {name: found[name] for name in self.constant if name in found}
+        self.shapes = {name: one.shape for name, one in self.seen.items()}
+        self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        self.floats = {name for name, one in self.seen.items() if one.kind == np.float32}
 
     def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
         """Inputs for the whole graph: uniform numbers, indices within their table, other integers as ones."""
@@ -272,18 +282,6 @@ class Values:
         """Whether a constant is stored in integers that a node of the graph dequantizes."""
         return any(n.op_type == "DequantizeLinear" for n in self.makers(name))
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a value."""
-        return self.seen[name].shape
-
-    def size(self, name: str) -> int:
-        """Number of elements of a value."""
-        return math.prod(self.seen[name].shape)
-
-    def is_float(self, name: str) -> bool:
-        """Whether a value is FP32."""
-        return name in self.seen and self.seen[name].kind == np.float32
-
     def kind(self, name: str) -> np.dtype[Any]:
         """Element type of a value."""
         return np.dtype(self.seen[name].kind)
@@ -411,7 +409,7 @@ class Values:
             for name, array in zip(cut, given, strict=True):
                 kind = self.kind(name)
                 kind = np.dtype(np.float64) if wide and kind == np.float32 else kind
-                x = np.ascontiguousarray(array, kind).reshape(self.shape(name))
+                x = np.ascontiguousarray(array, kind).reshape(self.shapes[name])
                 feeds.update(dict.fromkeys((name, *self.twins.get(name, ())), x))
             used = {i.name for i in session.get_inputs()}
             try:
@@ -437,7 +435,7 @@ class Values:
             return _WIDE.get(found, found) if wide else found
 
         inputs = [
-            helper.make_tensor_value_info(n, kind_of(n), self.shape(n))
+            helper.make_tensor_value_info(n, kind_of(n), self.shapes[n])
             for n in self.with_twins(cut)
         ]
         stored = [

@@ -139,7 +139,7 @@ def _check(graph: Values, found: FoundDynamic, own: Expressed) -> None:
     verdict = judge(
         lambda x: found.layout.read(function(x)[0]),
         lambda x: own(found.roles.read(x)),
-        graph.shape(found.votes),
+        graph.shapes[found.votes],
         RTOL,
         seed=6,
         floor=ATOL,

@@ -73,7 +73,7 @@ def _moved(graph: Values, node: onnx.NodeProto) -> float:
     """Bytes that a node reads and writes, times what its kernel in ONNX Runtime costs beside them."""
     moved = sum(graph.seen[name].nbytes for name in (*node.input, *node.output) if name)
     if node.op_type == "MatMul":
-        return moved + _A_PRODUCT * math.prod(graph.shape(node.output[0])[:-2])
+        return moved + _A_PRODUCT * math.prod(graph.shapes[node.output[0]][:-2])
     if node.op_type == "Softmax":
         return moved * _SOFTMAX[_over_last(graph, node, [graph.attribute(node, "axis", -1)])]
     if node.op_type.startswith("Reduce"):
@@ -86,6 +86,6 @@ def _moved(graph: Values, node: onnx.NodeProto) -> float:
 
 def _over_last(graph: Values, node: onnx.NodeProto, axes: Iterable[int]) -> bool:
     """Whether a node works along the last axis of several elements, which lie side by side."""
-    shape = graph.shape(node.input[0])
+    shape = graph.shapes[node.input[0]]
     sizes = {int(a) % len(shape) for a in axes if shape[int(a)] > 1}
     return not sizes or all(math.prod(shape[a + 1 :]) == 1 or a + 1 in sizes for a in sizes)

@@ -43,7 +43,7 @@ def excess(graph: Values, found: FoundDynamic, kind: Any) -> float:
     return judge(
         lambda x: found.layout.read(function(x)[0]),
         lambda x: kind(found.roles.read(x)),
-        graph.shape(found.votes),
+        graph.shapes[found.votes],
         STRICT,
     ).excess
 
@@ -220,7 +220,7 @@ def test_self_attention_routing() -> None:
         return judge(
             lambda x: found.layout.read(function(x)[0]),
             lambda x: kind(found.roles.read(x)),
-            graph.shape(found.votes),
+            graph.shapes[found.votes],
             STRICT,
         ).excess
 

@@ -1,0 +1,248 @@
+"""From a captured graph to that of a file: everything that export wants of the graph, in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import onnx
+
+from capsedge.errors import CapsedgeError, ParityError, UnsupportedModelError
+from capsedge.graph.cleaning import (
+    fold_fills,
+    remove_dead_nodes,
+    remove_unused_tensors,
+    strip_notes,
+)
+from capsedge.graph.exact_sigmoid import write_exact_sigmoids
+from capsedge.graph.expand import expand, inline
+from capsedge.graph.first_pass import replace_uniform_passes
+from capsedge.graph.functions import attach_functions, detach_functions, inline_functions
+from capsedge.graph.layer_norm import replace_layer_norms
+from capsedge.graph.portable import use_portable_forms
+from capsedge.graph.proto import (
+    check_operators,
+    copy_of,
+    operator_counts,
+    operator_nodes,
+    set_opset,
+)
+from capsedge.graph.random_nodes import refuse_random
+from capsedge.graph.recognize.improving import improve
+from capsedge.graph.recognize.report import Recognition
+from capsedge.graph.recognize.values import first_line
+from capsedge.graph.rewrites import Rewrites
+from capsedge.graph.shapes import UnknownShapeError, inferred, input_shapes, shapes_of
+from capsedge.graph.simplify import simplify
+from capsedge.graph.stated_shapes import state_shapes
+from capsedge.schema.names import DOMAIN, VERSION, operator_of
+from capsedge.schema.operators import OPERATORS
+
+IR_VERSION = 10
+OPS = ("auto", "fused", "portable")
+TORCH_DOMAIN = "capsedge.torch"  # of the operators in a captured graph; never in a file
+Progress = Callable[[str], None]
+WriteTrace = Callable[[onnx.ModelProto, Recognition], onnx.ModelProto]
+"""A graph of ``capsedge`` nodes, and what was recognized in it, to the graph with its trace as outputs."""
+
+# Packages whose errors have no common base.
+_FOREIGN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "torch")
+_SAID = {"recognizing": "looking for routing", "proving": "proving what replaces it"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A graph as a file has it.
+
+    Attributes:
+        model: in the form that was asked for.
+        runnable: the same with function bodies, for ONNX Runtime without the kernels; ``model`` itself unless
+            this is fused.
+        rewrites: the effect of each exact rewrite.
+        recognition: what was found and left in the user's own routing.
+        notes: on it, for a person.
+        operators: how many nodes of each type.
+    """
+
+    model: onnx.ModelProto
+    runnable: onnx.ModelProto
+    rewrites: dict[str, str]
+    recognition: Recognition
+    notes: tuple[str, ...]
+    operators: dict[str, int]
+
+
+def lower(
+    captured: onnx.ModelProto,
+    rewrites: Rewrites,
+    ops: str,
+    *,
+    outputs: int,
+    passes: int,
+    recognize: bool = True,
+    write_trace: WriteTrace | None = None,
+    progress: Progress = lambda _: None,
+) -> Lowered:
+    """Make the graph of a file of a captured one: random nodes refused, simplified, rewritten, checked.
+
+    Args:
+        captured: capsule operators in the domain ``TORCH_DOMAIN``, with their couplings as an output.
+        ops: ``auto``: capsule operators with function bodies; ``fused``: without; ``portable``: standard
+            operators only.
+        outputs: how many outputs are those of the file; the others keep passes of the routing alive.
+        passes: of routing by capsule operators in the module, the graph's and those that reach no output.
+        recognize: whether routing in standard operators is made capsule operators where the module has none
+            of these.
+        write_trace: writes the values of every iteration into the graph; None for no trace.
+        progress: told what takes long.
+
+    Raises:
+        UnsupportedModelError: it draws random numbers, or a shape depends on more than the batch.
+        CapsedgeError: the graph made is not valid ONNX, a bug of this package.
+    """
+    refuse_random(
+        captured, "The captured graph"
+    )  # before constants are folded, and draws with them
+    model = simplify(captured)
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "capsedge", _version()
+    kept = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
+    model = _in_our_domain(model, rewrites, traced=write_trace is not None)
+    # The passes kept alive as outputs go on as ordinary tensors.
+    model.graph.value_info.extend(model.graph.output[outputs:])
+    del model.graph.output[outputs:]
+    recognition, notes = Recognition(), tuple[str, ...]()
+    if recognize and not passes:
+        model, recognition, notes = recognize_routing(model, progress)
+    if write_trace is not None:
+        model = write_trace(model, recognition)
+    linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
+    replace_layer_norms(model)
+    write_exact_sigmoids(model)
+    remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
+    use_portable_forms(model)
+    said = _effects(rewrites, model, passes - kept, linear)
+    model, runnable = _in_form(model, ops, rewrites)
+    _check(model)
+    state_shapes(model, runnable)
+    return Lowered(model, runnable, said, recognition, notes, operator_counts(model))
+
+
+def _version() -> str:
+    from capsedge import __version__
+
+    return __version__
+
+
+def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) -> onnx.ModelProto:
+    """Every captured operator made a ``capsedge`` node, or standard operators where its couplings are used.
+
+    The ONNX operators do not output couplings. With ``traced`` they stay, for `graph.trace`.
+    """
+    strip_notes(model)
+    fold_fills(model)
+    shapes = shapes_of(model)
+    read = {i for n in model.graph.node for i in n.input} | {o.name for o in model.graph.output}
+    expanded = 0
+    try:
+        for node in operator_nodes(model, TORCH_DOMAIN):
+            spec, known = OPERATORS[node.op_type], input_shapes(node, shapes)
+            wanted = spec.couplings and node.output[-1] in read
+            if wanted and not traced:
+                expanded += 1
+                expand(model, node, known, rewrites, expanded, couplings=True)
+                continue
+            node.domain = DOMAIN
+            if not wanted:
+                del node.output[len(spec.outputs) :]
+    except UnknownShapeError as error:
+        raise UnsupportedModelError(
+            "A capsule operator has an input of unknown shape.",
+            f"There is {error}.",
+            "Give every operation before it fixed sizes; only the batch may be free.",
+        ) from error
+    set_opset(model, TORCH_DOMAIN, None)
+    set_opset(model, DOMAIN, VERSION)
+    if expanded:
+        model = inline(model)
+    remove_unused_tensors(model)
+    return model
+
+
+def recognize_routing(
+    model: onnx.ModelProto, progress: Progress = lambda _: None
+) -> tuple[onnx.ModelProto, Recognition, tuple[str, ...]]:
+    """A model with its routing recognized and without function bodies, what was found, and notes.
+
+    The work is that of ``capsedge.optimize``, and so is its proof against the model that comes in. A model
+    that has capsule operators stays as it is.
+
+    Args:
+        progress: told what is being done.
+    """
+    if operator_nodes(model) or any(n.domain == DOMAIN for f in model.functions for n in f.node):
+        return model, Recognition(), ()
+
+    def told(stage: str) -> None:
+        if stage in _SAID:
+            progress(_SAID[stage])
+
+    try:
+        improved = improve(model.SerializeToString(), told, batch="keep")
+    except (ParityError, UnsupportedModelError) as error:
+        return model, Recognition(), (f"routing was not looked for: {error.what} {error.why}",)
+    except Exception as error:
+        if not is_foreign(error):
+            raise
+        return model, Recognition(), (f"routing was not looked for: {first_line(error)}",)
+    better = onnx.load_model_from_string(improved.model)
+    detach_functions(better)
+    return better, improved.recognition, improved.notes
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether an error is that of ONNX, ONNX Runtime or PyTorch, which have no common base."""
+    return type(error).__module__.partition(".")[0] in _FOREIGN
+
+
+def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int) -> dict[str, str]:
+    """The effect of each rewrite; one without an operator to work on has none."""
+    routing = any(OPERATORS[operator_of(n.op_type)].layout for n in operator_nodes(model))
+    on = "on" if routing else "on, without effect: there is no capsule operator that routes"
+    said = {k: on if v else "off" for k, v in dataclasses.asdict(rewrites).items()}
+    if rewrites.light_cone and dead:
+        said["light_cone"] = f"on: {dead} dead passes left out"
+    if rewrites.first_pass_uniform and linear:
+        said["first_pass_uniform"] = f"on: {linear} attention passes made linear layers"
+    return said
+
+
+def _in_form(
+    model: onnx.ModelProto, ops: str, rewrites: Rewrites
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """The model in a form of ``OPS``, and what runs without the kernels."""
+    if ops == "fused":
+        runnable = copy_of(model)
+        attach_functions(runnable, rewrites)
+        return model, runnable
+    attach_functions(model, rewrites)
+    if ops == "portable":
+        model = inline_functions(model)
+        use_portable_forms(model)
+    return model, model
+
+
+def _check(model: onnx.ModelProto) -> None:
+    """Full check and strict shape inference."""
+    problems = check_operators(model)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+        inferred(model)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        problems.append(str(error))
+    if problems:
+        raise CapsedgeError(
+            "The exported graph is not valid ONNX.",
+            "; ".join(problems),
+            "This is a bug of the exporter; please report it with the model.",
+        )
