@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 import capsedge
+from capsedge.runtime.backends.onnxruntime_profiler import Feeds, ProfiledSession, configuration
 from capsedge.runtime.profiling.measure import timed_runs
-from capsedge.runtime.profiling.onnxruntime_profiler import Feeds, ProfiledSession, configuration
 from capsedge.runtime.profiling.operator_times import arena_peak, time_operators
 from capsedge.runtime.profiling.profiler import random_inputs
 from capsedge.runtime.reading.forecast import forecast

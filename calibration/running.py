@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.onnxruntime_backend import Port
-from capsedge.runtime.inputs import stacked
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.session import Session
+from capsedge.runtime.tensors import stacked
 
 Array = NDArray[Any]
 BATCH = 32  # images per run, whose activations are all in memory
@@ -41,8 +41,8 @@ def runs(
                 yield len(images), {name: images}, outputs
             return
         # Not `run_batches`: values inside the network need not have a row per image.
-        data = data.first(len(data) - len(data) % (session.batch or 1))
-        for images in stacked(data.inputs(), session.batch or BATCH):
+        data = data.first(len(data) - len(data) % (session.backend.batches.fixed or 1))
+        for images in stacked(data.inputs(), session.backend.batches.fixed or BATCH):
             yield len(images), {name: images}, session.run({name: images})
         return
     check_fits(session, data)
@@ -61,7 +61,7 @@ def samples_of_a_run(session: Session, data: ImageSet) -> int | None:
     """How many samples one run takes; None where the inputs have no axis for them."""
     if any(_whole(port, values) for port, values in _arrays(session, data)):
         return None
-    return session.batch or (1 if session.metadata is None else BATCH)
+    return session.backend.batches.fixed or (1 if session.metadata is None else BATCH)
 
 
 def check_fits(session: Session, data: ImageSet) -> None:

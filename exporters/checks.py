@@ -18,7 +18,7 @@ from capsedge.graph.proto import check_operators
 from capsedge.graph.shapes import inferred
 from capsedge.judging.tolerance import TRACE, Tolerance, excess, undefined
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.trace import PREFIX
+from capsedge.runtime.routing_trace import PREFIX
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -52,8 +52,8 @@ from capsedge.runtime.description import Described, Description, described
 from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.scores import LENGTHS, LOGITS
-from capsedge.runtime.trace import TraceOutputs
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import OPERATORS
 

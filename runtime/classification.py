@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
-from capsedge.runtime.hints import KEEP
+from capsedge.runtime.predictions import KEEP, Prediction, choose
 from capsedge.runtime.scores import answer_doubts
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.decoding import SupportsRead
-from capsedge.runtime.vision.given import folder_images
-from capsedge.runtime.vision.prediction import Prediction, choose
+from capsedge.runtime.vision.inputs import folder_images
 
 if TYPE_CHECKING:
     from capsedge.runtime.ensemble import Ensemble

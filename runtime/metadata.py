@@ -14,8 +14,8 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.nothing import LEAST_SIDE, NOTHING_PROPERTY, Nothing, read_nothing
 from capsedge.runtime.origin import ORIGIN_PROPERTY, Origin, read_origin
+from capsedge.runtime.routing_trace import TRACE_PROPERTY, TraceOutputs, read_trace
 from capsedge.runtime.scores import CHOSEN_PROPERTY, Chosen, read_chosen
-from capsedge.runtime.trace import TRACE_PROPERTY, TraceOutputs, read_trace
 
 SCHEMAS = (1, 2)  # a file is of schema 2 only if it says what schema 1 cannot
 PREFIX = "capsedge."

@@ -15,10 +15,10 @@ from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.cores import usable_cores
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Reading
 from capsedge.runtime.vision.images import prepare
-from capsedge.runtime.vision.prediction import Prediction
+from capsedge.runtime.vision.inputs import ImageReader
 
 GROUP = 64  # images of one run; the same everywhere, since the size may decide the last bits
 OUTPUTS = ("scores", "poses")
@@ -55,8 +55,8 @@ class Answerer:
         stated = session.metadata.outputs
         names = stated.names if stated is not None and self.task == REGRESSION else ()
         self.values = tuple(f"{name}_value" if name in _FIXED else name for name in names)
-        self.multi_label = session.multi_label
-        self.cascade = session.long_way_output is not None
+        self.multi_label = session.roles.multi_label
+        self.cascade = session.roles.long_way is not None
         self.outputs = tuple(dict.fromkeys(outputs))
         _check_outputs(session, self.outputs)
         workers = usable_cores() if threads is None else threads
@@ -89,7 +89,7 @@ class Answerer:
         try:
             image = _shaped(item.image, p)
             if isinstance(image, np.ndarray) and image.dtype.kind == "f":
-                reading = Reading(p, self._invert, prepared=True)
+                reading = ImageReader(p, self._invert, prepared=True)
                 (found,) = reading.images(image.astype(np.float32, copy=False))
                 return found.astype(np.float32, copy=False)
             return prepare(image, p, self._invert, "The image")
@@ -168,7 +168,7 @@ def _preprocessing(session: Session) -> Preprocessing:
 
 
 def _check_outputs(session: Session, outputs: Sequence[str]) -> None:
-    has = {"scores": session.score_output is not None, "poses": session.pose_output is not None}
+    has = {"scores": session.roles.scores is not None, "poses": session.roles.poses is not None}
     for name in outputs:
         if not has.get(name):
             raise UsageError(

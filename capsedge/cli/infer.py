@@ -16,8 +16,8 @@ from capsedge.errors import ExitCode
 if TYPE_CHECKING:
     from capsedge.runtime.classification import Classified
     from capsedge.runtime.ensemble import Ensemble
+    from capsedge.runtime.predictions import Prediction
     from capsedge.runtime.session import Session
-    from capsedge.runtime.vision.prediction import Prediction
 
 NOTHING = "nothing to see"
 _MANY = 100  # progress is shown from this number of images on
@@ -78,7 +78,7 @@ def command(
     """
     from capsedge.cli._standard_input import contents
     from capsedge.runtime.classification import classify_files, image_files
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
     from capsedge.zoo import DEFAULT
 
     files = image_files(images)

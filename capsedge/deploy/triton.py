@@ -22,11 +22,10 @@ from capsedge.deploy.trial import Note
 from capsedge.deploy.triton_config import Serving
 from capsedge.errors import UsageError
 from capsedge.runtime.backends import providers
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import OPS, Port
 from capsedge.runtime.files.folders import check_replaceable, write_folder
 from capsedge.runtime.files.given import MODEL, as_path
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.loading import OPS
 
 KIND = "triton"  # in the manifest
 MOUNT = "/models"

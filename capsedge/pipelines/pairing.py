@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.cascade import Pair
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.session import Session
 

@@ -21,7 +21,7 @@ from capsedge.calibration.units import calibrated_tensors, find_units
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.graph.wiring import Graph
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.reading.inspection import inspect
 from capsedge.schema.names import operator_of
 

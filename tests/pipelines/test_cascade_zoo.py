@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="verify runs the checkpoint: pip install 'ca
 import capsedge
 from capsedge.checkpoint import load_checkpoint
 from capsedge.cli.verify import _link
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.samples import draw
 from capsedge.zoo import zoo_checkpoint, zoo_model
 from tests.conftest import ROOT

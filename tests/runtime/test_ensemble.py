@@ -14,11 +14,11 @@ from hypothesis.extra.numpy import arrays
 
 import capsedge
 from capsedge.errors import ArtefactError, ShapeError, UsageError
-from capsedge.runtime import loading
-from capsedge.runtime.averaging import average, mean
+from capsedge.runtime import load as loading
+from capsedge.runtime.ensemble import average, mean
 from capsedge.runtime.files import limits
 from capsedge.runtime.metadata import Outputs, Preprocessing
-from capsedge.runtime.vision.prediction import Prediction, scores_of
+from capsedge.runtime.predictions import Prediction, scores_of
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, encoded
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.profiling.onnxruntime_profiler import ProfiledSession, configuration
+from capsedge.runtime.backends.onnxruntime_profiler import ProfiledSession, configuration
 from capsedge.runtime.profiling.operator_times import arena_peak
 from capsedge.runtime.reading.forecast import forecast
 from capsedge.runtime.reading.onnx_file import read_bytes

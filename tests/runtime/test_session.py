@@ -17,7 +17,7 @@ from PIL import Image
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
 from capsedge.runtime.backends import native_library
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading import onnx_file
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save
@@ -91,7 +91,7 @@ def test_predict_more_images_than_one_run_takes(model: Path):
 
 def test_fixed_batch_is_filled(tmp_path: Path):
     session = capsedge.load(save(capsule_model(batch=2), tmp_path / "two.onnx"))
-    assert session.batch == 2
+    assert session.backend.batches.fixed == 2
     assert [p.label for p in session.predict([LEFT, RIGHT, RIGHT])] == ["left", "right", "right"]
     free = capsedge.load(save(capsule_model(), tmp_path / "free.onnx")).predict([RIGHT])[0]
     np.testing.assert_allclose(session.predict([RIGHT])[0].scores, free.scores, rtol=1e-6)
@@ -212,7 +212,7 @@ def test_ports_and_metadata(model: Path):
     assert (images.name, images.shape, images.dtype) == ("images", ("N", 1, 8, 8), "float32")
     assert [port.name for port in session.outputs] == ["lengths", "poses"]
     assert session.metadata == metadata()
-    assert session.batch is None
+    assert session.backend.batches.fixed is None
 
 
 def test_reconstruct(tmp_path: Path):
@@ -259,7 +259,7 @@ def test_concurrent_runs(model: Path):
 def test_bodies_run_without_a_library(model: Path):
     for ops in ("auto", "portable"):
         session = capsedge.load(model, ops=ops)
-        assert session.ops == "portable"
+        assert session.backend.ops == "portable"
         assert session.predict(LEFT)[0].label == "left"
 
 
@@ -408,7 +408,7 @@ def test_bad_image_of_a_sequence_is_named(model: Path):
 def test_foreign_file_runs_and_does_not_predict(tmp_path: Path):
     session = capsedge.load(save(plain_model(), tmp_path / "p.onnx"))
     assert session.metadata is None
-    assert session.ops == "portable"
+    assert session.backend.ops == "portable"
     found = session.run({"x": np.ones((3, 2), np.float32), "k": np.array([5])})
     np.testing.assert_array_equal(found["y"], np.full((3, 2), 5))
     for call in (session.predict, session.reconstruct, session.prepare):

@@ -13,7 +13,7 @@ import pytest
 import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.backends import providers
-from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.backends.onnxruntime_backend import How, OnnxRuntimeBackend
 from capsedge.runtime.backends.providers import NO_FALLBACK
 from tests.runtime.models import capsule_model, save
 
@@ -77,7 +77,7 @@ def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPat
         pytest.skip("this ONNX Runtime has no second provider")
     monkeypatch.setattr(providers, "chain", lambda provider, gpu: [provider])
     with pytest.raises(UnsupportedModelError, match="does not run entirely on"):
-        OnnxRuntimeBackend(model.read_bytes(), "m.onnx", 1, None, azure, 0)
+        OnnxRuntimeBackend(model.read_bytes(), model, How(threads=1, provider=azure, gpu=0))
 
 
 def test_a_provider_that_does_not_start_is_an_error(

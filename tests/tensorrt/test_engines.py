@@ -144,7 +144,7 @@ def test_fused_engine(
     assert {n.domain for n in fake.RECORDED["model"].graph.node} == {"", "capsedge"}
     assert [str(plugin)] == fake.PLUGINS_LOADED  # once, although two registries ask
     session = capsedge.load(built.path)
-    assert session.ops == "fused"
+    assert session.backend.ops == "fused"
     right = capsedge.load(model).predict(IMAGES)
     for found, wanted in zip(session.predict(IMAGES), right, strict=True):
         np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4, atol=1e-6)

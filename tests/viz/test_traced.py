@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.trace import Trace
+from capsedge.runtime.routing_trace import Trace
 from capsedge.runtime.vision.pictures import overlay
 from capsedge.viz.pictures import agreement, couplings, iterations, responsibilities
 from capsedge.viz.positions import Grid, even, grid_over_input
@@ -28,7 +28,7 @@ def traced(request: pytest.FixtureRequest) -> Iterator[capsedge.Session]:
     """A session with a trace made by hand, of each routing."""
     with capsedge.load(f"digits-{request.param}") as session:
         session.trace = lambda images, prepared: traces.trace(request.param, len(images))
-        session.check_trace = lambda: None
+        session.can.check_trace = lambda: None
         session.made = traces.trace(request.param)
         yield session
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import capsedge
+from capsedge.runtime.backends.backend import Event
 from capsedge.runtime.profiling import tables
 from capsedge.runtime.profiling.branches import NETWORKS, executed, own_durations
-from capsedge.runtime.profiling.onnxruntime_profiler import Event
 from capsedge.runtime.reading.onnx_structure import Graph, Node
 from tests.pipelines.cascades import pair, pixels
 
