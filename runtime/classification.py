@@ -91,8 +91,9 @@ def classify_files(
     result = Classified(list(files))
     sheet: Sheet | None = None
     if reconstruct is not None:
-        session.check_reconstruction()
-        assert isinstance(session, Session)  # others have no pictures
+        if not isinstance(session, Session):
+            session.reconstruct()
+        session.can.check_reconstruct()
         sheet = Sheet(session, reconstruct, len(files), top_k is None and threshold is None)
     numbered = list(enumerate(files))
     for start in range(0, len(files), GROUP):

@@ -49,10 +49,9 @@ class Answerer:
         threads: int | None = None,
     ) -> None:
         self.session, self._invert = session, invert
-        self._preprocessing = _preprocessing(session)
-        assert session.metadata is not None  # it states the preprocessing
-        self.task = session.metadata.task
-        stated = session.metadata.outputs
+        self._preprocessing = session.image_input.preprocessing
+        metadata = session.image_input.metadata
+        self.task, stated = metadata.task, metadata.outputs
         names = stated.names if stated is not None and self.task == REGRESSION else ()
         self.values = tuple(f"{name}_value" if name in _FIXED else name for name in names)
         self.multi_label = session.roles.multi_label
@@ -157,14 +156,6 @@ def _shaped(image: Any, p: Preprocessing) -> Any:
             f"The image is a list of {image.size:,} values.", f"The model takes {list(shape)}."
         )
     return image.reshape(shape)
-
-
-def _preprocessing(session: Session) -> Preprocessing:
-    metadata = session.metadata
-    if metadata is None or metadata.preprocessing is None:
-        session.prepare(np.zeros((1, 1), np.uint8))  # raises, and says how to describe the file
-        raise AssertionError("a file without preprocessing prepared an image")
-    return metadata.preprocessing
 
 
 def _check_outputs(session: Session, outputs: Sequence[str]) -> None:

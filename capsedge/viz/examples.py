@@ -17,7 +17,7 @@ from capsedge.runtime.files import opening
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
 from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.inputs import ImageReader, Images, folder_images, undescribed
+from capsedge.runtime.vision.inputs import ImageReader, Images, folder_images
 from capsedge.runtime.vision.pictures import seen
 
 MOST_IMAGES = 12  # rows of a picture that are still readable
@@ -99,7 +99,7 @@ def preprocessing_of(session: Session) -> Preprocessing:
             "Name a model that classifies.",
         )
     if metadata is None or metadata.preprocessing is None:
-        raise undescribed(session, "no preprocessing: not how to show its input")
+        raise session.image_input.undescribed("no preprocessing: not how to show its input")
     return metadata.preprocessing
 
 
