@@ -295,7 +295,7 @@ class Ensemble(Summarized):
         def __getattr__(self, name: str) -> NoReturn:
             """Point to the members for what else a session can do."""
             why = f"An ensemble has no '{name}'"
-            if hasattr(Session, name):
+            if any(hasattr(member, name) for member in self.__dict__.get("members", ())):
                 why += f": it belongs to one network. Ask a member: ensemble.members[0].{name}"
             raise AttributeError(why)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.backend import Feeds, Port
+from capsedge.runtime.backends.backend import Feeds, Port, closed_error
 from capsedge.runtime.files.given import SESSION, refusal
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.machine import environment
@@ -65,6 +65,8 @@ def profile(
     """
     if not isinstance(session, Session):
         raise refusal(session, SESSION)
+    if session.closed:
+        raise closed_error(session.path)
     limits = checked_limits(warmup, duration, iterations)
     if inputs is not None and (not isinstance(inputs, Mapping) or not inputs):
         raise UsageError(

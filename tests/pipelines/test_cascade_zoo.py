@@ -63,7 +63,7 @@ def test_couplings_that_both_have(pictures: np.ndarray, tmp_path: Path):
         tmp_path / "with.onnx", tmp_path / "with.onnx", data=pictures, min_agreement=0.95
     )
     both, alone = load_bytes(made.model), capsedge.load(tmp_path / "with.onnx")
-    assert (both.ops, alone.ops) in {("mixed", "mixed"), ("portable", "portable")}
+    assert (both.backend.ops, alone.backend.ops) in {("mixed", "mixed"), ("portable", "portable")}
     images = pictures[:5, None].astype(np.float32) / 255
     np.testing.assert_allclose(
         both.run(images)["couplings"], alone.run(images)["couplings"], atol=1e-6

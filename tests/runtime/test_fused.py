@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 def test_library_runs_and_agrees_with_the_bodies(tmp_path: Path):
     path = save(capsule_model(), tmp_path / "a.onnx")
     fused, portable = capsedge.load(path), capsedge.load(path, ops="portable")
-    assert (fused.ops, portable.ops) == ("fused", "portable")
+    assert (fused.backend.ops, portable.backend.ops) == ("fused", "portable")
     x = np.random.default_rng(0).random((5, 1, SIDE, SIDE), np.float32)
     found, wanted = fused.run(x), portable.run(x)
     for name in wanted:

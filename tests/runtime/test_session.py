@@ -17,6 +17,7 @@ from PIL import Image
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
 from capsedge.runtime.backends import native_library
+from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading import onnx_file
@@ -31,7 +32,7 @@ RIGHT = LEFT[:, ::-1].copy()
 def _no_library(monkeypatch: pytest.MonkeyPatch):
     """Function bodies, whether or not this machine has the operator library."""
     monkeypatch.delenv(native_library.VARIABLE, raising=False)
-    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: None)
+    monkeypatch.setattr(native_library, "find_library", lambda: None)
 
 
 @pytest.fixture
@@ -270,8 +271,8 @@ def test_fused_without_a_library(model: Path):
 
 def test_file_without_capsedge_nodes_is_portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = save(capsule_model(capsedge_node=False), tmp_path / "p.onnx")
-    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: tmp_path / "unused.so")
-    assert capsedge.load(path).ops == "portable"
+    monkeypatch.setattr(native_library, "find_library", lambda: tmp_path / "unused.so")
+    assert capsedge.load(path).backend.ops == "portable"
     with pytest.raises(UsageError, match="no capsedge nodes"):
         capsedge.load(path, ops="fused")
 
@@ -288,11 +289,11 @@ def test_library_that_does_not_load(
 ):
     library = tmp_path / "libcapsedge_ort.so"
     library.write_bytes(b"not a library")
-    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: library)
+    monkeypatch.setattr(native_library, "find_library", lambda: library)
     for ops in ("auto", "fused"):
         with pytest.raises(EnvironmentProblem, match=r"does not load(.|\n)*--ops portable"):
             capsedge.load(model, ops=ops)
-    assert capsedge.load(model, ops="portable").ops == "portable"
+    assert capsedge.load(model, ops="portable").backend.ops == "portable"
     assert capfd.readouterr() == ("", "")
 
 
@@ -301,20 +302,20 @@ def test_find_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(capsedge.runtime, "__path__", [str(tmp_path / "a"), str(tmp_path / "b")])
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    assert native_library.find_library() is None
+    assert find_library() is None
     installed = tmp_path / "b" / "_native" / native_library.NAME
     installed.parent.mkdir(parents=True)
     installed.write_bytes(b"")
-    assert native_library.find_library() == installed
+    assert find_library() == installed
     shutil.move(tmp_path / "b", tmp_path / "site" / "capsedge" / "runtime")  # where a wheel puts it
-    found = native_library.find_library()
+    found = find_library()
     assert found is not None
     assert found.is_relative_to(tmp_path / "site")
     monkeypatch.setenv(native_library.VARIABLE, str(tmp_path / "mine.so"))
     with pytest.raises(EnvironmentProblem, match="CAPSEDGE_OPS_LIBRARY"):
-        native_library.find_library()
+        find_library()
     (tmp_path / "mine.so").write_bytes(b"")
-    assert native_library.find_library() == tmp_path / "mine.so"
+    assert find_library() == tmp_path / "mine.so"
 
 
 # Wrong arguments
