@@ -20,7 +20,7 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import OutputRoles, Prediction
 from capsedge.runtime.routing_trace import Trace, traced
 from capsedge.runtime.runner import Runner, run_size
-from capsedge.runtime.summary import Row, Summary, short
+from capsedge.runtime.summary import Row, Summarized, Summary, short
 from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text
 from capsedge.runtime.vision.inputs import ImageInput, Images, OneImage
 
@@ -33,7 +33,7 @@ _SHOWN = 6  # ports in a summary
 _TRACED_CHUNK = 16  # images of a run
 
 
-class Session:
+class Session(Summarized):
     """A loaded model. A context manager; safe to use from several threads at once.
 
     Args:
@@ -352,12 +352,6 @@ class Session:
         most = max(1, limits.RUN_BYTES // per_image)
         batches = self._batches(images, min(most, _TRACED_CHUNK), invert, layout, prepared)
         return traced(stated, per_image, batches, self._runner.run_batch)
-
-    def __repr__(self) -> str:
-        return self._summary().text()
-
-    def _repr_html_(self) -> str:
-        return self._summary().html()
 
     def _summary(self) -> Summary:
         shown = self.inputs[:_SHOWN], self.outputs[:_SHOWN]
