@@ -31,7 +31,7 @@ def watch(
     If the file has a fixed batch, images beyond a multiple of it are left out.
 
     Args:
-        ops: as for ``runtime.loading.load``.
+        ops: as for ``capsedge.load``.
 
     Raises:
         UsageError: the file's fixed batch is larger than there are images.

@@ -193,11 +193,25 @@ class Predictor(Protocol):
     ) -> NDArray[np.float32]:
         """The input for one image, prepared."""
 
+    def reconstruct(
+        self,
+        images: Images,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+    ) -> NDArray[np.float32]:
+        """The decoder's pictures of images; an ensemble refuses, since each network has its own."""
+
     def class_name(self, index: int) -> str:
         """The name of a class; its number if there are no names."""
 
     def close(self) -> None:
-        """Free what was loaded."""
+        """Free what was loaded; calls that still run are not disturbed."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
 
 
 def scores_of(

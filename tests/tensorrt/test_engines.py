@@ -310,25 +310,6 @@ def test_too_little_memory(make: Any, gpu: Any) -> None:  # noqa: F811
     assert [gpu.fake_count(k) for k in range(3)] == [0, 0, 0]
 
 
-def test_threads_do_not_disturb_each_other(make: Any, model: Path) -> None:
-    session = capsedge.load(make(batch=(1, 2, 4)).path)
-    wanted = capsedge.load(model).run(IMAGES)["lengths"]
-    failures: list[str] = []
-
-    def work(k: int) -> None:
-        for _ in range(10):
-            found = session.run(IMAGES[k : k + 1])["lengths"]
-            if not np.allclose(found, wanted[k : k + 1], rtol=1e-4, atol=1e-6):
-                failures.append(f"image {k}")
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
 def test_threads_share_a_few_contexts(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
     """Many threads do not mean as many times the memory; those that find no context wait."""
     path = make(batch=(1, 2, 4)).path
@@ -358,7 +339,7 @@ def test_wrong_batches(make: Any) -> None:
         session.run(IMAGES)
     assert len(session.predict(IMAGES[:1])) == 1  # filled up to two
     fixed = capsedge.load(make(batch=(2, 2, 2)).path)
-    assert fixed.batch == 2
+    assert fixed.backend.batches.fixed == 2
     assert len(fixed.predict(IMAGES)) == 5
 
 

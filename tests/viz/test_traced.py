@@ -178,7 +178,7 @@ def test_a_trace_of_other_shapes_is_refused(dynamic: capsedge.Session, monkeypat
         replace(good, poses=good.poses[:, :, :3]),
     ):
         monkeypatch.setattr(dynamic, "trace", lambda *_, t=wrong, **__: Trace((t,)), raising=False)
-        monkeypatch.setattr(dynamic, "check_trace", lambda: None)
+        monkeypatch.setattr(dynamic.can, "check_trace", lambda: None)
         with pytest.raises(capsedge.ArtefactError, match="does not fit its graph"):
             couplings.compute(dynamic, FILE)
 
@@ -190,7 +190,7 @@ def test_what_is_not_finite_is_refused(dynamic: capsedge.Session, monkeypatch, k
     values[0, 0, 0, 0] = np.nan
     broken = Trace((replace(good, **{kind: values}),))
     monkeypatch.setattr(dynamic, "trace", lambda *_, **__: broken)
-    monkeypatch.setattr(dynamic, "check_trace", lambda: None)
+    monkeypatch.setattr(dynamic.can, "check_trace", lambda: None)
     with pytest.raises(capsedge.ArtefactError, match="NaN"):
         agreement.compute(dynamic, FILE)
 
