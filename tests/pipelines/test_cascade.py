@@ -122,7 +122,7 @@ def test_with_the_operator_library_and_without(ops: str):
     """Function bodies of one name are kept apart, and the kernels run in the branch too."""
     model = _joined(Doubt(0.3))
     assert [f.name for f in model.functions] == ["Squash", "Squash_2"]
-    if ops == "fused" and _SESSION.ops != "fused":
+    if ops == "fused" and _SESSION.backend.ops != "fused":
         pytest.skip("the operator library is not built here")
     images = _prepared(20)
     found = load_bytes(model.SerializeToString(), ops=ops).run(images)
