@@ -31,7 +31,7 @@ Run = Callable[[np.ndarray], Any]
 
 def answering(session: Session) -> Run:
     """Computes scores and poses, and of a cascade who decided."""
-    wanted = (session.score_output, session.pose_output, session.long_way_output)
+    wanted = (session.roles.scores, session.roles.poses, session.roles.long_way)
     names = [name for name in wanted if name is not None]
 
     def run(images: np.ndarray) -> list[np.ndarray]:
@@ -70,9 +70,9 @@ def in_turns(runs: dict[str, Run], batches: list[np.ndarray], rounds: int) -> di
 
 def answers(session: Session, data: ImageSet) -> tuple[np.ndarray, np.ndarray]:
     """Classes, and the images on the long way, of all images."""
-    assert session.score_output is not None
-    names = [session.score_output]
-    names += [session.long_way_output] if session.long_way_output else []
+    assert session.roles.scores is not None
+    names = [session.roles.scores]
+    names += [session.roles.long_way] if session.roles.long_way else []
     found = [out for _, out in session.run_batches(data.inputs(), names)]
     classes = np.concatenate([out[names[0]].argmax(axis=1) for out in found])
     long_way = [out[names[1]] for out in found] if len(names) > 1 else []

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 import capsedge
+from capsedge.runtime.backends.backend import Feeds, ProfiledBackend
 from capsedge.runtime.profiling.measure import timed_runs
-from capsedge.runtime.profiling.onnxruntime_profiler import Feeds, ProfiledSession, configuration
 from capsedge.runtime.profiling.operator_times import arena_peak, time_operators
 from capsedge.runtime.profiling.profiler import random_inputs
 from capsedge.runtime.reading.forecast import forecast
-from capsedge.runtime.reading.onnx_file import read_bytes
 
 ROUNDS = 30
 
@@ -52,10 +51,10 @@ def overhead(run: Callable[[], Any], seconds: float) -> float:
 
 def arena(session: capsedge.Session, feeds: Feeds) -> tuple[int, int]:
     """Bytes asked for of ONNX Runtime's allocator, at most, in the first and in the second run."""
-    model = read_bytes(session.path)
-    with ProfiledSession(model, configuration(session)) as profiled:
+    assert isinstance(session.backend, ProfiledBackend)
+    with session.backend.profiled_runs(feeds) as profiled:
         for _ in range(2):
-            profiled.run(feeds)
+            profiled.profiled()
         runs = profiled.finish().runs
     first = arena_peak(runs) or 0
     most = [max(event.arena or 0 for event in run) for run in runs]

@@ -50,10 +50,10 @@ def times(
 
 def accuracy(session: Session, data: ImageSet, images: NDArray[np.float32]) -> float:
     """Share of right answers."""
-    assert session.score_output is not None
+    assert session.roles.scores is not None
     right = done = 0
-    for _, outputs in session.run_batches(images, [session.score_output]):
-        found = outputs[session.score_output].argmax(1)
+    for _, outputs in session.run_batches(images, [session.roles.scores]):
+        found = outputs[session.roles.scores].argmax(1)
         right += int((found == data.classes[done : done + len(found)]).sum())
         done += len(found)
     return right / done

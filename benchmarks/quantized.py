@@ -136,7 +136,7 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
 
     from capsedge.calibration import evaluate
     from capsedge.datasets import read_images
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
 
     session = load(folder / "fp32.onnx")
     assert session.metadata is not None
@@ -152,7 +152,7 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
                 str(folder / file), providers=["CPUExecutionProvider"]
             )
             found = np.concatenate(
-                [plain.run([session.score_output], {"images": x})[0] for x in test.batches(32)]
+                [plain.run([session.roles.scores], {"images": x})[0] for x in test.batches(32)]
             )
         else:
             found = evaluate.scores(load(folder / file), test)

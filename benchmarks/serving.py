@@ -89,7 +89,7 @@ def alone(session: capsedge.Session, asked: Asked, seconds: float) -> dict[str, 
     while time.perf_counter() < start + seconds:
         for image in images:
             began = time.perf_counter()
-            list(session.run_batches(image, [session.answer_outputs[0]]))
+            list(session.run_batches(image, [session.roles.all[0]]))
             tally.seconds.append(time.perf_counter() - began)
     tally.elapsed, tally.in_time = time.perf_counter() - start, len(tally.seconds)
     return row("session alone", 1, tally, (time.process_time() - cpu) / tally.in_time, 0.0)

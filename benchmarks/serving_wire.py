@@ -132,7 +132,7 @@ def _stroke(rng: np.random.Generator, height: int, width: int, channels: int) ->
 
 
 def _tensor(session: capsedge.Session, image: np.ndarray) -> Tensor:
-    port, output = session.inputs[0], session.answer_outputs[0]
+    port, output = session.inputs[0], session.roles.all[0]
     array = session.prepare(image)[None]
     ((_, found),) = session.run_batches(array, [output])
     tensor = {

@@ -15,7 +15,7 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.proto import copy_of
 from capsedge.graph.shapes import values_of
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 
 Progress = Callable[[int, int], None]
 
@@ -31,7 +31,7 @@ def watch(
     If the file has a fixed batch, images beyond a multiple of it are left out.
 
     Args:
-        ops: as for ``runtime.loading.load``.
+        ops: as for ``capsedge.load``.
 
     Raises:
         UsageError: the file's fixed batch is larger than there are images.
@@ -46,7 +46,7 @@ def watch(
         if t not in known
     )
     session = load_bytes(copy.SerializeToString(), "the watched model", ops=ops)
-    fixed = None if samples_of_a_run(session, data) is None else session.batch
+    fixed = None if samples_of_a_run(session, data) is None else session.backend.batches.fixed
     if fixed is not None and len(data) < fixed:
         raise UsageError(
             f"{len(data)} images are too few to calibrate on.",

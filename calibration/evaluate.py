@@ -230,7 +230,7 @@ def _error(name: str, reference: list[Array], found: list[Array], batched: bool)
 def latency(session: Session, data: ImageSet) -> float:
     """Median milliseconds of one run of the smallest batch; for ranking candidates, not for reports."""
     if session.metadata is not None:
-        feeds: Mapping[str, Array] = random_inputs(session, session.smallest_batch)
+        feeds: Mapping[str, Array] = random_inputs(session, session.backend.batches.smallest)
     else:  # sizes that the file leaves free are the data's
         size = samples_of_a_run(session, data) or 1
         _, feeds, _ = next(runs(session, data.first(size)))

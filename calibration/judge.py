@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from capsedge.errors import UsageError
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.score_checks import check_computed
 from capsedge.runtime.scores import (
     CAPSULES,
@@ -17,7 +18,7 @@ from capsedge.runtime.scores import (
     has_candidates,
     shape_fault,
 )
-from capsedge.runtime.session import DEFAULT_THRESHOLD, Session
+from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:
     from capsedge.calibration.evaluate import Outcome
@@ -81,10 +82,10 @@ class Judge:
                 )
             _check_shape(session, scores)
             return cls(scores, (), *_task(session, scores), "named as the scores")
-        if session.value_outputs:
+        if session.roles.values:
             why = "the file states a regression"
-            return cls(None, session.value_outputs, why=why, batched=True)
-        known = session.score_output
+            return cls(None, session.roles.values, why=why, batched=True)
+        known = session.roles.scores
         if known is not None:
             return cls(known, (), *_task(session, known), _reason(session, known))
         if classes and outputs is not None:
@@ -111,7 +112,7 @@ def _check_shape(session: Session, scores: str) -> None:
         fault = f"'{scores}' holds {port.dtype}, and scores are floats"
     if not fault:
         return
-    known = session.score_output
+    known = session.roles.scores
     other = f"--scores {known}" if known and known != scores else "another output with --scores"
     python = f"scores={known!r}" if known and known != scores else "another output as scores="
     line = f"or let forward return scores [N, classes], of class capsules v `{ONE_LINE}`, and export again."
@@ -152,8 +153,8 @@ def _chosen(session: Session, classes: int, outputs: Arrays) -> Choice | None:
 
 def _task(session: Session, scores: str) -> tuple[bool, float]:
     # A logit of 0 is a probability of one half.
-    logits = session.score_kind == "logits" and scores == session.score_output
-    return session.multi_label, 0.0 if logits else DEFAULT_THRESHOLD
+    logits = session.roles.kind == "logits" and scores == session.roles.scores
+    return session.roles.multi_label, 0.0 if logits else DEFAULT_THRESHOLD
 
 
 @dataclass(frozen=True)

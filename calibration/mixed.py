@@ -12,7 +12,7 @@ from capsedge.calibration.source import MADE, Source, uniform
 from capsedge.calibration.table import Table
 from capsedge.datasets import ImageSet
 from capsedge.runtime.charts import new_figure, save_figure
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 
 SEARCHED = 0.75  # of the errors that are allowed, on the images of a search
 

@@ -106,7 +106,7 @@ def split(
 def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
     found = data
     if not isinstance(found, ImageSet):
-        classes = not source.session.value_outputs
+        classes = not source.session.roles.values
         found = read_images(
             found, source.preprocessing, split, inputs=source.inputs, classes=classes
         )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.session import Session
 
 Array = NDArray[Any]
@@ -35,9 +35,10 @@ def runs(
     prepared = session.metadata is not None or data.preprocessing is not None
     if prepared and len(session.inputs) == 1:
         name = session.inputs[0].name
+        fixed = session.backend.batches.fixed
         if not padded:
-            data = data.first(len(data) - len(data) % (session.batch or 1))
-        for batch in data.batches(session.batch or BATCH):
+            data = data.first(len(data) - len(data) % (fixed or 1))
+        for batch in data.batches(fixed or BATCH):
             if not padded:  # values inside the network need not have a row per image
                 yield len(batch), {name: batch}, session.run({name: batch})
                 continue
@@ -60,7 +61,7 @@ def samples_of_a_run(session: Session, data: ImageSet) -> int | None:
     """How many samples one run takes; None where the inputs have no axis for them."""
     if any(_whole(port, values) for port, values in _arrays(session, data)):
         return None
-    return session.batch or (1 if session.metadata is None else BATCH)
+    return session.backend.batches.fixed or (1 if session.metadata is None else BATCH)
 
 
 def check_fits(session: Session, data: ImageSet) -> None:

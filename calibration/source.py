@@ -35,7 +35,7 @@ from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.wiring import Graph
 from capsedge.judging.chance import check_above_chance
 from capsedge.runtime.files import opening
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.maker import export_again
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.reading.onnx_file import read_bytes
@@ -156,7 +156,7 @@ class Source:
         )
         if self.judge.scores is None and (labels is not None or data.ignored):
             return [f"the labels are not used: {self.judge.why}"]
-        known = self.judge.scores == self.session.score_output
+        known = self.judge.scores == self.session.roles.scores
         warnings = list(score_warnings(self.session)) if known else []
         if self.metadata is None and self.judge.scores is not None:
             mask = mask_of(self.judge.scores, evaluate.samples(self.session, data))

@@ -51,26 +51,26 @@ if TYPE_CHECKING:
     from capsedge.runtime.backends.engine_inspection import EngineInspection
     from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspect import inspect
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
     from capsedge.runtime.metadata import Outputs, Preprocessing
+    from capsedge.runtime.predictions import Prediction
     from capsedge.runtime.profiling.profile_report import ProfileReport
     from capsedge.runtime.profiling.profiler import profile
     from capsedge.runtime.reading.inspection import Inspection
+    from capsedge.runtime.routing_trace import Trace, TracedLayer
     from capsedge.runtime.session import Session
-    from capsedge.runtime.trace import Trace, TracedLayer
-    from capsedge.runtime.vision.prediction import Prediction
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.compare import verify
     from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
 
 _MODULES = ("datasets", "models", "ops", "viz")
 _HOMES = {
-    "load": "capsedge.runtime.loading",
+    "load": "capsedge.runtime.load",
     "Session": "capsedge.runtime.session",
     "Ensemble": "capsedge.runtime.ensemble",
-    "Prediction": "capsedge.runtime.vision.prediction",
-    "Trace": "capsedge.runtime.trace",
-    "TracedLayer": "capsedge.runtime.trace",
+    "Prediction": "capsedge.runtime.predictions",
+    "Trace": "capsedge.runtime.routing_trace",
+    "TracedLayer": "capsedge.runtime.routing_trace",
     "batch": "capsedge.batches.api",
     "BatchReport": "capsedge.batches.report",
     "profile": "capsedge.runtime.profiling.profiler",

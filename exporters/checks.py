@@ -17,7 +17,7 @@ from capsedge.exporters.export_report import CaseParity
 from capsedge.exporters.own_modules import in_double, run_double
 from capsedge.judging.tolerance import TRACE, Tolerance, excess, undefined
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.trace import PREFIX
+from capsedge.runtime.routing_trace import PREFIX
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -46,7 +46,7 @@ from capsedge.runtime.description import Described, Description, described
 from capsedge.runtime.files.given import OUTPUT, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
-from capsedge.runtime.trace import TraceOutputs
+from capsedge.runtime.routing_trace import TraceOutputs
 
 ATOL, RTOL = 1e-5, 1e-4
 

@@ -17,7 +17,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.layers import DynamicCapsules
 from capsedge.ops.unrolled import unroll
 from capsedge.runtime.files import limits
-from capsedge.runtime.trace import PREFIX, TraceLayer
+from capsedge.runtime.routing_trace import PREFIX, TraceLayer
 from capsedge.schema.operators import OPERATORS, WINDOWS
 
 _MOST_BYTES = limits.RUN_BYTES // 2  # of one image, beside the other outputs of a run

@@ -24,7 +24,7 @@ from capsedge.graph.proto import attributes_of, copy_of, operator_nodes
 from capsedge.graph.recognize.report import Recognition
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.trace import without_uniform_passes
-from capsedge.runtime.trace import TraceLayer
+from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.schema.names import operator_of
 from capsedge.schema.operators import GIVEN, ROUTING_OPERATORS
 

@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import opening
-from capsedge.runtime.hints import KEEP
+from capsedge.runtime.predictions import KEEP, Prediction, Predictor, choose
 from capsedge.runtime.scores import answer_doubts
 from capsedge.runtime.session import Session
 from capsedge.runtime.vision.decoding import SupportsRead
-from capsedge.runtime.vision.given import folder_images
-from capsedge.runtime.vision.prediction import Prediction, choose
-
-if TYPE_CHECKING:
-    from capsedge.runtime.ensemble import Ensemble
+from capsedge.runtime.vision.inputs import folder_images
 
 GROUP = 32  # images per run
 _ACTIVE = 0.5  # a second capsule is drawn from this score on
@@ -64,7 +59,7 @@ def image_files(names: Sequence[Path]) -> list[Path]:
 
 
 def classify_files(
-    session: Session | Ensemble,
+    model: Predictor,
     files: Sequence[Path],
     *,
     opened: Mapping[int, SupportsRead] | None = None,
@@ -78,6 +73,7 @@ def classify_files(
     """Classify image files; a file that cannot be read does not stop the others.
 
     Args:
+        model: a session or an ensemble.
         opened: files that are open already, by number.
         top_k, threshold, invert: as for `Session.predict`.
         reconstruct: PNG to write: the model's input, beside the decoder's picture of the requested classes;
@@ -92,22 +88,24 @@ def classify_files(
     result = Classified(list(files))
     sheet: Sheet | None = None
     if reconstruct is not None:
-        session.check_reconstruction()
-        assert isinstance(session, Session)  # others have no pictures
-        sheet = Sheet(session, reconstruct, len(files), top_k is None and threshold is None)
+        if isinstance(model, Session):
+            model.can.check_reconstruct()
+            sheet = Sheet(model, reconstruct, len(files), top_k is None and threshold is None)
+        else:
+            model.reconstruct(())  # an ensemble refuses: pictures belong to one network
     numbered = list(enumerate(files))
     for start in range(0, len(files), GROUP):
         batch: dict[int, NDArray[np.float32]] = {}
         for number, file in numbered[start : start + GROUP]:
             try:
                 given = (opened or {}).get(number, file)
-                batch[number] = session.prepare(given, invert)
+                batch[number] = model.prepare(given, invert)
             except UsageError as error:
                 result.errors[number] = error
                 failed(error)
         if batch:
             stacked = np.stack(list(batch.values()))
-            predictions = session.predict(stacked, top_k, threshold, prepared=True)
+            predictions = model.predict(stacked, top_k, threshold, prepared=True)
             if invert:  # prepared floats do not show it
                 predictions = [replace(p, hint=KEEP if p.hint else "") for p in predictions]
             result.predictions |= zip(batch, predictions, strict=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.files import limits
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import (
     CLASSIFICATION,
     PREFIX,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,24 +13,33 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ShapeError, UsageError
-from capsedge.runtime.averaging import average, check_members
-from capsedge.runtime.hints import KEEP
-from capsedge.runtime.inputs import stacked
-from capsedge.runtime.metadata import REGRESSION, Preprocessing
-from capsedge.runtime.predicting import Predictor
+from capsedge.errors import ArtefactError, ShapeError, UsageError
+from capsedge.runtime.files import limits
+from capsedge.runtime.files.given import SESSION, refusal
+from capsedge.runtime.metadata import REGRESSION
+from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction, choose
+from capsedge.runtime.runner import run_size
 from capsedge.runtime.session import Session
 from capsedge.runtime.summary import Row, Summarized, Summary, short
-from capsedge.runtime.vision.given import Images, OneImage, Reading, on_host, read_for_all
-from capsedge.runtime.vision.prediction import Prediction
+from capsedge.runtime.tensors import stacked
+from capsedge.runtime.vision.inputs import (
+    ImageReader,
+    Images,
+    OneImage,
+    on_host,
+    only,
+    read_for_all,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NAMES = 3  # files in the name of an ensemble
+_KINDS = {"logits": "probability"}  # of a score, once it is averaged
+_FIX = "Leave one of them out."
 
 
-class Ensemble(Summarized, Predictor):
+class Ensemble(Summarized):
     """Loaded models that answer as one. A context manager; safe to use from several threads at once.
 
     Lengths and activations of class capsules are averaged as they are, logits as probabilities (the softmax,
@@ -100,20 +109,20 @@ class Ensemble(Summarized, Predictor):
 
     @property
     def ops(self) -> str:
-        """As `Session.ops`, where it is the same for all members; otherwise ``mixed``."""
-        found = {member.ops for member in self.members}
+        """As `Backend.ops`, where it is the same for all members; otherwise ``mixed``."""
+        found = {member.backend.ops for member in self.members}
         return found.pop() if len(found) == 1 else "mixed"
 
     @property
     def score_kind(self) -> str:
         """What is averaged: ``length`` or ``probability``; empty for a regression."""
-        kind = self.members[0].score_kind
-        return "probability" if kind == "logits" else kind
+        kind = self.members[0].roles.kind
+        return _KINDS.get(kind, kind)
 
     @property
     def multi_label(self) -> bool:
         """Whether an image may have any number of classes."""
-        return self.members[0].multi_label
+        return self.members[0].roles.multi_label
 
     @property
     def name(self) -> str:
@@ -137,15 +146,48 @@ class Ensemble(Summarized, Predictor):
         Raises:
             UsageError, ArtefactError: as `Session.prepare`.
         """
-        readings = self._readings(invert, layout)
-        found = list(islice(read_for_all(readings, image), 2))
-        if len(found) != 1:
-            raise UsageError(
-                f"prepare takes one image, not {'several' if found else 'none'}.",
-                "",
-                "Prepare them one by one, or pass them all to predict.",
-            )
-        return found[0][self._which].astype(np.float32, copy=False)
+        image_of_all = only(read_for_all(self._readers(invert, layout), image))
+        return image_of_all[self._which]
+
+    def predict(
+        self,
+        images: Images,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+        batch_size: int | None = None,
+    ) -> list[Prediction]:
+        """The mean of the members' predictions, as `Session.predict`; ``ensemble(images)`` is the same.
+
+        Raises:
+            UsageError, ArtefactError: as `Session.predict`.
+        """
+        return list(
+            self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
+        )
+
+    __call__ = predict
+
+    def stream(
+        self,
+        images: Images,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+        batch_size: int = 1,
+    ) -> Iterator[Prediction]:
+        """The predictions of `predict` one after another, as `Session.stream`.
+
+        Raises:
+            UsageError, ArtefactError: as `Session.stream`.
+        """
+        return self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
 
     def _predictions(
         self,
@@ -153,12 +195,14 @@ class Ensemble(Summarized, Predictor):
         top_k: int | None,
         threshold: float | None,
         invert: bool,
+        layout: str | None,
+        prepared: bool | None,
         batch_size: int | None,
-        **reading: Any,
     ) -> Iterator[Prediction]:
+        """The predictions; wrong arguments are refused at once."""
         self._check_open()
-        top_k, threshold = self.members[0]._choice(top_k, threshold)
-        batches = self._inputs(images, batch_size, invert, **reading)
+        top_k, threshold = self.members[0].roles.choice(top_k, threshold)
+        batches = self._inputs(images, batch_size, invert, layout, prepared)
 
         def answered(batch: Sequence[NDArray[Any]]) -> Iterator[Prediction]:
             for found in zip(*self._answers(batch), strict=True):
@@ -177,17 +221,17 @@ class Ensemble(Summarized, Predictor):
         images: Images,
         batch_size: int | None,
         invert: bool,
-        layout: str | None = None,
-        prepared: bool | None = None,
+        layout: str | None,
+        prepared: bool | None,
     ) -> Iterator[list[NDArray[Any]]]:
         """Prepared batches, one for each member, as large as a run of every member takes."""
-        size = min(member._run_size(batch_size) for member in self.members)
+        size = min(run_size(member.backend.batches, batch_size) for member in self.members)
         given = on_host(images)
         if prepared and isinstance(given, np.ndarray) and given.ndim == 5:
             return self._of_members(given, size, invert)
         if len(self._distinct) == 1:
-            first = self.members[0]
-            alike = first._batches(images, size, invert, layout, prepared)
+            first = self.members[0].image_input
+            alike = first.batches(images, size, invert, layout, prepared)
             return ([batch] * len(self.members) for batch in alike)
         if prepared:
             raise UsageError(
@@ -195,9 +239,9 @@ class Ensemble(Summarized, Predictor):
                 "An array [N, C, H, W] is the input of one of them.",
                 "Give pixels without prepared=True, or floats [N, M, C, H, W] of Ensemble.prepare.",
             )
-        readings = self._readings(invert, layout)
+        readers = self._readers(invert, layout)
         # One after another, so that an open file or a generator is read once for all.
-        batches = stacked(read_for_all(readings, given), size)
+        batches = stacked(read_for_all(readers, given), size)
         return ([batch[:, k] for k in self._which] for batch in batches)
 
     def _of_members(
@@ -218,11 +262,10 @@ class Ensemble(Summarized, Predictor):
             )
         return ([part[:, k] for k in range(count)] for part in stacked(given, size))
 
-    def _readings(self, invert: bool, layout: str | None) -> list[Reading]:
-        if None in self._distinct:
-            self.members[0]._preprocessing()
-        known = [p for p in self._distinct if isinstance(p, Preprocessing)]
-        return [Reading(p, invert, layout, prepared=False) for p in known]
+    def _readers(self, invert: bool, layout: str | None) -> list[ImageReader]:
+        """One for each way to prepare images."""
+        members = [self.members[self._which.index(k)] for k in range(len(self._distinct))]
+        return [m.image_input.reader(invert, layout, prepared=False) for m in members]
 
     def _check_open(self) -> None:
         if self.closed:
@@ -241,10 +284,6 @@ class Ensemble(Summarized, Predictor):
             command="Leave out --reconstruct, or name one model.",
         )
 
-    def check_reconstruction(self) -> None:
-        """Raise a UsageError: each member has pictures of its own."""
-        self.reconstruct()
-
     def run(self, *_: object, **__: object) -> NoReturn:
         """Raise a UsageError: couplings, poses and other outputs belong to one network."""
         raise UsageError(
@@ -258,7 +297,7 @@ class Ensemble(Summarized, Predictor):
         def __getattr__(self, name: str) -> NoReturn:
             """Point to the members for what else a session can do."""
             why = f"An ensemble has no '{name}'"
-            if hasattr(Session, name):
+            if any(hasattr(member, name) for member in self.__dict__.get("members", ())):
                 why += f": it belongs to one network. Ask a member: ensemble.members[0].{name}"
             raise AttributeError(why)
 
@@ -275,3 +314,155 @@ class Ensemble(Summarized, Predictor):
 
 def _predict(member: Session, batch: NDArray[Any]) -> list[Prediction]:
     return member.predict(batch, prepared=True)
+
+
+def check_count(count: int) -> None:
+    """Refuse too few or too many members.
+
+    Raises:
+        UsageError: there are fewer than two, or more than `limits.MEMBERS`.
+    """
+    if count < 2:
+        raise UsageError(
+            f"An ensemble of {count} model{'' if count == 1 else 's'} averages nothing.",
+            "It has at least two members.",
+            "Give a single model alone, not in a list." if count else "Name the files.",
+        )
+    if count > limits.MEMBERS:
+        raise UsageError(
+            f"An ensemble of {count} models is too large.",
+            f"It has up to {limits.MEMBERS} members.",
+            "Leave some of them out.",
+        )
+
+
+def check_members(members: Sequence[Session]) -> None:
+    """Refuse sessions whose predictions cannot be averaged.
+
+    Raises:
+        UsageError: one is no session, or they differ in task, classes, kind of scores, values or size of the
+            input.
+        ArtefactError: one does not state its classes.
+    """
+    check_count(len(members))
+    first = members[0]
+    for other in members:
+        if not isinstance(other, Session):
+            raise refusal(other, SESSION)
+        if other.metadata is None:
+            raise other.image_input.undescribed("no classes by which its scores could be averaged")
+    for other in members[1:]:
+        for what, of in _FACTS:
+            mine, its = of(first), of(other)
+            if mine != its:
+                raise UsageError(
+                    f"{first.path} and {other.path} do not fit each other.",
+                    f"They differ in their {what}: {_difference(mine, its)}.",
+                    _FIX,
+                )
+
+
+def _task(session: Session) -> object:
+    assert session.metadata is not None  # checked before
+    return session.metadata.task
+
+
+def _classes(session: Session) -> object:
+    """The names; where a file has none, how many there are."""
+    assert session.metadata is not None  # checked before
+    if session.metadata.class_names or session.roles.scores is None:
+        return session.metadata.class_names
+    return next(p.shape[1:] for p in session.outputs if p.name == session.roles.scores)
+
+
+def _kind(session: Session) -> object:
+    return _KINDS.get(session.roles.kind, session.roles.kind)
+
+
+def _values(session: Session) -> object:
+    outputs = None if session.metadata is None else session.metadata.outputs
+    return () if outputs is None else tuple(zip(outputs.names, outputs.units, strict=True))
+
+
+def _input(session: Session) -> object:
+    return session.inputs[0].shape[1:]
+
+
+def _prepared(session: Session) -> object:
+    return session.metadata is not None and session.metadata.preprocessing is not None
+
+
+_FACTS: tuple[tuple[str, Callable[[Session], object]], ...] = (
+    ("task", _task),
+    ("classes", _classes),
+    ("kind of scores", _kind),
+    ("values", _values),
+    ("input", _input),
+    ("preprocessing, which one of them does not state", _prepared),
+)
+
+
+def _difference(mine: object, its: object) -> str:
+    """Two facts in words; of long lists the first entry that differs."""
+    if isinstance(mine, tuple) and isinstance(its, tuple):
+        if len(mine) != len(its):
+            return f"{len(mine)} and {len(its)}"
+        if mine and not isinstance(mine[0], int):
+            number, pair = next(
+                (k, p) for k, p in enumerate(zip(mine, its, strict=True)) if p[0] != p[1]
+            )
+            return f"number {number} is {pair[0]!r} in one and {pair[1]!r} in the other"
+    return f"{_shown(mine)} and {_shown(its)}"
+
+
+def _shown(fact: object) -> str:
+    return str(list(fact)) if isinstance(fact, tuple) else str(fact)
+
+
+def mean(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The mean of arrays of one shape: added in the order of the members, then divided by their number."""
+    total: NDArray[np.float64] = np.add.accumulate(np.stack(rows), axis=0)[-1]
+    return total / len(rows)
+
+
+def average(
+    found: Sequence[Prediction],
+    criteria: Sequence[bool],
+    class_name: Callable[[int], str],
+    top_k: int | None,
+    threshold: float | None,
+) -> Prediction:
+    """One prediction from those of all members for an image.
+
+    Args:
+        found: one prediction of each member.
+        criteria: whether each member states when there is nothing to see.
+        class_name: the name of a class.
+        top_k, threshold: as for `Session.predict`.
+
+    Raises:
+        ArtefactError: the members computed different numbers of scores.
+    """
+    judged = [p.nothing for p, stated in zip(found, criteria, strict=True) if stated]
+    nothing = judged[0] if judged and all(judged) else ""
+    first = found[0]
+    if first.values:
+        values = mean([np.array([v.value for v in p.values], np.float64) for p in found])
+        named = zip(first.values, values.tolist(), strict=True)
+        averaged = tuple(replace(v, value=value) for v, value in named)
+        return replace(first, values=averaged, nothing=nothing, hint="")
+    if len({len(p.scores) for p in found}) > 1:
+        raise ArtefactError(
+            "The members of the ensemble computed different numbers of scores.",
+            f"Found: {', '.join(str(len(p.scores)) for p in found)}.",
+            _FIX,
+        )
+    scores = mean([p.scores for p in found])
+    pose = np.zeros(0, np.float32)
+    labels = tuple(
+        Label(class_name(j), j, float(scores[j]), pose) for j in choose(scores, top_k, threshold)
+    )
+    unsure = bool(nothing) or float(scores.max(initial=0.0)) < CONFIDENT
+    hint = next((p.hint for p in found if p.hint), "") if unsure else ""
+    poses = np.zeros((len(scores), 0), np.float32)
+    return Prediction(labels, scores, poses, first.score_kind, nothing=nothing, hint=hint)

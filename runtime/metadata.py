@@ -13,8 +13,8 @@ from capsedge.runtime.files import limits
 from capsedge.runtime.files.documents import Malformed, decode, dump, parse
 from capsedge.runtime.nothing import LEAST_SIDE, TypicalInput
 from capsedge.runtime.origin import Origin
+from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.scores import Chosen
-from capsedge.runtime.trace import TraceOutputs
 
 SCHEMA = 1
 PREFIX = "capsedge."  # of the names of all properties

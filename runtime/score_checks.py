@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
+from capsedge.runtime.predictions import scores_of
 from capsedge.runtime.probing import Probes, probes
 from capsedge.runtime.scores import AS_IT_IS, ONE_LINE, Choice, doubts, mask_of
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.prediction import scores_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -22,12 +22,12 @@ def score_warnings(session: Session) -> tuple[str, ...]:
 
     A file without scores has nothing to warn of, and of one without metadata it is not known what it takes.
     """
-    name, metadata = session.score_output, session.metadata
+    name, metadata = session.roles.scores, session.metadata
     if name is None or metadata is None or not session.inputs[0].dtype.startswith("float"):
         return ()
     images, probed = run_probes(session, metadata.preprocessing)
-    task = CLASSIFICATION[1] if session.multi_label else CLASSIFICATION[0]
-    return warnings_on(name, session.score_kind, task, probed, images)
+    task = CLASSIFICATION[1] if session.roles.multi_label else CLASSIFICATION[0]
+    return warnings_on(name, session.roles.kind, task, probed, images)
 
 
 def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[Probes, Arrays]:

@@ -145,7 +145,7 @@ def test_python_in_the_root_of_the_checkout(installed: Path) -> None:
     code = (
         "import capsedge, json\n"
         f"session = capsedge.load({MODEL!r})\n"
-        f"print(json.dumps([capsedge.__file__, session.ops, session.predict({SAMPLE!r})[0].label]))"
+        f"print(json.dumps([capsedge.__file__, session.backend.ops, session.predict({SAMPLE!r})[0].label]))"
     )
     done = subprocess.run(
         [installed / "python", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False

@@ -50,8 +50,8 @@ except capsedge.ArtefactError as error:
 """
 TYPES = [
     'type is "capsedge.runtime.session.Session"',
-    'type is "list[capsedge.runtime.vision.prediction.Prediction]"',
-    'type is "list[capsedge.runtime.vision.prediction.Prediction]"',
+    'type is "list[capsedge.runtime.predictions.Prediction]"',
+    'type is "list[capsedge.runtime.predictions.Prediction]"',
     'type is "str | None"',
     'type is "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"',
     'type is "capsedge.runtime.profiling.profile_report.ProfileReport"',

@@ -168,9 +168,9 @@ def test_the_small_file_on_mnist(mnist: Path) -> None:
     model = load_checkpoint(zoo_checkpoint("digits-small"))
     data = read_images(mnist, model.config.preprocessing, "test")
     with capsedge.load("digits-small") as session:
-        assert session.score_output is not None
+        assert session.roles.scores is not None
         images = np.stack(list(data.inputs()))
         found = [
-            o[session.score_output] for _, o in session.run_batches(images, [session.score_output])
+            o[session.roles.scores] for _, o in session.run_batches(images, [session.roles.scores])
         ]
     assert int((np.concatenate(found).argmax(1) == data.classes).sum()) >= LEAST["small"]

@@ -15,10 +15,10 @@ from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.cores import usable_cores
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Reading
 from capsedge.runtime.vision.images import prepare
-from capsedge.runtime.vision.prediction import Prediction
+from capsedge.runtime.vision.inputs import ImageReader
 
 GROUP = 64  # images of one run; the same everywhere, since the size may decide the last bits
 OUTPUTS = ("scores", "poses")
@@ -49,14 +49,13 @@ class Answerer:
         threads: int | None = None,
     ) -> None:
         self.session, self._invert = session, invert
-        self._preprocessing = _preprocessing(session)
-        assert session.metadata is not None  # it states the preprocessing
-        self.task = session.metadata.task
-        stated = session.metadata.outputs
+        self._preprocessing = session.image_input.preprocessing
+        metadata = session.image_input.metadata
+        self.task, stated = metadata.task, metadata.outputs
         names = stated.names if stated is not None and self.task == REGRESSION else ()
         self.values = tuple(f"{name}_value" if name in _FIXED else name for name in names)
-        self.multi_label = session.multi_label
-        self.cascade = session.long_way_output is not None
+        self.multi_label = session.roles.multi_label
+        self.cascade = session.roles.long_way is not None
         self.outputs = tuple(dict.fromkeys(outputs))
         _check_outputs(session, self.outputs)
         workers = usable_cores() if threads is None else threads
@@ -89,7 +88,7 @@ class Answerer:
         try:
             image = _shaped(item.image, p)
             if isinstance(image, np.ndarray) and image.dtype.kind == "f":
-                reading = Reading(p, self._invert, prepared=True)
+                reading = ImageReader(p, self._invert, prepared=True)
                 (found,) = reading.images(image.astype(np.float32, copy=False))
                 return found.astype(np.float32, copy=False)
             return prepare(image, p, self._invert, "The image")
@@ -159,16 +158,8 @@ def _shaped(image: Any, p: Preprocessing) -> Any:
     return image.reshape(shape)
 
 
-def _preprocessing(session: Session) -> Preprocessing:
-    metadata = session.metadata
-    if metadata is None or metadata.preprocessing is None:
-        session.prepare(np.zeros((1, 1), np.uint8))  # raises, and says how to describe the file
-        raise AssertionError("a file without preprocessing prepared an image")
-    return metadata.preprocessing
-
-
 def _check_outputs(session: Session, outputs: Sequence[str]) -> None:
-    has = {"scores": session.score_output is not None, "poses": session.pose_output is not None}
+    has = {"scores": session.roles.scores is not None, "poses": session.roles.poses is not None}
     for name in outputs:
         if not has.get(name):
             raise UsageError(

@@ -20,7 +20,7 @@ from capsedge.batches.storage import is_remote, plain
 from capsedge.batches.store import apart
 from capsedge.errors import UsageError
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 
@@ -166,8 +166,8 @@ def _plan(
     return {
         "format": FORMAT,
         "model": sha256(session.path) if content is None else content.sha256,
-        "ops": session.ops,
-        "gpu": session.gpu is not None,
+        "ops": session.backend.ops,
+        "gpu": session.backend.gpu is not None,
         "kind": source.kind,
         "column": source.column,
         "outputs": options.outputs,

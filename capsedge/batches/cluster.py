@@ -179,7 +179,7 @@ def versions(session: Session) -> str:
 
     return (
         f"capsedge {__version__}, ONNX Runtime {import_onnxruntime().__version__}, "
-        f"NumPy {numpy.__version__}, Pillow {PIL.__version__}, {session.ops} operators"
+        f"NumPy {numpy.__version__}, Pillow {PIL.__version__}, {session.backend.ops} operators"
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from capsedge.batches.storage import Storage, is_remote, plain
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime import passport
-from capsedge.runtime.loading import load_bytes, model_path
+from capsedge.runtime.load import load_bytes, model_path
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.session import Session
 

@@ -16,8 +16,8 @@ from capsedge.errors import ExitCode
 if TYPE_CHECKING:
     from capsedge.runtime.classification import Classified
     from capsedge.runtime.ensemble import Ensemble
+    from capsedge.runtime.predictions import Prediction
     from capsedge.runtime.session import Session
-    from capsedge.runtime.vision.prediction import Prediction
 
 NOTHING = "nothing to see"
 _MANY = 100  # progress is shown from this number of images on
@@ -78,7 +78,7 @@ def command(
     """
     from capsedge.cli._standard_input import contents
     from capsedge.runtime.classification import classify_files, image_files
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
     from capsedge.zoo import DEFAULT
 
     files = image_files(images)
@@ -139,6 +139,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Path | None) -> None:
+    files, _, ops = _facts(session)
     lines: list[dict[str, Any]] = []
     for number, file in enumerate(found.files):
         line: dict[str, Any] = {"image": str(file)}
@@ -153,8 +154,8 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
         lines.append(line)
     _common.print_json(
         {
-            **_files(session),
-            "ops": session.ops,
+            **({"model": files[0]} if len(files) == 1 else {"models": files}),
+            "ops": ops,
             "images": lines,
             "failed": len(found.errors),
             **({"warnings": list(found.warnings)} if found.warnings else {}),
@@ -164,10 +165,13 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
     )
 
 
-def _files(session: Session | Ensemble) -> dict[str, Any]:
-    """The file that was run, or those of an ensemble."""
-    files = [str(path) for path in session.paths]
-    return {"model": files[0]} if len(files) == 1 else {"models": files}
+def _facts(model: Session | Ensemble) -> tuple[list[str], str, str]:
+    """The files that were run, their name for a title, and which operators ran."""
+    from capsedge.runtime.session import Session
+
+    if isinstance(model, Session):
+        return [str(model.path)], model.path.name, model.backend.ops
+    return [str(path) for path in model.paths], model.name, model.ops
 
 
 def _log_hints(found: Classified) -> None:
@@ -184,7 +188,8 @@ def _print_table(session: Session | Ensemble, found: Classified, asked: bool) ->
     """The answers; of an image with nothing to see only those that were asked for or drawn."""
     from capsedge.cli._tables import print_table
 
-    title = f"{session.name}, {session.ops} operators"
+    _, name, ops = _facts(session)
+    title = f"{name}, {ops} operators"
     first = next(iter(found.predictions.values()))
     if first.values:
         estimates = [

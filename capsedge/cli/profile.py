@@ -92,7 +92,7 @@ def command(
     as_json: _options.Json = False,
 ) -> None:
     """Measure latency, memory and time by layer; compare backends and models."""
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
     from capsedge.runtime.profiling.comparison import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
     from capsedge.runtime.profiling.side_by_side import profile_models

@@ -90,7 +90,7 @@ def command(
 ) -> None:
     """Draw what a network sees: reconstructions, poses, overlapping objects, routing, hardest images."""
     from capsedge.runtime.classification import image_files
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
     from capsedge.viz import kinds
     from capsedge.viz.saving import check_picture, save
 

@@ -155,7 +155,7 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
                 "name": model.name,
                 "version": model.version or None,
                 "file": str(model.session.path),
-                "operators": model.session.ops,
+                "operators": model.session.backend.ops,
                 "batch": model.batch.images,
                 "batch_gain": model.batch.gain,
             }

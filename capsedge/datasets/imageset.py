@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.given import Reading
 from capsedge.runtime.vision.images import prepare_all
+from capsedge.runtime.vision.inputs import ImageReader
 
 Floats = NDArray[np.float32]
 _PREPARED = 32  # images at once
@@ -190,7 +190,7 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
     """
     taken = list(islice(images, limit))
     if prep is not None:
-        prepared = list(Reading(prep).images(taken))
+        prepared = list(ImageReader(prep).images(taken))
     else:
         prepared = [np.asarray(x, np.float32) for x in taken]
     if not prepared:

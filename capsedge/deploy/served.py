@@ -10,10 +10,10 @@ from capsedge.deploy.naming import TWIN
 from capsedge.deploy.trial import Note, Trial, run_again, tried
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.runtime import passport
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.files import opening
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.session import Session
 
@@ -83,13 +83,13 @@ def served(name: str, given: str, ops: str, on_gpu: bool, note: Note) -> ServedM
     data, summary = onnx_file.read_harmless(path)
     with load_bytes(data, path, ops="portable" if on_gpu else ops) as session:
         _check_types(session)
-        fused = session.ops != "portable"
+        fused = session.backend.ops != "portable"
         if summary.capsedge_nodes and not fused and not on_gpu and ops == "auto":
             note(
                 f"{name} runs its function bodies: the operator library is not in this installation"
             )
         trial = tried(session, note)
-        stated, scores = session.metadata, session.score_output or ""
+        stated, scores = session.metadata, session.roles.scores or ""
         inputs, outputs = session.inputs, session.outputs
     twin = fused and ops == "auto" and _runs_portably(name, data, path, trial, note)
     if summary.overloaded and (twin or not fused):

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from capsedge import samples
 from capsedge.errors import CapsedgeError, UnsupportedModelError
-from capsedge.runtime.inputs import fits, shape_text
 from capsedge.runtime.profiling.profiler import random_inputs
 from capsedge.runtime.session import Session
+from capsedge.runtime.tensors import fits, shape_text
 
 Arrays = Mapping[str, NDArray[Any]]
 Note = Callable[[str], None]
@@ -74,7 +74,7 @@ def _first_is_batch(session: Session) -> bool:
 def _noise(session: Session, note: Note) -> Arrays | None:
     """Random inputs that the model runs; whole numbers are zero where random ones are none of its indices."""
     try:
-        drawn = random_inputs(session, session.batch or 1)
+        drawn = random_inputs(session, session.backend.batches.fixed or 1)
         zeros = {
             name: np.zeros_like(values) if values.dtype.kind in "iu" else values
             for name, values in drawn.items()
@@ -127,5 +127,7 @@ def _sample(session: Session) -> Arrays | None:
     if prepared is None or prepared.channels not in _CHANNELS or len(session.inputs) != 1:
         return None
     (port,) = session.inputs
-    image = session.prepare(samples.folder() / _SAMPLE)[None].repeat(session.batch or 1, 0)
+    image = session.prepare(samples.folder() / _SAMPLE)[None].repeat(
+        session.backend.batches.fixed or 1, 0
+    )
     return {port.name: image.astype(port.dtype)} if fits(image.shape, port.shape) else None

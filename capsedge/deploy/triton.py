@@ -21,12 +21,10 @@ from capsedge.deploy.served import TYPES, ServedEngine, ServedModel, served
 from capsedge.deploy.trial import Note
 from capsedge.deploy.triton_config import Serving
 from capsedge.errors import UsageError
-from capsedge.runtime.backends import providers
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import OPS, Port, parse_device
 from capsedge.runtime.files.folders import check_replaceable, write_folder
 from capsedge.runtime.files.given import MODEL, as_path
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.loading import OPS
 
 KIND = "triton"  # in the manifest
 MOUNT = "/models"
@@ -86,7 +84,7 @@ def deploy_triton(
     given = [models] if isinstance(models, (str, os.PathLike)) else list(models)
     paths = [str(as_path(path, MODEL)) for path in given]
     target = as_path(output, "the path of a folder to write")
-    gpu = None if device is None else providers.parse_device(device)
+    gpu = None if device is None else parse_device(device)
     sizes = tuple(sorted(set(preferred_batches)))
     serving = Serving(gpu, instances, threads, max_batch, sizes, queue_delay)
     _check(paths, serving, ops, mount)

@@ -11,7 +11,7 @@ import numpy as np
 from capsedge.deploy.pbtxt import Message, Symbol
 from capsedge.deploy.served import TYPES, ServedEngine, ServedModel
 from capsedge.deploy.trial import Arrays
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import Port
 
 LABELS, WARMUP = "labels.txt", "warmup"
 _VERSION = "1"

@@ -14,7 +14,7 @@ from capsedge.graph.expand import expand, inline
 from capsedge.graph.proto import attributes_of, copy_of, initializer, operator_nodes, replace
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import input_shapes, shapes_of
-from capsedge.runtime.trace import TraceLayer
+from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.schema.names import DOMAIN, operator_of
 from capsedge.schema.operators import ROUTING_OPERATORS
 

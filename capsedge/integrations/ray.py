@@ -24,7 +24,7 @@ from capsedge.batches.items import Item
 from capsedge.batches.model_bytes import ModelBytes, read_model
 from capsedge.batches.storage import is_remote, plain
 from capsedge.errors import UsageError
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
 
 _TEXTS = ("label", "nothing", "error")

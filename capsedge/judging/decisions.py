@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.session import DEFAULT_THRESHOLD
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
     from capsedge.runtime.session import Session
@@ -74,11 +74,11 @@ class Decisions:
             session: defines the task and the output that decides.
             tie: see above.
         """
-        if session.score_output is None:
+        if session.roles.scores is None:
             return None
         # A logit of 0 is a probability of one half.
-        threshold = 0.0 if session.score_kind == "logits" else DEFAULT_THRESHOLD
-        return cls(session.multi_label, threshold, tie)
+        threshold = 0.0 if session.roles.kind == "logits" else DEFAULT_THRESHOLD
+        return cls(session.roles.multi_label, threshold, tie)
 
     def update(self, reference: Array, found: Array, labels: Array | None = None) -> None:
         """Add the scores ``[n, J]`` of a batch."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.trace import PREFIX
+from capsedge.runtime.routing_trace import PREFIX
 
 
 @dataclass(frozen=True)

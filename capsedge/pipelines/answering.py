@@ -20,10 +20,11 @@ from capsedge.errors import ArtefactError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.pipelines.pairing import Fit, fit
 from capsedge.runtime.cascade import Parent
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.reading.onnx_file import read_bytes
 from capsedge.runtime.score_checks import score_warnings
-from capsedge.runtime.session import DEFAULT_THRESHOLD, Session
+from capsedge.runtime.session import Session
 
 Progress: TypeAlias = "Callable[[str, int, int], None]"
 BATCH = 64
@@ -78,8 +79,8 @@ class Networks:
             for warning in score_warnings(network.session)
         ]
         self.threshold: float | None = None
-        if large.session.multi_label:  # a logit of 0 is a probability of one half
-            logits = large.session.score_kind == "logits"
+        if large.session.roles.multi_label:  # a logit of 0 is a probability of one half
+            logits = large.session.roles.kind == "logits"
             self.threshold = 0.0 if logits else DEFAULT_THRESHOLD
 
     def deformation(self, images: ImageSet) -> Deformation:
@@ -147,7 +148,7 @@ class Networks:
 
 
 def _scores(session: Session, batch: NDArray[Any]) -> NDArray[np.float32]:
-    name = session.score_output
+    name = session.roles.scores
     assert name is not None  # of a classification
     runs = session.run_batches(batch, [name], batch_size=BATCH)
     return np.concatenate([outputs[name] for _, outputs in runs]).astype(np.float32)

@@ -30,7 +30,7 @@ from capsedge.pipelines.cascade_report import CascadeReport
 from capsedge.runtime.cascade import CONFIDENCE, LONG_WAY, Cascade
 from capsedge.runtime.files.given import OUTPUT, GivenModel, as_file, as_path
 from capsedge.runtime.files.writing import check_apart, check_writable, write_bytes
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.session import Session
 
 Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"

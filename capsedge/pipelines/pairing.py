@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.cascade import Pair
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.session import Session
 
@@ -47,20 +47,20 @@ def fit(small: Session, large: Session) -> Fit:
     _check_tasks(small, large, one, other)
     _check_inputs(small, large)
     scale, shift = _preparation(one.preprocessing, other.preprocessing, small, large)
-    scores = large.score_output
+    scores = large.roles.scores
     named = {name: name for name in (p.name for p in large.outputs)}
-    if scores is not None and small.score_output is not None:
-        named[scores] = small.score_output
-    if large.pose_output is not None and small.pose_output is not None:
-        named[large.pose_output] = small.pose_output
+    if scores is not None and small.roles.scores is not None:
+        named[scores] = small.roles.scores
+    if large.roles.poses is not None and small.roles.poses is not None:
+        named[large.roles.poses] = small.roles.poses
     assert scores is not None  # a classification has them
     outputs, notes = _common(small, large, named)
     if scores not in outputs:
         raise _misfit(small, large, "give other scores", notes[0])
-    poses = large.pose_output if large.pose_output in outputs else ""
+    poses = large.roles.poses if large.roles.poses in outputs else ""
     stated = other.outputs
     if stated is not None or not poses:
-        stated = Outputs(scores=scores, kind=large.score_kind, poses=poses or "")
+        stated = Outputs(scores=scores, kind=large.roles.kind, poses=poses or "")
     metadata = replace(
         other,
         outputs=stated,
@@ -116,10 +116,10 @@ def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: Mode
             k, (a, b) = next((k, (a, b)) for k, (a, b) in enumerate(pairs) if a != b)
             why = f"Class {k} is '{a}' and '{b}'."
         raise _misfit(small, large, "have different classes", why)
-    if small.score_kind != large.score_kind:
-        why = f"{small.score_kind} and {large.score_kind}."
+    if small.roles.kind != large.roles.kind:
+        why = f"{small.roles.kind} and {large.roles.kind}."
         raise _misfit(small, large, "have different kinds of scores", why)
-    count = _port(large, large.score_output).shape[-1:]
+    count = _port(large, large.roles.scores).shape[-1:]
     if one.task == "single-label" and count == (1,):
         raise UsageError(
             f"{large.path} has one class.", "There is no second one to be in doubt about.", ""
@@ -135,9 +135,10 @@ def _check_inputs(small: Session, large: Session) -> None:
     if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
         why = f"{a.dtype} {list(a.shape[1:])} and {b.dtype} {list(b.shape[1:])}."
         raise _misfit(small, large, "take different inputs", why)
-    if large.batch is not None and not large.batch == small.batch == 1:
+    fixed = large.backend.batches.fixed
+    if fixed is not None and not fixed == small.backend.batches.fixed == 1:
         raise UsageError(
-            f"{large.path} has a fixed batch of {large.batch}.",
+            f"{large.path} has a fixed batch of {fixed}.",
             "It runs on as many images as are in doubt.",
             "Give a file with a free batch: `capsedge export` writes one; `capsedge optimize --batch free` "
             "makes one where that can be proven.",

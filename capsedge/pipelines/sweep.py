@@ -21,7 +21,7 @@ from capsedge.pipelines.find import FoundModel
 from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker
 from capsedge.pipelines.sweep_state import State
 from capsedge.runtime.files.writing import sha256, temporary_folder
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.profiler import random_inputs
@@ -313,7 +313,7 @@ def _tested(point: Point, folder: Path, images: ImageSet, progress: Callable[[st
     assert images.labels is not None  # as the training images
     with load(folder / point.file) as session:
         right = total = 0
-        scores = session.score_output
+        scores = session.roles.scores
         assert scores is not None  # a single-label model has scores
         for batch, found in session.run_batches(images.inputs(), [scores]):
             labels = images.labels[total:][: len(batch)]

@@ -13,7 +13,7 @@ from capsedge.errors import UsageError
 from capsedge.judging.chance import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.config import ModelConfig
-from capsedge.runtime.session import DEFAULT_THRESHOLD
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.training.evaluation import predict_all
 
 _HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's

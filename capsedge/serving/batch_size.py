@@ -74,7 +74,7 @@ def measured(session: Session) -> BatchSize:
         return BatchSize(1)
     times: dict[int, float] = {}
     for size in SIZES:
-        if size > (session.largest_batch or size) or _seconds(session, size) > _LONGEST:
+        if size > (session.backend.batches.largest or size) or _seconds(session, size) > _LONGEST:
             break  # the first run of a size allocates its memory and is not counted
         times[size] = np.inf
     start, rounds = time.perf_counter(), 0
@@ -104,6 +104,6 @@ def _seconds(session: Session, size: int) -> float:
     shape = [s for s in session.inputs[0].shape[1:] if isinstance(s, int)]
     images = np.random.default_rng(size).random((size, *shape), np.float32)
     start = time.perf_counter()
-    for _ in session.run_batches(images, session.answer_outputs):
+    for _ in session.run_batches(images, session.roles.all):
         pass
     return time.perf_counter() - start

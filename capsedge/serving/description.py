@@ -11,7 +11,7 @@ from mlserver.types import MetadataTensor, Parameters
 from capsedge.serving.tensors import datatype_of
 
 if TYPE_CHECKING:
-    from capsedge.runtime.backends.onnxruntime_backend import Port
+    from capsedge.runtime.backends.backend import Port
     from capsedge.runtime.session import Session
 
 PLATFORM = "capsedge"
@@ -39,9 +39,9 @@ def outputs_of(session: Session) -> list[MetadataTensor]:
 
 def parameters_of(session: Session) -> dict[str, str | int]:
     """What else is known of the model, as texts and whole numbers, which gRPC can carry."""
-    said: dict[str, str | int] = {"operators": session.ops}
-    if session.batch is not None:
-        said["batch"] = session.batch
+    said: dict[str, str | int] = {"operators": session.backend.ops}
+    if session.backend.batches.fixed is not None:
+        said["batch"] = session.backend.batches.fixed
     metadata = session.metadata
     if metadata is not None:
         said |= {"task": metadata.task, "precision": metadata.precision}
@@ -56,10 +56,10 @@ def _meaning(output: str, session: Session) -> dict[str, str]:
     metadata = session.metadata
     if metadata is None:
         return {}
-    if output == session.score_output:
+    if output == session.roles.scores:
         labels = {"labels": _texts(metadata.class_names)} if metadata.class_names else {}
-        return {**labels, "score_kind": session.score_kind}
-    if output in session.value_outputs and metadata.outputs is not None:
+        return {**labels, "score_kind": session.roles.kind}
+    if output in session.roles.values and metadata.outputs is not None:
         return {"values": _texts(metadata.outputs.names), "units": _texts(metadata.outputs.units)}
     return {}
 

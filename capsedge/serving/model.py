@@ -16,7 +16,7 @@ from mlserver.types import InferenceRequest, InferenceResponse, MetadataModelRes
 
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.cores import usable_cores
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
 from capsedge.serving.answering import Answering, images_in
 from capsedge.serving.batch_size import can_batch
@@ -166,7 +166,7 @@ class CapsedgeModel(MLModel):
     def _gathering(self, session: Session) -> Gatherer[Payload, InferenceResponse]:
         size, seconds = self._batching if can_batch(session) else (1, 0.0)
         batches = at_once(self._threads)
-        if session.gpu is not None and size > 1:
+        if session.backend.gpu is not None and size > 1:
             batches = min(2, batches)  # one is computed, one prepared; all others gather
         answering = Answering(session, self.name, self.version, self._lists)
         return Gatherer(

@@ -56,7 +56,7 @@ class Request:
 
     def computed(self, session: Session) -> list[str]:
         """The outputs to compute: those to send, and those that a prediction needs."""
-        more = session.answer_outputs if self.choice is not None else ()
+        more = session.roles.all if self.choice is not None else ()
         return list(dict.fromkeys((*self.outputs, *more)))
 
 
@@ -160,7 +160,7 @@ def _choice(parameters: Mapping[str, Any], invert: bool, session: Session) -> Ch
             "The model has no predictions.", "Its file does not say what its outputs mean."
         )
     top_k, threshold = parameters.get(TOP_K), _fraction(parameters.get(THRESHOLD))
-    session.check_choice(top_k, threshold)
+    session.roles.choice(top_k, threshold)
     return Choice(top_k, threshold, invert)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
-from capsedge.runtime.inputs import LARGEST, checked
+from capsedge.runtime.tensors import LARGEST, checked
 from capsedge.serving.requests import PREDICTIONS, Request
 from capsedge.serving.tensors import DATATYPES, flat
 
@@ -116,5 +116,5 @@ def _predictions(session: Session, request: Request, found: Arrays) -> str:
     choice = request.choice
     assert choice is not None
     images = request.arrays[session.inputs[0].name]
-    made = session.predictions_of(images, found, choice.top_k, choice.threshold, choice.invert)
+    made = session.roles.predictions(images, found, choice.top_k, choice.threshold, choice.invert)
     return json.dumps([prediction.to_dict() for prediction in made], allow_nan=False)

@@ -16,7 +16,7 @@ from capsedge import __version__
 from capsedge.deploy.naming import named
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files import limits
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
 from capsedge.serving.batch_size import given_size, measured
 from capsedge.serving.served import Address, Ports, Served, Serving

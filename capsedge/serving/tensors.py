@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.files import limits
 from capsedge.runtime.vision.image_headers import encoding_of
 

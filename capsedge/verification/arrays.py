@@ -15,7 +15,7 @@ from capsedge.datasets import ImageSet
 from capsedge.datasets.npz import by_name, read_arrays
 from capsedge.errors import UsageError
 from capsedge.exporters.checks import input_cases, outside
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.session import Session
 from capsedge.verification.inputs import GENERATED
 
@@ -92,11 +92,13 @@ def array_runs(
     Yields:
         The inputs of one run in the file's order, and its outputs by name, each ``[n, ...]``.
     """
-    most = session.batch or min(SEVERAL, session.largest_batch or SEVERAL)
+    most = session.backend.batches.fixed or min(SEVERAL, session.backend.batches.largest or SEVERAL)
     at = 0
     while at < len(data):
-        rows = np.arange(at, min(at + (most if at else session.smallest_batch), len(data)))
-        part = data.take(np.resize(rows, max(len(rows), session.smallest_batch)))
+        rows = np.arange(
+            at, min(at + (most if at else session.backend.batches.smallest), len(data))
+        )
+        part = data.take(np.resize(rows, max(len(rows), session.backend.batches.smallest)))
         arrays = [part.images, *(part.others[port.name] for port in session.inputs[1:])]
         names = [port.name for port in session.inputs]
         found = session.run(dict(zip(names, arrays, strict=True)))

@@ -27,7 +27,7 @@ from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.given import DATA, WEIGHTS, as_path
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.lineage import pruned_of
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.machine.environment import machine, versions
 from capsedge.runtime.reading.onnx_file import read_harmless
 from capsedge.runtime.score_checks import score_warnings
@@ -134,16 +134,16 @@ def certify(
         UnsupportedModelError: the file, or the reference, draws random numbers.
     """
     data = None if data is None else as_path(data, DATA)
-    if session.passport is None:
+    if session.backend.passport is None:
         refuse_random(
             onnx.load_model_from_string(read_harmless(session.path)[0]), str(session.path)
         )
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
-    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.long_way_output}
+    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.long_way}
     names = expected_of(module, ranks)
-    source = Reference(module, names, ranks, session.metadata, session.batch)
+    source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
@@ -153,7 +153,7 @@ def certify(
     on_hard = _on_hard_cases(runs(session, hard), session, source, limits, step)
     failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
     ledger = None
-    opened = images and session.passport is None  # engines cannot be opened
+    opened = images and session.backend.passport is None  # engines cannot be opened
     if failures and not limits.approximate and opened:
         from capsedge.verification.ledger import routing_ledger
 
@@ -185,8 +185,8 @@ def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[
     """Why the scores, or an accuracy measured by them, may say nothing."""
     found = list(score_warnings(session))
     accuracy = None if decisions is None else decisions.accuracy_reference
-    if decisions is not None and accuracy is not None and session.score_output is not None:
-        port = next(p for p in session.outputs if p.name == session.score_output)
+    if decisions is not None and accuracy is not None and session.roles.scores is not None:
+        port = next(p for p in session.outputs if p.name == session.roles.scores)
         classes = port.shape[-1] if isinstance(port.shape[-1], int) else 0
         try:
             found += check_above_chance(
@@ -275,7 +275,7 @@ def _on_samples(
         defined = None
         if not (limits.stated or limits.approximate):
             over = comparison.images_over(expected, found)
-            defined = _defined(source, inputs, over, expected, session.batch)
+            defined = _defined(source, inputs, over, expected, session.backend.batches.fixed)
         comparison.update(expected, found, None, part, *(defined or (None, None)))
         if observe is not None:
             observe(expected, found, part)
@@ -299,7 +299,7 @@ def _on_hard_cases(
         defined = None
         if not (limits.stated or limits.approximate):
             over = comparison.images_over(expected, found, noise)
-            defined = _defined(source, inputs, over, expected, session.batch)
+            defined = _defined(source, inputs, over, expected, session.backend.batches.fixed)
         comparison.update(expected, found, noise, None, *(defined or (None, None)))
         step(len(inputs[0]))
     return comparison
@@ -389,7 +389,7 @@ def _reference(given: Source, session: Session) -> tuple[Link, nn.Module]:
 
 def _artefact_link(session: Session) -> Link:
     meta = session.metadata
-    facts: dict[str, Any] = {"ops": session.ops}
+    facts: dict[str, Any] = {"ops": session.backend.ops}
     if meta is not None:
         facts |= {
             "precision": meta.precision,
@@ -406,10 +406,10 @@ def _artefact_link(session: Session) -> Link:
         if meta.origin is not None:
             facts["claimed_origin"] = meta.origin.claim
     path = session.path
-    if session.passport is not None:
-        built = session.passport.machine
+    if session.backend.passport is not None:
+        built = session.backend.passport.machine
         facts |= {
-            "precision": session.passport.precision,
+            "precision": session.backend.passport.precision,
             "gpu": built.gpu,
             "tensorrt": built.tensorrt,
         }
@@ -430,8 +430,8 @@ def _source_links(session: Session) -> tuple[Link, ...]:
     if meta is not None and source:
         facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
         links = (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
-    if session.passport is not None:  # the last is the file that the engine was built from
-        issued, kind = session.passport, "quantized" if links else "onnx"
+    if session.backend.passport is not None:  # the last is the file that the engine was built from
+        issued, kind = session.backend.passport, "quantized" if links else "onnx"
         links += (Link(kind, issued.source, issued.source_sha256),)
     return links
 
@@ -452,7 +452,7 @@ def _samples(
     if data is None:
         return shipped_samples(prep, shape, limit)
     inputs = {port.name: port.dtype for port in session.inputs}
-    samples = load_samples(data, prep, limit, inputs, classes=not session.value_outputs)
+    samples = load_samples(data, prep, limit, inputs, classes=not session.roles.values)
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",

@@ -87,13 +87,15 @@ class Comparison:
                 0.0 if conditioning is None else conditioning[name],
             )
             self.errors[name].update(expected[name], found[name])
-        scores, poses = self.session.score_output, self.session.pose_output
+        scores, poses = self.session.roles.scores, self.session.roles.poses
         if self.decisions is not None and scores is not None:
             self.decisions.update(expected[scores], found[scores], labels)
             if poses is not None and expected[poses].ndim > 2:
                 self.decisions.update_poses(expected[poses], found[poses], expected[scores])
         if self.regression is not None:
-            self.regression.update(self.session.values_of(expected), self.session.values_of(found))
+            self.regression.update(
+                self.session.roles.estimates(expected), self.session.roles.estimates(found)
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.judging.decisions import Decisions
 from capsedge.judging.regression import RegressionErrors
-from capsedge.runtime.averaging import mean
-from capsedge.runtime.ensemble import Ensemble
+from capsedge.runtime.ensemble import Ensemble, mean
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.machine.environment import machine
+from capsedge.runtime.predictions import scores_of
 from capsedge.runtime.session import Session
 from capsedge.runtime.summary import Row, Summary, short
-from capsedge.runtime.vision.prediction import scores_of
 from capsedge.verification.certificate import Certificate, Verdict
 from capsedge.verification.compare import (
     Progress,
@@ -111,10 +110,10 @@ class _Answers:
             self.labels.append(labels)
 
     def _read(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        name = self.session.score_output
+        name = self.session.roles.scores
         if name is None:
-            return self.session.values_of(outputs)
-        return scores_of(outputs[name], self.session.score_kind, self.session.multi_label)[0]
+            return self.session.roles.estimates(outputs)
+        return scores_of(outputs[name], self.session.roles.kind, self.session.roles.multi_label)[0]
 
 
 def verify_ensemble(

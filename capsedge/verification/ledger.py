@@ -44,7 +44,7 @@ class _Rule:
         stated = limits.tolerances
         return cls(
             stated.get("couplings", DEFAULTS["couplings"]),
-            stated.get(session.pose_output or "", OTHER),
+            stated.get(session.roles.poses or "", OTHER),
             stated.get("lengths", DEFAULTS["lengths"]),
             hard,
             not limits.stated,
@@ -196,7 +196,7 @@ def routing_ledger(
         limits: what the outputs were judged by; the defaults if None.
         hard: which of the images ``[n]`` are hard cases; none by default.
     """
-    batch = session.batch
+    batch = session.backend.batches.fixed
     hard = np.zeros(len(images), np.bool_) if hard is None else hard
     if batch is not None:  # one run, since the batch of inner values need not come first to be cut
         images, hard = np.resize(images, (batch, *images.shape[1:])), np.resize(hard, batch)
@@ -205,7 +205,7 @@ def routing_ledger(
     exact = trace(reference.double, inputs.double())
     rounded = trace(reference.module, inputs)
     moved = [trace(module, x) for module, (x,) in reference.moved([inputs])]
-    fused = session.ops != "portable"
+    fused = session.backend.ops != "portable"
     probe = Probe(session.path, find_library() if fused else None)
     if len(exact) != len(probe.sites):  # the exporter leaves out nodes that reach no output
         exact, rounded, *moved = (

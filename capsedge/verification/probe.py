@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.backends.onnxruntime_backend import How, OnnxRuntimeBackend
 from capsedge.runtime.reading.onnx_file import read_harmless
 from capsedge.schema.marks import mark_of
 from capsedge.schema.names import DOMAIN, operator_of
@@ -101,13 +101,9 @@ class Probe:
 
     def run(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """The values by name."""
-        backend = OnnxRuntimeBackend(
-            self._model.SerializeToString(),
-            "the probe",
-            None,
-            self._library,
-            nodes=[n.op_type for n in self._model.graph.node if n.domain == DOMAIN],
-        )
+        nodes = tuple(n.op_type for n in self._model.graph.node if n.domain == DOMAIN)
+        how = How(library=self._library, nodes=nodes)
+        backend = OnnxRuntimeBackend(self._model.SerializeToString(), Path("the probe"), how)
         port = backend.inputs[0]
         return backend.run({port.name: images.astype(port.dtype)}, self._names)
 

@@ -20,7 +20,7 @@ from capsedge.exporters.user_code import on_cpu
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.maker import Maker, maker_of, reference_options
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.trace import PREFIX
+from capsedge.runtime.routing_trace import PREFIX
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = Sequence[torch.Tensor]

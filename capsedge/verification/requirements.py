@@ -91,7 +91,7 @@ class Limits:
 
 def _compared(session: Session) -> list[str]:
     """The outputs that the source has too."""
-    return [port.name for port in session.outputs if port.name != session.long_way_output]
+    return [port.name for port in session.outputs if port.name != session.roles.long_way]
 
 
 def _approximate(session: Session) -> bool:

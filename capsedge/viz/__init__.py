@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from capsedge.datasets import ImageSet
     from capsedge.runtime.session import Session
-    from capsedge.runtime.vision.given import Images
+    from capsedge.runtime.vision.inputs import Images
 
 __all__ = [
     "agreement",

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import opening
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
-from capsedge.runtime.preparing import undescribed
+from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images, Reading, folder_images
+from capsedge.runtime.vision.inputs import ImageReader, Images, folder_images
 from capsedge.runtime.vision.pictures import seen
-from capsedge.runtime.vision.prediction import Prediction
 
 MOST_IMAGES = 12  # rows of a picture that are still readable
 MOST_CLASSES = 10
@@ -62,7 +61,7 @@ def read_examples(
         ArtefactError: the file does not state its preprocessing.
     """
     given = _one_by_one(images)
-    reading = Reading(preprocessing_of(session), invert)
+    reading = ImageReader(preprocessing_of(session), invert)
     found = list(islice(reading.images(given), most + 1))
     if not found:
         raise UsageError("There are no images to show.", "", "Give at least one.")
@@ -100,7 +99,7 @@ def preprocessing_of(session: Session) -> Preprocessing:
             "Name a model that classifies.",
         )
     if metadata is None or metadata.preprocessing is None:
-        raise undescribed(session, "no preprocessing: not how to show its input")
+        raise session.image_input.undescribed("no preprocessing: not how to show its input")
     return metadata.preprocessing
 
 
@@ -163,4 +162,4 @@ def score_name(session: Session) -> str:
     """What a score is; EM routing's, stored as the length of a capsule, is an activation in every picture."""
     metadata = session.metadata
     em = metadata is not None and metadata.routing == "em"
-    return "activation" if em and session.score_kind == "length" else session.score_kind
+    return "activation" if em and session.roles.kind == "length" else session.roles.kind

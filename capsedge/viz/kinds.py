@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.errors import UsageError
+from capsedge.runtime.capabilities import Capabilities
 from capsedge.runtime.session import Session
 from capsedge.viz.picture import Picture
 from capsedge.viz.pictures import (
@@ -59,12 +60,12 @@ class Kind:
         of_data: whether it shows a data set instead of images.
     """
 
-    check: Callable[[Session], None]
+    check: Callable[[Capabilities], object]
     compute: Callable[[Session, Request], Picture]
     of_data: bool = False
 
 
-def _any(session: Session) -> None:
+def _any(can: Capabilities) -> None:
     """Every file that classifies has the picture."""
 
 
@@ -113,13 +114,13 @@ def _hardest(session: Session, request: Request) -> Picture:
 
 # The first that fits is the default.
 KINDS: Mapping[str, Kind] = {
-    "reconstructions": Kind(Session.check_reconstruction, _reconstructions),
-    "segmentation": Kind(Session.check_reconstruction, _segmentation),
-    "dimensions": Kind(Session.check_decoder, _dimensions),
-    "iterations": Kind(Session.check_trace, _iterations),
-    "couplings": Kind(Session.check_trace, _couplings),
-    "agreement": Kind(Session.check_trace, _agreement),
-    "responsibilities": Kind(Session.check_trace, _responsibilities),
+    "reconstructions": Kind(Capabilities.check_reconstruct, _reconstructions),
+    "segmentation": Kind(Capabilities.check_reconstruct, _segmentation),
+    "dimensions": Kind(Capabilities.check_decode, _dimensions),
+    "iterations": Kind(Capabilities.check_trace, _iterations),
+    "couplings": Kind(Capabilities.check_trace, _couplings),
+    "agreement": Kind(Capabilities.check_trace, _agreement),
+    "responsibilities": Kind(Capabilities.check_trace, _responsibilities),
     "capsules": Kind(_any, _capsules),
     "hardest": Kind(_any, _hardest, of_data=True),
 }
@@ -132,7 +133,7 @@ def possible(session: Session, request: Request) -> list[str]:
         if not (request.data if kind.of_data else request.images):
             continue
         try:
-            kind.check(session)
+            kind.check(session.can)
         except UsageError:
             continue
         names.append(name)
@@ -163,7 +164,7 @@ def chosen(
             )
         _check_given(name, kind, request)
         try:
-            kind.check(session)
+            kind.check(session.can)
         except UsageError as error:
             others = ", ".join(possible(session, request))
             raise UsageError(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.maker import export_again
+from capsedge.runtime.routing_trace import Trace, TracedLayer
 from capsedge.runtime.session import Session
-from capsedge.runtime.trace import Trace, TracedLayer
 from capsedge.viz.examples import Examples, check_finite
 
 Floats = NDArray[np.floating[Any]]

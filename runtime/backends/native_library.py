@@ -1,14 +1,20 @@
-"""Where the compiled libraries of capsedge are, and the operator library for ONNX Runtime."""
+"""Where the compiled libraries of capsedge are, and which files run with the operator library."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from capsedge.errors import EnvironmentProblem
+from capsedge.errors import EnvironmentProblem, UsageError
 
+if TYPE_CHECKING:
+    from capsedge.runtime.reading.onnx_file import OnnxSummary
+
+_VERSION = re.compile(r"[0-9.]{1,19}")
 NAME = "libcapsedge_ort.so"
 VARIABLE = "CAPSEDGE_OPS_LIBRARY"
 
@@ -55,3 +61,67 @@ def installed(*parts: str) -> Path | None:
         if file.is_file():
             return file
     return None
+
+
+def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
+    """The library that runs the operators of a file; None if their function bodies run.
+
+    Args:
+        path: the file's name in errors.
+        ops: as for `capsedge.load`.
+
+    Raises:
+        UsageError: ``ops`` requires the library, and the file has no operators for it.
+        EnvironmentProblem: the file cannot run without the library, and it is not installed; or it has
+            operators of a later version.
+    """
+    _known_operators(path, summary)
+    if not summary.capsedge_nodes:
+        if ops == "fused":
+            raise UsageError(
+                f"{path} has no capsedge nodes for the operator library to run.",
+                "It was exported with `--ops portable`, or by another tool.",
+                "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
+            )
+        return None
+    library = None if ops == "portable" else find_library()
+    if library is not None:
+        return library
+    if ops == "fused":
+        raise EnvironmentProblem(
+            "The operator library of capsedge is not installed.",
+            "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
+            "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
+            "or use ops 'auto'.",
+        )
+    if summary.missing_functions:
+        raise EnvironmentProblem(
+            f"{path} runs only with the operator library of capsedge.",
+            f"Its {', '.join(summary.missing_functions)} nodes have no function body, and "
+            + ("ops is 'portable'." if ops == "portable" else "the library is not installed."),
+            "Export it again with `capsedge export --ops auto`, or load it where the library is installed.",
+        )
+    return None
+
+
+def _known_operators(path: Path, summary: OnnxSummary) -> None:
+    """Refuse operators of a later version of capsedge that have no function body.
+
+    Raises:
+        EnvironmentProblem: names them and the version to install.
+    """
+    if not summary.unknown_operators:
+        return
+    from capsedge import __version__
+
+    ours = summary.producer == "capsedge" and _VERSION.fullmatch(summary.producer_version)
+    wrote = f"The file was written by capsedge {summary.producer_version}. " if ours else ""
+    wanted = f"'capsedge>={summary.producer_version}'" if ours else "capsedge"
+    raise EnvironmentProblem(
+        f"{path} needs operators that this version of capsedge does not have: "
+        f"{', '.join(summary.unknown_operators)}.",
+        f"{wrote}This is capsedge {__version__}, and the nodes carry no function bodies that could run "
+        "instead.",
+        f"Install a later version, `pip install --upgrade {wanted}`, or export the file again with "
+        "`capsedge export --ops auto`, which writes the bodies.",
+    )

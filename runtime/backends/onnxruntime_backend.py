@@ -7,19 +7,33 @@ Profiling's plain peers, the exporter's check and the reading of executed precis
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends import onnxruntime_versions as versions
 from capsedge.runtime.backends import providers
+from capsedge.runtime.backends.backend import (
+    BatchRange,
+    Feeds,
+    ModelFile,
+    Port,
+    ProfiledRuns,
+    RuntimeOptions,
+    closed_error,
+    parse_device,
+)
+from capsedge.runtime.backends.native_library import library_for
 from capsedge.runtime.files import limits
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.passport import Passport
+from capsedge.runtime.reading import onnx_file
 from capsedge.runtime.reading.onnx_file import OnnxSummary
 from capsedge.schema.names import DOMAIN, FAMILIES_KEY, families
 
@@ -32,26 +46,6 @@ _FATAL = (
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # known from 1.24 on
-
-
-@dataclass(frozen=True)
-class Port:
-    """An input or output of a model.
-
-    Attributes:
-        name: its name in the graph.
-        shape: sizes; a string or None is a free dimension.
-        dtype: numpy's name for the element type, or ONNX Runtime's if numpy has none.
-    """
-
-    name: str
-    shape: tuple[int | str | None, ...]
-    dtype: str
-
-    @cached_property
-    def numpy_dtype(self) -> np.dtype[Any] | None:
-        """The element type; None if numpy has none."""
-        return np.dtype(self.dtype) if self.dtype in np.sctypeDict else None
 
 
 _DTYPES = {
@@ -139,17 +133,57 @@ def keep_to_itself(options: Any) -> None:
     options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
 
 
+@dataclass(frozen=True)
+class How:
+    """How a model runs in ONNX Runtime: the same for a file, for a part of it, and for a profiled copy.
+
+    Attributes:
+        threads: of one inference; None leaves the choice to ONNX Runtime.
+        library: the operator library to register; its kernels are for the CPU.
+        nodes: types of the file's ``capsedge`` nodes, for which the library has kernels to register.
+        provider: ONNX Runtime's name of the execution provider.
+        gpu: number of the GPU; None on the CPU.
+    """
+
+    threads: int | None = None
+    library: Path | None = None
+    nodes: tuple[str, ...] = ()
+    provider: str = providers.CPU
+    gpu: int | None = None
+
+    def session_options(self, ort: Any) -> Any:
+        """Options of a session that keeps to itself.
+
+        Raises:
+            EnvironmentProblem: the operator library does not load into ONNX Runtime.
+        """
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = available_threads() if self.threads is None else self.threads
+        options.inter_op_num_threads = 1
+        keep_to_itself(options)
+        if self.library is None:
+            return options
+        try:
+            register_operators(options, self.library, self.nodes)
+        except Exception as error:
+            raise EnvironmentProblem(
+                f"The operator library {self.library} does not load into ONNX Runtime {ort.__version__}.",
+                _first_line(error),
+                "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
+            ) from error
+        return options
+
+
 class OnnxRuntimeBackend:
     """A model loaded into ONNX Runtime.
 
     Args:
         data: the ONNX file.
-        name: its name in errors.
-        threads: threads of one inference; None leaves the choice to ONNX Runtime.
-        library: the operator library to register; its kernels are for the CPU.
-        nodes: types of the model's ``capsedge`` nodes, for which the library has kernels to register.
-        provider: ONNX Runtime's name of the execution provider.
-        gpu: number of the GPU; None on the CPU.
+        path: its name in errors.
+        how: how it runs.
+        metadata: what the file states of itself.
+        mixed: whether routing that no library runs stands beside the operators.
 
     Raises:
         EnvironmentProblem: ONNX Runtime is missing, the library does not load into it, or the provider
@@ -158,81 +192,134 @@ class OnnxRuntimeBackend:
         ArtefactError: ONNX Runtime refuses the model.
     """
 
-    smallest_batch = 1
-    largest_batch: int | None = None
+    name: ClassVar[str] = "onnxruntime"
 
     def __init__(
         self,
         data: bytes,
-        name: str,
-        threads: int | None,
-        library: Path | None,
-        provider: str = providers.CPU,
-        gpu: int | None = None,
-        nodes: Iterable[str] = (),
+        path: Path,
+        how: How = How(),
+        metadata: ModelMetadata | None = None,
+        mixed: bool = False,
     ) -> None:
         ort = import_onnxruntime()
-        providers.check_available(ort, provider)
-        options = ort.SessionOptions()
-        options.log_severity_level = _FATAL
-        options.intra_op_num_threads = available_threads() if threads is None else threads
-        options.inter_op_num_threads = 1
-        keep_to_itself(options)
-        if library is not None:
-            try:
-                register_operators(options, library, nodes)
-            except Exception as error:
-                raise EnvironmentProblem(
-                    f"The operator library {library} does not load into ONNX Runtime {ort.__version__}.",
-                    _first_line(error),
-                    "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
-                ) from error
+        providers.check_available(ort, how.provider)
+        options = how.session_options(ort)
 
         def load() -> onnxruntime.InferenceSession:
             return ort.InferenceSession(
                 data,
                 options,
-                providers=providers.chain(provider, gpu),
+                providers=providers.chain(how.provider, how.gpu),
                 enable_fallback=0,  # it would print, and try the same provider again
             )
 
-        if gpu is not None:
+        if how.gpu is not None:
             options.add_session_config_entry(providers.NO_FALLBACK, "1")
         try:
-            self._session = load()
-            self.inputs = _ports(self._session.get_inputs())
-            self.outputs = _ports(self._session.get_outputs())
+            session = load()
+            self.inputs = _ports(session.get_inputs())
+            self.outputs = _ports(session.get_outputs())
         except Exception as error:
             if providers.fell_back(error):
                 # Either the provider did not start at all, or it does not support every node.
                 options.add_session_config_entry(providers.NO_FALLBACK, "0")
-                providers.check_used(load(), provider)
-                raise providers.refused(name, provider) from error
+                providers.check_used(load(), how.provider)
+                raise providers.refused(str(path), how.provider) from error
             raise ArtefactError(
-                f"ONNX Runtime {ort.__version__} cannot load {name}.",
+                f"ONNX Runtime {ort.__version__} cannot load {path}.",
                 _first_line(error),
                 "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
             ) from error
-        providers.check_used(self._session, provider)
+        providers.check_used(session, how.provider)
+        self._session: onnxruntime.InferenceSession | None = session
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _FATAL
         self._run_options.only_execute_path_to_fetches = True
-        self._name = name
+        self._path, self._how = path, how
+        self.batches = BatchRange.of(self.inputs)
+        self.ops = "portable" if how.library is None else "mixed" if mixed else "fused"
+        self.gpu = how.gpu
+        self.threads: int = options.intra_op_num_threads
+        self.metadata = metadata
+        self.passport: Passport | None = None
 
-    def run(
-        self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]
-    ) -> dict[str, NDArray[Any]]:
+    @classmethod
+    def accepts(cls, file: ModelFile) -> bool:
+        """Whether it is anything but an engine; what is no ONNX file is refused with what it is."""
+        return not file.is_engine
+
+    @classmethod
+    def open(cls, file: ModelFile, options: RuntimeOptions) -> OnnxRuntimeBackend:
+        """Load an ONNX file.
+
+        Raises:
+            UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `Backend.open`.
+        """
+        path, ops = file.path, options.ops
+        if options.contexts is not None:
+            raise UsageError(
+                f"contexts is {options.contexts} for {path}.",
+                "Only engines have contexts.",
+                "Leave it out.",
+            )
+        gpu = parse_device(options.device or "cpu")
+        provider = providers.resolve(options.provider, gpu)
+        if gpu is not None:
+            if ops == "fused":
+                raise UsageError(
+                    "ops is 'fused' on a GPU.",
+                    "The operator library of ONNX Runtime has kernels for the CPU.",
+                    "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
+                )
+            ops = "portable"
+        data = file.content
+        summary = onnx_file.summarize(data, str(path))
+        onnx_file.check_harmless(summary, str(path))
+        metadata = ModelMetadata.from_properties(summary.metadata)
+        library = library_for(path, summary, ops)
+        check_overloads(path, summary, library is not None)
+        how = How(options.threads, library, tuple(summary.capsedge_types), provider, gpu)
+        return cls(data, path, how, metadata, mixed=summary.expanded_routing)
+
+    def open_part(self, content: bytes) -> OnnxRuntimeBackend:
+        """A part of the file, opened with the same options."""
+        return OnnxRuntimeBackend(content, self._path, self._how)
+
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
+        session = self._session  # its own reference: another thread may close
+        if session is None:
+            raise closed_error(self._path)
         try:
-            values = self._session.run(outputs, feeds, self._run_options)
+            values = session.run(outputs, feeds, self._run_options)
         except Exception as error:
             shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
             raise ArtefactError(
-                f"ONNX Runtime failed while running {self._name} on {shapes}.",
+                f"ONNX Runtime failed while running {self._path} on {shapes}.",
                 _first_line(error),
                 "If the model was made for these shapes, the file is damaged: export it again.",
             ) from error
         return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
+
+    def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
+        """This model, and a copy of it that ONNX Runtime's profiler times."""
+        from capsedge.runtime.backends.onnxruntime_profiler import ProfiledSession
+
+        if self.closed:
+            raise closed_error(self._path)
+        names = [port.name for port in self.outputs]
+        content = onnx_file.read_bytes(self._path)
+        return ProfiledSession(content, self._how, feeds, lambda: self.run(feeds, names))
+
+    def close(self) -> None:
+        """Free the model; calls that still run are not disturbed. A second call does nothing."""
+        self._session = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; the attributes stay known."""
+        return self._session is None
 
 
 def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:

@@ -13,24 +13,6 @@ NO_FALLBACK = "session.disable_cpu_ep_fallback"
 _FELL_BACK = "fallback to CPU EP has been explicitly disabled"
 
 
-def parse_device(device: str) -> int | None:
-    """The number of the GPU that ``cuda`` or ``cuda:1`` names; None for ``cpu``.
-
-    Raises:
-        UsageError: anything else.
-    """
-    if device == "cpu":
-        return None
-    name, _, number = device.partition(":")
-    if name == "cuda" and (number.isdigit() or device == "cuda"):
-        return int(number or 0)
-    raise UsageError(
-        f"Unknown device '{device}'.",
-        "Known: cpu, cuda, cuda:1 and so on.",
-        "Use the device 'cpu'.",
-    )
-
-
 def resolve(provider: str, gpu: int | None) -> str:
     """ONNX Runtime's name for the provider to use.
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem, ShapeError, UsageError
+from capsedge.runtime.backends.backend import (
+    BatchRange,
+    Feeds,
+    ModelFile,
+    Port,
+    ProfiledRuns,
+    RuntimeOptions,
+    closed_error,
+    parse_device,
+)
 from capsedge.runtime.backends.cuda import LEGACY_STREAM
 from capsedge.runtime.backends.device_array import DeviceArray, device_array
-from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
+from capsedge.runtime.passport import Passport
 
 
 class TensorRTBackend:
@@ -28,30 +38,55 @@ class TensorRTBackend:
         contexts: calls that run at the same time, each with its own memory; others wait.
         graphs: whether to capture CUDA graphs.
 
-    Attributes:
-        inputs, outputs: name, shape (None for the batch of an engine for several batch sizes) and type.
-        smallest_batch, largest_batch: the range that one call accepts.
-        passport: the description of the engine.
-
     Raises:
         UsageError: ``contexts`` is below 1.
         EnvironmentProblem: TensorRT, CUDA or the GPU is missing, or memory is short.
         ArtefactError: the engine does not fit this machine, or TensorRT refuses it.
     """
 
+    name: ClassVar[str] = "tensorrt"
+    threads = 0
+
     def __init__(
         self, path: Path, device: int = 0, *, contexts: int = CONTEXTS, graphs: bool = True
     ) -> None:
+        self._slots: Slots | None = None  # once it is closed, as well
         if contexts < 1:
             raise UsageError(f"contexts is {contexts}.", "It must be 1 or more.", "Leave it out.")
-        self.engine = LoadedEngine(path, device)
-        self._path, self._device, self._cuda = path, device, self.engine.cuda
-        self.inputs, self.outputs = self.engine.inputs, self.engine.outputs
-        self.passport = self.engine.passport
-        self.smallest_batch, _, self.largest_batch = self.passport.batch
+        engine = LoadedEngine(path, device)
+        self._path, self._device, self._cuda = path, device, engine.cuda
+        self.inputs, self.outputs = engine.inputs, engine.outputs
+        self.passport: Passport | None = engine.passport
+        self.metadata = engine.passport.model
+        self.ops = "fused" if engine.passport.plugin == "fused" else "portable"
+        self.gpu: int | None = device
+        smallest, _, self._largest = engine.passport.batch
+        self.batches = BatchRange(smallest, self._largest)
         self._capturing = Capturing(graphs)
         with self._cuda.on(device):
-            self._slots = Slots(self.engine, self.largest_batch, contexts)
+            self._slots = Slots(engine, self._largest, contexts)
+
+    @classmethod
+    def accepts(cls, file: ModelFile) -> bool:
+        """Whether it is an engine."""
+        return file.is_engine
+
+    @classmethod
+    def open(cls, file: ModelFile, options: RuntimeOptions) -> TensorRTBackend:
+        """Load an engine.
+
+        Raises:
+            UsageError, EnvironmentProblem, ArtefactError: as `Backend.open`.
+        """
+        gpu = parse_device(options.device or "cuda")
+        if gpu is None or options.ops != "auto" or options.provider != "auto":
+            raise UsageError(
+                f"{file.path} is a TensorRT engine.",
+                "It runs on a GPU, without ONNX Runtime and with the operators that it was built with.",
+                "Leave out device, ops and provider, or load the ONNX file that it was built from.",
+            )
+        contexts = CONTEXTS if options.contexts is None else options.contexts
+        return cls(file.path, gpu, contexts=contexts)
 
     @property
     def no_graph_reason(self) -> str:
@@ -59,38 +94,38 @@ class TensorRTBackend:
         return self._capturing.no_graph_reason
 
     def close(self) -> None:
-        """Free the engine's GPU memory; calls that still run keep theirs."""
-        with suppress(EnvironmentProblem), self._cuda.on(self._device):
-            self._slots.destroy()
+        """Free the engine and its GPU memory; calls that still run keep theirs. A second call is idle."""
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            with suppress(EnvironmentProblem), self._cuda.on(self._device):
+                slots.destroy()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; the attributes stay known."""
+        return self._slots is None
 
     def __del__(self) -> None:
-        if hasattr(self, "_slots"):
+        if self._slots is not None:
             self._cuda.when_allowed(self.close)
 
-    @contextmanager
-    def own_slot(self) -> Iterator[Slot]:
-        """Buffers and a stream separate from those of calls; used inside ``cuda.on``."""
-        slot = Slot(self.engine, self.largest_batch)
-        try:
-            yield slot
-        finally:
-            slot.destroy()
+    def _opened(self) -> Slots:
+        slots = self._slots  # the caller's own reference: another thread may close
+        if slots is None:
+            raise closed_error(self._path)
+        return slots
 
-    def batch_of(self, feeds: Mapping[str, NDArray[Any]]) -> int:
-        """The batch of a call.
+    def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
+        """The engine in memory of its own, with and without TensorRT's profiler."""
+        from capsedge.runtime.backends.tensorrt_profiler import profiled_engine
 
-        Raises:
-            ShapeError: the engine was not built for it.
-        """
-        return self._batch({name: array.shape for name, array in feeds.items()})
+        return profiled_engine(self._opened().engine, feeds, self._batch_of(feeds), self._largest)
 
-    def run(
-        self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str]
-    ) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The named outputs, for inputs that have been checked."""
-        batch = self.batch_of(feeds)
+        slots, batch = self._opened(), self._batch_of(feeds)
         cuda = self._cuda
-        with cuda.on(self._device), self._slots.one() as slot:
+        with cuda.on(self._device), slots.one() as slot:
             for port in self.inputs:
                 array = np.ascontiguousarray(feeds[port.name])
                 ctypes.memmove(slot.host[port.name], array.ctypes.data, array.nbytes)
@@ -100,7 +135,7 @@ class TensorRTBackend:
             slot.execute(batch, self._capturing)
             wanted = [port for port in self.outputs if port.name in outputs]
             for port in wanted:
-                size = self.engine.bytes(port, batch)
+                size = LoadedEngine.bytes(port, batch)
                 cuda.to_host(slot.host[port.name], slot.device[port.name], size, slot.stream)
             cuda.synchronize(slot.stream)
             found = {
@@ -114,21 +149,12 @@ class TensorRTBackend:
         out: Mapping[str, object] | None = None,
         stream: int | None = None,
     ) -> dict[str, DeviceArray]:
-        """All outputs on the GPU, for inputs that are there: DLPack or ``__cuda_array_interface__``.
-
-        Args:
-            out: arrays that outputs are written to, by name; the other outputs get new memory.
-            stream: the stream in whose order this runs; the call returns when it is queued. None waits for
-                the results.
-
-        Raises:
-            UsageError: an array is not on this GPU, or may not be written.
-            ShapeError: an array has the wrong shape or type, or is not contiguous.
-        """
+        """All outputs on the GPU, for inputs that are there, as `DeviceBackend.run_on_device`."""
+        slots = self._opened()
         cuda, device = self._cuda, self._device
         if stream is not None:
             stream = stream or LEGACY_STREAM
-        with cuda.on(device), self._slots.one() as slot:
+        with cuda.on(device), slots.one() as slot:
             # Whatever the slot did before is on its stream, so that it may be taken while that still runs.
             arrays = self._shared(self.inputs, feeds, slot)
             batch = self._batch({name: array.shape for name, array in arrays.items()})
@@ -170,7 +196,7 @@ class TensorRTBackend:
         }
 
     def _check(self, port: Port, batch: int, array: DeviceArray | None) -> None:
-        wanted = self.engine.shape(port, batch)
+        wanted = LoadedEngine.shape(port, batch)
         if array is not None and (array.dtype != port.dtype or array.shape != wanted):
             raise ShapeError(
                 f"'{port.name}' is {array.dtype} {list(array.shape)}.",
@@ -181,32 +207,40 @@ class TensorRTBackend:
     def _result(self, port: Port, batch: int) -> DeviceArray:
         """An output that outlives the call: its caller's own memory."""
         cuda, device = self._cuda, self._device
-        address = cuda.allocate(self.engine.bytes(port, batch))
+        address = cuda.allocate(LoadedEngine.bytes(port, batch))
 
         def free() -> None:
             with suppress(EnvironmentProblem), cuda.on(device):
                 cuda.free(address)
 
         return DeviceArray(
-            address, self.engine.shape(port, batch), port.dtype, device,
+            address, LoadedEngine.shape(port, batch), port.dtype, device,
             release=lambda: cuda.when_allowed(free),
         )  # fmt: skip
 
     def _read(self, address: int, port: Port, batch: int) -> NDArray[Any]:
         """A view of the host memory."""
-        memory = (ctypes.c_uint8 * self.engine.bytes(port, batch)).from_address(address)
+        memory = (ctypes.c_uint8 * LoadedEngine.bytes(port, batch)).from_address(address)
         view: NDArray[Any] = np.ctypeslib.as_array(memory).view(port.dtype)
-        return view.reshape(self.engine.shape(port, batch))
+        return view.reshape(LoadedEngine.shape(port, batch))
+
+    def _batch_of(self, feeds: Feeds) -> int:
+        """The batch of a call.
+
+        Raises:
+            ShapeError: the engine was not built for it.
+        """
+        return self._batch({name: array.shape for name, array in feeds.items()})
 
     def _batch(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """The batch of a call, which the engine was built for."""
         free = [port.name for port in self.inputs if port.shape and port.shape[0] is None]
-        sizes = {shapes[name][0] if shapes[name] else -1 for name in free} or {self.largest_batch}
+        sizes = {shapes[name][0] if shapes[name] else -1 for name in free} or {self._largest}
         (batch, *others) = sorted(sizes)
-        if others or not self.smallest_batch <= batch <= self.largest_batch:
+        if others or not self.batches.smallest <= batch <= self._largest:
             raise ShapeError(
                 f"A batch of {' and '.join(map(str, sorted(sizes)))} images.",
-                f"{self._path} was built for {self.smallest_batch} to {self.largest_batch}.",
+                f"{self._path} was built for {self.batches.smallest} to {self._largest}.",
                 "Split the batch, or build the engine with another `--dynamic-batch`.",
             )
         return batch

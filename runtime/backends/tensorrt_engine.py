@@ -13,9 +13,9 @@ import numpy as np
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime import passport as passports
 from capsedge.runtime.backends import engine_layers
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.cuda import Cuda, load_cuda
 from capsedge.runtime.backends.engine_layers import Layer
-from capsedge.runtime.backends.onnxruntime_backend import Port
 from capsedge.runtime.backends.tensorrt_library import (
     check_machine,
     load_plugin,
@@ -107,9 +107,10 @@ class LoadedEngine:
         """Of an input or output at a batch."""
         return tuple(batch if d is None else int(d) for d in port.shape)
 
-    def bytes(self, port: Port, batch: int) -> int:
+    @staticmethod
+    def bytes(port: Port, batch: int) -> int:
         """Of an input or output at a batch."""
-        return math.prod(self.shape(port, batch)) * np.dtype(port.dtype).itemsize
+        return math.prod(LoadedEngine.shape(port, batch)) * np.dtype(port.dtype).itemsize
 
     def layers(self, batch: int) -> list[Layer]:
         """TensorRT's description of the layers at a batch size.

@@ -148,12 +148,16 @@ class Slots:
 
     Args:
         most: largest number of slots; a call that finds all of them in use waits.
+
+    Attributes:
+        engine: the engine.
     """
 
     def __init__(self, engine: LoadedEngine, largest: int, most: int) -> None:
-        self._engine, self._largest = engine, largest
+        self.engine, self._largest = engine, largest
         self._room = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
+        self._ended = False
         self._free = [
             Slot(engine, largest)
         ]  # too little memory is found now, not at the first image
@@ -165,7 +169,7 @@ class Slots:
             with self._lock:
                 slot = self._free.pop() if self._free else None
             if slot is None:
-                slot = Slot(self._engine, self._largest)
+                slot = Slot(self.engine, self._largest)
             try:
                 yield slot
             except BaseException as error:
@@ -180,11 +184,16 @@ class Slots:
 
     def _give_back(self, slot: Slot) -> None:
         with self._lock:
-            self._free.append(slot)
+            ended = self._ended
+            if not ended:
+                self._free.append(slot)
+        if ended:
+            slot.destroy()
 
     def destroy(self) -> None:
-        """Free the slots that no call uses; calls that still run keep theirs."""
+        """Free the slots that no call uses; calls that still run keep theirs to their end."""
         with self._lock:
+            self._ended = True
             free, self._free = self._free, []
         for slot in free:
             slot.destroy()

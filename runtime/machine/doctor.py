@@ -97,7 +97,7 @@ def _default_model() -> Check:
     try:
         import numpy as np
 
-        from capsedge.runtime.loading import load
+        from capsedge.runtime.load import load
         from capsedge.zoo import default_model
 
         path = default_model()
@@ -108,7 +108,7 @@ def _default_model() -> Check:
             return Check(
                 name, "infer", BROKEN, f"{path.name} gives values that are not finite", cost, fix
             )
-        return Check(name, "infer", OK, f"{path.name} runs, {session.ops} operators")
+        return Check(name, "infer", OK, f"{path.name} runs, {session.backend.ops} operators")
     except Exception as error:  # whatever stands in the way of the base job is what doctor must say
         return Check(name, "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.backends.backend import Event
 from capsedge.runtime.cascade import CASCADE_KEY, LONG_WAY
-from capsedge.runtime.profiling.onnxruntime_profiler import Event
 from capsedge.runtime.reading.attribution import Place, places
 from capsedge.runtime.reading.onnx_structure import Graph, Node, Structure
 

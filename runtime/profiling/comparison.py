@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.backends import onnxruntime_versions
+from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.machine.environment import installed_version
 from capsedge.runtime.profiling.driver import WORKER, Worker, write_inputs
 from capsedge.runtime.profiling.measure import Limits
-from capsedge.runtime.profiling.onnxruntime_profiler import Feeds
 from capsedge.runtime.profiling.statistics import Statistics, summarize
 from capsedge.runtime.profiling.worker import Specification
 

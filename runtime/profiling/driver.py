@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -110,7 +111,7 @@ class Worker:
         )
 
 
-def write_inputs(folder: Path, feeds: dict[str, NDArray[Any]]) -> Path:
+def write_inputs(folder: Path, feeds: Mapping[str, NDArray[Any]]) -> Path:
     """Write the inputs to a file that workers read."""
     path = folder / "inputs.npz"
     np.savez(path, **feeds)  # type: ignore[arg-type]

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from capsedge.runtime.profiling.onnxruntime_profiler import (
-    Configuration,
-    Feeds,
-    ProfiledSession,
-    midmean,
-)
+from capsedge.runtime.backends.backend import Feeds
+from capsedge.runtime.backends.onnxruntime_backend import How
+from capsedge.runtime.backends.onnxruntime_profiler import ProfiledSession
 from capsedge.runtime.profiling.probe_models import chain, matrix_product
 
 MATRIX = 384  # side; its three matrices stay in the caches, and the result needs no new pages
@@ -106,7 +104,6 @@ def overheads(threads: int) -> Overheads:
     """
     import onnxruntime as ort
 
-    how = Configuration(threads, ["CPUExecutionProvider"], [{}], None)
     x = {"x": np.ones(1, np.float32)}
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -115,14 +112,16 @@ def overheads(threads: int) -> Overheads:
         for length in (1, CHAIN + 1)
     )
     short, long = np.empty(CHAIN_RUNS), np.empty(CHAIN_RUNS)
-    with ProfiledSession(chain(CHAIN + 1), how, keep_graph=False) as profiled:
+    with ProfiledSession(
+        chain(CHAIN + 1), How(threads), x, lambda: many.run(None, x), keep_graph=False
+    ) as session:
         until, count = time.perf_counter() + CHAIN_SECONDS, 0
         while count < CHAIN_RUNS and (count < CHAIN_LEAST or time.perf_counter() < until):
             short[count] = _seconds(one, x)
             long[count] = _seconds(many, x)
-            profiled.run(x)
+            session.profiled()
             count += 1
-        runs = profiled.finish().runs
+        runs = session.finish().runs
     stated = np.array([np.mean([event.duration for event in run]) for run in runs])
     short, long = short[:count], long[:count]
     dispatch = midmean(long - short) / CHAIN
@@ -136,3 +135,10 @@ def _seconds(session: Any, feeds: Feeds) -> float:
     start = time.perf_counter()
     session.run(None, feeds)
     return time.perf_counter() - start
+
+
+def midmean(values: NDArray[np.float64]) -> float:
+    """Mean of the middle half: as robust as the median, finer than the profiler's whole microseconds."""
+    ordered = np.sort(values)
+    quarter = len(ordered) // 4
+    return float(ordered[quarter : len(ordered) - quarter].mean())

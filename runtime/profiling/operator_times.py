@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.errors import UsageError
+from capsedge.runtime.backends.backend import (
+    Event,
+    Feeds,
+    ProfiledBackend,
+    ProfiledRuns,
+    Recording,
+)
 from capsedge.runtime.profiling.branches import executed, networks, own_durations, placed
 from capsedge.runtime.profiling.machine import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.measure import timed_runs
-from capsedge.runtime.profiling.onnxruntime_profiler import (
-    Configuration,
-    Event,
-    Feeds,
-    ProfiledSession,
-    configuration,
-)
 from capsedge.runtime.reading.attribution import Place
 from capsedge.runtime.reading.costs import Cost, Tensor, cost
-from capsedge.runtime.reading.onnx_file import read_bytes
-from capsedge.runtime.reading.onnx_structure import Graph, Structure, read_structure
+from capsedge.runtime.reading.node_names import merged, places_in
+from capsedge.runtime.reading.onnx_structure import Graph, read_structure
 from capsedge.runtime.session import Session
 from capsedge.schema.names import operator_of
 
@@ -39,7 +41,7 @@ class Operator:
     """One operator of the executed graph.
 
     Attributes:
-        name, kind: ONNX Runtime's name of it, and its type.
+        name, kind: the backend's name of it, and its type.
         layer, group, iteration, label: where it belongs (``layers``); empty in files of other tools.
         microseconds: its time without the profiler's own cost: the mean over the middle half of the runs,
             ordered by their sum.
@@ -47,7 +49,7 @@ class Operator:
         operations, bytes: per run of the whole batch.
         attainable: microseconds that it would take at the machine's measured peaks; None without them.
         bound: ``compute`` or ``memory``, whichever peak is nearer; empty without peaks.
-        provider: ONNX Runtime's provider that ran it.
+        provider: the part of the backend that ran it, such as a provider of ONNX Runtime.
         network: of a cascade, one of `branches.NETWORKS`; empty for other files.
     """
 
@@ -114,43 +116,37 @@ SHOWN_RUNS = 3  # in the trace
 def time_operators(
     session: Session, feeds: Feeds, peaks: Peaks | None = None, seconds: float = SECONDS
 ) -> OperatorTimes:
-    """Run a session and a profiled copy of it in turns.
+    """Run a model with and without its backend's profiler, in turns.
 
     Raises:
-        UsageError: the session does not run in ONNX Runtime.
+        UsageError: the backend tells no times of its operators.
     """
-    how = configuration(session)
-    model = read_bytes(session.path)
-    with ProfiledSession(model, how) as profiled:
-        plain, counted = _take_turns(session, profiled, feeds, seconds)
-        recording = profiled.finish()
-    events = [recording.runs[k] for k in counted]
-    return _assemble(
-        read_structure(session.path),
-        recording.graph,
-        events,
-        recording.runs,
-        plain,
-        how,
-        peaks,
-        feeds,
-    )
+    backend = session.backend
+    if not isinstance(backend, ProfiledBackend):
+        raise UsageError(
+            f"{session.path} runs in {backend.name}, which tells no times of its operators.",
+            "",
+            "Leave them out: --no-operators (operators=False).",
+        )
+    with backend.profiled_runs(feeds) as runs:
+        plain, counted = _take_turns(runs, seconds)
+        recording = runs.finish()
+    around = overheads(backend.threads) if recording.timed_on_host else Overheads(0.0, 0.0)
+    return _assemble(session.path, recording, counted, plain, around, peaks, feeds)
 
 
-def _take_turns(
-    session: Session, profiled: ProfiledSession, feeds: Feeds, seconds: float
-) -> tuple[NDArray[np.float64], list[int]]:
+def _take_turns(runs: ProfiledRuns, seconds: float) -> tuple[NDArray[np.float64], list[int]]:
     """Seconds of the plain runs, and which of the profiled runs count."""
     plain: list[NDArray[np.float64]] = []
     counted: list[int] = []
     done = 0
     each = seconds / (2 * ROUNDS)
     for _ in range(ROUNDS):
-        _settle(lambda: session.run(feeds))
-        plain.append(timed_runs(lambda: session.run(feeds), each))
+        _settle(runs.plain)
+        plain.append(timed_runs(runs.plain, each))
         most = min(len(plain[-1]), MOST_RUNS // ROUNDS)
-        done += _settle(lambda: profiled.run(feeds))
-        count = len(timed_runs(lambda: profiled.run(feeds), each, most=most))
+        done += _settle(runs.profiled)
+        count = len(timed_runs(runs.profiled, each, most=most))
         counted += range(done, done + count)
         done += count
     return np.concatenate(plain), counted
@@ -164,25 +160,21 @@ def _settle(run: Callable[[], Any]) -> int:
 
 
 def _assemble(
-    written: Structure,
-    optimized: Structure | None,
-    runs: list[list[Event]],
-    everything: list[list[Event]],
+    path: Path,
+    recording: Recording,
+    counted: Sequence[int],
     plain: NDArray[np.float64],
-    how: Configuration,
+    around: Overheads,
     peaks: Peaks | None,
     feeds: Feeds,
 ) -> OperatorTimes:
-    first = runs[0]
-    same = [run for run in runs if len(run) == len(first)]
-    found = None if optimized is None else executed(optimized.graph, [e.kind for e in first])
-    running = None if found is None else found.graph
-    where = [Place() for _ in first] if found is None else placed(written, found)
-    of_network = [""] * len(first) if found is None else networks(written, found)
+    first = recording.runs[counted[0]]
+    names = [event.name for event in first]
+    runs = [recording.runs[k] for k in counted]
+    same = [run for run in runs if [event.name for event in run] == names]
+    running, where, of_network = _places(path, recording, first)
     values = _values(running, first, feeds) if running is not None else {}
     durations = np.array([own_durations(run) for run in same])
-    # On a GPU operators are queued, which hides the profiler's cost.
-    around = overheads(how.threads) if how.on_cpu else Overheads(0.0, 0.0)
     bias = around.timing_us
     # The runs whose sums lie in the middle: their sum is comparable with the median of whole runs.
     order = np.argsort(durations.sum(axis=1))
@@ -195,7 +187,7 @@ def _assemble(
         made = _operator(event, where[k], spent, taken[k], total, peaks)
         operators.append(replace(made, network=of_network[k]))
     shown = same[-SHOWN_RUNS:]
-    origin = shown[0][0].start if shown and shown[0] else 0
+    origin = shown[0][0].start if shown and shown[0] else 0.0
     return OperatorTimes(
         operators=operators,
         median_ms=1e3 * float(np.median(plain)),
@@ -203,13 +195,30 @@ def _assemble(
         call_ms=around.call_ms,
         timing_cost_us=bias,
         runs=len(same),
-        arena_peak=arena_peak(everything),
+        arena_peak=arena_peak(recording.runs),
         spans=[
-            Span(k, event.start - origin, event.duration)
+            Span(k, round(event.start - origin), round(event.duration))
             for run in shown
             for k, event in enumerate(run)
         ],
     )
+
+
+def _places(
+    path: Path, recording: Recording, run: Sequence[Event]
+) -> tuple[Graph | None, list[Place], list[str]]:
+    """The operators of a run as a graph, if the backend tells it; and of each its place, and its network in
+    a cascade."""
+    none = [""] * len(run)
+    if (
+        recording.graph is None
+    ):  # the names are all there is: an engine's say where its nodes come from
+        return None, [merged(places_in(f"{e.name} {e.origin}")) for e in run], none
+    found = executed(recording.graph.graph, [event.kind for event in run])
+    if found is None:
+        return None, [Place() for _ in run], none
+    written = read_structure(path)
+    return found.graph, placed(written, found), networks(written, found)
 
 
 def _operator(
@@ -233,7 +242,7 @@ def _operator(
         bytes=spent.bytes if spent else 0,
         attainable=attainable,
         bound=bound,
-        provider=event.provider.removesuffix("ExecutionProvider"),
+        provider=event.provider,
     )
 
 

@@ -10,15 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.runtime.backends.backend import Feeds, Port, closed_error
 from capsedge.runtime.files.given import SESSION, refusal
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.machine import environment
 from capsedge.runtime.profiling import warnings
 from capsedge.runtime.profiling.machine import Peaks, measure_peaks
 from capsedge.runtime.profiling.measure import Limits, processor_speed, take_times
-from capsedge.runtime.profiling.onnxruntime_profiler import Feeds, configuration
-from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
+from capsedge.runtime.profiling.operator_times import time_operators
 from capsedge.runtime.profiling.profile_report import ProfileReport
 from capsedge.runtime.profiling.report_data import Run
 from capsedge.runtime.profiling.startup import measure_startup
@@ -66,6 +65,8 @@ def profile(
     """
     if not isinstance(session, Session):
         raise refusal(session, SESSION)
+    if session.closed:
+        raise closed_error(session.path)
     limits = checked_limits(warmup, duration, iterations)
     if inputs is not None and (not isinstance(inputs, Mapping) or not inputs):
         raise UsageError(
@@ -74,7 +75,7 @@ def profile(
             "Give an array for each of them by its name.",
         )
     batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)
-    device, threads = session_device(session), session_threads(session)
+    device, threads = session_device(session), session.backend.threads
     peaks = None
     if operators and device == "cpu":
         progress("measuring the machine's peaks")
@@ -103,7 +104,7 @@ def _run(
     samples = take_times(lambda: session.run(feeds), limits)
     speeds.append(processor_speed())
     stolen = warnings.stolen_share(ticks, warnings.stolen_ticks())
-    times = _time_operators(session, feeds, peaks) if operators else None
+    times = time_operators(session, feeds, peaks) if operators else None
     started = measure_startup(session, feeds, device, threads) if startup else None
     latency, stable = summarize(samples), stable_window(samples)
     conditions = warnings.Conditions(tuple(speeds), load, environment.available_cores(), stolen)
@@ -126,17 +127,9 @@ def _run(
 
 def _long_way(session: Session, feeds: Feeds) -> float | None:
     """Of a cascade, the share of these inputs that its large network decides."""
-    if session.long_way_output is None:
+    if session.roles.long_way is None:
         return None
-    return float(session.run(feeds)[session.long_way_output].mean())
-
-
-def _time_operators(session: Session, feeds: Feeds, peaks: Peaks | None) -> OperatorTimes:
-    if session.passport is None:
-        return time_operators(session, feeds, peaks)
-    from capsedge.runtime.profiling.tensorrt_layers import time_layers
-
-    return time_layers(session, feeds)
+    return float(session.run(feeds)[session.roles.long_way].mean())
 
 
 def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:
@@ -162,7 +155,7 @@ def _batches(session: Session, batch: int | Sequence[int]) -> list[int]:
             "A batch has at least one image.",
             "Use for example --batch 1,8.",
         )
-    fixed = session.batch
+    fixed = session.backend.batches.fixed
     if fixed is not None and any(size != fixed for size in wanted):
         raise UsageError(
             f"{session.path} has a fixed batch of {fixed}, but {wanted} was requested.",
@@ -210,24 +203,20 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
 
 def session_device(session: Session) -> str:
     """``cpu``, ``cuda`` or ``cuda:1``: where the session runs, in the form that ``capsedge.load`` takes."""
-    if session.gpu is None:
+    gpu = session.backend.gpu
+    if gpu is None:
         return "cpu"
-    return f"cuda:{session.gpu}" if session.gpu else "cuda"
-
-
-def session_threads(session: Session) -> int:
-    """Threads of one inference; 0 for the backend's own choice."""
-    return 0 if session.passport is not None else configuration(session).threads
+    return f"cuda:{gpu}" if gpu else "cuda"
 
 
 def backend_version(session: Session) -> str:
     """The backend of the session, with versions."""
     from capsedge import __version__
 
-    package = "onnxruntime" if session.passport is None else "tensorrt"
+    package = session.backend.name
     found = environment.versions(package)
     return (
-        f"capsedge {__version__} ({session.ops} operators), {package} "
+        f"capsedge {__version__} ({session.backend.ops} operators), {package} "
         f"{found.get(package, 'unknown')}"
     )
 

@@ -18,7 +18,6 @@ from capsedge.runtime.profiling.profiler import (
     profile,
     random_inputs,
     session_device,
-    session_threads,
 )
 from capsedge.runtime.profiling.worker import Specification, ops_argument
 from capsedge.runtime.reading.onnx_file import read_bytes, summarize
@@ -107,7 +106,7 @@ def _entrants(
     for number, session in enumerate(sessions):
         model = str(session.path)
         suffix = f", {session.path.name}" if len(sessions) > 1 else ""
-        threads, device = session_threads(session), session_device(session)
+        threads, device = session.backend.threads, session_device(session)
         if peers and device != "cpu":
             raise UsageError(
                 "--compare does not work on a GPU.",
@@ -116,7 +115,7 @@ def _entrants(
             )
         ops = ops_argument(session)
         mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)
-        entrants.append(Entrant(f"capsedge {session.ops}{suffix}", mine, model))
+        entrants.append(Entrant(f"capsedge {session.backend.ops}{suffix}", mine, model))
         for peer in peers:
             file = session.path if peer_model is None or peer == "torch" else peer_model
             if peer in CONVERTED:

@@ -59,7 +59,8 @@ def ops_argument(session: Session) -> str:
 
     ``fused`` would be refused on a GPU, and ``mixed`` is not a choice; ``auto`` chooses the same for both.
     """
-    return session.ops if session.gpu is None and session.ops != "mixed" else "auto"
+    gpu, ops = session.backend.gpu, session.backend.ops
+    return ops if gpu is None and ops != "mixed" else "auto"
 
 
 def serve(load: Loader, specification: Specification) -> None:
@@ -116,12 +117,14 @@ def load_capsedge(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str
     import onnxruntime
 
     from capsedge import __version__
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
 
     session = load(
         s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider
     )
-    version = f"capsedge {__version__} ({session.ops}), onnxruntime {onnxruntime.__version__}"
+    version = (
+        f"capsedge {__version__} ({session.backend.ops}), onnxruntime {onnxruntime.__version__}"
+    )
     return session.run, version
 
 

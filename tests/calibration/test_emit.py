@@ -21,7 +21,7 @@ from capsedge.calibration.units import calibrated_tensors, find_units
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.graph.wiring import Graph
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.reading.inspection import inspect
 from capsedge.schema.names import operator_of
 
@@ -74,7 +74,7 @@ def test_the_bodies_are_what_the_kernels_compute(source: Source, table) -> None:
     images = next(pixels(8, 3, source).batches(8))
     content = model.SerializeToString()
     fused, bodies = load_bytes(content), load_bytes(content, ops="portable")
-    if fused.ops != "fused":
+    if fused.backend.ops != "fused":
         pytest.skip("the operator library is not built here")
     for name, value in bodies.run(images).items():
         np.testing.assert_allclose(fused.run(images)[name], value, atol=1e-4, rtol=1e-3)

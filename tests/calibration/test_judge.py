@@ -17,7 +17,7 @@ from capsedge.calibration.judge import Gate, Judge
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.judging.numeric import ErrorCount, OutputError, has_columns
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from tests.foreign.files import IMAGES, MADE
 
 

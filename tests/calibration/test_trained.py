@@ -15,7 +15,7 @@ from capsedge.calibration.source import Source, uniform
 from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import read_split
 from capsedge.exporters.to_onnx import export
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.training.evaluation import predict_all
 from capsedge.zoo import ROUTINGS, zoo_checkpoint
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import capsedge
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.machine import libcapsedge
 from capsedge.runtime.vision.decoding import read_image
 from capsedge.zoo import default_model

@@ -15,7 +15,7 @@ pytest.importorskip("onnxscript")
 
 from capsedge.cli._describing import Described, class_names  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
-from capsedge.runtime.loading import load  # noqa: E402
+from capsedge.runtime.load import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
 from tests.cli.running import capsedge  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402

@@ -87,7 +87,7 @@ def test_variants_and_what_is_left_out(tmp_path: Path, settings: dict[str, Any])
         (found,) = capsedge.load(tmp_path / f"{name}.onnx").run(x).values()
         np.testing.assert_allclose(found, wanted, atol=3e-6)
     if find_library() is not None:
-        assert capsedge.load(tmp_path / "a.onnx").ops == "fused"
+        assert capsedge.load(tmp_path / "a.onnx").backend.ops == "fused"
 
 
 @pytest.mark.thorough

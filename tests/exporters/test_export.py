@@ -22,7 +22,7 @@ from capsedge.graph import passes, proto
 from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.graph.rewrites import Rewrites
 from capsedge.graph.shapes import shapes_of
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.schema.names import operator_of
 from tests.exports import Exports

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 import capsedge  # noqa: E402
 from capsedge.errors import CapsedgeError, UsageError  # noqa: E402
 from capsedge.exporters import to_onnx  # noqa: E402
-from capsedge.runtime.loading import load  # noqa: E402
+from capsedge.runtime.load import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs  # noqa: E402
 
 CLASSES = ("a", "b", "c", "d")

@@ -15,7 +15,7 @@ from capsedge.exporters import traced
 from capsedge.models import build, with_iterations
 from capsedge.models.config import CapsuleConv
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.trace import Trace
+from capsedge.runtime.routing_trace import Trace
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports
 
@@ -50,7 +50,7 @@ class Traced:
         self.report = capsedge.export(self.model, self.path, extra_outputs=extras, **options)  # type: ignore[arg-type]
         self.session = capsedge.load(self.path, threads=1)
         self.trace: Trace = self.session.trace(IMAGES, prepared=True)
-        self.outputs = self.session.run(IMAGES[: self.session.batch])
+        self.outputs = self.session.run(IMAGES[: self.session.backend.batches.fixed])
 
 
 @pytest.fixture(scope="module", params=list(LAYERS))

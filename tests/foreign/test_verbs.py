@@ -86,7 +86,7 @@ def test_inspect_and_forecast(folder: Path) -> None:
 def test_profile(folder: Path, name: str) -> None:
     """Starts a process for each."""
     session = capsedge.load(folder / f"{name}.onnx")
-    batch = session.batch or 1
+    batch = session.backend.batches.fixed or 1
     code, _, error = _run(
         "profile", folder / f"{name}.onnx", "--batch", batch, "--warmup", 0, "--duration", 0,
         "--iterations", 1,

@@ -515,7 +515,7 @@ def _arrays() -> Iterable[bytes]:
 
 
 def _read_onnx(data: bytes) -> None:
-    from capsedge.runtime.loading import load
+    from capsedge.runtime.load import load
     from capsedge.runtime.reading.forecast import forecast
     from capsedge.runtime.reading.inspection import inspect
 
@@ -693,7 +693,7 @@ READERS: dict[str, Reader] = {
     "onnx": Reader(
         _read_onnx, _onnx,
         ("capsedge.runtime.reading", "capsedge.runtime.profiling", "capsedge.runtime.session",
-         "capsedge.runtime.loading", "capsedge.runtime.metadata", *_JSON),
+         "capsedge.runtime.load", "capsedge.runtime.metadata", *_JSON),
     ),
     "passport": Reader(_read_passport, _passports, ("capsedge.runtime.passport", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),

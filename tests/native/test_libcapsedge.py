@@ -59,7 +59,7 @@ def test_it_says_what_really_runs(tmp_path: Path, extra: list[str], ops: str) ->
 
     path = tmp_path / "network.onnx"
     capsedge.export(network("attention"), path, extra_outputs=extra)
-    assert capsedge.load(path).ops == ops
+    assert capsedge.load(path).backend.ops == ops
     assert Session(path).describe().ops.decode() == ops
     assert Session(path, ops="portable").describe().ops == b"portable"
 
@@ -68,7 +68,7 @@ def test_it_says_what_really_runs(tmp_path: Path, extra: list[str], ops: str) ->
 def test_zoo_models_give_the_bits_of_python(zoo_model: Path, ops: str) -> None:
     python = capsedge.load(zoo_model, threads=1, ops=ops)
     native = Session(zoo_model, ops=ops)
-    assert native.describe().ops.decode() == python.ops
+    assert native.describe().ops.decode() == python.backend.ops
     rng = np.random.default_rng(0)
     for batch in (1, 3, 0):
         x = rng.random((batch, *python.inputs[0].shape[1:]), np.float32)

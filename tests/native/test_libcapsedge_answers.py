@@ -11,7 +11,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.runtime.description import Description, described  # noqa: E402
-from capsedge.runtime.loading import load_bytes  # noqa: E402
+from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
 from capsedge.runtime.reading.properties import with_properties  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model  # noqa: E402

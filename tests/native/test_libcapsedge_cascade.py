@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import capsedge
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from tests.pipelines.cascades import pair, pixels
 from tests.runtime.models import capsule_model
 

@@ -14,7 +14,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.runtime.description import Description, described
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.nothing import (
     REASONS,

@@ -46,7 +46,7 @@ def test_predictions_are_those_of_python(engine: Any, machine: Machine, zoo_mode
     native = Session(path)
     about = native.describe()
     assert (about.backend, about.backend_version) == (b"tensorrt", b"10.3.0.26")
-    assert about.ops.decode() == python.ops == "portable"
+    assert about.ops.decode() == python.backend.ops == "portable"
     assert (about.batch, about.smallest_batch, about.largest_batch) == (-1, 1, 4)
     assert python.metadata is not None
     assert native.class_names() == list(python.metadata.class_names)
@@ -246,7 +246,7 @@ def test_inputs_and_outputs_of_other_tools(
     native.close()
     portable = tmp_path / "foreign.onnx"
     portable.write_bytes(path.read_bytes()[len(b"PLAN") :])
-    assert capsedge.load(portable).batch == (None if rows == "N" else 3)
+    assert capsedge.load(portable).backend.batches.fixed == (None if rows == "N" else 3)
 
 
 def _first(native: Session, x: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.runtime.loading import load
+from capsedge.runtime.load import load
 from capsedge.zoo import default_model
 from tests.cli.examples import config, needs_library, run, tool
 
@@ -55,7 +55,7 @@ def test_labels_and_scores_are_those_of_python(program: Path, tmp_path: Path) ->
     wanted = []
     for path in files:
         best = session.predict(pixels(path))[0].labels[0]
-        wanted.append((str(path), best.name, session.score_kind, best.score))
+        wanted.append((str(path), best.name, session.roles.kind, best.score))
     lines = run(program, default_model(), *files).splitlines()
     assert [parsed(line) for line in lines] == wanted
 

@@ -24,7 +24,7 @@ from capsedge.graph.cascade import Doubt, Pair, join
 from capsedge.pipelines.cascade_report import CascadeReport
 from capsedge.runtime.cascade import CASCADE_KEY
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.reading.forecast import forecast
 from tests.pipelines.cascades import noisy, pair, pixels, written
@@ -123,7 +123,7 @@ def test_with_the_operator_library_and_without(ops: str):
     """Function bodies of one name are kept apart, and the kernels run in the branch too."""
     model = _joined(Doubt(0.3))
     assert [f.name for f in model.functions] == ["Squash", "Squash_2"]
-    if ops == "fused" and _SESSION.ops != "fused":
+    if ops == "fused" and _SESSION.backend.ops != "fused":
         pytest.skip("the operator library is not built here")
     images = _prepared(20)
     found = load_bytes(model.SerializeToString(), ops=ops).run(images)
@@ -193,7 +193,7 @@ def test_a_fixed_batch(tmp_path: Path):
     large = written(tmp_path, "large.onnx", capsule_model())
     made = capsedge.cascade(small, large, data=IMAGES, min_agreement=0.98)
     session = load_bytes(made.model)
-    assert session.batch == 4
+    assert session.backend.batches.fixed == 4
     assert len(session.predict(IMAGES[:6])) == 6
     for first, second in ((large, small), (small, small)):
         with pytest.raises(capsedge.UsageError, match="fixed batch of 4"):
@@ -234,7 +234,7 @@ def test_poses_of_other_sizes_are_left_out(tmp_path: Path, monkeypatch: pytest.M
     names = written(tmp_path, "s.onnx", small), written(tmp_path, "l.onnx", capsule_model())
     made = capsedge.cascade(*names, data=IMAGES, min_agreement=0.98)
     session = load_bytes(made.model)
-    assert session.pose_output is None
+    assert session.roles.poses is None
     assert session.metadata is not None
     assert session.metadata.outputs == Outputs(scores="lengths", kind="length")
     assert session.predict(IMAGES[:1])[0].poses.shape == (3, 0)

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="verify runs the checkpoint: pip install 'ca
 import capsedge
 from capsedge.checkpoint import load_checkpoint
 from capsedge.cli.verify import _link
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.samples import draw
 from capsedge.zoo import zoo_checkpoint, zoo_model
 from tests.conftest import ROOT
@@ -63,7 +63,7 @@ def test_couplings_that_both_have(pictures: np.ndarray, tmp_path: Path):
         tmp_path / "with.onnx", tmp_path / "with.onnx", data=pictures, min_agreement=0.95
     )
     both, alone = load_bytes(made.model), capsedge.load(tmp_path / "with.onnx")
-    assert (both.ops, alone.ops) in {("mixed", "mixed"), ("portable", "portable")}
+    assert (both.backend.ops, alone.backend.ops) in {("mixed", "mixed"), ("portable", "portable")}
     images = pictures[:5, None].astype(np.float32) / 255
     np.testing.assert_allclose(
         both.run(images)["couplings"], alone.run(images)["couplings"], atol=1e-6

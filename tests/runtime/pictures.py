@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.given import Reading
+from capsedge.runtime.vision.inputs import ImageReader
 from tests.runtime.models import SIDE
 
 PLAIN = Preprocessing(8, 8, 1)
@@ -21,7 +21,7 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 
 
 def inputs(images: Any, preprocessing: Preprocessing = PLAIN, **options: Any) -> list[Any]:
-    return list(Reading(preprocessing, **options).images(images))
+    return list(ImageReader(preprocessing, **options).images(images))
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:

@@ -15,9 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 import capsedge
 from capsedge import samples, zoo
 from capsedge.errors import ShapeError, UsageError
-from capsedge.runtime.backends.onnxruntime_backend import Port
-from capsedge.runtime.decoder import Decoder
-from capsedge.runtime.reading.cutting import Uncuttable, cut
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.decoder import Decoder, Uncuttable, cut
 from tests.runtime.models import capsule_model, save
 
 ZOO = Path(zoo.__file__).with_name("digits-dynamic.onnx")

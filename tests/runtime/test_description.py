@@ -14,7 +14,7 @@ pytest.importorskip("onnxruntime")
 
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
 from capsedge.runtime.description import Description, described  # noqa: E402
-from capsedge.runtime.loading import load_bytes  # noqa: E402
+from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
 from capsedge.runtime.reading.properties import with_properties  # noqa: E402
 from capsedge.runtime.vision.images import prepare  # noqa: E402
@@ -115,7 +115,7 @@ def test_values_are_named(shapes: Any, stated: Outputs, names: list[str]):
     [prediction] = session.predict(PICTURE)
     assert [value.name for value in prediction.values] == names
     outputs = session.run(prepare(PICTURE, PREP)[None])
-    parts = [outputs[name].ravel() for name in session.value_outputs]
+    parts = [outputs[name].ravel() for name in session.roles.values]
     assert [value.value for value in prediction.values] == np.concatenate(parts).tolist()
     assert (prediction.label, prediction.score, prediction.labels) == (None, None, ())
 

@@ -14,11 +14,11 @@ from hypothesis.extra.numpy import arrays
 
 import capsedge
 from capsedge.errors import ArtefactError, ShapeError, UsageError
-from capsedge.runtime import loading
-from capsedge.runtime.averaging import average, mean
+from capsedge.runtime import load as loading
+from capsedge.runtime.ensemble import average, mean
 from capsedge.runtime.files import limits
 from capsedge.runtime.metadata import Outputs, Preprocessing
-from capsedge.runtime.vision.prediction import Prediction, scores_of
+from capsedge.runtime.predictions import Prediction, scores_of
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, encoded
 
@@ -171,9 +171,7 @@ def test_fixed_batches(tmp_path: Path) -> None:
 def test_threads_are_shared(pair: list[Path], threads: int) -> None:
     with capsedge.load(pair, threads=threads) as ensemble:
         assert ensemble.together == (threads >= 2 * loading.SIDE_BY_SIDE)
-        counts = [
-            m._backend._session.get_session_options().intra_op_num_threads for m in ensemble.members
-        ]
+        counts = [member.backend.threads for member in ensemble.members]
         assert (sum(counts) if ensemble.together else counts[0]) == threads
         alone = mean([m(LEFT)[0].scores for m in ensemble.members])
         assert ensemble(LEFT)[0].scores.tolist() == alone.tolist()
@@ -233,7 +231,7 @@ def test_members_are_sessions() -> None:
 
 def test_what_belongs_to_one_network(pair: list[Path]) -> None:
     ensemble = capsedge.load(pair)
-    for call in (ensemble.reconstruct, ensemble.run, ensemble.check_reconstruction):
+    for call in (ensemble.reconstruct, ensemble.run):
         with pytest.raises(UsageError, match="An ensemble does not"):
             call()
 
@@ -242,6 +240,8 @@ def test_other_methods_of_a_session_are_those_of_the_members(pair: list[Path]) -
     ensemble = capsedge.load(pair)
     with pytest.raises(AttributeError, match=r"ensemble\.members\[0\]\.run_batches"):
         ensemble.run_batches  # type: ignore[attr-defined] # noqa: B018
+    with pytest.raises(AttributeError, match=r"ensemble\.members\[0\]\.metadata"):
+        ensemble.metadata  # type: ignore[attr-defined] # noqa: B018
     with pytest.raises(AttributeError, match=r"has no 'colour'$"):
         ensemble.colour  # type: ignore[attr-defined] # noqa: B018
 

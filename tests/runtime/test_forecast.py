@@ -13,11 +13,10 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime.backends.backend import ProfiledBackend
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.profiling.onnxruntime_profiler import ProfiledSession, configuration
 from capsedge.runtime.profiling.operator_times import arena_peak
 from capsedge.runtime.reading.forecast import forecast
-from capsedge.runtime.reading.onnx_file import read_bytes
 from tests.conftest import ROOT
 from tests.exports import Exports
 
@@ -28,9 +27,10 @@ def measured(path: Path, batch: int) -> int | None:
     session = capsedge.load(path, threads=1)
     sizes = (int(d) for d in session.inputs[0].shape[1:])
     x = np.zeros((batch, *sizes), np.float32)
-    with ProfiledSession(read_bytes(path), configuration(session)) as profiled:
-        profiled.run({session.inputs[0].name: x})
-        return arena_peak(profiled.finish().runs)
+    assert isinstance(session.backend, ProfiledBackend)
+    with session.backend.profiled_runs({session.inputs[0].name: x}) as runs:
+        runs.profiled()
+        return arena_peak(runs.finish().runs)
 
 
 def check(path: Path, batch: int) -> None:

@@ -270,7 +270,7 @@ def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
     from capsedge.datasets.folder import images_of, read_classes
     from capsedge.runtime.files.formats import tell_bytes
     from capsedge.runtime.metadata import Preprocessing
-    from capsedge.runtime.vision.given import folder_images
+    from capsedge.runtime.vision.inputs import folder_images
 
     (tmp_path / "class").mkdir()
     for suffix, kind in zip(

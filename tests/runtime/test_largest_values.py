@@ -11,8 +11,8 @@ from onnx import numpy_helper
 
 import capsedge
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.onnxruntime_backend import Port
-from capsedge.runtime.inputs import LARGEST, checked
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.tensors import LARGEST, checked
 from capsedge.zoo import MODELS, zoo_model
 
 

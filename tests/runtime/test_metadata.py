@@ -15,8 +15,8 @@ from capsedge.runtime.cascade import Cascade, Parent
 from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.nothing import TypicalInput
 from capsedge.runtime.origin import Origin
+from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
 from capsedge.runtime.scores import Chosen
-from capsedge.runtime.trace import TraceLayer, TraceOutputs
 from tests.conftest import ROOT
 from tests.runtime.models import metadata
 

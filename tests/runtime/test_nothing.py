@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from capsedge.runtime.files.limits import TYPICAL_INPUT_BYTES
-from capsedge.runtime.hints import INVERT, KEEP, to_invert
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.nothing import (
     REASONS,
@@ -20,6 +19,7 @@ from capsedge.runtime.nothing import (
     measure,
     spans_of,
 )
+from capsedge.runtime.predictions import INVERT, KEEP, to_invert
 from tests.runtime.models import metadata
 
 RNG = np.random.default_rng(5)

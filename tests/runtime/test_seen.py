@@ -16,10 +16,10 @@ from capsedge.errors import UsageError  # noqa: E402
 from capsedge.pipelines.optimize import optimize  # noqa: E402
 from capsedge.runtime.classification import classify_files  # noqa: E402
 from capsedge.runtime.description import Description, described  # noqa: E402
-from capsedge.runtime.hints import INVERT, KEEP  # noqa: E402
-from capsedge.runtime.loading import load, load_bytes  # noqa: E402
+from capsedge.runtime.load import load, load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Preprocessing  # noqa: E402
 from capsedge.runtime.nothing import TypicalInput, spans_of  # noqa: E402
+from capsedge.runtime.predictions import INVERT, KEEP  # noqa: E402
 from capsedge.runtime.session import Session  # noqa: E402
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save  # noqa: E402
 

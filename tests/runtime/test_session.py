@@ -17,7 +17,8 @@ from PIL import Image
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UsageError
 from capsedge.runtime.backends import native_library
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.reading import onnx_file, wire
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save
@@ -31,7 +32,7 @@ RIGHT = LEFT[:, ::-1].copy()
 def _no_library(monkeypatch: pytest.MonkeyPatch):
     """Function bodies, whether or not this machine has the operator library."""
     monkeypatch.delenv(native_library.VARIABLE, raising=False)
-    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: None)
+    monkeypatch.setattr(native_library, "find_library", lambda: None)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_predict_more_images_than_one_run_takes(model: Path):
 
 def test_fixed_batch_is_filled(tmp_path: Path):
     session = capsedge.load(save(capsule_model(batch=2), tmp_path / "two.onnx"))
-    assert session.batch == 2
+    assert session.backend.batches.fixed == 2
     assert [p.label for p in session.predict([LEFT, RIGHT, RIGHT])] == ["left", "right", "right"]
     free = capsedge.load(save(capsule_model(), tmp_path / "free.onnx")).predict([RIGHT])[0]
     np.testing.assert_allclose(session.predict([RIGHT])[0].scores, free.scores, rtol=1e-6)
@@ -212,7 +213,7 @@ def test_ports_and_metadata(model: Path):
     assert (images.name, images.shape, images.dtype) == ("images", ("N", 1, 8, 8), "float32")
     assert [port.name for port in session.outputs] == ["lengths", "poses"]
     assert session.metadata == metadata()
-    assert session.batch is None
+    assert session.backend.batches.fixed is None
 
 
 def test_reconstruct(tmp_path: Path):
@@ -259,7 +260,7 @@ def test_concurrent_runs(model: Path):
 def test_bodies_run_without_a_library(model: Path):
     for ops in ("auto", "portable"):
         session = capsedge.load(model, ops=ops)
-        assert session.ops == "portable"
+        assert session.backend.ops == "portable"
         assert session.predict(LEFT)[0].label == "left"
 
 
@@ -270,8 +271,8 @@ def test_fused_without_a_library(model: Path):
 
 def test_file_without_capsedge_nodes_is_portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = save(capsule_model(capsedge_node=False), tmp_path / "p.onnx")
-    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: tmp_path / "unused.so")
-    assert capsedge.load(path).ops == "portable"
+    monkeypatch.setattr(native_library, "find_library", lambda: tmp_path / "unused.so")
+    assert capsedge.load(path).backend.ops == "portable"
     with pytest.raises(UsageError, match="no capsedge nodes"):
         capsedge.load(path, ops="fused")
 
@@ -288,11 +289,11 @@ def test_library_that_does_not_load(
 ):
     library = tmp_path / "libcapsedge_ort.so"
     library.write_bytes(b"not a library")
-    monkeypatch.setattr("capsedge.runtime.loading.find_library", lambda: library)
+    monkeypatch.setattr(native_library, "find_library", lambda: library)
     for ops in ("auto", "fused"):
         with pytest.raises(EnvironmentProblem, match=r"does not load(.|\n)*--ops portable"):
             capsedge.load(model, ops=ops)
-    assert capsedge.load(model, ops="portable").ops == "portable"
+    assert capsedge.load(model, ops="portable").backend.ops == "portable"
     assert capfd.readouterr() == ("", "")
 
 
@@ -301,20 +302,20 @@ def test_find_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(capsedge.runtime, "__path__", [str(tmp_path / "a"), str(tmp_path / "b")])
     monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
-    assert native_library.find_library() is None
+    assert find_library() is None
     installed = tmp_path / "b" / "_native" / native_library.NAME
     installed.parent.mkdir(parents=True)
     installed.write_bytes(b"")
-    assert native_library.find_library() == installed
+    assert find_library() == installed
     shutil.move(tmp_path / "b", tmp_path / "site" / "capsedge" / "runtime")  # where a wheel puts it
-    found = native_library.find_library()
+    found = find_library()
     assert found is not None
     assert found.is_relative_to(tmp_path / "site")
     monkeypatch.setenv(native_library.VARIABLE, str(tmp_path / "mine.so"))
     with pytest.raises(EnvironmentProblem, match="CAPSEDGE_OPS_LIBRARY"):
-        native_library.find_library()
+        find_library()
     (tmp_path / "mine.so").write_bytes(b"")
-    assert native_library.find_library() == tmp_path / "mine.so"
+    assert find_library() == tmp_path / "mine.so"
 
 
 # Wrong arguments
@@ -408,7 +409,7 @@ def test_bad_image_of_a_sequence_is_named(model: Path):
 def test_foreign_file_runs_and_does_not_predict(tmp_path: Path):
     session = capsedge.load(save(plain_model(), tmp_path / "p.onnx"))
     assert session.metadata is None
-    assert session.ops == "portable"
+    assert session.backend.ops == "portable"
     found = session.run({"x": np.ones((3, 2), np.float32), "k": np.array([5])})
     np.testing.assert_array_equal(found["y"], np.full((3, 2), 5))
     for call in (session.predict, session.reconstruct, session.prepare):

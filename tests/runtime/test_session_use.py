@@ -119,7 +119,7 @@ def test_a_closed_session(session: capsedge.Session) -> None:
     session.close()
     session.close()
     assert session.inputs[0].name == "images"
-    assert session.batch is None
+    assert session.backend.batches.fixed is None
     assert "closed" in repr(session)
     x = np.zeros((1, 1, SIDE, SIDE), np.float32)
     for use in (

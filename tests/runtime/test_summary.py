@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import capsedge
 from capsedge.calibration.evaluate import Outcome
 from capsedge.runtime.files.text import printable
+from capsedge.runtime.predictions import Label, Prediction, Value
 from capsedge.runtime.summary import LINES, Row, Summarized, Summary
-from capsedge.runtime.vision.prediction import Label, Prediction, Value
 from capsedge.verification.certificate import Certificate, Link
 from tests.runtime.models import capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, quick
@@ -87,7 +87,7 @@ def test_there_is_no_other_result() -> None:
 def test_a_session(tmp_path: Path) -> None:
     session = capsedge.load(save(capsule_model(), tmp_path / "net.onnx"))
     assert repr(session).splitlines() == [
-        f"<Session net.onnx: {session.ops} operators, cpu",
+        f"<Session net.onnx: {session.backend.ops} operators, cpu",
         "  images [N, 1, 8, 8] -> lengths [N, 3], poses [N, 3, 4]>",
     ]
     assert "3: left, right, none" in shown(session).text

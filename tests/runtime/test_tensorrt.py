@@ -13,7 +13,8 @@ import pytest
 import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.backends import providers
-from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.backends.backend import parse_device
+from capsedge.runtime.backends.onnxruntime_backend import How, OnnxRuntimeBackend
 from capsedge.runtime.backends.providers import NO_FALLBACK
 from tests.runtime.models import capsule_model, save
 
@@ -26,13 +27,13 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", ""])
 def test_unknown_devices(model: Path, device: str) -> None:
     with pytest.raises(UsageError, match="Unknown device"):
-        providers.parse_device(device)
+        parse_device(device)
 
 
 def test_devices() -> None:
-    assert providers.parse_device("cpu") is None
-    assert providers.parse_device("cuda") == 0
-    assert providers.parse_device("cuda:3") == 3
+    assert parse_device("cpu") is None
+    assert parse_device("cuda") == 0
+    assert parse_device("cuda:3") == 3
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPat
         pytest.skip("this ONNX Runtime has no second provider")
     monkeypatch.setattr(providers, "chain", lambda provider, gpu: [provider])
     with pytest.raises(UnsupportedModelError, match="does not run entirely on"):
-        OnnxRuntimeBackend(model.read_bytes(), "m.onnx", 1, None, azure, 0)
+        OnnxRuntimeBackend(model.read_bytes(), model, How(threads=1, provider=azure, gpu=0))
 
 
 def test_a_provider_that_does_not_start_is_an_error(

@@ -17,7 +17,7 @@ from tests.runtime.image_bits import BITS
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.runtime.loading import load_bytes
+from capsedge.runtime.load import load_bytes
 from capsedge.runtime.session import Session
 from tests.runtime.walking import in_python
 
@@ -80,9 +80,9 @@ def _values(session: Session) -> dict[str, Any] | None:
     if m is None:
         return None
     values = asdict(m) | {
-        "scores": session.score_output or "",
-        "poses": session.pose_output or "",
-        "score_kind": "probability" if session.score_kind == "logits" else session.score_kind,
+        "scores": session.roles.scores or "",
+        "poses": session.roles.poses or "",
+        "score_kind": "probability" if session.roles.kind == "logits" else session.roles.kind,
         "values": list(zip(m.outputs.names, m.outputs.units, strict=True)) if m.outputs else [],
     }
     if m.cascade is not None:

@@ -129,6 +129,6 @@ def test_answers_over_the_limit_are_refused(
 
 def test_predictions_are_those_of_predict(session: capsedge.Session) -> None:
     given = images(3, 1, 28, 28)
-    found = session.predictions_of(given, session.run(given), threshold=0.01)
+    found = session.roles.predictions(given, session.run(given), threshold=0.01)
     wanted = session.predict(given, threshold=0.01, prepared=True)
     assert json.dumps([p.to_dict() for p in found]) == json.dumps([p.to_dict() for p in wanted])

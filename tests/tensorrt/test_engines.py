@@ -30,6 +30,7 @@ from capsedge.graph import proto
 from capsedge.runtime import passport
 from capsedge.runtime.backends.engine_inspection import inspect_engine
 from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.schema.names import operator_of
@@ -102,8 +103,8 @@ def test_engines_that_were_timed_for_another_power_mode(
 def test_predictions_are_those_of_the_onnx_file(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
     engine = capsedge.load(make(batch=(1, 4, 4)).path)
     wanted = capsedge.load(model)
-    assert engine.batch is None
-    assert engine.ops == "portable"
+    assert engine.backend.batches.fixed is None
+    assert engine.backend.ops == "portable"
     assert [p.name for p in engine.outputs] == [p.name for p in wanted.outputs]
     # Five images in an engine for four; the second call captures a graph, the third launches it.
     for _ in range(3):
@@ -144,7 +145,7 @@ def test_fused_engine(
     assert {n.domain for n in fake.RECORDED["model"].graph.node} == {"", "capsedge"}
     assert [str(plugin)] == fake.PLUGINS_LOADED  # once, although two registries ask
     session = capsedge.load(built.path)
-    assert session.ops == "fused"
+    assert session.backend.ops == "fused"
     right = capsedge.load(model).predict(IMAGES)
     for found, wanted in zip(session.predict(IMAGES), right, strict=True):
         np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4, atol=1e-6)
@@ -226,6 +227,12 @@ def test_the_graphs_of_a_few_batches_are_kept(make: Any, gpu: Any) -> None:  # n
     assert "undefined" not in fake.RECORDED
 
 
+def no_graph_reason(session: capsedge.Session) -> str:
+    backend = session.backend
+    assert isinstance(backend, TensorRTBackend)
+    return backend.no_graph_reason
+
+
 def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
     path = make().path
     gpu.fake_set(1, 87, 1, ANY_AMOUNT)
@@ -234,7 +241,7 @@ def test_engines_that_cannot_be_captured_run_plainly(make: Any, model: Path, gpu
     for _ in range(5):
         found = session.run(IMAGES[:1])
         np.testing.assert_allclose(found["lengths"], wanted["lengths"], rtol=1e-4, atol=1e-6)
-    assert "capturing" in session._backend.no_graph_reason  # type: ignore[attr-defined]
+    assert "capturing" in no_graph_reason(session)
     assert fake.RECORDED["captures"] == 3
 
 
@@ -248,7 +255,7 @@ def test_garbage_collection_while_a_graph_is_captured(make: Any, gpu: Any) -> No
     del doomed
     session.run(IMAGES[:1])
     assert not garbage
-    assert session._backend.no_graph_reason == ""  # type: ignore[attr-defined]
+    assert no_graph_reason(session) == ""
     assert gpu.fake_count(3) == 1
     assert gpu.fake_count(0) < before - 3
     del fake.FAIL["capturing"], session
@@ -303,25 +310,6 @@ def test_too_little_memory(make: Any, gpu: Any) -> None:  # noqa: F811
     assert [gpu.fake_count(k) for k in range(3)] == [0, 0, 0]
 
 
-def test_threads_do_not_disturb_each_other(make: Any, model: Path) -> None:
-    session = capsedge.load(make(batch=(1, 2, 4)).path)
-    wanted = capsedge.load(model).run(IMAGES)["lengths"]
-    failures: list[str] = []
-
-    def work(k: int) -> None:
-        for _ in range(10):
-            found = session.run(IMAGES[k : k + 1])["lengths"]
-            if not np.allclose(found, wanted[k : k + 1], rtol=1e-4, atol=1e-6):
-                failures.append(f"image {k}")
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-
-
 def test_threads_share_a_few_contexts(make: Any, model: Path, gpu: Any) -> None:  # noqa: F811
     """Many threads do not mean as many times the memory; those that find no context wait."""
     path = make(batch=(1, 2, 4)).path
@@ -351,7 +339,7 @@ def test_wrong_batches(make: Any) -> None:
         session.run(IMAGES)
     assert len(session.predict(IMAGES[:1])) == 1  # filled up to two
     fixed = capsedge.load(make(batch=(2, 2, 2)).path)
-    assert fixed.batch == 2
+    assert fixed.backend.batches.fixed == 2
     assert len(fixed.predict(IMAGES)) == 5
 
 

@@ -72,7 +72,7 @@ def test_where_a_colour_is_a_number_there_is_a_scale(
     with capsedge.load("digits-attention") as session:
         trace = traces.trace("attention", 2)
         monkeypatch.setattr(session, "trace", lambda images, prepared: trace)
-        monkeypatch.setattr(session, "check_trace", lambda: None)
+        monkeypatch.setattr(session.can, "check_trace", lambda: None)
         images = [SAMPLES / "digit-7.png", SAMPLES / "digit-1.png"]
         figure = getattr(capsedge.viz, name)(session, images)
     maps = [i for a in figure.axes for i in a.images if np.asarray(i.get_array()).ndim == 2]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.trace import Trace
+from capsedge.runtime.routing_trace import Trace
 from capsedge.runtime.vision.pictures import overlay
 from capsedge.viz.pictures import agreement, couplings, iterations, responsibilities
 from capsedge.viz.positions import Grid, even, grid_over_input
@@ -28,7 +28,7 @@ def traced(request: pytest.FixtureRequest) -> Iterator[capsedge.Session]:
     """A session with a trace made by hand, of each routing."""
     with capsedge.load(f"digits-{request.param}") as session:
         session.trace = lambda images, prepared: traces.trace(request.param, len(images))
-        session.check_trace = lambda: None
+        session.can.check_trace = lambda: None
         session.made = traces.trace(request.param)
         yield session
 
@@ -178,7 +178,7 @@ def test_a_trace_of_other_shapes_is_refused(dynamic: capsedge.Session, monkeypat
         replace(good, poses=good.poses[:, :, :3]),
     ):
         monkeypatch.setattr(dynamic, "trace", lambda *_, t=wrong, **__: Trace((t,)), raising=False)
-        monkeypatch.setattr(dynamic, "check_trace", lambda: None)
+        monkeypatch.setattr(dynamic.can, "check_trace", lambda: None)
         with pytest.raises(capsedge.ArtefactError, match="does not fit its graph"):
             couplings.compute(dynamic, FILE)
 
@@ -190,7 +190,7 @@ def test_what_is_not_finite_is_refused(dynamic: capsedge.Session, monkeypatch, k
     values[0, 0, 0, 0] = np.nan
     broken = Trace((replace(good, **{kind: values}),))
     monkeypatch.setattr(dynamic, "trace", lambda *_, **__: broken)
-    monkeypatch.setattr(dynamic, "check_trace", lambda: None)
+    monkeypatch.setattr(dynamic.can, "check_trace", lambda: None)
     with pytest.raises(capsedge.ArtefactError, match="NaN"):
         agreement.compute(dynamic, FILE)
 

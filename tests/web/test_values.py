@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge import zoo
-from capsedge.runtime.loading import load_bytes
-from capsedge.runtime.reading.cutting import cut
+from capsedge.runtime.decoder import cut
+from capsedge.runtime.load import load_bytes
 from capsedge.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
 from tests.runtime.models import CLASSES, POSE, SIDE, capsule_model, foreign_model, metadata

@@ -104,9 +104,9 @@ def write(name: str, runs: Path, data: Path) -> None:
 def answers(name: str, test: ImageSet) -> np.ndarray:
     """The classes that the package's ONNX file finds."""
     with capsedge.load(name) as session:
-        assert session.score_output is not None
-        runs = session.run_batches(np.stack(list(test.inputs())), [session.score_output])
-        return np.concatenate([outputs[session.score_output].argmax(1) for _, outputs in runs])
+        assert session.roles.scores is not None
+        runs = session.run_batches(np.stack(list(test.inputs())), [session.roles.scores])
+        return np.concatenate([outputs[session.roles.scores].argmax(1) for _, outputs in runs])
 
 
 def accuracy(model: CapsuleModel, test: ImageSet) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.viz.examples import best, class_names, read_examples
 from capsedge.viz.picture import Picture, rounded
 from capsedge.viz.style import SERIES, blank, fit, plain
@@ -18,7 +18,7 @@ from capsedge.viz.traced import check_classes, layer_named, read_trace, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from capsedge.runtime.trace import TracedLayer
+    from capsedge.runtime.routing_trace import TracedLayer
 
 MOST_IMAGES = 4
 PARENTS = 3
@@ -116,7 +116,7 @@ def compute(
     session: Session, images: Images, *, layer: str = "", invert: bool = False
 ) -> Agreement:
     """The numbers of the picture; arguments and errors as for `capsedge.viz.agreement`."""
-    session.check_trace()
+    session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     trace = read_trace(session, examples)
     found = layer_named(trace, layer)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.viz.examples import (
     MOST_CLASSES,
     Examples,

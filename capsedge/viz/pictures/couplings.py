@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.viz.examples import MOST_CLASSES, Examples, best, class_names, read_examples
 from capsedge.viz.picture import Picture, rounded
 from capsedge.viz.style import BEST, OTHER, SERIES, SOFT, blank, fit, plain
@@ -18,7 +18,7 @@ from capsedge.viz.traced import entropy, over_parents, read_trace, table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from capsedge.runtime.trace import Trace
+    from capsedge.runtime.routing_trace import Trace
 
 MOST_ROWS = 6
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -141,7 +141,7 @@ def _by_iteration(axis: Any, steps: NDArray[np.int64], title: str, y: str) -> No
 
 def compute(session: Session, images: Images, *, invert: bool = False) -> Couplings:
     """The numbers of the picture; arguments and errors as for `capsedge.viz.couplings`."""
-    session.check_trace()
+    session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_ROWS)
     trace = read_trace(session, examples)
     pairs = [(n, k) for n in range(len(examples)) for k in range(len(trace.layers))]

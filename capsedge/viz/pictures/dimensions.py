@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.runtime.vision.pictures import overlay
 from capsedge.viz.examples import Examples, check_finite, class_index, read_examples
 from capsedge.viz.picture import Picture, rounded
@@ -99,7 +99,7 @@ class Dimensions(Picture):
 
 def compute(session: Session, images: Images, *, of: str = "", invert: bool = False) -> Dimensions:
     """The numbers of the picture; arguments and errors as for `capsedge.viz.dimensions`."""
-    session.check_decoder()
+    session.can.check_decode()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     scores = np.stack([p.scores for p in examples.predictions])
     chosen = [p.labels[0].index for p in examples.predictions]

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.routing_trace import TracedLayer
 from capsedge.runtime.session import Session
-from capsedge.runtime.trace import TracedLayer
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.runtime.vision.pictures import overlay
 from capsedge.viz.examples import MOST_CLASSES, Examples, best, class_names, read_examples
 from capsedge.viz.picture import Picture, rounded
@@ -137,7 +137,7 @@ class Iterations(Picture):
 
 def compute(session: Session, images: Images, *, invert: bool = False) -> Iterations:
     """The numbers of the picture; arguments and errors as for `capsedge.viz.iterations`."""
-    session.check_trace()
+    session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     last = read_trace(session, examples).layers[-1]
     count = len(examples.predictions[0].scores)
@@ -172,7 +172,7 @@ def _iterated(
 
 def _decodes(session: Session) -> bool:
     try:
-        session.check_decoder()
+        session.can.check_decode()
     except UsageError:
         return False
     return True

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.runtime.vision.pictures import overlay
 from capsedge.viz.examples import (
     MOST_CLASSES,
@@ -94,7 +94,7 @@ class Reconstructions(Picture):
 
 def compute(session: Session, images: Images, *, invert: bool = False) -> Reconstructions:
     """The numbers of the picture; arguments and errors as for `capsedge.viz.reconstructions`."""
-    session.check_reconstruction()
+    session.can.check_reconstruct()
     examples = read_examples(session, images, invert)
     pictures = session.reconstruct(examples.inputs, prepared=True)
     check_finite(session, "pictures", pictures)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.viz.examples import Examples, best, class_index, class_names, read_examples
 from capsedge.viz.picture import Picture, rounded
 from capsedge.viz.positions import Grid, grid_over_input
@@ -112,7 +112,7 @@ def compute(
     session: Session, images: Images, *, of: str = "", invert: bool = False
 ) -> Responsibilities:
     """The numbers of the picture; arguments and errors as for `capsedge.viz.responsibilities`."""
-    session.check_trace()
+    session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     trace = read_trace(session, examples)
     count = len(examples.predictions[0].scores)

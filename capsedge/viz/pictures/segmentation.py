@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.given import Images
+from capsedge.runtime.vision.inputs import Images
 from capsedge.viz.examples import (
     Examples,
     best,
@@ -180,7 +180,7 @@ def compute(
     invert: bool = False,
 ) -> Segmentation:
     """The numbers of the picture; arguments and errors as for `capsedge.viz.segmentation`."""
-    session.check_reconstruction()
+    session.can.check_reconstruct()
     examples = read_examples(session, images, invert)
     count = len(examples.predictions[0].scores)
     if count < 2:

@@ -1,4 +1,4 @@
-/** Where the answer of a model is: the outputs that hold scores, poses and values, as `answers.py` finds them. */
+/** Where the answer of a model is: the outputs that hold scores, poses and values, as `predictions.py` finds them. */
 import { CapsedgeError } from "./errors.js";
 import { fits, type Port } from "./graph.js";
 import type { Limits } from "./limits.js";

@@ -1,4 +1,4 @@
-/** The part of an ONNX file that computes one output from a value of the graph, as a file of its own: `cutting.py`. */
+/** The part of an ONNX file that computes one output from a value of the graph, as a file of its own: `decoder.py`. */
 import { Malformed } from "./errors.js";
 import { VALUE_NAME, VALUE_TYPE, type Graph, type GraphNode, type Span } from "./graph.js";
 import { lengthDelimited } from "./wire.js";

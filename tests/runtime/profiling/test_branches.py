@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import capsedge
+from capsedge.runtime.backends.backend import Event
 from capsedge.runtime.profiling import tables
 from capsedge.runtime.profiling.branches import NETWORKS, executed, own_durations
-from capsedge.runtime.profiling.onnxruntime_profiler import Event
 from capsedge.runtime.reading.onnx_structure import Graph, Node
 from tests.pipelines.cascades import pair, pixels
 
@@ -78,5 +78,5 @@ def test_the_branch_that_ran_is_found():
 
 def test_a_branch_does_not_count_twice():
     times = [("Relu", 0, 5), ("Abs", 12, 3), ("If", 11, 5), ("If", 10, 20), ("Exp", 31, 2)]
-    run = [Event(kind, kind, start, taken, (), "") for kind, start, taken in times]
+    run = [Event(kind, kind, start, taken) for kind, start, taken in times]
     assert own_durations(run).tolist() == [5, 3, 2, 15, 2]

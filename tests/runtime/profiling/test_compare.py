@@ -145,7 +145,7 @@ def test_a_worker_that_is_gone_is_an_error(tmp_path: Path):
 def test_workers_run_on_the_gpu_of_the_session(tmp_path: Path):
     session = capsedge.load(save(capsule_model(), tmp_path / "model.onnx"))
     names = []
-    for session.gpu in (None, 0, 1):
+    for session.backend.gpu in (None, 0, 1):
         names.append(session_device(session))
     assert names == ["cpu", "cuda", "cuda:1"]
 

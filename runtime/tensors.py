@@ -1,21 +1,100 @@
-"""The inputs of a model: whether arrays fit them, and batches of images."""
+"""Arrays of any library as numpy arrays, batches of them, and whether they fit an input of a model."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ShapeError, UsageError
-from capsedge.runtime.backends.onnxruntime_backend import Port
+from capsedge.errors import ArtefactError, ShapeError, UsageError
+from capsedge.runtime.backends.backend import Port
 
 # Of images: layers may amplify them 2^20 times, and squares of 2^20 such values still add up within float32
 # (2 * (32 + 20) + 20 < 128). The same in libcapsedge (session.cpp, decoder.cpp) and in decoder.ts.
 LARGEST = 2.0**32
+
+
+class SupportsArray(Protocol):
+    """What numpy can read: arrays of torch, TensorFlow, JAX, pandas and others."""
+
+    def __array__(self) -> NDArray[Any]: ...
+
+
+class SupportsDLPack(Protocol):
+    """An array of the DLPack protocol."""
+
+    def __dlpack__(self) -> object: ...
+
+    def __dlpack_device__(self) -> tuple[Any, int]: ...
+
+
+AnyArray: TypeAlias = NDArray[Any] | SupportsArray | SupportsDLPack
+
+_PROTOCOLS = ("__array__", "__dlpack__", "__array_interface__", "__cuda_array_interface__")
+
+
+def as_array(value: object, name: str = "the array") -> NDArray[Any] | None:
+    """The numpy array of an array of any library; None for what is none.
+
+    Nothing is copied where the library lends its memory. A tensor of torch is detached first, bfloat16
+    becomes float32. An array on a GPU is copied to the host; on the same GPU without a copy,
+    `Session.run_on_device` runs engines.
+
+    Args:
+        name: the name in errors.
+
+    Raises:
+        UsageError: the array is on a device that it cannot be copied from, is sparse or has masked values.
+    """
+    if isinstance(value, np.ndarray):
+        return _unmasked(value, name)
+    if isinstance(value, type):
+        return None
+    if isinstance(value, memoryview):
+        return np.asarray(value)
+    if not any(hasattr(value, protocol) for protocol in _PROTOCOLS):
+        return None
+    try:
+        return _unmasked(_converted(value), name)
+    except UsageError:
+        raise
+    except Exception as error:  # every library has errors of its own for what it does not lend
+        raise UsageError(
+            f"{name} is of type {type(value).__name__} and cannot be read as an array.",
+            f"{error}".strip().split("\n")[0],
+            "Copy it to the host as a dense array first, for instance with numpy.asarray.",
+        ) from error
+
+
+def _converted(value: Any) -> NDArray[Any]:
+    if all(callable(getattr(value, name, None)) for name in ("detach", "cpu", "numpy")):
+        tensor = value.detach().cpu()  # torch
+        half = "bfloat16" in str(tensor.dtype)
+        found: NDArray[Any] = (tensor.float() if half else tensor).numpy()
+        return found
+    if hasattr(value, "__cuda_array_interface__") and callable(getattr(value, "get", None)):
+        return np.asarray(value.get())  # CuPy
+    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        return np.asarray(value)
+    return np.from_dlpack(value)
+
+
+def _unmasked(array: NDArray[Any], name: str) -> NDArray[Any]:
+    # The type first: numpy imports np.ma, which is large, when it is first named.
+    if type(array) is np.ndarray:
+        return array
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise UsageError(
+            f"{name} has masked values.",
+            f"{int(np.ma.getmaskarray(array).sum()):,} of {array.size:,}.",
+            "Fill them: array.filled(0).",
+        )
+    return np.asarray(array)
 
 
 def stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:
@@ -111,3 +190,18 @@ def checked(port: Port, array: object, bound: float, any_batch: bool = False) ->
                 "Clean the array before inference.",
             )
     return array
+
+
+def check_rows(path: Path, outputs: Mapping[str, NDArray[Any]], images: int) -> None:
+    """Refuse outputs of a file that do not have one row per image.
+
+    Raises:
+        ArtefactError: one has not.
+    """
+    for name, value in outputs.items():
+        if value.ndim < 1 or len(value) != images:
+            raise ArtefactError(
+                f"{path} computed other rows of '{name}' than images.",
+                f"Its shape is {list(value.shape)} for {images} images.",
+                "Export the model again so that every output has one row per image.",
+            )

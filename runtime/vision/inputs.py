@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ShapeError, UsageError
-from capsedge.runtime.arrays import AnyArray, as_array
+from capsedge.errors import ArtefactError, ShapeError, UsageError
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.files import opening
-from capsedge.runtime.inputs import LARGEST
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked, stacked
 from capsedge.runtime.vision.decoding import (
     SupportsRead,
     is_encoded,
@@ -58,7 +60,7 @@ def folder_images(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ImageReader:
     """How images become the input of a model.
 
     Attributes:
@@ -101,6 +103,14 @@ class Reading:
     def batch(self, given: object) -> Floats | None:
         """An array that is the model's input as it is, ``[N, C, H, W]`` in its layout; None for others."""
         return self._as_prepared(given, "the array") if isinstance(given, np.ndarray) else None
+
+    def one(self, given: object) -> NDArray[np.float32]:
+        """A single image as the model's input ``[C, H, W]``, in its layout.
+
+        Raises:
+            UsageError: as `images`, or there are several or none.
+        """
+        return only(self.images(given))
 
     def _read(self, item: object, name: str, number: int) -> Iterator[Floats]:
         item = on_host(item, name)
@@ -165,14 +175,130 @@ class Reading:
         return array if array.ndim == 4 else array[None]
 
 
-def read_for_all(readings: Sequence[Reading], given: object) -> Iterator[Floats]:
+class ImageInput:
+    """The images that a model takes, and how they become its input.
+
+    Args:
+        path: the file, for errors.
+        metadata: what it states of its model; None for a file of another tool.
+        inputs: of the model; those of a file with metadata are one.
+    """
+
+    def __init__(self, path: Path, metadata: ModelMetadata | None, inputs: Sequence[Port]) -> None:
+        self._path, self._stated, self._inputs = path, metadata, inputs
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What the file states.
+
+        Raises:
+            ArtefactError: nothing.
+        """
+        if self._stated is None:
+            raise self.undescribed("neither its classes nor its preprocessing")
+        return self._stated
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How an image becomes the input.
+
+        Raises:
+            ArtefactError: the file does not state it.
+        """
+        stated = self.metadata.preprocessing
+        if stated is None:
+            raise self.undescribed("no preprocessing: not how to prepare an image")
+        return stated
+
+    def undescribed(self, lacking: str) -> ArtefactError:
+        """The error for what the file does not state, with the command that adds it."""
+        sizes = self._inputs[0].shape if self._inputs else ()
+        size = sizes[1:3] if sizes[-1:] in ((1,), (3,)) else sizes[2:]
+        fixed = len(size) == 2 and all(isinstance(side, int) for side in size)
+        words = "x".join(map(str, size)) if fixed else "HEIGHTxWIDTH"
+        command = f"capsedge optimize {shlex.quote(str(self._path))} -o described.onnx"
+        return ArtefactError(
+            f"{self._path} states {lacking}.",
+            "Its metadata lacks them." if self._stated else "It has no metadata of capsedge.",
+            f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
+            "--outputs in place of --classes; --range, --mean and --std as in training "
+            "(docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same, and `Session.run` "
+            "prepared arrays.",
+        )
+
+    def reader(
+        self, invert: bool = False, layout: str | None = None, prepared: bool | None = None
+    ) -> ImageReader:
+        """What reads images by the preprocessing of the file.
+
+        Raises:
+            UsageError: the arguments do not fit each other.
+            ArtefactError: the file does not state its preprocessing.
+        """
+        return ImageReader(self.preprocessing, invert, layout, prepared)
+
+    def batches(
+        self,
+        images: Images,
+        size: int,
+        invert: bool = False,
+        layout: str | None = None,
+        prepared: bool | None = None,
+    ) -> Iterator[NDArray[Any]]:
+        """Prepared batches ``[n, C, H, W]`` of at most ``size`` images.
+
+        Args:
+            images, invert, layout, prepared: as for `Session.predict`. Without preprocessing in the file,
+                floats ``[N, C, H, W]`` are taken as they are.
+
+        Raises:
+            UsageError, ShapeError: an argument is wrong, at once; an image is, where it is reached.
+            ArtefactError: the file does not state its preprocessing.
+        """
+        given = on_host(images)
+        stated = self.metadata.preprocessing is not None or invert or prepared is False
+        found: NDArray[Any] | Iterator[NDArray[Any]]
+        if not stated and _ready(given):
+            found = given
+        else:
+            reader = self.reader(invert, layout, prepared)
+            whole = reader.batch(given)
+            found = reader.images(given) if whole is None else whole
+        port = self._inputs[0]
+        if not port.dtype.startswith("float"):  # what is prepared is cast when it runs
+            port = replace(port, dtype="float32")
+        return (checked(port, batch, LARGEST, any_batch=True) for batch in stacked(found, size))
+
+
+def _ready(given: object) -> TypeGuard[NDArray[Any]]:
+    """Whether it is an array that can be prepared already: of floats, of four dimensions."""
+    return isinstance(given, np.ndarray) and given.ndim == 4 and given.dtype.kind == "f"
+
+
+def only(images: Iterator[Floats]) -> NDArray[np.float32]:
+    """The only one of some prepared images.
+
+    Raises:
+        UsageError: there are several, or none.
+    """
+    found = list(islice(images, 2))
+    if len(found) != 1:
+        raise UsageError(
+            f"prepare takes one image, not {'several' if found else 'none'}.",
+            "",
+            "Prepare them one by one, or pass them all to predict.",
+        )
+    return found[0].astype(np.float32, copy=False)
+
+
+def read_for_all(readers: Sequence[ImageReader], given: object) -> Iterator[Floats]:
     """Every image as the input of several models of one shape, ``[M, C, H, W]``; each item is taken once.
 
     Args:
-        given: as for `Reading.images`.
+        given: as for `ImageReader.images`.
 
     Raises:
-        UsageError: as `Reading.images`.
+        UsageError: as `ImageReader.images`.
     """
     count = 0
     for item in _items(given):
@@ -180,7 +306,7 @@ def read_for_all(readings: Sequence[Reading], given: object) -> Iterator[Floats]
         if is_stream(item):
             name = name_of(item, name)
             item = stream_bytes(item, name)
-        for images in zip(*(r._read(item, name, count) for r in readings), strict=True):
+        for images in zip(*(r._read(item, name, count) for r in readers), strict=True):
             yield np.stack(images)
             count += 1
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.errors import UsageError
 from capsedge.runtime.files import limits
 from capsedge.runtime.summary import Row, Summarized, Summary, short
 
@@ -170,7 +171,39 @@ class Trace(Summarized):
         return Summary("Trace", [f"{count} images, {len(self)} routed layers"], rows)
 
 
-def joined(stated: TraceOutputs, runs: Sequence[Mapping[str, NDArray[Any]]]) -> Trace:
+def traced(
+    stated: TraceOutputs,
+    per_image: int,
+    batches: Iterable[NDArray[Any]],
+    run: Callable[[NDArray[Any], Sequence[str]], Mapping[str, NDArray[Any]]],
+) -> Trace:
+    """The trace of images.
+
+    Args:
+        stated: what the file states of its trace.
+        per_image: bytes that it takes of an image.
+        batches: prepared images ``[n, C, H, W]``.
+        run: the named outputs for a batch.
+
+    Raises:
+        UsageError: there are no images, or the values of so many take over `limits.TRACED_BYTES`.
+    """
+    runs, count = [], 0
+    for batch in batches:
+        count += len(batch)
+        if count * per_image > limits.TRACED_BYTES:
+            raise UsageError(
+                f"The trace of the images takes over {limits.TRACED_BYTES // limits.MIB} MiB.",
+                f"One image takes {per_image / limits.MIB:.1f} MiB.",
+                f"Trace at most {limits.TRACED_BYTES // per_image} images at a time.",
+            )
+        runs.append(run(batch, list(stated.outputs)))
+    if not runs:
+        raise UsageError("There are no images to trace.", "", "Give at least one.")
+    return _joined(stated, runs)
+
+
+def _joined(stated: TraceOutputs, runs: Sequence[Mapping[str, NDArray[Any]]]) -> Trace:
     """The trace of all images from the outputs of one or more runs."""
 
     def whole(layer: TraceLayer, kind: str) -> Floats:
