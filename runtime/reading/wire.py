@@ -251,7 +251,7 @@ class Walker(Wire):
     def take(
         self, parent: Message, message: Message, number: int, found: Found, within: tuple[int, int]
     ) -> None:
-        """Note what is wanted of a message, the field ``number`` of its parent, which lies within some bytes."""
+        """Note what is wanted of a message, the field ``number`` of its parent, at some bytes."""
         raise NotImplementedError
 
     def text_of(self, found: Found, *numbers: int) -> list[str]:
