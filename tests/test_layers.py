@@ -65,7 +65,6 @@ ROOMS = (
     "calibration",
     "ops",
     "models",
-    "legacy_torch_file",
     "torch_file",
     "checkpoint",
     "weights",
@@ -90,7 +89,6 @@ HEAVY = {
     "torch": {
         "ops",
         "models",
-        "legacy_torch_file",
         "torch_file",
         "checkpoint",
         "weights",
