@@ -168,8 +168,8 @@ def _run(arguments: Sequence[str], files: Sequence[IO[bytes]]) -> NoReturn:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         held = [os.dup(file.fileno()) for file in files]  # whatever numbers they have
-        for number, own in enumerate(held):
-            os.dup2(own, number)
+        for target, own in enumerate(held):
+            os.dup2(own, target)
         for name in os.listdir("/proc/self/fd"):
             if int(name) >= len(held):
                 with suppress(OSError):  # the listing itself is closed already
