@@ -17,7 +17,6 @@ SMALL = 20_000  # bytes of an input that the fast tier reads
 # Readers whose hostile inputs are made in a moment.
 QUICK = (
     "cifar",
-    "state",
     "config",
     "onnx",
     "passport",
