@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from capsedge.families import capsnets, timomernick
+from capsedge.families import capsnets
+from capsedge.families.capsnet_ports import TIMOMERNICK
 from capsedge.families.family import (
     Answers,
     DataSet,
@@ -193,7 +194,7 @@ FAMILY = Family(
     source="github.com/Woodman718/FixCaps, Module/*/model*.py",
     licence="MIT",
     dialect="dynamic routing; softmax over the children, squash over the classes; fractional pooling fixed",
-    differences=(WINDOWS, *timomernick.DIFFERENCES),
+    differences=(WINDOWS, *TIMOMERNICK.differences),
     keys=keys,
     configure=configure,
     convert=convert,
