@@ -13,10 +13,9 @@ from capsedge.families import (
     fsanet_keras,
     hr_semobilecapsnet,
     keras_capsule,
+    matrix_capsules_ports,
     pscapsnet,
     xifengguo_keras,
-    yl1993,
-    yuxianmeng,
 )
 from capsedge.families.family import Family
 
@@ -34,8 +33,8 @@ FAMILIES: tuple[Family, ...] = (
     hr_semobilecapsnet.FAMILY,
     capsnet_ports.Q_CAPSNETS,
     pscapsnet.FAMILY,
-    yl1993.FAMILY,
-    yuxianmeng.FAMILY,
+    matrix_capsules_ports.YL_1993,
+    matrix_capsules_ports.YUXIANMENG,
     attention.APPLE,
     attention.YAOHUNGT,
     efficient.PYTORCH,
