@@ -1,7 +1,7 @@
 """Files of ``torch.save`` (``.pt``), read by ``torch.load(weights_only=True)``. Needs torch.
 
-A confined process reads a file first. Only if it came to its end there, within the limits and without
-opening anything, this process does the same with the same bytes. No second process hands tensors over.
+A confined process reads a file first. Only if that went well, within the limits and without opening anything
+else, this process does the same with the same file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import io
 import math
 import os
 import re
+import threading
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of PyTorch be
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _CODE = "code: "  # how the process begins a refusal for code
+_ALONE = threading.Lock()  # the names that torch takes as safe are those of all threads
 
 
 class Beside:
@@ -85,7 +87,8 @@ def read_torch(file: BufferedReader) -> Any:
         raise BadArchive(f"the process that read it ended ({ended.code}): {last[:200]}")
     if refused:
         raise (NotPlain if refused.startswith(_CODE) else BadPickle)(refused.removeprefix(_CODE))
-    return _value(_File(io.FileIO(file.fileno(), closefd=False)), most)
+    with _ALONE:
+        return _value(_File(io.FileIO(file.fileno(), closefd=False)), most)
 
 
 def _unpacked(file: BufferedReader) -> int:

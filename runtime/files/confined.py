@@ -79,7 +79,7 @@ def confined(
     Args:
         module: run as the main module; its first act is `confine`.
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
-        environment: variables to set.
+        environment: variables to set, of a new process; a fork has its parent's.
         words: more arguments, which `confine` returns in the process.
         told: called with each line of its standard error while it runs (not on Windows).
         fork: run the module's ``main`` in a fork of this process, on Linux. It must use the descriptors 0
