@@ -27,7 +27,7 @@ from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.nothing import typical_input_of
 from capsedge.runtime.origin import origin_of
 from capsedge.runtime.reading.inspection import CONFIG_KEY
-from capsedge.torch_file import StoredTensor, TorchFile, unreadable
+from capsedge.torch_file import read_torch, unreadable
 
 
 def save_checkpoint(
@@ -62,9 +62,9 @@ def _ordered(data: bytes) -> bytes:
 def load_checkpoint(path: Path | str) -> CapsuleModel:
     """Build the model that a checkpoint describes and load its weights, in evaluation mode.
 
-    ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}``; nothing in them is unpickled
+    ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}``; no code in them is run
     (`capsedge.torch_file`). The names and shapes of the tensors are compared with the configuration before
-    a model is built or a tensor is read.
+    a model is built.
 
     Args:
         path: ``.safetensors``, ``.pt`` or ``.pth``.
@@ -198,31 +198,23 @@ def _damaged(path: Path, error: Exception) -> ArtefactError:
 
 def _read_torch(path: Path, file: BufferedReader) -> Content:
     try:
-        content = TorchFile(file)
+        value = read_torch(file)
     except (BadArchive, BadPickle) as error:
         raise unreadable(path, error) from error
-    value = content.value
     if type(value) is not dict or not {"config", "state_dict"} <= value.keys():
         raise _foreign(path, "A .pt checkpoint of capsedge is {'config': ..., 'state_dict': ...}.")
     stored = value["state_dict"]
     if (
         type(stored) is not dict
         or not set(map(type, stored)) <= {str}
-        or not set(map(type, stored.values())) <= {StoredTensor}
+        or not set(map(type, stored.values())) <= {Tensor}
     ):
         raise ArtefactError(
             f"{path} has no state dict.",
             "It holds values other than tensors by name.",
             "Save {'config': ..., 'state_dict': model.state_dict()}.",
         )
-
-    def tensors() -> dict[str, Tensor]:
-        try:
-            return {name: content.read(tensor) for name, tensor in stored.items()}
-        except BadArchive as error:
-            raise unreadable(path, error) from error
-
-    return value["config"], {name: tensor.shape for name, tensor in stored.items()}, tensors
+    return value["config"], {name: tuple(t.shape) for name, t in stored.items()}, lambda: stored
 
 
 _READERS = {".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}

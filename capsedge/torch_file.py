@@ -1,267 +1,229 @@
-"""PyTorch's own checkpoints (``.pt``): plain values and tensors, without torch's unpickler. Needs torch.
+"""Files of ``torch.save`` (``.pt``), read by ``torch.load(weights_only=True)``. Needs torch.
 
-A file of ``torch.save`` is a zip archive with the pickle ``data.pkl`` and one member for each storage
-(https://docs.pytorch.org/docs/stable/notes/serialization.html); before PyTorch 1.6 it was another
-(`capsedge.legacy_torch_file`). `capsedge.runtime.files.pickles` interprets
-the pickle; type, shape and offset of every tensor are known before any of its bytes is read.
+A confined process reads a file first. Only if that went well, within the limits and without opening anything
+else, this process does the same with the same file.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import os
+import re
+import threading
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from capsedge.errors import ArtefactError
-from capsedge.legacy_torch_file import LegacyFile, is_legacy
-from capsedge.runtime.files import limits, pickles
+from capsedge.runtime.files import limits
 from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.confined import Bounds, close_doors, confine, confined
 from capsedge.runtime.files.opening import size
-from capsedge.runtime.files.pickles import BadPickle, Name, NotPlain
+from capsedge.runtime.files.pickles import BadPickle, NotPlain
 
-_STORAGES = {
-    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
-    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-}  # fmt: skip
-_DIMENSIONS = 16
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of PyTorch before 1.6 begin
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_CODE = "code: "  # how the process begins a refusal for code
+_ALONE = threading.Lock()  # the names that torch takes as safe are those of all threads
 
 
-@dataclass(frozen=True)
-class Storage:
-    """A storage: the name of its member in the archive, and the type and number of its elements."""
-
-    member: str
-    dtype: torch.dtype
-    elements: int
-
-    @property
-    def bytes(self) -> int:
-        """Size of its elements in bytes."""
-        return self.elements * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor that has not been read: a view that lies within its storage."""
-
-    storage: Storage
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Size of its elements in bytes."""
-        return math.prod(self.shape) * self.storage.dtype.itemsize
-
-
-@dataclass(frozen=True)
 class Beside:
-    """A value that is no weight and is not read."""
+    """Stands for an object beside the weights that is not read."""
 
-    kind: str
+    def __new__(cls, *_: Any) -> Beside:
+        """Take whatever the object would be made of."""
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
 
 
-# Nothing of these names is imported or called: they only do not stop the weights beside them from being read.
-_BESIDE = frozenset(
-    (
-        *(
-            f"numpy.{core}.multiarray.{n}"
-            for core in ("core", "_core")
-            for n in ("scalar", "_reconstruct")
-        ),
-        *("numpy.dtype", "_codecs.encode", "argparse.Namespace", "torch.device", "builtins.set"),
-        *(
-            "collections.defaultdict",
-            "pathlib.PosixPath",
-            "pathlib.WindowsPath",
-            "datetime.datetime",
-        ),
-        *("torch.torch_version.TorchVersion", "torch._utils._rebuild_device_tensor_from_numpy"),
-    )
+def _no_items(*_: Any) -> dict[Any, Any]:
+    return {}
+
+
+# What training scripts save beside the weights. Nothing of these names is imported or called: torch is given
+# the stand-in, and goes on.
+_BESIDE = (
+    *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
+    *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
+    *(f"numpy.{name}" for name in ("dtype", "ndarray", "float64", "float32", "int64", "int32")),
+    *(f"builtins.{name}" for name in ("list", "dict", "tuple", "int", "float", "str", "bool")),
+    *("argparse.Namespace", "datetime.datetime", "torch.torch_version.TorchVersion"),
+    *("pathlib.PosixPath", "pathlib.WindowsPath"),
 )
+_STAND_INS: list[Any] = [(_no_items, "collections.defaultdict"), *((Beside, n) for n in _BESIDE)]
 
 
-@dataclass
-class TorchFile:
-    """An open file: its value, in which a `StoredTensor` stands for each tensor, and `read` for the tensors.
+def read_torch(file: BufferedReader) -> Any:
+    """The value in a file: plain dictionaries, lists and values, and dense tensors on the CPU.
 
     Args:
-        file: the content.
-        beside: whether values that training scripts save beside the weights (numpy numbers and arrays,
-            ``argparse.Namespace``, devices, types) are taken; a `Beside` stands for each.
+        file: its content, a real file whose size the caller has limited.
+
+    Returns:
+        The value. Another object in it is a `Beside`, or whatever harmless thing torch makes of it.
 
     Raises:
-        BadArchive, BadPickle: it is damaged, exceeds the limits, or holds more than values and tensors.
+        BadArchive, BadPickle: it is damaged, exceeds the limits, or holds what only its code could make.
     """
+    unpacked, most = _unpacked(file), max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * size(file))
+    if unpacked > most:
+        raise BadArchive(f"it unpacks to {unpacked:,} bytes, the limit is {most:,}")
+    memory = 2 * unpacked + limits.TORCH_MEMORY  # packed parts of the file, and its tensors
+    bounds = Bounds(limits.TORCH_SECONDS, memory, limits.KIB)
+    with confined(__name__, file, bounds, words=[str(most)], fork=True) as ended:
+        refused = ended.answer.read().decode(errors="replace")
+    if ended.code is None:
+        raise BadArchive(f"reading it takes over {limits.TORCH_SECONDS} s")
+    if ended.code:
+        last = (ended.said.strip().splitlines() or ["it said nothing"])[-1]
+        raise BadArchive(f"the process that read it ended ({ended.code}): {last[:200]}")
+    if refused:
+        raise (NotPlain if refused.startswith(_CODE) else BadPickle)(refused.removeprefix(_CODE))
+    with _ALONE:
+        return _value(_File(io.FileIO(file.fileno(), closefd=False)), most)
 
-    file: BufferedReader
-    beside: bool = False
-    value: Any = field(init=False)
-    _load: Callable[[Storage], bytearray] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._bytes = 0
-        self._read: dict[str, bytearray] = {}
-        if is_legacy(self.file):
-            self._legacy()
-        else:
-            self._archived()
-        most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * size(self.file))
-        if self._bytes > most:
-            raise BadPickle(f"its tensors have {self._bytes:,} bytes, the limit is {most:,}")
+def _unpacked(file: BufferedReader) -> int:
+    """Bytes of all that is in the file, as its index says.
 
-    def _archived(self) -> None:
-        archive = Archive(self.file)
-        found = [name for name in archive.names if name.endswith("/data.pkl")]
-        if len(found) != 1:
-            raise BadArchive("it has no 'data.pkl'")
-        folder = found[0].removesuffix("data.pkl")
-        order = f"{folder}byteorder"
-        if order in archive.names and archive.stored(order, 16) != b"little":
-            raise BadArchive("it was written on a big-endian machine")
+    Raises:
+        BadArchive, NotPlain: it is no file of ``torch.save``, or its pickle is too large.
+    """
+    file.seek(0)
+    head = file.read(len(_LEGACY))
+    if head == _LEGACY:
+        return size(file)
+    archive = Archive(file)
+    found = [name for name in archive.names if name.endswith("/data.pkl")]
+    if len(found) != 1 or not head.startswith(b"PK\x03\x04"):
+        raise BadArchive("it has no 'data.pkl'")
+    if found[0].replace("/data.pkl", "/constants.pkl") in archive.names:
+        raise NotPlain("it is a program of TorchScript")
+    if archive.length(found[0]) > limits.PICKLE_BYTES:
+        raise BadArchive(f"'{found[0]}' has over {limits.PICKLE_BYTES:,} bytes")
+    return sum(map(archive.length, archive.names))
 
-        def storage(reference: Any) -> Storage:
-            made = _storage(reference, 5, f"{folder}data/")
-            if archive.length(made.member) != made.bytes:
-                raise BadPickle(
-                    f"the storage '{made.member}' does not have the size that it claims"
-                )
-            return made
 
-        self._load = lambda made: archive.stored(made.member, limits.ARRAY_BYTES)
-        data = archive.stored(found[0], limits.PICKLE_BYTES)
-        self.value = pickles.loads(bytes(data), pickles.Format(self._call, _set_state, storage))
+def main() -> None:
+    """Read the file on the standard input under the bounds that the arguments name; say why it is refused."""
+    (most,) = confine()
+    answer = os.dup(1)
+    os.dup2(2, 1)  # libraries print
+    torch.set_num_threads(1)  # a fork does not have those of its parent
+    own = io.BytesIO()
+    torch.save({"a": torch.ones(1), "b": b"\xff"}, own)
+    _value(own, 1 << 20)  # imports what torch reads with
+    close_doors()
+    try:
+        _value(_File(io.FileIO(0)), int(most))
+    except BadPickle as error:
+        os.write(answer, f"{_CODE if isinstance(error, NotPlain) else ''}{error}".encode())
 
-    def _legacy(self) -> None:
-        known: dict[str, Storage] = {}
 
-        def storage(reference: Any) -> Storage:
-            made = _storage(reference, 6, "")
-            if known.setdefault(made.member, made) != made:
-                raise BadPickle(f"it says two things of the storage '{made.member}'")
-            return made
+class _File(BufferedReader):
+    """A file that hides its descriptor: with one, torch would unpack tar archives to the disk."""
 
-        def length(key: str) -> int:
-            if key not in known:
-                raise BadPickle(f"it says nothing of the storage '{key}'")
-            return known[key].bytes
-
-        legacy = LegacyFile(self.file, pickles.Format(self._call, _set_state, storage), length)
-        self._load = lambda made: legacy.stored(made.member, made.elements)
-        self.value = legacy.value
-
-    def read(self, tensor: StoredTensor) -> Tensor:
-        """A tensor, with memory of its own.
+    def fileno(self) -> int:
+        """Refuse.
 
         Raises:
-            BadArchive: it is truncated.
+            io.UnsupportedOperation: always.
         """
-        storage = tensor.storage
-        if not storage.elements:
-            return torch.empty(tensor.shape, dtype=storage.dtype)
-        if storage.member not in self._read:  # several tensors may share one storage
-            self._read[storage.member] = self._load(storage)
-        flat = torch.frombuffer(self._read[storage.member], dtype=storage.dtype)
-        return flat.as_strided(tensor.shape, tensor.stride, tensor.offset).clone()
-
-    def _call(self, name: Name, arguments: tuple[Any, ...]) -> Any:
-        made = _CALLS.get((name.module, name.name))
-        if made is None and self.beside and str(name) in _BESIDE:
-            return Beside(str(name))
-        if made is None:
-            raise NotPlain(f"it names {name}")
-        value = made(arguments)
-        if isinstance(value, StoredTensor):
-            self._bytes += value.bytes
-        return value
+        raise io.UnsupportedOperation
 
 
-def _storage(reference: Any, length: int, folder: str) -> Storage:
-    """What a reference of so many parts describes; the last of six is a view, which is not supported."""
-    if type(reference) is not tuple or len(reference) != length or reference[0] != "storage":
-        raise BadPickle("it refers to something other than a storage")
-    _, kind, key, _, elements = reference[:5]
-    if type(kind) is not Name or kind.module != "torch" or kind.name not in _STORAGES:
-        raise BadPickle(f"it has a storage of the type {kind}")
-    if type(key) is not str or type(elements) is not int or not 0 <= elements < 2**48:
-        raise BadPickle("it refers to a storage without name or size")
-    if reference[5:] not in ((), (None,)):
-        raise BadPickle(f"the storage '{key}' is a view of another")
-    return Storage(f"{folder}{key}", _STORAGES[kind.name], elements)
+def _value(file: BufferedReader | io.BytesIO, most: int) -> Any:
+    """What torch reads, if its tensors have at most so many bytes.
 
-
-def _tensor(arguments: tuple[Any, ...]) -> StoredTensor:
-    """The tensor of ``_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)``.
-
-    PyTorch before 0.4 calls ``_rebuild_tensor`` with the first four.
+    Raises:
+        BadPickle, NotPlain: it is refused.
     """
-    if len(arguments) < 4 or not isinstance(arguments[0], Storage):
-        raise BadPickle("it has a tensor without a storage")
-    storage, offset, shape, stride = arguments[:4]
-    for sizes in (shape, stride, (offset,)):
-        if type(sizes) is not tuple or not set(map(type, sizes)) <= {int} or not _in_range(sizes):
-            raise BadPickle("it has a tensor without sizes")
-    if len(shape) != len(stride) or len(shape) > _DIMENSIONS:
-        raise BadPickle("it has a tensor whose sizes and strides differ in number")
-    elements = math.prod(shape)
-    last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-    if elements > storage.elements or (elements and last >= storage.elements):
-        raise BadPickle(
-            f"it has a tensor {list(shape)} of a storage of {storage.elements:,} elements"
-        )
-    return StoredTensor(storage, offset, shape, stride)
+    file.seek(0)
+    legacy = file.read(len(_LEGACY)) == _LEGACY
+    file.seek(0)
+    storages: dict[int, UntypedStorage] = {}
+
+    def kept(storage: Any, _: str) -> Any:
+        storages[storage.data_ptr()] = storage
+        return storage.fill_(0) if legacy else storage  # old ones get their values later, or never
+
+    try:
+        with torch.serialization.safe_globals(_STAND_INS):
+            value = torch.load(file, map_location=kept, weights_only=True)
+        return _Plain(storages, most).of(value)
+    except Exception as error:  # of any kind, if the file is damaged
+        raise _refusal(error) from error
 
 
-def _in_range(sizes: tuple[int, ...]) -> bool:
-    return min(sizes, default=0) >= 0 and max(sizes, default=0) < 2**63
+class _Plain:
+    """Makes plain dictionaries and dense tensors of what torch reads; what is shared stays shared.
+
+    Args:
+        storages: those that were read from the file, by address.
+        most: bytes that all tensors may have together, each counted by its own shape.
+    """
+
+    def __init__(self, storages: dict[int, UntypedStorage], most: int) -> None:
+        self._storages, self._most = storages, most
+        self._made: dict[int, Any] = {}
+        self._bytes = 0
+
+    def of(self, value: Any) -> Any:
+        """What takes the value's place.
+
+        Raises:
+            BadPickle: the tensors have too many bytes.
+        """
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if isinstance(value, Tensor):
+            made: Any = self._tensor(value)
+        elif isinstance(value, dict):
+            made = self._made[id(value)] = {}  # before its items, which may hold it
+            made.update((k, self.of(v)) for k, v in value.items() if type(k) in (str, bytes, int))
+        elif type(value) is list:
+            made = self._made[id(value)] = []
+            made.extend(map(self.of, value))
+        elif type(value) is tuple:
+            made = tuple(map(self.of, value))
+        else:
+            return value
+        self._made[id(value)] = made
+        return made
+
+    def _tensor(self, tensor: Tensor) -> Tensor | Beside:
+        dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not dense or tensor.dtype not in _REAL + _WHOLE or tensor.is_neg():
+            return Beside()
+        if tensor.untyped_storage().data_ptr() not in (0, *self._storages):
+            return Beside()  # its values are what happened to lie in memory
+        self._bytes += math.prod(tensor.shape) * tensor.itemsize
+        if self._bytes > self._most:
+            raise BadPickle(f"its tensors have {self._bytes:,} bytes, the limit is {self._most:,}")
+        return tensor.detach()
 
 
-def _parameter(arguments: tuple[Any, ...]) -> StoredTensor:
-    """The tensor of ``_rebuild_parameter(tensor, requires_grad, hooks)``."""
-    if not arguments or not isinstance(arguments[0], StoredTensor):
-        raise BadPickle("it has a parameter without a tensor")
-    return arguments[0]
-
-
-def _mapping(arguments: tuple[Any, ...]) -> dict[Any, Any]:
-    if not arguments:
-        return {}
-    if len(arguments) == 1 and type(arguments[0]) is dict:
-        return dict(arguments[0])
-    raise BadPickle("it has a mapping of unknown content")
-
-
-def _sizes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    if len(arguments) == 1 and type(arguments[0]) is tuple:
-        return arguments[0]
-    raise BadPickle("it has sizes of unknown content")
-
-
-_CALLS: dict[tuple[str, str], Callable[[tuple[Any, ...]], Any]] = {
-    ("torch._utils", "_rebuild_tensor"): _tensor,
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch._utils", "_rebuild_parameter"): _parameter,
-    ("collections", "OrderedDict"): _mapping,
-    ("collections", "Counter"): _mapping,
-    ("torch", "Size"): _sizes,
-}
-
-
-def _set_state(value: Any, state: Any) -> None:
-    """Ignore the state of an ordered dictionary, in which ``state_dict`` stores the modules' versions."""
-    if isinstance(value, Beside):
-        return
-    if type(value) is not dict or type(state) is not dict:
-        raise NotPlain("it sets the state of an object")
+def _refusal(error: Exception) -> BadPickle:
+    """In words, an error that torch raises for a file."""
+    if isinstance(error, BadPickle):
+        return error
+    text = str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in text:
+        return BadPickle("it needs too much memory")
+    if named := re.search(r"GLOBAL (\S+)", text):
+        return NotPlain(f"it names {named[1][:200]}")
+    told = re.search(r"WeightsUnpickler error:\s*(.+)", text)
+    said = (told[1] if told else text).split("\n")[0][:200]
+    code = said.startswith(("Trying to", "Can only"))
+    return NotPlain(said) if code else BadPickle(f"{type(error).__name__}: {said}")
 
 
 def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
@@ -278,5 +240,10 @@ def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
     return ArtefactError(
         f"{path} is not a complete PyTorch file.",
         f"{error}.",
-        "Copy or train it again; load and save files of PyTorch before 0.3 again with torch.",
+        "Copy or train it again. Files of PyTorch before 0.3, and of another pickle protocol than "
+        "torch.save has by itself, must be loaded and saved again with torch.",
     )
+
+
+if __name__ == "__main__":
+    main()

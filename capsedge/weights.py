@@ -25,7 +25,7 @@ from capsedge.runtime.files.documents import Malformed
 from capsedge.runtime.files.opening import opened, size
 from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.safetensors_file import read_header
-from capsedge.torch_file import StoredTensor, TorchFile, unreadable
+from capsedge.torch_file import read_torch, unreadable
 
 SUFFIXES = (".pt", ".pth", ".tar", ".chkpt", ".ckpt", ".bin", ".safetensors")
 WRAPPERS = (
@@ -146,36 +146,29 @@ def candidates_of_torch(path: Path, file: Any) -> list[Candidate]:
         ArtefactError: the file is damaged or holds code.
     """
     try:
-        content = TorchFile(file, beside=True)
+        value = read_torch(file)
     except (BadArchive, BadPickle) as error:
         told = unreadable(path, error)
         fix = (
             "Where it was trained: torch.save(model.state_dict(), path), with PyTorch 0.3 or later."
         )
         raise ArtefactError(told.what, told.why, fix) from error
-
-    def candidate(place: tuple[str, ...], stored: dict[str, StoredTensor]) -> Candidate:
-        def read() -> dict[str, Tensor]:
-            try:
-                return {k: content.read(v) for k, v in stored.items()}
-            except BadArchive as error:
-                raise unreadable(path, error) from error
-
-        return Candidate(place, {k: v.shape for k, v in stored.items()}, read)
-
-    return [candidate(*each) for each in _dictionaries(content.value, (), set())]
+    return [
+        Candidate(place, {k: tuple(v.shape) for k, v in tensors.items()}, lambda t=tensors: t)  # type: ignore[misc]
+        for place, tensors in _dictionaries(value, (), set())
+    ]
 
 
 def _dictionaries(
     value: Any, place: tuple[str, ...], seen: set[int]
-) -> Iterator[tuple[tuple[str, ...], dict[str, StoredTensor]]]:
+) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
     """Every dictionary that holds tensors by name, the outer ones first."""
     if type(value) is not dict or len(place) > _DEPTH or id(value) in seen:
         return
     seen.add(id(value))  # a file may refer to one dictionary a thousand times
-    stored = {k: v for k, v in value.items() if type(k) is str and isinstance(v, StoredTensor)}
-    if stored:
-        yield place, stored
+    tensors = {k: v for k, v in value.items() if type(k) is str and isinstance(v, Tensor)}
+    if tensors:
+        yield place, tensors
     for key, inner in value.items():
         if type(key) is str:
             yield from _dictionaries(inner, (*place, key), seen)

@@ -60,7 +60,6 @@ ROOMS = (
     "calibration",
     "ops",
     "models",
-    "legacy_torch_file",
     "torch_file",
     "checkpoint",
     "weights",
@@ -85,7 +84,6 @@ HEAVY = {
     "torch": {
         "ops",
         "models",
-        "legacy_torch_file",
         "torch_file",
         "checkpoint",
         "weights",

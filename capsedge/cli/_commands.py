@@ -292,11 +292,14 @@ def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgu
     return VerbOption(declared, parameter.name, preset, **settings)
 
 
-def _complete(path: str, ctx: click.Context, param: click.Parameter, start: str) -> list[str]:
+def _complete(
+    path: str, ctx: click.Context, param: click.Parameter, start: str
+) -> list[CompletionItem]:
     """What a shell offers for a parameter."""
     from capsedge.cli._completion import offered
 
-    return offered(path, str(param.name), ctx, start)
+    is_path = isinstance(param.type, Value) and param.type.kind is Path
+    return offered(path, str(param.name), is_path, ctx, start)
 
 
 def _label(param: click.Parameter) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from click.shell_completion import BashComplete, add_completion_class, get_completion_class
+from click.shell_completion import get_completion_class
 
 from capsedge.cli._common import log, say
 from capsedge.errors import EnvironmentProblem
@@ -14,18 +14,6 @@ from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
 
 _VARIABLE = "_CAPSEDGE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
-
-
-class Bash(BashComplete):
-    """Bash, which completes files itself where nothing is offered."""
-
-    # Names that a shell would quote are left to it (`_completion`).
-    source_template = BashComplete.source_template.replace("-o nosort", "-o default -o nosort")
-
-
-def register() -> None:
-    """Make click use the classes above."""
-    add_completion_class(Bash)
 
 
 def show() -> None:
@@ -81,7 +69,6 @@ def _shell() -> str:
 def _script(shell: str) -> str:
     from capsedge.cli._commands import NAME, app
 
-    register()
     made = get_completion_class(shell)
     assert made is not None
     return made(app, {}, NAME, _VARIABLE).source().strip()

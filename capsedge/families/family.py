@@ -1,6 +1,6 @@
 """What a family of public networks is to ``capsedge import``.
 
-A family is one module with a `Family`, and a line in ``capsedge/families/__init__.py``.
+A family is a `Family` in one of the modules, and a line in ``capsedge/families/__init__.py``.
 """
 
 from __future__ import annotations

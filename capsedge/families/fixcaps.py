@@ -1,18 +1,12 @@
-"""FixCaps of Woodman718: a large convolution, fractional max pooling, attention, routing over the classes.
-
-Letters: C channels of the stem; M hidden ones of the attention, L its kernel, R its running statistics;
-T, D, P types, elements and kernel of the primary capsules, G input channels of each type, U their bias; I
-children, J classes, O elements of a class capsule. Of layer n of the stem: In, Cn, Kn input channels of a
-group, channels and kernel of a convolution, Bn its bias; Nn channels of a normalization, Rn its running
-statistics.
-"""
+"""Capsules after deep stems with attention: FixCaps and HR-SEMobileCapsNet."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 
-from capsedge.families import capsnets, timomernick
+from capsedge.families import capsnets
+from capsedge.families.capsnet_ports import TIMOMERNICK
 from capsedge.families.family import (
     Answers,
     DataSet,
@@ -29,7 +23,15 @@ from capsedge.families.shapes import Patterns, Shapes
 from capsedge.formats.stored import Floats
 from capsedge.models.config import CapsNetConfig, Conv, ModelConfig
 
-POOLED = 20  # rows and columns after fractional pooling
+# FixCaps of Woodman718: a large convolution, fractional max pooling, attention, routing over the classes.
+#
+# Letters: C channels of the stem; M hidden ones of the attention, L its kernel, R its running statistics;
+# T, D, P types, elements and kernel of the primary capsules, G input channels of each type, U their bias; I
+# children, J classes, O elements of a class capsule. Of layer n of the stem: In, Cn, Kn input channels of a
+# group, channels and kernel of a convolution, Bn its bias; Nn channels of a normalization, Rn its running
+# statistics.
+
+_POOLED = 20  # rows and columns after fractional pooling
 WINDOWS = (
     "its fractional max pooling draws new windows at every call, at inference too, so that an image has many "
     "results; here they are always those of the fraction 5/16, and a comparison gives the author's code the "
@@ -42,7 +44,7 @@ _CHANNEL_EPSILON = 1e-6
 _HALF = (0.5, 0.5, 0.5)
 
 
-def keys(shapes: Shapes) -> Patterns:
+def _fixcaps_keys(shapes: Shapes) -> Patterns:
     """The tensors of a network with the stem that the file has."""
     found: dict[str, str] = {}
     k = 0
@@ -76,7 +78,9 @@ def _norm(shapes: Shapes, name: str, size: str, statistics: str) -> Patterns:
     return found
 
 
-def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def _configure_fixcaps(
+    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+) -> ModelConfig:
     """The configuration.
 
     Raises:
@@ -132,7 +136,7 @@ def _stem(sizes: Sizes, notes: list[str]) -> tuple[Conv, ...]:
         k += 1
     if any(conv.kernel == 1 for conv in found):
         notes.append(f"1x1 convolutions with stride {1 if early else _STRIDE}, by the biases")
-    found[-1] = dataclasses.replace(found[-1], activation="relu", pooled=POOLED)
+    found[-1] = dataclasses.replace(found[-1], activation="relu", pooled=_POOLED)
     attention = Conv(
         sizes["C"], 1, bias=False, activation="hardswish",
         attention=sizes["M"], attention_kernel=sizes["L"],
@@ -151,7 +155,7 @@ def _normalized(conv: Conv, statistics: bool) -> Conv:
     return dataclasses.replace(conv, channel_norm=True, norm_epsilon=_CHANNEL_EPSILON)
 
 
-def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert_fixcaps(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; children have their types first there, and each unit makes one element."""
     assert isinstance(config, CapsNetConfig)
     assert isinstance(config.stem, tuple)
@@ -188,15 +192,15 @@ def _places(stem: tuple[Conv, ...]) -> list[int]:
     return found
 
 
-FAMILY = Family(
+FIXCAPS = Family(
     name="fixcaps",
     source="github.com/Woodman718/FixCaps, Module/*/model*.py",
     licence="MIT",
     dialect="dynamic routing; softmax over the children, squash over the classes; fractional pooling fixed",
-    differences=(WINDOWS, *timomernick.DIFFERENCES),
-    keys=keys,
-    configure=configure,
-    convert=convert,
+    differences=(WINDOWS, *TIMOMERNICK.differences),
+    keys=_fixcaps_keys,
+    configure=_configure_fixcaps,
+    convert=_convert_fixcaps,
     iterations=3,
     iterations_at="num_iterations in Digits_Caps.forward",
     data_sets=(
@@ -213,3 +217,87 @@ FAMILY = Family(
         ),
     ),
 )  # fmt: skip
+
+
+# HR-SEMobileCapsNet of Aakash67: convolutions with squeeze and excitation, routing as in the paper.
+#
+# Letters: A input channels; Cn, Hn channels and hidden units of the stem's layer n; N, P channels and kernel
+# of the primary convolution; I children, J classes, O, D elements of a class capsule and of a child.
+
+_HR_STRIDES = (1, 2, 2)  # of the stem
+_HR_PRIMARY = {"primary_stride": 2, "primary_padding": 1}
+_BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
+
+
+def _hr_keys() -> Patterns:
+    found: dict[str, str] = {}
+    for k in range(len(_HR_STRIDES)):
+        name, before = f"feature_extractor.layer{k + 1}", f"C{k - 1}" if k else "A"
+        found |= {f"{name}.0.weight": f"C{k} {before} 3 3"}
+        found |= {f"{name}.1.{part}": f"C{k}" for part in _BATCH_NORM}
+        found |= {f"{name}.4.fc1.weight": f"H{k} C{k}", f"{name}.4.fc1.bias": f"H{k}"}
+        found |= {f"{name}.4.fc2.weight": f"C{k} H{k}", f"{name}.4.fc2.bias": f"C{k}"}
+    return found | {
+        "primary_capsules.capsules.weight": "N C2 P P",
+        "primary_capsules.capsules.bias": "N",
+        "digit_capsules.W": "1 I J O D",
+    }
+
+
+def _configure_hr(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+    """The configuration.
+
+    Raises:
+        UsageError: an answer is missing or does not fit the file.
+    """
+    channels = sizes["A"]
+    size = size_of(family, sizes["J"], channels, answers, notes)
+    config = CapsNetConfig(
+        class_names=classes_of(family, sizes["J"], size, channels, answers, notes),
+        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        stem=tuple(
+            Conv(sizes[f"C{k}"], 3, s, 1, bias=False, batch_norm=True, squeeze=sizes[f"H{k}"])
+            for k, s in enumerate(_HR_STRIDES)
+        ),
+        primary_types=max(sizes["N"] // sizes["D"], 1),
+        primary_dim=sizes["D"],
+        primary_kernel=sizes["P"],
+        capsule_dim=sizes["O"],
+        iterations=sums_of(family, answers, notes),
+        class_bias=False,
+        task=answers.task or "single-label",
+        epsilon=capsnets.NO_EPSILON,
+    )
+    return with_fields(config, {**_HR_PRIMARY, **answers.fields})
+
+
+def _convert_hr(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    """The package's tensors; children have their types first there."""
+    assert isinstance(config, CapsNetConfig)
+    made: Tensors = {}
+    for k in range(len(_HR_STRIDES)):
+        name, place = f"feature_extractor.layer{k + 1}", 4 * k  # each layer has four modules here
+        made[f"stem.{place}.weight"] = found[f"{name}.0.weight"]
+        made |= capsnets.renamed(found, f"{name}.1.", f"stem.{place + 1}.")
+        made |= capsnets.layer(found, f"{name}.4.fc1", f"stem.{place + 3}.squeeze")
+        made |= capsnets.layer(found, f"{name}.4.fc2", f"stem.{place + 3}.excite")
+    return {
+        **made,
+        **capsnets.layer(found, "primary_capsules.capsules", "primary.conv"),
+        "classes.weight": capsnets.by_position(found["digit_capsules.W"][0], config.primary_types),
+    }
+
+
+HR_SEMOBILECAPSNET = Family(
+    name="hr-semobilecapsnet",
+    source="github.com/Aakash67/Lung-Cancer-Detection-with-HR-SEMobileCapsNet, cv_model/network.py",
+    licence="",
+    dialect="dynamic routing as in the paper; convolutions with squeeze and excitation before it",
+    differences=("class capsules without bias", "1e-8 is added to the norm in the squash"),
+    keys=_hr_keys(),
+    configure=_configure_hr,
+    convert=_convert_hr,
+    iterations=3,
+    iterations_at="routing_iters of DigitCapsules",
+    data_sets=(DataSet("lung scans", 1, 128, ("benign", "malignant", "normal"), (0.5,), (0.5,)),),
+)

@@ -16,7 +16,7 @@ from capsedge.runtime.files import limits, opening
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.documents import Malformed, decode, parse
 from capsedge.runtime.files.pickles import BadPickle
-from capsedge.torch_file import StoredTensor, TorchFile, unreadable
+from capsedge.torch_file import read_torch, unreadable
 
 # What changes from step to step; everything else stands as this run has it.
 _RATES = ("lr", "_last_lr", "momentum", "betas")
@@ -66,8 +66,7 @@ def read_state(
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
         try:
-            content = TorchFile(file)
-            state = content.value
+            state = read_torch(file)
             if type(state) is not dict or type(state.get("identity")) is not str:
                 raise _Foreign("it names no settings")
             if state["identity"] != identity:
@@ -79,27 +78,24 @@ def read_state(
             history = _history(state.get("history"), epochs)
             for name in expected:
                 _compare(name, state.get(name), expected[name], len(history) * steps)
-            read = {name: _read(content, state[name], len(history) * steps) for name in expected}
+                _check_steps(state[name], len(history) * steps)
         except (_Foreign, Malformed) as error:
             raise _damaged(path, f"{error}") from error
         except (BadArchive, BadPickle) as error:
             raise unreadable(path, error) from error
-    return {**read, "history": history}
+    return {**{name: state[name] for name in expected}, "history": history}
 
 
-def _read(content: TorchFile, value: Any, done: int) -> Any:
-    """A value with its tensors."""
-    if isinstance(value, StoredTensor):
-        return content.read(value)
+def _check_steps(value: Any, done: int) -> None:
+    """Raise if an optimizer in it has done other steps."""
     if isinstance(value, dict):
-        found = {key: _read(content, item, done) for key, item in value.items()}
-        step = found.get("step")  # of Adam, which divides by what it is a power of
+        step = value.get("step")  # of Adam, which divides by what it is a power of
         if isinstance(step, Tensor) and (step.numel() != 1 or not 1 <= step.item() <= done):
             raise _Foreign("its optimizer has done other steps than its history")
-        return found
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return type(value)(_read(content, item, done) for item in value)
-    return value
+        for item in value:
+            _check_steps(item, done)
 
 
 def _damaged(path: Path, why: str) -> ArtefactError:
@@ -123,11 +119,11 @@ def _compare(name: str, stored: Any, expected: Any, done: int) -> None:
     """Raise if a value is not one that this run has after so many steps."""
     leaf = name.rpartition(".")[2]
     if isinstance(expected, Tensor):
-        if not isinstance(stored, StoredTensor):
+        if not isinstance(stored, Tensor):
             raise _Foreign(f"{name} is not a tensor")
-        if stored.shape != tuple(expected.shape) or stored.storage.dtype != expected.dtype:
+        if stored.shape != expected.shape or stored.dtype != expected.dtype:
             raise _Foreign(
-                f"{name} is {stored.storage.dtype} {list(stored.shape)}, "
+                f"{name} is {stored.dtype} {list(stored.shape)}, "
                 f"wanted {expected.dtype} {list(expected.shape)}"
             )
     elif leaf in _RATES:

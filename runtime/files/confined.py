@@ -2,19 +2,26 @@
 
 The parent runs a module of the package with `confined`; the module calls `confine` before it imports
 anything heavy and `close_doors` before it touches the file, from which on it can open no other file.
+A module whose libraries the parent has imported already may run in a fork, which has them at once.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO
+from importlib import import_module
+from pathlib import Path
+from typing import IO, NoReturn, Protocol
 
 # Without the folder that the user happens to be in, where `python -m` looks for modules first: an h5py.py
 # that came with the file would run.
@@ -33,7 +40,7 @@ class Bounds:
 
     Attributes:
         seconds: of wall-clock time.
-        memory: bytes of address space, of which libraries take a part.
+        memory: bytes of address space, of which libraries take a part; in a fork, on top of the parent's.
         output: bytes of its answer.
     """
 
@@ -65,26 +72,35 @@ def confined(
     environment: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
     told: Callable[[str], None] | None = None,
+    fork: bool = False,
 ) -> Iterator[Ended]:
     """Run a module of the package on an open file, which it finds on its standard input.
 
     Args:
         module: run as the main module; its first act is `confine`.
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
-        environment: variables to set.
+        environment: variables to set, of a new process; a fork has its parent's.
         words: more arguments, which `confine` returns in the process.
         told: called with each line of its standard error while it runs (not on Windows).
+        fork: run the module's ``main`` in a fork of this process, on Linux. It must use the descriptors 0
+            to 2, not ``sys.stdin``, start no threads, and compute nothing that libraries share among threads.
     """
-    numbers = [str(n) for n in (bounds.seconds, bounds.memory, bounds.output)]
+    fork = fork and sys.platform == "linux"  # elsewhere, system libraries do not survive it
+    memory = bounds.memory + (_address_space() if fork else 0)
+    arguments = [module, *(str(n) for n in (bounds.seconds, memory, bounds.output)), *words]
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
-        process = subprocess.Popen(
-            [sys.executable, "-c", _START, module, *numbers, *words],
-            stdin=file,
-            stdout=answer,
-            stderr=said,
-            env={**os.environ, **(environment or {})},
-        )
+        process: _Process
+        if fork:
+            process = _Fork(arguments, (file, answer, said))
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START, *arguments],
+                stdin=file,
+                stdout=answer,
+                stderr=said,
+                env={**os.environ, **(environment or {})},
+            )
         try:
             code: int | None = _waited(process, bounds.seconds, said, told)
         except subprocess.TimeoutExpired:
@@ -97,8 +113,87 @@ def confined(
         yield Ended(code, answer, said.read().decode(errors="replace"))
 
 
+class _Process(Protocol):
+    """What is needed of `subprocess.Popen`."""
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class _Fork:
+    """A fork of this process in which a module's ``main`` runs."""
+
+    def __init__(self, arguments: Sequence[str], files: Sequence[IO[bytes]]) -> None:
+        self._code: int | None = None
+        with warnings.catch_warnings():
+            # Python 3.12 warns that other threads may hold locks. The fork takes none but those that Python
+            # and the C library renew in it; should a library have another, the time limit ends the wait.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._number = os.fork()
+        if not self._number:
+            _run(arguments, files)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for a signal.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        end, pause = time.monotonic() + (timeout or 0), 0.0005
+        while self._code is None:
+            try:
+                number, status = os.waitpid(self._number, os.WNOHANG if timeout is not None else 0)
+            except ChildProcessError:  # a program that ignores SIGCHLD is not told
+                number, status = self._number, 0
+            if number:
+                self._code = os.waitstatus_to_exitcode(status)
+                break
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired("fork", timeout or 0)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return self._code
+
+    def kill(self) -> None:
+        """End it."""
+        if self._code is None:
+            os.kill(self._number, signal.SIGKILL)
+
+
+def _run(arguments: Sequence[str], files: Sequence[IO[bytes]]) -> NoReturn:
+    """In the fork: nothing of the parent's is open, and nothing of it is flushed or destroyed at the end."""
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        held = [os.dup(file.fileno()) for file in files]  # whatever numbers they have
+        for target, own in enumerate(held):
+            os.dup2(own, target)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) >= len(held):
+                with suppress(OSError):  # the listing itself is closed already
+                    os.close(int(name))
+        gc.disable()  # what the parent has thrown away is its own to clean up
+        sys.argv = ["", *arguments]
+        import_module(arguments[0]).main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(code)
+
+
+def _address_space() -> int:
+    """Bytes of this process's address space."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _waited(
-    process: subprocess.Popen[bytes],
+    process: _Process,
     seconds: int,
     said: IO[bytes],
     told: Callable[[str], None] | None,
@@ -126,7 +221,7 @@ def _waited(
         if code is not None:
             return code
         if time.monotonic() >= end:
-            raise subprocess.TimeoutExpired(process.args, seconds)
+            raise subprocess.TimeoutExpired("confined", seconds)
 
 
 def confine() -> list[str]:

@@ -227,6 +227,10 @@ def torch() -> dict[str, bytes]:
     wide = {"a": torch.zeros(1).expand(100_000, 100_000)}
     found = {
         "a call": saved({"config": {}, "state_dict": _Call(print, ("called",))}),
+        "numbers of nowhere": saved(
+            {"config": {}, "state_dict": {"a": _Call(torch.FloatTensor, (9,))}}
+        ),
+        "a tebibyte of zeros": saved({"config": _Call(bytearray, (1 << 40,)), "state_dict": {}}),
         "only a pickle": pickle.dumps({"config": {}, "state_dict": {}}),
         "packed": packed.getvalue(),
         "a list within itself": saved({"config": {"a": loop}, "state_dict": {}}),

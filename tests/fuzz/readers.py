@@ -660,16 +660,16 @@ READERS: dict[str, Reader] = {
     ),
     "torch": Reader(
         _read_torch, _torch,
-        ("capsedge.torch_file", "capsedge.checkpoint", "capsedge.runtime.files.pickles",
-         "capsedge.runtime.files.archives", "capsedge.runtime.files.documents", "pickletools", "zipfile"),
+        ("capsedge.torch_file", "capsedge.checkpoint", "torch._weights_only_unpickler",
+         "capsedge.runtime.files.archives", "capsedge.runtime.files.documents", "zipfile"),
     ),
     "module": Reader(
         _load_weights, _torch,
-        ("capsedge.weights", "capsedge.torch_file", "capsedge.runtime.files.pickles", "pickletools"),
+        ("capsedge.weights", "capsedge.torch_file", "torch._weights_only_unpickler"),
     ),
     "state": Reader(
         _read_state, _state,
-        ("capsedge.training.state", "capsedge.torch_file", "capsedge.runtime.files.pickles", "pickletools"),
+        ("capsedge.training.state", "capsedge.torch_file", "torch._weights_only_unpickler"),
     ),
     "safetensors": Reader(
         _read_safetensors, _safetensors,

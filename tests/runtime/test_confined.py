@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -82,3 +83,54 @@ def test_closed_doors_stay_closed(program: Path) -> None:
     code, answer, _ = run(program, text)
     if os.geteuid():  # the administrator may raise hard limits
         assert (code, answer) == (0, b"closed\n")
+
+
+def fork(program: Path, text: str, bounds: Bounds = ROOMY) -> tuple[int | None, bytes, str]:
+    body = "".join(f"    {line}\n" for line in text.splitlines())
+    program.write_text(f"import os\n{CONFINE.splitlines()[0]}\ndef main():\n    confine()\n{body}")
+    with program.open("rb") as file, confined("program", file, bounds, fork=True) as ended:
+        return ended.code, ended.answer.read(), ended.said
+
+
+@pytest.fixture
+def importable(program: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The module ``program``, which a fork of this process imports."""
+    monkeypatch.syspath_prepend(program.parent)
+    return program
+
+
+def test_a_fork_has_what_its_parent_has(importable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "byteorder", "a change of the parent's")
+    text = "import sys\nos.write(1, os.read(0, 9) + sys.byteorder.encode())"
+    code, answer, said = fork(importable, text)
+    if sys.platform == "linux":  # elsewhere it is a new process, which calls no `main`
+        assert (code, answer, said) == (0, b"import osa change of the parent's", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are Linux's")
+@pytest.mark.parametrize(
+    ("text", "code", "answer", "said"),
+    [
+        ("len(bytearray(1 << 27))", 0, b"", ""),
+        ("bytearray(1 << 30)", 1, b"", "MemoryError"),
+        ("close_doors()\nopen('/etc/hostname')", 1, b"", "Too many open files"),
+        (
+            "os.write(1, str(len(os.listdir('/proc/self/fd'))).encode())",
+            0,
+            b"4",
+            "",
+        ),  # and the listing
+        ("raise SystemExit(28)", 28, b"", ""),
+        ("os.abort()", -signal.SIGABRT, b"", ""),
+        ("while True: pass", None, b"", ""),
+    ],
+)
+def test_forks(importable: Path, text: str, code: int | None, answer: bytes, said: str) -> None:
+    bounds = Bounds(
+        20 if code is not None else 1, 1 << 29, 1 << 20
+    )  # its parent's memory is not its own
+    held = bytearray(1 << 29)
+    ended = fork(importable, text, bounds)
+    assert len(held) == 1 << 29
+    assert ended[:2] == (code, answer)
+    assert said in ended[2]
