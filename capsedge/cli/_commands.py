@@ -356,7 +356,8 @@ def _shell(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked:
         from capsedge.cli import _shells
 
-        _shells.install() if param.name == "install_completion" else _shells.show()
+        act = _shells.install if param.name == "install_completion" else _shells.show
+        act(ctx.command)
         ctx.exit()
 
 

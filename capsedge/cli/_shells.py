@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import click
 from click.shell_completion import get_completion_class
 
 from capsedge.cli._common import log, say
@@ -12,16 +13,16 @@ from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files import opening
 from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
 
-_VARIABLE = "_CAPSEDGE_COMPLETE"
+_NAME, _VARIABLE = "capsedge", "_CAPSEDGE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
 
 
-def show() -> None:
+def show(program: click.Command) -> None:
     """Print the script of the current shell."""
-    say(*_script(_shell()).splitlines())
+    say(*_script(program, _shell()).splitlines())
 
 
-def install() -> None:
+def install(program: click.Command) -> None:
     """Write the script of the current shell to where it is read from.
 
     Raises:
@@ -36,7 +37,7 @@ def install() -> None:
     else:
         place = home / ".bash_completions/capsedge.sh"
     make_folder(place.parent)
-    write_text(place, _script(shell) + "\n")
+    write_text(place, _script(program, shell) + "\n")
     if shell == "bash":
         _add(home / ".bashrc", f"source '{place}'")
     elif shell == "zsh":
@@ -66,9 +67,7 @@ def _shell() -> str:
     )
 
 
-def _script(shell: str) -> str:
-    from capsedge.cli._commands import NAME, app
-
+def _script(program: click.Command, shell: str) -> str:
     made = get_completion_class(shell)
     assert made is not None
-    return made(app, {}, NAME, _VARIABLE).source().strip()
+    return made(program, {}, _NAME, _VARIABLE).source().strip()
