@@ -164,11 +164,12 @@ def _check_places(
     trace: Path | None,
     operators: bool,
 ) -> None:
-    for target in (html, markdown, trace):
+    for target in (markdown, trace):
         if target is not None:
             check_writable(target)
-    if png is not None:
-        check_chart(png)
+    for target in (html, png):
+        if target is not None:
+            check_chart(target)
     if trace is not None and not operators:
         raise UsageError(
             "--trace excludes --no-operators.",
