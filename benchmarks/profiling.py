@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 import capsedge
-from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.profiling.onnxruntime_profiler import Feeds, ProfiledSession, configuration
 from capsedge.runtime.profiling.operator_times import arena_peak, time_operators
 from capsedge.runtime.profiling.profiler import random_inputs
+from capsedge.runtime.profiling.worker import timed_runs
 from capsedge.runtime.reading.forecast import forecast
 from capsedge.runtime.reading.onnx_file import read_bytes
 

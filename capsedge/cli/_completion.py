@@ -114,7 +114,7 @@ def _boards() -> Iterable[str]:
 
 
 def _peers() -> Iterable[str]:
-    from capsedge.runtime.profiling.comparison import PACKAGES
+    from capsedge.runtime.profiling.compare import PACKAGES
 
     return PACKAGES
 

@@ -93,7 +93,7 @@ def command(
 ) -> None:
     """Measure latency, memory and time by layer; compare backends and models."""
     from capsedge.runtime.loading import load
-    from capsedge.runtime.profiling.comparison import check_installed
+    from capsedge.runtime.profiling.compare import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
     from capsedge.runtime.profiling.side_by_side import profile_models
     from capsedge.zoo import default_model

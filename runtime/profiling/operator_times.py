@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from capsedge.runtime.profiling.branches import executed, networks, own_durations, placed
 from capsedge.runtime.profiling.machine import Overheads, Peaks, overheads
-from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.profiling.onnxruntime_profiler import (
     Configuration,
     Event,
@@ -20,6 +19,7 @@ from capsedge.runtime.profiling.onnxruntime_profiler import (
     ProfiledSession,
     configuration,
 )
+from capsedge.runtime.profiling.worker import timed_runs
 from capsedge.runtime.reading.attribution import Place
 from capsedge.runtime.reading.costs import Cost, Tensor, cost
 from capsedge.runtime.reading.onnx_file import read_bytes

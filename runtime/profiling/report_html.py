@@ -27,7 +27,7 @@ from capsedge.runtime.charts import (
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import write_text
 from capsedge.runtime.profiling import tables
-from capsedge.runtime.profiling.comparison import Comparison
+from capsedge.runtime.profiling.compare import Comparison
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.operator_times import Operator
 from capsedge.runtime.profiling.report_data import OTHER, ReportData, Row, Run

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.profiling.measure import timed_runs
 from capsedge.runtime.profiling.onnxruntime_profiler import Feeds
 from capsedge.runtime.profiling.operator_times import SHOWN_RUNS, Operator, OperatorTimes, Span
+from capsedge.runtime.profiling.worker import timed_runs
 from capsedge.runtime.reading.node_names import merged, places_in
 from capsedge.runtime.session import Session
 
