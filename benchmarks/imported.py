@@ -35,9 +35,8 @@ from capsedge.exporters.user_code import on_cpu
 from capsedge.importing.against import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
 from capsedge.pipelines.own_module import ModuleSource, load_module
-from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, Entry, compare
-from capsedge.runtime.profiling.measure import Limits
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, Entry, compare
+from capsedge.runtime.profiling.worker import Limits, Specification
 
 _HERE = Path(__file__).with_name("imported_networks.py")
 _PIXELS = {"height": 32, "width": 32, "scale": 1 / 255}

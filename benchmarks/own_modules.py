@@ -16,9 +16,8 @@ import torch
 
 import capsedge
 from benchmarks.plain_capsnets import STYLES, Guo, WithOps
-from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
-from capsedge.runtime.profiling.measure import Limits
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.worker import Limits, Specification
 
 
 def ratios(width: int, types: int, seconds: float, folder: Path) -> dict[str, tuple[float, float]]:

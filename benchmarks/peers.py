@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
@@ -27,6 +26,8 @@ import numpy as np
 
 from benchmarks.common import machine, statistics
 from capsedge.runtime.charts import save_figure
+from capsedge.runtime.profiling.compare import TOLERANCE, Entrant, Entry, compare
+from capsedge.runtime.profiling.worker import Limits, Specification
 
 MODELS = (
     "capsnet-mnist:3",
@@ -36,23 +37,26 @@ MODELS = (
 )
 PLAIN: Final = "onnxruntime, plain export"
 OPENVINO: Final = "openvino fp32, plain export"
+OPENVINO_DEFAULT: Final = "openvino default, plain export"
 REFERENCE: Final = "torch eager"
-PEERS = (
-    "capsedge fused",
-    "capsedge portable",
-    PLAIN,
-    OPENVINO,
-    "openvino default, plain export",
-    "openvino fp32, rewritten export",
-    REFERENCE,
-    "torch.compile",
+PEERS: Final = {
+    "capsedge fused": Specification("capsedge", "auto.onnx", ops="fused"),
+    "capsedge portable": Specification("capsedge", "rewritten.onnx", ops="portable"),
+    PLAIN: Specification("ort", "plain.onnx"),
+    OPENVINO: Specification("openvino", "plain.onnx"),
+    OPENVINO_DEFAULT: Specification("openvino", "plain.onnx", precision=""),
+    "openvino fp32, rewritten export": Specification("openvino", "rewritten.onnx"),
+    REFERENCE: Specification("torch", "model.safetensors"),
+    "torch.compile": Specification("torch.compile", "model.safetensors"),
+}
+BFLOAT16: Final = (
+    0.1  # tolerance of OpenVINO's default, which keeps 8 bits where the processor does
 )
-# Seconds between two peers: OpenMP's threads spin for 0.2 s after their work, which the next peer would feel.
-PAUSE: Final = 0.3
+WORKER: Final = (sys.executable, "-m", "benchmarks.runtimes")
 
 
-def prepare(model: str, folder: Path, batch: int) -> None:
-    """Write the files that the peers load: checkpoint, the three exports, an input."""
+def prepare(model: str, folder: Path, batch: int) -> np.ndarray:
+    """Write the files that the peers load: a checkpoint, three exports; returns images."""
     import torch
 
     from capsedge.checkpoint import save_checkpoint
@@ -60,6 +64,7 @@ def prepare(model: str, folder: Path, batch: int) -> None:
     from capsedge.graph.rewrites import Rewrites
     from capsedge.models import build
 
+    folder.mkdir()
     name, _, iterations = model.partition(":")
     torch.manual_seed(0)
     built = build(name, iterations=int(iterations)).eval()
@@ -69,122 +74,41 @@ def prepare(model: str, folder: Path, batch: int) -> None:
     export(built, folder / "plain.onnx", ops="portable", rewrites=Rewrites.none())
     p = built.config.preprocessing
     rng = np.random.default_rng(0)
-    images = rng.random((batch, p.channels, p.height, p.width), dtype=np.float32)
-    np.save(folder / "input.npy", images)
-
-
-class Peer:
-    """A worker process."""
-
-    def __init__(self, name: str, folder: Path, batch: int, threads: int) -> None:
-        self.name = name
-        self.seconds: list[float] = []
-        self.peak = 0
-        command = [sys.executable, "-m", "benchmarks.peer_worker", name, str(folder)]
-        command += ["--batch", str(batch), "--threads", str(threads)]
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the peer)
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            cwd=Path(__file__).resolve().parent.parent,
-        )
-        self.first = self._read()
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            self.errors.seek(0)
-            last = self.errors.read().strip().splitlines()[-1:]
-            raise RuntimeError(f"{self.name}: {''.join(last)}")
-        result: dict[str, Any] = json.loads(line)
-        return result
-
-    def round(self, seconds: float, keep: bool = True) -> None:
-        """Let the peer run for a while; keep what it measured."""
-        assert self.process.stdin
-        time.sleep(PAUSE)
-        self.process.stdin.write(f"{seconds}\n")
-        self.process.stdin.flush()
-        result = self._read()
-        self.peak = result["peak"]
-        if keep:
-            self.seconds += result["seconds"]
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """The peer's answer to the input."""
-        with np.load(self.first["answer"]) as archive:
-            return dict(archive)
-
-    def close(self) -> None:
-        """End the process."""
-        assert self.process.stdin
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def difference(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
-    """Largest difference, relative to each output's largest magnitude."""
-    return max(
-        float(np.abs(found[k] - w).max() / max(np.abs(w).max(), 1e-30)) for k, w in wanted.items()
-    )
+    return rng.random((batch, p.channels, p.height, p.width), dtype=np.float32)
 
 
 def measure(
     model: str,
     folder: Path,
-    batch: int,
+    images: np.ndarray,
     threads: int,
     peers: Sequence[str],
     rounds: int,
     seconds: float,
 ) -> list[dict[str, Any]]:
     """One row a peer; ``folder`` holds the model's files."""
-    rows: list[dict[str, Any]] = []
-    key = {"model": model, "batch": batch, "threads": threads}
-    ready: list[tuple[Peer, float]] = []
-    reference = Peer(REFERENCE, folder, batch, threads)
-    wanted = reference.outputs()
-    for peer in peers:
-        try:
-            worker = reference if peer == REFERENCE else Peer(peer, folder, batch, threads)
-        except RuntimeError as error:
-            rows.append({**key, "peer": peer, "error": str(error)})
-            continue
-        error = difference(worker.outputs(), wanted)
-        # bfloat16, OpenVINO's default where the processor has it, keeps 8 bits.
-        if error > (0.1 if "default" in peer else 1e-3):
-            rows.append({**key, "peer": peer, "error": f"differs from torch by {error:.2g}"})
-            worker.close()
-            continue
-        ready.append((worker, error))
-    for turn in range(rounds + 1):
-        for entry in tuple(ready):
-            worker = entry[0]
-            try:
-                worker.round(seconds / rounds if turn else seconds / 2, keep=turn > 0)
-            except (RuntimeError, BrokenPipeError) as error:  # most likely for its memory
-                rows.append({**key, "peer": worker.name, "error": f"ended while running: {error}"})
-                ready.remove(entry)
-    for worker, error in ready:
-        rows.append(
-            {
-                **key,
-                "peer": worker.name,
-                "version": worker.first["version"],
-                **statistics(worker.seconds),
-                "peak_mib": worker.peak / 2**20,
-                "run_mib": (worker.peak - worker.first["loaded"]) / 2**20,
-                "difference": error,
-            }
-        )
-    for worker, _ in {(reference, 0.0), *ready}:
-        if worker.process.poll() is None:
-            worker.close()
-    return rows
+    entrants = []
+    for name in (REFERENCE, *(peer for peer in peers if peer != REFERENCE)):
+        file = str(folder / PEERS[name].model)
+        specification = replace(PEERS[name], model=file, threads=threads)
+        tolerance = BFLOAT16 if name == OPENVINO_DEFAULT else TOLERANCE
+        entrants.append(Entrant(name, specification, model, WORKER, tolerance))
+    limits = Limits(seconds / 2, seconds, rounds)
+    found = compare(entrants, {"images": images}, limits, rounds=rounds, keep_going=True)
+    key = {"model": model, "batch": len(images), "threads": threads}
+    return [{**key, "peer": e.name, **_measured(e)} for e in found.entries if e.name in peers]
+
+
+def _measured(entry: Entry) -> dict[str, Any]:
+    if entry.problem or entry.peak_bytes is None or entry.loaded_bytes is None:
+        return {"error": entry.problem}
+    return {
+        "version": entry.version,
+        **statistics(entry.samples),
+        "peak_mib": entry.peak_bytes / 2**20,
+        "run_mib": (entry.peak_bytes - entry.loaded_bytes) / 2**20,
+        "difference": entry.difference,
+    }
 
 
 def ratio(rows: list[dict[str, Any]], row: dict[str, Any], peer: str) -> float | None:
@@ -296,7 +220,7 @@ def order(row: dict[str, Any]) -> tuple[int, int, int, int]:
     """Place of a row in the tables."""
     model, peer = (
         known.index(row[key]) if row[key] in known else len(known)
-        for key, known in (("model", MODELS), ("peer", PEERS))
+        for key, known in (("model", MODELS), ("peer", list(PEERS)))
     )
     return model, row["batch"], -row["threads"], peer
 
@@ -322,16 +246,16 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as name:
         folders = {model: Path(name) / str(k) for k, model in enumerate(options.models)}
+        images = {}
         for model, folder in folders.items():
             print(f"exporting {model}", file=sys.stderr, flush=True)
-            folder.mkdir()
-            prepare(model, folder, max(options.batches))
+            images[model] = prepare(model, folder, max(options.batches))
         for threads, batch, model in todo:
             print(f"{model}, batch {batch}, {threads} threads", file=sys.stderr, flush=True)
             document["rows"] += measure(
                 model,
                 folders[model],
-                batch,
+                images[model][:batch],
                 threads,
                 options.peers,
                 options.rounds,

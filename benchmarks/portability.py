@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import machine, replace_between
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.profiling.driver import Worker
+from capsedge.runtime.profiling.worker import Limits, Specification, take_times
 
-ROOT = Path(__file__).resolve().parents[1]
-WORKER = Path(__file__).with_name("portability_worker.py")
+WORKER = Path(__file__).with_name("runtimes.py")
 RUNTIMES = (
     "onnxruntime", "openvino", "litert", "mnn", "tract", "onnx.reference", "ncnn", "executorch",
 )  # fmt: skip
@@ -93,57 +93,7 @@ def interpreter(runtime: str, environments: Path | None) -> str:
     return sys.executable
 
 
-def ask(
-    runtime: str, file: Path, inputs: Path, answer: Path, python: str, seconds: float, limit: float
-) -> dict[str, Any]:
-    """What the worker says; a crash or a time-out is an error like any other."""
-    wanted = {
-        "runtime": runtime,
-        "model": str(file),
-        "inputs": str(inputs),
-        "answer": str(answer),
-        "threads": 2,
-        "seconds": seconds,
-    }
-    documents, problem = said_by([python, str(WORKER), json.dumps(wanted)], limit)
-    return documents[-1] if documents else {"error": problem}
-
-
-def said_by(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str]:
-    """The JSON documents that a worker prints, one per line; and what went wrong, empty if nothing did."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-            # of this interpreter's packages, none for another's
-            env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
-        )
-    except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""  # bytes, whatever was asked for
-        text = printed if isinstance(printed, str) else printed.decode(errors="replace")
-        return _documents(text), f"no answer within {limit:g} s"
-    except OSError as error:
-        return [], f"cannot start {command[0]}: {error.strerror}"
-    found = _documents(done.stdout)
-    if found and not done.returncode:
-        return found, ""
-    last = "".join(done.stderr.strip().splitlines()[-1:]).strip()[:300]
-    return found, f"ended with code {done.returncode}" + (f": {last}" if last else "")
-
-
-def _documents(printed: str) -> list[dict[str, Any]]:
-    """Runtimes print, too; a line that was cut off is none."""
-    lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
-    return [json.loads(line) for line in lines]
-
-
-def judge(
-    found: Sequence[NDArray[Any]], names: Sequence[str], wanted: dict[str, NDArray[Any]]
-) -> tuple[float, int]:
+def judge(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) -> tuple[float, int]:
     """Largest relative difference, and how many decisions differ.
 
     Outputs are matched by name, else by the number of their elements, else by order.
@@ -154,28 +104,20 @@ def judge(
     worst, flips = 0.0, 0
     for number, (name, reference) in enumerate(wanted.items()):
         size = reference[0].size
-        place = _place(name, number, size, found, names)
-        if place is None:
-            shapes = ", ".join(
-                f"{n} {list(f.shape[1:])}" for n, f in zip(names, found, strict=True)
-            )
+        fitting = {
+            n: (n != name, k != number) for k, n in enumerate(found) if found[n][0].size == size
+        }
+        if not fitting:
+            shapes = ", ".join(f"{n} {list(f.shape[1:])}" for n, f in found.items())
             raise ValueError(f"no output with {size} elements for {name}: {shapes}")
-        value = found[place].reshape(reference.shape).astype(np.float64)
+        value = found[min(fitting, key=fitting.__getitem__)]
+        value = value.reshape(reference.shape).astype(np.float64)
         largest = max(float(np.abs(reference).max()), 1e-30)
         difference = float(np.abs(value - reference).max()) / largest
         worst = max(worst, difference if np.isfinite(difference) else float("inf"))
         if number == 0:
             flips = int((value.argmax(-1) != reference.argmax(-1)).sum())
     return worst, flips
-
-
-def _place(
-    name: str, number: int, size: int, found: Sequence[NDArray[Any]], names: Sequence[str]
-) -> int | None:
-    fitting = [k for k, f in enumerate(found) if f[0].size == size]
-    named = [k for k in fitting if names[k] == name]
-    ordered = [k for k in fitting if k == number]
-    return next(iter((*named, *ordered, *fitting)), None)
 
 
 def row(
@@ -185,24 +127,22 @@ def row(
     """Run one runtime on one model."""
     file = prepared.files.get(runtime, prepared.files[""])
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.npz"
-        said = ask(runtime, file, prepared.inputs, answer, python, seconds, limit)
-        if "error" in said:
-            return Row(
-                runtime,
-                "",
-                model,
-                precision,
-                False,
-                ours_ms=prepared.ours_ms,
-                problem=said["error"],
-            )
-        with np.load(answer) as archive:
-            found = [archive[str(k)] for k in range(len(said["outputs"]))]
-    about = (runtime, str(said["version"]), model, precision, True)
-    times = {"median_ms": said["median_ms"], "ours_ms": prepared.ours_ms}
+        asked = Specification(
+            runtime, str(file), str(prepared.inputs), str(Path(folder) / "answer.npz"),
+            threads=2, single=True,
+        )  # fmt: skip
+        try:
+            # Of this interpreter's packages, none for another's.
+            with Worker(asked, (python, "-I", str(WORKER)), limit) as worker:
+                found, said = worker.outputs(), worker.first["version"]
+                samples, _ = worker.round(Limits(0.0, seconds, 3))
+        except EnvironmentProblem as error:
+            text = f"{error.what} {error.why}".strip().replace(str(file), file.name)
+            return Row(runtime, "", model, precision, False, ours_ms=prepared.ours_ms, problem=text)
+    about = (runtime, said, model, precision, True)
+    times = {"median_ms": 1e3 * float(np.median(samples)), "ours_ms": prepared.ours_ms}
     try:
-        difference, flips = judge(found, said["outputs"], prepared.outputs)
+        difference, flips = judge(found, prepared.outputs)
     except ValueError as error:
         return Row(*about, **times, problem=str(error))
     allowed = TOLERANCE if precision == "fp32" else INT8_TOLERANCE
@@ -216,7 +156,6 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     from capsedge.datasets import from_iterable
     from capsedge.exporters.to_onnx import export
     from capsedge.pipelines.find import find_model
-    from capsedge.runtime.profiling.measure import Limits, take_times
 
     source = find_model(model).model
     fused, portable = folder / f"{model}.onnx", folder / f"{model}.portable.onnx"

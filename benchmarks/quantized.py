@@ -21,16 +21,16 @@ import numpy as np
 import onnx
 
 from benchmarks.common import machine, statistics
-from benchmarks.peers import Peer
+from capsedge.runtime.profiling.compare import Entrant, compare
+from capsedge.runtime.profiling.worker import Limits, Specification
 
-PLAIN = "onnxruntime, plain export"
 FILES = {
-    "capsedge int8": ("capsedge fused", "int8.onnx"),
-    "capsedge fp32": ("capsedge fused", "fp32.onnx"),
-    "capsedge int8, no operator library": (PLAIN, "int8.onnx"),
-    "plain export": (PLAIN, "plain.onnx"),
-    "plain export, onnxruntime quantizer, all": (PLAIN, "naive.onnx"),
-    "plain export, onnxruntime quantizer, convolutions only": (PLAIN, "convolutions.onnx"),
+    "capsedge int8": ("capsedge", "int8.onnx"),
+    "capsedge fp32": ("capsedge", "fp32.onnx"),
+    "capsedge int8, no operator library": ("ort", "int8.onnx"),
+    "plain export": ("ort", "plain.onnx"),
+    "plain export, onnxruntime quantizer, all": ("ort", "naive.onnx"),
+    "plain export, onnxruntime quantizer, convolutions only": ("ort", "convolutions.onnx"),
 }
 CALIBRATION = 64
 
@@ -68,8 +68,8 @@ def ours(model: Path, output: Path, images: Any) -> None:
     output.write_bytes(made.SerializeToString())
 
 
-def prepare(name: str, folder: Path, calibration: Any, batch: int) -> None:
-    """Write all files of a model."""
+def prepare(name: str, folder: Path, calibration: Any, batch: int) -> np.ndarray:
+    """Write all files of a model; returns images."""
     import torch
 
     from capsedge.checkpoint import load_checkpoint
@@ -93,36 +93,30 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> None:
     ours(folder / "fp32.onnx", folder / "int8.onnx", calibration)
     library_default(folder / "plain.onnx", folder / "naive.onnx", prepared, None)
     library_default(folder / "plain.onnx", folder / "convolutions.onnx", prepared, ["Conv"])
-    images = rng.random((batch, p.channels, p.height, p.width), dtype=np.float32)
-    np.save(folder / "input.npy", images)
+    return rng.random((batch, p.channels, p.height, p.width), dtype=np.float32)
 
 
 def speed(
-    folder: Path, batch: int, threads: int, rounds: int, seconds: float
+    folder: Path, images: np.ndarray, threads: int, rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
     """One row a file: each in a process of its own, in turns."""
-    names = {"capsedge fused": "auto.onnx", PLAIN: "plain.onnx"}
-    peers = []
-    for label, (kind, file) in FILES.items():
-        place = folder / label.replace(" ", "-").replace(",", "")
-        place.mkdir(exist_ok=True)
-        (place / names[kind]).write_bytes((folder / file).read_bytes())
-        (place / "input.npy").write_bytes((folder / "input.npy").read_bytes())
-        peers.append((label, file, Peer(kind, place, batch, threads)))
-    for _, _, peer in peers:
-        peer.round(seconds / 2, keep=False)
-    for _ in range(rounds):
-        for _, _, peer in peers:
-            peer.round(seconds / rounds)
-    rows = []
-    for label, file, peer in peers:
-        row = {
-            "file": label,
-            "bytes": (folder / file).stat().st_size,
-            "version": peer.first["version"],
+    entrants = []
+    for label, (peer, file) in FILES.items():
+        ops = "fused" if peer == "capsedge" else "auto"
+        specification = Specification(peer, str(folder / file), threads=threads, ops=ops)
+        entrants.append(Entrant(label, specification, label))
+    found = compare(
+        entrants, {"images": images}, Limits(seconds / 2, seconds, rounds), rounds=rounds
+    )
+    rows = [
+        {
+            "file": entry.name,
+            "bytes": (folder / entry.model).stat().st_size,
+            "version": entry.version,
+            **statistics(entry.samples),
         }
-        rows.append({**row, **statistics(peer.seconds)})
-        peer.close()
+        for entry in found.entries
+    ]
     plain = next(r for r in rows if r["file"] == "plain export")
     for row in rows:
         row["times_plain"] = plain["median_ms"] / row["median_ms"]
@@ -147,7 +141,7 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
     for label, (kind, file) in FILES.items():
         if "no operator library" in label or file == "plain.onnx":
             continue
-        if kind == PLAIN:
+        if kind == "ort":
             plain = onnxruntime.InferenceSession(
                 str(folder / file), providers=["CPUExecutionProvider"]
             )
@@ -217,12 +211,12 @@ def main() -> None:
 
                 prep = get_config(model).preprocessing
                 calibration = read_images(options.accuracy, prep, "train").draw(256)
-            prepare(model, folder, calibration, options.batch)
+            images = prepare(model, folder, calibration, options.batch)
             if options.accuracy is not None:
                 document["accuracy"] += accuracy(model, folder, options.accuracy, options.limit)
             else:
                 document["speed"] += speed(
-                    folder, options.batch, options.threads, options.rounds, options.seconds
+                    folder, images, options.threads, options.rounds, options.seconds
                 )
     (options.output / "quantized.json").write_text(json.dumps(document, indent=1))
     (options.output / "quantized.md").write_text(markdown(document))

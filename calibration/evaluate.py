@@ -16,9 +16,9 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.judging.decisions import Decisions
 from capsedge.judging.numeric import ErrorCount, OutputError, has_columns
 from capsedge.runtime.files import limits
-from capsedge.runtime.profiling.measure import Limits, take_times
 from capsedge.runtime.profiling.profiler import random_inputs
 from capsedge.runtime.profiling.statistics import summarize
+from capsedge.runtime.profiling.worker import Limits, take_times
 from capsedge.runtime.session import Session
 
 RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)

@@ -264,11 +264,22 @@ def test_submissions_are_correct() -> None:
         assert path.with_suffix(".png").exists()
 
 
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [("", ""), ("os.abort()", "ended with code -6"), ("time.sleep(60)", "no answer within 3 s")],
+)
+def test_what_was_said_before_a_failure_is_kept(end: str, problem: str) -> None:
+    program = (
+        f"import os, time; print('log'); print('{{\"a\": 1}}'); print('{{\"cut', flush=True); {end}"
+    )
+    assert running.said_by([sys.executable, "-c", program], 3.0) == ([{"a": 1}], problem)
+
+
 def test_tables_name_what_there_is() -> None:
-    from benchmarks.capsbench.worker import ALL
+    from benchmarks.runtimes import LOADERS
     from capsedge.models import MODELS
 
-    assert set(RUNTIMES) == set(ALL) - {"onnx.reference"}
+    assert set(RUNTIMES) == set(LOADERS) - {"onnx.reference", "ort"}
     assert set(DATA) <= set(MODELS)
 
 

@@ -81,7 +81,7 @@ def kept(document: dict[str, Any]) -> Run:
     return {
         "date": document["date"],
         "machine": document["machine"],
-        "versions": sorted({row["version"].partition(",")[0] for row in chosen}),
+        "versions": sorted({re.split(r",| \(", row["version"])[0] for row in chosen}),
         "milliseconds": milliseconds,
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +17,11 @@ from numpy.typing import NDArray
 
 from benchmarks.capsbench import rules
 from benchmarks.capsbench.files import DATA, PRECISIONS, RUNTIMES, Files
-from benchmarks.portability import interpreter, said_by
+from benchmarks.portability import interpreter
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files.writing import sha256
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,38 @@ def _ask(
     yield from documents
     if problem:
         yield {"error": problem}
+
+
+def said_by(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str]:
+    """The JSON documents that a worker prints, one per line; and what went wrong, empty if nothing did."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+            # of this interpreter's packages, none for another's
+            env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout or b""  # bytes, whatever was asked for
+        text = printed if isinstance(printed, str) else printed.decode(errors="replace")
+        return _documents(text), f"no answer within {limit:g} s"
+    except OSError as error:
+        return [], f"cannot start {command[0]}: {error.strerror}"
+    found = _documents(done.stdout)
+    if found and not done.returncode:
+        return found, ""
+    last = "".join(done.stderr.strip().splitlines()[-1:]).strip()[:300]
+    return found, f"ended with code {done.returncode}" + (f": {last}" if last else "")
+
+
+def _documents(printed: str) -> list[dict[str, Any]]:
+    """Runtimes print, too; a line that was cut off is none."""
+    lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [json.loads(line) for line in lines]
 
 
 def _summary(row: dict[str, Any]) -> str:

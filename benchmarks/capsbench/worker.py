@@ -11,11 +11,10 @@ is a JSON document: ``runtime``, ``model``, ``inputs`` (an ``.npz`` file of imag
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +25,9 @@ from numpy.typing import NDArray
 from benchmarks.capsbench import rules
 from benchmarks.capsbench.power import Energy, measured
 from benchmarks.capsbench.rules import OFFLINE, SERVER, SINGLE, Scenario
-from benchmarks.portability_worker import LOADERS, Run
+from benchmarks.runtimes import LOADERS, worker
 
 MARK = ":::MLLOG "
-
-
-def _capsedge(model: str, threads: int, below: str) -> tuple[Run, str]:
-    import capsedge
-
-    session = capsedge.load(model, threads=threads)
-    said = f"capsedge {capsedge.__version__}, {below} {importlib.import_module(below).__version__}"
-    return lambda feeds: session.run(next(iter(feeds.values()))), said
-
-
-def _torch(model: str, threads: int, compiled: bool) -> tuple[Run, str]:
-    from benchmarks.peer_worker import torch_model
-
-    run, said = torch_model(Path(model), threads, compiled)
-    return lambda feeds: run(next(iter(feeds.values()))), said
-
-
-ALL: dict[str, Callable[[str, int], tuple[Run, str]]] = {
-    **LOADERS,
-    "capsedge": lambda model, threads: _capsedge(model, threads, "onnxruntime"),
-    "tensorrt": lambda model, threads: _capsedge(model, threads, "tensorrt"),
-    "torch": lambda model, threads: _torch(model, threads, compiled=False),
-    "torch.compile": lambda model, threads: _torch(model, threads, compiled=True),
-}
 
 
 class System:
@@ -67,7 +42,12 @@ class System:
     """
 
     def __init__(
-        self, run: Run, feed: str, images: NDArray[np.float32], outputs: Sequence[str], classes: int
+        self,
+        run: worker.Run,
+        feed: str,
+        images: NDArray[np.float32],
+        outputs: Sequence[str],
+        classes: int,
     ) -> None:
         self._run, self._feed, self._images = run, feed, images
         self._outputs, self._classes = outputs, classes
@@ -252,7 +232,8 @@ def work(wanted: dict[str, Any]) -> None:
         (feed,) = archive.files
         images = archive[feed]
     start = time.perf_counter()
-    run, said = ALL[wanted["runtime"]](wanted["model"], wanted["threads"])
+    asked = worker.Specification(wanted["runtime"], wanted["model"], threads=wanted["threads"])
+    run, said = LOADERS[asked.peer](asked)
     system = System(run, feed, images, wanted["outputs"], wanted["classes"])
     system.scores([0])
     say({"version": said, "first_answer_s": time.perf_counter() - start})

@@ -59,7 +59,7 @@ def _boards(_: click.Context) -> Iterable[str]:
 
 
 def _peers(_: click.Context) -> Iterable[str]:
-    from capsedge.runtime.profiling.comparison import PACKAGES
+    from capsedge.runtime.profiling.compare import PACKAGES
 
     return PACKAGES
 

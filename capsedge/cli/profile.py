@@ -93,7 +93,7 @@ def command(
 ) -> None:
     """Measure latency, memory and time by layer; compare backends and models."""
     from capsedge.runtime.load import load
-    from capsedge.runtime.profiling.comparison import check_installed
+    from capsedge.runtime.profiling.compare import check_installed
     from capsedge.runtime.profiling.profiler import checked_limits
     from capsedge.runtime.profiling.side_by_side import profile_models
     from capsedge.zoo import default_model
@@ -164,11 +164,12 @@ def _check_places(
     trace: Path | None,
     operators: bool,
 ) -> None:
-    for target in (html, markdown, trace):
+    for target in (markdown, trace):
         if target is not None:
             check_writable(target)
-    if png is not None:
-        check_chart(png)
+    for target in (html, png):
+        if target is not None:
+            check_chart(target)
     if trace is not None and not operators:
         raise UsageError(
             "--trace excludes --no-operators.",

@@ -21,9 +21,8 @@ from capsedge.runtime.files.confined import Bounds, confined
 from capsedge.runtime.files.given import OUTPUT, GivenModel, as_file, as_path
 from capsedge.runtime.files.writing import check_writable, write_bytes
 from capsedge.runtime.metadata import Outputs, Preprocessing
-from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
-from capsedge.runtime.profiling.measure import Limits
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.worker import Limits, Specification
 from capsedge.runtime.quantities import size
 from capsedge.runtime.reading.onnx_file import OnnxSummary, read_harmless
 from capsedge.runtime.summary import Row, Summarized, Summary, short

@@ -22,10 +22,9 @@ from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker
 from capsedge.pipelines.sweep_state import State
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.load import load
-from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
-from capsedge.runtime.profiling.measure import Limits
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profiler import random_inputs
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.worker import Limits, Specification
 
 CALIBRATION_IMAGES, SEARCH_IMAGES = 512, 2000
 MOST = 64  # candidates, each of which is a process while latencies are measured

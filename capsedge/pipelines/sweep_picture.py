@@ -8,7 +8,7 @@ from typing import Any
 from capsedge.pipelines.sweep import Point, Sweep
 from capsedge.pipelines.sweep_candidates import FROZEN
 from capsedge.runtime.charts import caption, new_figure, save_figure
-from capsedge.runtime.profiling.style import COLOURS
+from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.quantities import size
 
 _MARKERS = "osD^vP*X"  # one for each checkpoint

@@ -6,14 +6,12 @@ A worker of ``capsedge.runtime.profiling.driver``, which knows only its name: th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.profiling.worker import Specification, main
+from capsedge.runtime.profiling.worker import Run, Specification, main
 from capsedge.runtime.session import Session
 from capsedge.verification.reference import check_origin, find_checkpoint
 
@@ -38,7 +36,7 @@ def checkpoint_of(session: Session, named: Path | None) -> Path:
     return named
 
 
-def load_torch(s: Specification) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], str]:
+def load_torch(s: Specification) -> tuple[Run, str]:
     """The checkpoint's model, unpatched, with as many routing iterations as the file has."""
     import torch
 

@@ -1,8 +1,8 @@
 """Profiling: latency, memory and time per operator of a loaded model.
 
 `profile` measures a session and returns a `ProfileReport`. Each subject has its own file: measuring
-(``measure``, ``startup``, ``memory``), statistics, operators and their layers, costs and the machine's
-peaks, comparison with peers, and the writers (markdown, HTML, PNG, trace).
+(``worker``, ``startup``), statistics, operators and their layers, costs and the machine's peaks,
+comparison with peers, and the writers (markdown, HTML and PNG, trace).
 """
 
 from __future__ import annotations

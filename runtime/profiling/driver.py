@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,18 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.profiling.measure import Limits
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.worker import Limits, Specification
 
-WORKER = "capsedge.runtime.profiling.worker"
+WORKER = (sys.executable, "-m", "capsedge.runtime.profiling.worker")
 
 
 class Worker:
-    """A backend in its own process. Use as a context manager.
+    """A runtime in its own process. Use as a context manager.
 
     Args:
         specification: what it runs.
-        module: the worker's module, for peers outside the runtime.
+        command: what starts it, before the specification; for peers outside the runtime, and for other
+            interpreters.
+        limit: seconds from its start to its end, after which it is killed; None for no limit.
 
     Attributes:
         first: its report on loading and on the first inference.
@@ -38,23 +40,39 @@ class Worker:
         CapsedgeError: it did not start; the cause is as the worker reports it.
     """
 
-    def __init__(self, specification: Specification, module: str = WORKER) -> None:
-        self.specification = specification
+    def __init__(
+        self,
+        specification: Specification,
+        command: Sequence[str] = WORKER,
+        limit: float | None = None,
+    ) -> None:
+        self.specification, self._limit = specification, limit
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (lives as long as the worker)
         start = time.perf_counter()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, specification.to_json()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            encoding="utf-8",
-            errors="replace",
-        )
+        try:
+            self._process = subprocess.Popen(
+                [*command, specification.to_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except OSError as error:
+            self._errors.close()
+            raise EnvironmentProblem(
+                f"The process of {specification.peer} cannot start.",
+                f"{command[0]}: {error.strerror}.",
+                "Check the interpreter.",
+            ) from error
+        self._late = False
+        self._timer = threading.Timer(limit or 0.0, self._stop)
+        if limit is not None:
+            self._timer.start()
         try:
             self.first = self._read()
             self.cold_start = time.perf_counter() - start
-            if specification.answer:
-                self._read()
+            self._names = self._read()["answered"] if specification.answer else []
         except BaseException:
             self.close()
             raise
@@ -77,10 +95,11 @@ class Worker:
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Its outputs for the inputs."""
         with np.load(self.specification.answer) as archive:
-            return {name: archive[name] for name in archive.files}
+            return dict(zip(self._names, archive.values(), strict=True))
 
     def close(self) -> None:
         """End the process."""
+        self._timer.cancel()
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):  # it ended before it read everything
                 self._process.stdin.close()
@@ -95,20 +114,35 @@ class Worker:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        # Peers also print to the standard output; their lines are not JSON documents.
         for line in self._process.stdout:
-            if line.startswith("{"):
-                said: dict[str, Any] = json.loads(line)
+            try:
+                said = json.loads(line)
+            except ValueError:  # peers also print to the standard output
+                continue
+            if isinstance(said, dict):
                 if "error" in said:
                     raise EnvironmentProblem(*said["error"])
                 return said
         self._errors.seek(0)
         last = self._errors.read().strip().splitlines()[-1:]
         raise EnvironmentProblem(
-            f"The process of {self.specification.peer} ended.",
-            "".join(last),
+            f"The process of {self.specification.peer} "
+            + (
+                f"gave no answer within {self._limit} s." if self._late else f"ended{self._code()}."
+            ),
+            "".join(last)[:300],
             "Run it alone to see why.",
         )
+
+    def _stop(self) -> None:
+        self._late = True
+        self._process.kill()
+
+    def _code(self) -> str:
+        try:
+            return f" with code {self._process.wait(timeout=10)}"
+        except subprocess.TimeoutExpired:
+            return ""
 
 
 def write_inputs(folder: Path, feeds: Mapping[str, NDArray[Any]]) -> Path:

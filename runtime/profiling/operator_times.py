@@ -21,7 +21,7 @@ from capsedge.runtime.backends.backend import (
 )
 from capsedge.runtime.profiling.branches import executed, networks, own_durations, placed
 from capsedge.runtime.profiling.machine import Overheads, Peaks, overheads
-from capsedge.runtime.profiling.measure import timed_runs
+from capsedge.runtime.profiling.worker import timed_runs
 from capsedge.runtime.reading.attribution import Place
 from capsedge.runtime.reading.costs import Cost, Tensor, cost
 from capsedge.runtime.reading.node_names import merged, places_in

@@ -41,11 +41,12 @@ class ProfileReport(Summarized, ReportData):
         """Write one HTML file that contains its charts.
 
         Raises:
+            EnvironmentProblem: matplotlib is not installed.
             UsageError: the path cannot be written.
         """
-        from capsedge.runtime.profiling.html import html
+        from capsedge.runtime.profiling.report_html import save_html
 
-        write_text(Path(path), html(self))
+        save_html(self, Path(path))
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw the charts with matplotlib.
@@ -54,7 +55,7 @@ class ProfileReport(Summarized, ReportData):
             EnvironmentProblem: matplotlib is not installed.
             UsageError: the path cannot be written.
         """
-        from capsedge.runtime.profiling.png import save_png
+        from capsedge.runtime.profiling.report_html import save_png
 
         save_png(self, Path(path))
 

@@ -16,12 +16,13 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.machine import environment
 from capsedge.runtime.profiling import warnings
 from capsedge.runtime.profiling.machine import Peaks, measure_peaks
-from capsedge.runtime.profiling.measure import Limits, processor_speed, take_times
+from capsedge.runtime.profiling.measure import processor_speed
 from capsedge.runtime.profiling.operator_times import time_operators
 from capsedge.runtime.profiling.profile_report import ProfileReport
 from capsedge.runtime.profiling.report_data import Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.statistics import stable_window, summarize
+from capsedge.runtime.profiling.worker import Limits, take_times
 from capsedge.runtime.session import Session
 
 SEED = 0

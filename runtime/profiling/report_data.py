@@ -7,7 +7,7 @@ from typing import Any
 
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.profiling.branches import BETWEEN, NETWORKS
-from capsedge.runtime.profiling.comparison import Comparison
+from capsedge.runtime.profiling.compare import Comparison
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.operator_times import Operator, OperatorTimes
 from capsedge.runtime.profiling.startup import Startup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.runtime.profiling.comparison import CAPSEDGE, Entrant, compare
-from capsedge.runtime.profiling.peers import OWN_FILES
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile_report import ProfileReport
 from capsedge.runtime.profiling.profiler import (
     checked_limits,
@@ -19,13 +19,13 @@ from capsedge.runtime.profiling.profiler import (
     random_inputs,
     session_device,
 )
-from capsedge.runtime.profiling.worker import Specification, ops_argument
+from capsedge.runtime.profiling.worker import OWN_FILES, Specification, ops_argument
 from capsedge.runtime.reading.onnx_file import read_bytes, summarize
 from capsedge.runtime.session import Session
 
 # Peers that cannot read ONNX functions.
 CONVERTED = {"openvino": "OpenVINO", "litert": "LiteRT", "mnn": "MNN"}
-TORCH_WORKER = "capsedge.verification.torch_peer"
+TORCH_WORKER = (sys.executable, "-m", "capsedge.verification.torch_peer")
 
 
 def profile_models(

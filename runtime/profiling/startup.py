@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.profiling.driver import Worker, write_inputs
-from capsedge.runtime.profiling.measure import Limits
-from capsedge.runtime.profiling.worker import Specification, ops_argument
+from capsedge.runtime.profiling.worker import Limits, Specification, ops_argument
 from capsedge.runtime.session import Session
 
 

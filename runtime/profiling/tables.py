@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capsedge.runtime.profiling.comparison import Comparison, Entry
+from capsedge.runtime.profiling.compare import Comparison, Entry
 from capsedge.runtime.profiling.machine import Peaks
 from capsedge.runtime.profiling.report_data import Row, Run
 from capsedge.runtime.quantities import milliseconds, quantity, size

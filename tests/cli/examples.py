@@ -7,10 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
@@ -66,12 +68,12 @@ def libpng_flags() -> list[str]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The examples, compiled with the flags that are printed."""
+    """The examples, compiled with the flags that are printed, and with libpng."""
     folder = tmp_path_factory.mktemp("examples")
-    flags = shlex.split(config("--cflags", "--libs"))
+    c, cpp, libpng = tool("cc", "gcc"), tool("c++", "g++"), libpng_flags()
+    flags = [*shlex.split(config("--cflags", "--libs")), *libpng]
     examples = Path(config("--examples"))
-    c, cpp = tool("cc", "gcc"), tool("c++", "g++")
-    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-DEXAMPLES_LIBPNG"]
     for name in ("classify", "tensors"):
         run(c, "-std=c99", *strict, examples / f"{name}.c", "-o", folder / f"{name}_c", *flags)
     for name in ("classify", "server"):
@@ -81,16 +83,26 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def with_libpng(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`classify` in C and C++, compiled to read PNG files with the system's libpng."""
-    c, cpp, libpng = tool("cc", "gcc"), tool("c++", "g++"), libpng_flags()
-    folder = tmp_path_factory.mktemp("with_libpng")
-    flags = [*shlex.split(config("--cflags", "--libs")), *libpng]
+def without_libpng(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`classify` in C and C++, compiled to read PGM and PPM files only."""
+    c, cpp = tool("cc", "gcc"), tool("c++", "g++")
+    folder = tmp_path_factory.mktemp("without_libpng")
+    flags = shlex.split(config("--cflags", "--libs"))
     examples = Path(config("--examples"))
-    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O2", "-DEXAMPLES_LIBPNG"]
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
     run(c, "-std=c99", *strict, examples / "classify.c", "-o", folder / "classify_c", *flags)
     run(cpp, "-std=c++17", *strict, examples / "classify.cpp", "-o", folder / "classify", *flags)
     return folder
+
+
+def plain_images(files: Iterable[Path], folder: Path) -> list[Path]:
+    """Grey images as PGM files, which the examples read without libpng."""
+    made = []
+    for file in files:
+        made.append(folder / f"{file.stem}.pgm")
+        with Image.open(file) as image:
+            image.save(made[-1])
+    return made
 
 
 def infer(*arguments: str | Path) -> str:

@@ -17,7 +17,7 @@ from capsedge import families, zoo
 from capsedge.cli import _completion, app
 from capsedge.models.registry import MODELS
 from capsedge.runtime.backends.providers import PROVIDERS
-from capsedge.runtime.profiling.comparison import PACKAGES
+from capsedge.runtime.profiling.compare import PACKAGES
 from capsedge.runtime.reading.forecast import DEVICES
 from capsedge.zoo import ROUTINGS
 from tests.places.table import callbacks

@@ -141,7 +141,7 @@ def test_errors_of_an_example_are_those_of_the_library(programs: Path, tmp_path:
     for arguments, code, message in (
         ([cut, SAMPLES[0]], 6, "not a complete ONNX file"),
         ([tmp_path / "none.onnx", SAMPLES[0]], 2, "No such file"),
-        ([default_model(), cut], 2, "no PNG file"),
+        ([default_model(), cut], 2, "no PNG, PGM or PPM file"),
     ):
         for program in ("classify", "classify_c"):
             done = subprocess.run(

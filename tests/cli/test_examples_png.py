@@ -1,4 +1,4 @@
-"""PNG files in the examples: what Pillow reads, with libpng and without, and no memory for a lie."""
+"""Image files in the examples: what Pillow reads, PNG with libpng, and no memory for a lie."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.cli.examples import (
     programs,
     run,
     tool,
-    with_libpng,
+    without_libpng,
 )
 
-__all__ = ["programs", "with_libpng"]  # fixtures
+__all__ = ["programs", "without_libpng"]  # fixtures
 
 pytestmark = needs_library
 
@@ -90,26 +90,78 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def test_the_small_png_reader_reads_what_pillow_reads(programs: Path, tmp_path: Path) -> None:
-    files = plain_files(tmp_path)
-    assert run(programs / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
+def pnm(kind: bytes, width: int, height: int, white: int, data: bytes) -> bytes:
+    """A PGM or PPM file, with a comment in its header."""
+    return kind + b"\n# a comment 12\n%d\t%d\n%d\n" % (width, height, white) + data
 
 
-def test_libpng_reads_what_pillow_reads(with_libpng: Path, tmp_path: Path) -> None:
+def test_files_without_a_decoder(without_libpng: Path, programs: Path, tmp_path: Path) -> None:
+    """PGM and PPM: the answers are those for the same pixels in a PNG file."""
+    rng = np.random.default_rng(2)
+    grey, colours = (rng.integers(0, 256, (37, 41, n)).astype(np.uint8) for n in (1, 3))
+    deep = rng.integers(0, 65536, (37, 41)).astype(np.uint16)
+    files = {
+        "grey.pgm": (pnm(b"P5", 41, 37, 255, grey.tobytes()), Image.fromarray(grey[..., 0])),
+        "colours.ppm": (pnm(b"P6", 41, 37, 255, colours.tobytes()), Image.fromarray(colours)),
+        "deep.pgm": (
+            pnm(b"P5", 41, 37, 65535, deep.astype(">u2").tobytes()),
+            Image.fromarray(deep),
+        ),
+    }
+    for name, (data, image) in files.items():
+        (tmp_path / name).write_bytes(data)
+        image.save(tmp_path / f"{name}.png")
+    plain = [tmp_path / name for name in files]
+    packed = [tmp_path / f"{name}.png" for name in files]
+    wanted = run(programs / "classify_c", default_model(), *packed).replace(".png:", ":")
+    for folder in (without_libpng, programs):
+        assert run(folder / "classify_c", default_model(), *plain) == wanted
+        assert "deep.pgm" in run(folder / "classify", *ASKED, default_model(), *plain)
+
+
+def test_damaged_files_without_a_decoder(without_libpng: Path, tmp_path: Path) -> None:
+    pixels = bytes(28 * 28)
+    damaged, large = "it is damaged", "it is too large"
+    shades = "its white is neither 255 nor, in grey, 65535"
+    files = (
+        (pnm(b"P5", 28, 28, 255, pixels[:-1]), damaged),
+        (pnm(b"P5", 0, 28, 255, pixels), damaged),
+        (b"P5 28", damaged),
+        (b"P5 # never ends", damaged),
+        (b"P5 28x28 255 " + pixels, damaged),
+        (b"P5 -28 28 255 " + pixels, damaged),
+        (pnm(b"P5", 28, 28, 15, pixels), shades),
+        (pnm(b"P6", 28, 28, 65535, pixels * 6), shades),
+        (pnm(b"P5", 30000, 30000, 255, pixels), large),
+        (pnm(b"P6", 1 << 20, 1, 255, pixels), large),
+        (pnm(b"P5", (1 << 32) + 1, 1, 255, pixels), large),
+        (png(28, 28, 8, 0, pixels), "without libpng, only PGM and PPM files (P5, P6) can be read"),
+        (b"", "without libpng, only PGM and PPM files (P5, P6) can be read"),
+    )
+    paths = [tmp_path / str(number) for number in range(len(files))]
+    for path, (data, _) in zip(paths, files, strict=True):
+        path.write_bytes(data)
+    done = limited(without_libpng / "classify", default_model(), *paths)
+    assert done.returncode == 2
+    wanted = [f"error: {path}: {why}" for path, (_, why) in zip(paths, files, strict=True)]
+    assert done.stderr.splitlines() == wanted
+
+
+def test_libpng_reads_what_pillow_reads(programs: Path, tmp_path: Path) -> None:
     files = plain_files(tmp_path) + other_files(tmp_path)
-    assert run(with_libpng / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
-    lines = run(with_libpng / "classify_c", default_model(), *files).splitlines()
+    assert run(programs / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
+    lines = run(programs / "classify_c", default_model(), *files).splitlines()
     assert [line.split(":")[0] for line in lines] == list(map(str, files))
 
 
-def test_interlaced_files_are_read_with_libpng(with_libpng: Path, tmp_path: Path) -> None:
+def test_interlaced_files_are_read(programs: Path, tmp_path: Path) -> None:
     """Adam7 of one pass: an image of one pixel is stored the same way, with another header."""
     one = png(1, 1, 8, 0, b"\xc8")
     (tmp_path / "plain.png").write_bytes(one)
     header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 1)
     (tmp_path / "interlaced.png").write_bytes(one.replace(one[8:33], chunk(b"IHDR", header)))
     files = [tmp_path / "plain.png", tmp_path / "interlaced.png"]
-    assert run(with_libpng / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
+    assert run(programs / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
 
 
 def bombs(folder: Path) -> list[Path]:
@@ -125,18 +177,17 @@ def bombs(folder: Path) -> list[Path]:
 
 
 @pytest.mark.thorough
-def test_image_bombs_are_refused(programs: Path, with_libpng: Path, tmp_path: Path) -> None:
+def test_image_bombs_are_refused(programs: Path, tmp_path: Path) -> None:
     text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(1 << 28)))
     wordy = tmp_path / "text.png"
     wordy.write_bytes(png(28, 28, 8, 0, bytes(28 * 28), text))
-    for folder in (programs, with_libpng):
-        for path in bombs(tmp_path):
-            for program in ("classify", "classify_c"):
-                done = limited(folder / program, default_model(), path)
-                assert done.returncode == 2, done.stderr
-                assert "it is too large" in done.stderr or "it is damaged" in done.stderr
-        done = limited(folder / "classify_c", default_model(), wordy)
-        assert done.returncode == 0, done.stderr  # the text is not unpacked
+    for path in bombs(tmp_path):
+        for program in ("classify", "classify_c"):
+            done = limited(programs / program, default_model(), path)
+            assert done.returncode == 2, done.stderr
+            assert "it is too large" in done.stderr or "it is damaged" in done.stderr
+    done = limited(programs / "classify_c", default_model(), wordy)
+    assert done.returncode == 0, done.stderr  # the text is not unpacked
 
 
 def limited(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -154,9 +205,9 @@ def test_cmake_uses_libpng_where_it_is_there(libpng: bool, tmp_path: Path) -> No
     run(cmake, "-S", config("--examples"), "-B", build, f"-Dcapsedge_DIR={config('--cmakedir')}",
         f"-DCMAKE_DISABLE_FIND_PACKAGE_PNG={'OFF' if libpng else 'ON'}")  # fmt: skip
     run(cmake, "--build", build, "--target", "classify_c")
-    few = tmp_path / "few-bits.png"
-    Image.new("1", (28, 28)).save(few)
-    words = list(map(str, (build / "classify_c", default_model(), few)))
+    image = tmp_path / "image.png"
+    Image.new("1", (28, 28)).save(image)
+    words = list(map(str, (build / "classify_c", default_model(), image)))
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == (0 if libpng else 2), done.stderr
     assert ("without libpng" in done.stderr) == (not libpng)

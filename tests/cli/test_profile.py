@@ -40,8 +40,8 @@ def test_json_and_files(tmp_path: Path):
 
 @pytest.mark.thorough
 def test_tables_and_a_peer(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.TURN_WARMUP", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.PAUSE", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.TURN_WARMUP", 0.0)
     model = save(capsule_model(), tmp_path / "model.onnx")
     code, out = run(str(model), *QUICK, "--no-operators", "--compare", "ort")
     assert code == 0
@@ -51,7 +51,7 @@ def test_tables_and_a_peer(tmp_path: Path, monkeypatch):
 
 @pytest.mark.thorough
 def test_a_peer_that_computes_something_else_is_exit_code_4(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.PAUSE", 0.0)
     model = save(capsule_model(), tmp_path / "model.onnx")
     other = save(capsule_model(gain=5.0), tmp_path / "other.onnx")
     options = ["--no-operators", "--compare", "ort", "--peer-model", str(other)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsedge.zoo import default_model
+from tests.cli.examples import plain_images
 from tests.runtime.image_bits import BITS
 
 from . import libcapsedge
@@ -125,7 +126,7 @@ def test_arm(tmp_path: Path) -> None:
     found = stress(
         [*machine.emulator, str(example)],
         str(default_model()),
-        str(SAMPLE),
+        str(plain_images([SAMPLE], tmp_path)[0]),
         CAPSEDGE_ONNXRUNTIME=str(machine.onnxruntime),
     )
     assert ": 7, length 0.95" in found

@@ -22,6 +22,7 @@ import capsedge
 from capsedge.runtime import passport
 from capsedge.runtime.files.writing import sha256
 from capsedge.zoo import default_model
+from tests.cli.examples import plain_images
 from tests.tensorrt.fixtures import ANY_AMOUNT, compile_cudart
 
 from . import libcapsedge
@@ -31,7 +32,6 @@ from .stand_ins import INCLUDE, Machine, build, compiled, nvinfer, stand_ins_in
 from .test_libcapsedge_builds import OPTIONS
 
 pytest.importorskip("onnxruntime")
-SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
 
 
 def pictures(count: int) -> list[Any]:
@@ -517,6 +517,12 @@ def classify(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    files = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+    return plain_images(files, tmp_path_factory.mktemp("samples"))
+
+
 def program(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         list(map(str, words)), capture_output=True, text=True, check=False,
@@ -524,12 +530,14 @@ def program(*words: str | Path, **variables: str) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
-def test_the_example_runs_engines(engine: Any, machine: Machine, classify: Path) -> None:
+def test_the_example_runs_engines(
+    engine: Any, machine: Machine, classify: Path, samples: list[Path]
+) -> None:
     path = engine(default_model())
     loader = {"LD_LIBRARY_PATH": str(machine.folder)}  # the driver's library
-    found = program(classify, path, *SAMPLES, **loader)
+    found = program(classify, path, *samples, **loader)
     assert found.returncode == 0, found.stderr
-    assert found.stdout == program(classify, default_model(), *SAMPLES).stdout
+    assert found.stdout == program(classify, default_model(), *samples).stdout
 
 
 GLOBAL = """
@@ -567,7 +575,7 @@ def test_global_sessions(engine: Any, machine: Machine, built: Path, tmp_path: P
 
 @pytest.mark.thorough
 def test_what_is_missing_is_named(
-    engine: Any, machine: Machine, classify: Path, tmp_path: Path
+    engine: Any, machine: Machine, classify: Path, samples: list[Path], tmp_path: Path
 ) -> None:
     path = engine(default_model())
     other = tmp_path / "other"
@@ -581,24 +589,24 @@ def test_what_is_missing_is_named(
         ({"CAPSEDGE_CUDART": "/nowhere/libcudart.so"}, "/nowhere/libcudart.so: "),
         ({"CAPSEDGE_CUDART": machine.variables["CAPSEDGE_ONNXRUNTIME"]}, "has no function cuda"),
     ):
-        found = program(classify, path, SAMPLES[0], **variables)
+        found = program(classify, path, samples[0], **variables)
         assert found.returncode == ENVIRONMENT, (variables, found.stderr)
         assert words in found.stderr
         assert "Install" in found.stderr
 
 
 def test_the_driver_decides_which_cuda_is_opened(
-    engine: Any, machine: Machine, classify: Path, tmp_path: Path
+    engine: Any, machine: Machine, classify: Path, samples: list[Path], tmp_path: Path
 ) -> None:
     """The newest would fail with error 35 on an older driver, although the other is there."""
     path = engine(default_model())
     newest = compile_cudart(tmp_path / "libcudart.so.13", 13020, 12060)
-    found = program(classify, path, SAMPLES[0], CAPSEDGE_CUDART=str(newest))
+    found = program(classify, path, samples[0], CAPSEDGE_CUDART=str(newest))
     assert found.returncode == ENVIRONMENT, found.stderr
     assert "libcudart.so.13: it is of CUDA 13.2, the driver runs 12.6" in found.stderr
     compile_cudart(tmp_path / "libcudart.so.12", 12080, 12060)
     variables = {"CAPSEDGE_CUDART": "", "LD_LIBRARY_PATH": str(tmp_path)}
-    found = program(classify, path, SAMPLES[0], **variables)
+    found = program(classify, path, samples[0], **variables)
     assert found.returncode == ARTEFACT, found.stderr  # the engine's passport says CUDA 13.0
     assert "the driver is for CUDA 12.6, the engine needs 13.0" in found.stderr
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 import capsedge
-from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.profiling import peers, tables
-from capsedge.runtime.profiling.comparison import (
+from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
+from capsedge.runtime.profiling import tables, worker
+from capsedge.runtime.profiling.compare import (
     Comparison,
     Entrant,
     Entry,
@@ -22,10 +25,9 @@ from capsedge.runtime.profiling.comparison import (
     difference,
 )
 from capsedge.runtime.profiling.driver import Worker, write_inputs
-from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.profiler import random_inputs, session_device
 from capsedge.runtime.profiling.statistics import summarize
-from capsedge.runtime.profiling.worker import Specification, load_converted
+from capsedge.runtime.profiling.worker import Limits, Specification
 from tests.runtime.models import capsule_model, save
 
 
@@ -35,8 +37,8 @@ def entrant(name: str, peer: str, model: Path) -> Entrant:
 
 @pytest.mark.thorough
 def test_same_model_and_another(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.TURN_WARMUP", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.PAUSE", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.TURN_WARMUP", 0.0)
     model = save(capsule_model(), tmp_path / "model.onnx")
     other = save(capsule_model(gain=5.0), tmp_path / "other.onnx")
     feeds = random_inputs(capsedge.load(model), 2)
@@ -64,8 +66,8 @@ def test_same_model_and_another(tmp_path: Path, monkeypatch):
 @pytest.mark.thorough
 def test_differences_are_from_the_first_file(tmp_path: Path, monkeypatch):
     """Two networks: each backend is checked against its own, and both are compared with the first file."""
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.PAUSE", 0.0)
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.TURN_WARMUP", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.PAUSE", 0.0)
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.TURN_WARMUP", 0.0)
     one = save(capsule_model(), tmp_path / "one.onnx")
     two = save(capsule_model(gain=5.0), tmp_path / "two.onnx")
     specification = {
@@ -82,6 +84,60 @@ def test_differences_are_from_the_first_file(tmp_path: Path, monkeypatch):
     assert b.from_first_file > 1e-2
     assert c.from_first_file == pytest.approx(b.from_first_file, rel=1e-3)
     assert not any(entry.problem for entry in (a, b, c))
+
+
+@pytest.mark.thorough
+def test_what_fails_is_an_entry_if_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.PAUSE", 0.0)
+    model = save(capsule_model(), tmp_path / "model.onnx")
+    dies = tmp_path / "dies.py"
+    dies.write_text(
+        "import os, sys\n"
+        "from capsedge.runtime.profiling import worker\n"
+        "if 'dies' in sys.argv[1]: worker.take_times = lambda *_: os.abort()\n"
+        "worker.main()"
+    )
+    command = (sys.executable, str(dies))
+    entrants = [
+        entrant("first", "ort", model),
+        entrant("no such file", "ort", tmp_path / "none.onnx"),
+        Entrant("dies", Specification("ort", str(model), module="dies"), "model", command),
+        Entrant("lives", Specification("ort", str(model)), "model", command),
+    ]
+    feeds = random_inputs(capsedge.load(model), 2)
+    found = compare(entrants, feeds, Limits(0.0, 0.0, 4), rounds=2, keep_going=True)
+    first, absent, dead, last = found.entries
+    assert "none.onnx" in absent.problem
+    assert dead.problem == "The process of ort ended with code -6."
+    assert (dead.latency, dead.difference) == (None, 0.0)
+    assert found.failed == (absent, dead)
+    assert len(first.samples) == len(last.samples) == 4
+    assert (first.loaded_bytes or 1) <= (first.peak_bytes or 1)
+    with pytest.raises(CapsedgeError):
+        compare(entrants[1:2], feeds, Limits(0.0, 0.0, 1), keep_going=True)
+
+
+def test_the_worker_needs_nothing_of_this_package():
+    """Other interpreters run the file; what its loaders need, they import themselves."""
+    tree = ast.parse(Path(worker.__file__).read_text())
+    names = []
+    for node in tree.body:
+        names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+    assert {n.partition(".")[0] for n in names} <= {*sys.stdlib_module_names, "numpy"}
+
+
+def test_images_that_are_run_one_by_one():
+    images = [{"x": np.full((1, 3), k, np.float32)} for k in range(4)]
+    memory = np.zeros((1, 3), np.float32)  # which the runtime writes every answer to
+
+    def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+        memory[:] = 2 * feeds["x"]
+        return {"y": memory, "first": memory[:, 0]}
+
+    y, first = worker._answers(run, images, {})
+    assert y.shape == (4, 1, 3)
+    np.testing.assert_array_equal(first[:, 0], [0, 2, 4, 6])
 
 
 def entry(name: str, median: float | None, difference: float | None = 0.0) -> Entry:
@@ -135,11 +191,11 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path):
 def test_a_worker_that_is_gone_is_an_error(tmp_path: Path):
     model = save(capsule_model(), tmp_path / "model.onnx")
     inputs = write_inputs(tmp_path, random_inputs(capsedge.load(model), 1))
-    with Worker(Specification("ort", str(model), str(inputs), threads=1)) as worker:
-        worker._process.kill()
-        worker._process.wait()
-        with pytest.raises(EnvironmentProblem, match="process of ort ended"):
-            worker.round(Limits(0.0, 0.0, 1))
+    with Worker(Specification("ort", str(model), str(inputs), threads=1)) as started:
+        started._process.kill()
+        started._process.wait()
+        with pytest.raises(EnvironmentProblem, match="process of ort ended with code -9"):
+            started.round(Limits(0.0, 0.0, 1))
 
 
 def test_workers_run_on_the_gpu_of_the_session(tmp_path: Path):
@@ -153,20 +209,24 @@ def test_workers_run_on_the_gpu_of_the_session(tmp_path: Path):
 def test_unknown_and_missing_peers(monkeypatch):
     with pytest.raises(UsageError, match="Unknown peer 'tflite'"):
         check_installed(["tflite"])
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.installed_version", lambda name: "")
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.installed_version", lambda name: "")
     with pytest.raises(EnvironmentProblem, match="pip install openvino"):
         check_installed(["openvino"])
 
 
 @pytest.mark.parametrize(("peer", "package"), [("litert", "ai-edge-litert"), ("mnn", "MNN")])
 def test_missing_converters_say_what_to_install(monkeypatch, peer, package):
-    monkeypatch.setattr("capsedge.runtime.profiling.comparison.installed_version", lambda name: "")
+    monkeypatch.setattr("capsedge.runtime.profiling.compare.installed_version", lambda name: "")
     with pytest.raises(EnvironmentProblem, match=package):
         check_installed([peer])
     for module in ("ai_edge_litert", "ai_edge_litert.interpreter", "MNN"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(EnvironmentProblem, match=rf"cannot read m.onnx(.|\n)*{package}"):
-        load_converted(Specification(peer, "m.onnx", ""))
+    asked = Specification(peer, "m.onnx")
+    with pytest.raises(ImportError) as missing:
+        worker.LOADERS[peer](asked)
+    what, _, fix = worker._parts(missing.value, asked)
+    assert what.endswith("cannot read m.onnx.")
+    assert package in fix
 
 
 def test_litert_gets_images_as_it_wants_them(monkeypatch):
@@ -198,8 +258,8 @@ def test_litert_gets_images_as_it_wants_them(monkeypatch):
     module = SimpleNamespace(Interpreter=Interpreter)
     monkeypatch.setitem(sys.modules, "ai_edge_litert", SimpleNamespace(interpreter=module))
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", module)
-    monkeypatch.setattr(peers, "version", lambda name: "1")
-    run, said = peers.load_litert("model.tflite", 2)
+    monkeypatch.setattr(worker.importlib.metadata, "version", lambda name: "1")
+    run, said = worker.load_litert(Specification("litert", "model.tflite", threads=2))
     images = np.random.default_rng(0).random((1, 3, 4, 5)).astype(np.float32)
     np.testing.assert_allclose(run({"images": images})["lengths"], images.sum((2, 3)), rtol=1e-5)
     assert (taken["model"], taken["threads"], said) == ("model.tflite", 2, "ai-edge-litert 1")
@@ -212,7 +272,7 @@ def test_converted_peers_agree(tmp_path, peer, package):
     file = save(capsule_model(batch=1, capsedge_node=False), tmp_path / "model.onnx")
     session = capsedge.load(file)
     feeds = random_inputs(session, 1)
-    run, _ = load_converted(Specification(peer, str(file), ""))
+    run, _ = worker.LOADERS[peer](Specification(peer, str(file)))
     assert difference(run(feeds), session.run(feeds["images"])) < 1e-5
 
 

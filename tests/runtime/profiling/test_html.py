@@ -1,4 +1,4 @@
-"""The HTML report in headless Chromium: it needs no network, fits its window, and shows its charts."""
+"""The HTML report: safe, the same for the same numbers; in headless Chromium it fits and shows its charts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.runtime.profiling import ProfileReport, svg, tables
+from capsedge.runtime.charts import TIP, new_figure
+from capsedge.runtime.profiling import ProfileReport, Run, report_html, tables
 from capsedge.runtime.profiling.statistics import summarize
+
+pytest.importorskip("matplotlib", reason="pip install 'capsedge[profile]'")
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
@@ -50,11 +54,57 @@ def test_nothing_is_loaded_and_no_script_runs(page: Path):
     assert not re.search(r"<script|<link|<iframe|@import|url\(|\bsrc=|https?://", text)
 
 
+class Elements(HTMLParser):
+    """The elements of a page, their attributes, and its texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_hostile_names_stay_text(report: ProfileReport, tmp_path: Path) -> None:
+    hostile = (
+        "</title></svg><script>alert(1)</script><a href='javascript:x' onload=\"x\">\x1b$x_$&amp;"
+    )
+    run = report.runs[0]
+    assert run.operators is not None
+    operators = [replace(o, label=hostile, kind=hostile) for o in run.operators.operators]
+    named = replace(
+        run,
+        model=hostile,
+        operators=replace(run.operators, operators=operators),
+        warnings=[hostile],
+    )
+    path = tmp_path / "hostile.html"
+    ProfileReport(report.machine, report.peaks, [named]).save_html(path)
+    found = Elements(path.read_text())
+    assert not found.tags & {"script", "a", "image", "img", "iframe", "foreignobject", "object"}
+    for name, value in found.attributes:
+        assert not name.startswith("on")
+        assert "href" not in name or str(value).startswith("#")
+    assert hostile in found.texts  # in the title
+    assert any("alert(1)</script>" in text and r"\x1b$x_$&amp;" in text for text in found.texts)
+
+
+def test_the_same_numbers_give_the_same_page(report: ProfileReport, page: Path) -> None:
+    assert report_html._run(report.runs[0], report.peaks) in page.read_text()
+
+
 @in_chromium
 def test_layers_and_charts_are_rendered(page: Path, tmp_path: Path):
     dom = chromium(page, tmp_path, "--dump-dom")
     assert "classes, routing iteration 3" in dom
-    assert dom.count("<svg") == 2 * 3  # roofline, histogram, series of two batch sizes
+    assert dom.count("<svg") == 2 * 4  # layers, histogram, roofline, series of two batch sizes
     assert "NaN" not in dom
 
 
@@ -117,26 +167,46 @@ def test_labels_stay_inside_and_tables_scroll(
     assert measured(page, tmp_path, width, loose) == "0"
 
 
-def test_the_histogram_ends_at_p99_and_counts_the_rest(report: ProfileReport) -> None:
+def drawn(chart: str, run: Run, report: ProfileReport):
+    """A chart's axis, laid out."""
+    figure = new_figure(report_html.WIDTH, 3.0)
+    axis = figure.subplots()
+    getattr(report_html, chart)(run, axis)
+    figure.draw_without_rendering()
+    return axis
+
+
+def test_charts_end_at_p99_and_count_the_rest(report: ProfileReport) -> None:
     samples = [0.001 + 1e-6 * k for k in range(198)] + [0.5, 0.9]
     run = replace(report.runs[0], samples=samples, latency=summarize(np.array(samples)))
-    drawn = svg.histogram(run)
-    counts = [int(n) for n in re.findall(r": (\d+) runs</title>", drawn)]
+    bars = drawn("_histogram", run, report).patches
+    counts = [int(re.findall(r": (\d+) runs$", bar.get_gid())[0]) for bar in bars]
     assert sum(counts) == len(samples) - run.beyond_p99 == 198
-    assert "900" not in drawn
+    assert all(bar.get_gid().startswith(TIP) for bar in bars)
+    axis = drawn("_series", run, report)
+    assert [len(line.get_xdata()) for line in axis.lines] == [198, 2]
+    assert axis.get_ylim()[1] < 10  # p99, between the two
     assert tables.beyond_p99(run, "not drawn") == (
         "2 runs beyond the 99th percentile, up to 900.0 ms: not drawn."
     )
-    assert svg.series(run).count("<path") == 2  # at the top
+
+
+def test_long_series_keep_their_extremes(report: ProfileReport) -> None:
+    values = np.ones(10_000)
+    values[::25] = 2.0
+    kept = report_html._thinned(values)
+    assert len(kept) == report_html.MOST_POINTS
+    assert np.all(np.diff(kept) > 0)
+    assert (values[kept] == 2.0).sum() >= len(kept) // 4
 
 
 def test_labels_of_median_and_p99_do_not_meet(report: ProfileReport) -> None:
-    for far in (0.1, 0.5, 0.9, 1.0):
+    for far in (0.0, 0.1, 0.49, 0.51, 0.9, 1.0):
         samples = [0.001, *[0.001 + 0.009 * far] * 100, *[0.01] * 3]
         run = replace(report.runs[0], samples=samples, latency=summarize(np.array(samples)))
-        places = re.findall(
-            r'text-anchor="(\w+)" x="([\d.]+)" y="(\d+)">(?:median|p99)', svg.histogram(run)
-        )
-        (_, left, high), (anchor, right, low) = places
-        assert anchor == "end"
-        assert high != low or float(right) - float(left) > 200
+        axis = drawn("_histogram", run, report)
+        median, p99 = (text.get_window_extent() for text in axis.texts)
+        assert not median.overlaps(p99)
+        for box in (median, p99):
+            assert axis.bbox.x0 <= box.x0
+            assert box.x1 <= axis.bbox.x1 + 1

@@ -79,10 +79,13 @@ def test_png(report: ProfileReport, tmp_path: Path):
         assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 50
 
 
-def test_png_without_matplotlib_says_what_to_install(report: ProfileReport, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["png", "html"])
+def test_charts_without_matplotlib_say_what_to_install(
+    kind: str, report: ProfileReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentProblem, match="capsedge\\[profile\\]"):
-        report.save_png(tmp_path / "report.png")
+    with pytest.raises(EnvironmentProblem, match=r"pip install 'capsedge\[profile\]'"):
+        getattr(report, f"save_{kind}")(tmp_path / f"report.{kind}")
 
 
 @pytest.mark.thorough
@@ -127,7 +130,7 @@ def test_profiling_needs_no_torch_and_no_onnx(tmp_path: Path):
         "import capsedge\n"
         f"s = capsedge.load({str(MODEL)!r}, threads=1)\n"
         "r = capsedge.profile(s, warmup=0, duration=0.02, startup=False)\n"
-        "r.save_html('report.html'); r.save_trace('trace.json'); print(r.to_markdown())"
+        "r.save_trace('trace.json'); print(r.to_markdown())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path

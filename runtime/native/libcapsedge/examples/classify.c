@@ -1,4 +1,4 @@
-/* Classify images in C:  classify MODEL IMAGE.png...
+/* Classify images in C:  classify MODEL IMAGE...
  * Prints one line per image: its name, its classes with their scores and the first values of their poses; the values and
  * units of a model for regression; that there is nothing to see in a blank image, where the model has a criterion for that. */
 #include <stdio.h>
@@ -73,7 +73,7 @@ static int classify(capsedge_session* session, capsedge_prediction* prediction, 
 
 int main(int count, char** words) {
   if (count < 3) {
-    fprintf(stderr, "usage: classify MODEL IMAGE.png...\n");
+    fprintf(stderr, "usage: classify MODEL IMAGE...\n");
     return CAPSEDGE_USAGE;
   }
   capsedge_open_options options = CAPSEDGE_OPEN_OPTIONS_INIT;

@@ -1,5 +1,5 @@
 // Classify images in C++, with the same output as `capsedge infer`:
-//   classify [--top K] [--threshold T] [--invert] MODEL IMAGE.png...
+//   classify [--top K] [--threshold T] [--invert] MODEL IMAGE...
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -62,7 +62,7 @@ int main(int count, char** words) {
     else break;
   }
   if (count - at < 2 || words[at][0] == '-') {
-    std::fprintf(stderr, "usage: classify [--top K] [--threshold T] [--invert] MODEL IMAGE.png...\n");
+    std::fprintf(stderr, "usage: classify [--top K] [--threshold T] [--invert] MODEL IMAGE...\n");
     return CAPSEDGE_USAGE;
   }
   const std::string model = words[at++];

@@ -1,6 +1,6 @@
 /* PNG files of every kind, read with libpng: palettes, 1 to 16 bits, interlaced. Included by picture.h. */
-#ifndef CAPSEDGE_EXAMPLES_FULL_PNG_H_
-#define CAPSEDGE_EXAMPLES_FULL_PNG_H_
+#ifndef CAPSEDGE_EXAMPLES_PICTURE_PNG_H_
+#define CAPSEDGE_EXAMPLES_PICTURE_PNG_H_
 
 #include <png.h>
 #include <setjmp.h>
@@ -57,9 +57,9 @@ static const char* png_decode(png_reader* r, FILE* file, picture* image) {
   return NULL;
 }
 
-static const char* picture_decode(FILE* file, picture* image) {
+static const char* picture_png(FILE* file, picture* image) {
   unsigned char signature[8];
-  if (fread(signature, 1, 8, file) != 8 || png_sig_cmp(signature, 0, 8) != 0) return "it is no PNG file";
+  if (fread(signature, 1, 8, file) != 8 || png_sig_cmp(signature, 0, 8) != 0) return "it is no PNG, PGM or PPM file";
   png_reader r = {NULL, NULL, NULL, NULL};
   const char* error = "there is not enough memory";
   r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, NULL, png_stop, png_silent);

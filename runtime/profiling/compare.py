@@ -1,4 +1,4 @@
-"""Fair comparison of backends and models.
+"""Fair comparison of runtimes and models.
 
 Each runs in its own process, on the same inputs and with the same number of threads. Outputs are compared
 before anything is timed. Then they take turns (A B C A B C ...), so that a drift of the machine affects all
@@ -12,25 +12,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.machine.environment import installed_version
 from capsedge.runtime.profiling.driver import WORKER, Worker, write_inputs
-from capsedge.runtime.profiling.measure import Limits
 from capsedge.runtime.profiling.statistics import Statistics, summarize
-from capsedge.runtime.profiling.worker import Specification
+from capsedge.runtime.profiling.worker import Limits, Specification
 
 ROUNDS = 5
 PAUSE = 0.25  # seconds before each turn
-TURN_WARMUP = 0.1  # seconds at the start of each turn
+TURN_WARMUP = 0.1  # seconds at the start of each turn but the first
 TOLERANCE = 1e-3  # of an output's largest magnitude, between backends of one model
 PACKAGES = {
     "ort": "onnxruntime",
@@ -57,13 +57,15 @@ class Entrant:
         name: its name in reports.
         specification: the specification of its worker; inputs and answer are filled in here.
         computes: the model that it computes; the outputs of entrants with the same model are compared.
-        module: the module of its worker.
+        command: what starts its worker, before the specification.
+        tolerance: of its difference from the first entrant with the same model; beyond it is not timed.
     """
 
     name: str
     specification: Specification
     computes: str
-    module: str = WORKER
+    command: Sequence[str] = WORKER
+    tolerance: float = TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Entry:
         version: the versions of its packages, as it states them.
         difference: from the first entrant of the same model: the largest over all outputs, each relative
             to the output's largest magnitude; 0 for the first itself. It decides whether the entry is timed.
+            NaN if it gave no outputs.
         from_first_file: the same from the first file, whichever backend runs this one; None where the two
             have no output in common.
         problem: why it was not timed; empty if it was.
@@ -82,6 +85,7 @@ class Entry:
         latency: their statistics; None if it was not timed.
         cold_start_ms: from starting its process to the first outputs.
         peak_bytes: the most memory that its process used.
+        loaded_bytes: memory of its process after loading, before the first run.
     """
 
     name: str
@@ -94,6 +98,7 @@ class Entry:
     latency: Statistics | None
     cold_start_ms: float
     peak_bytes: int | None
+    loaded_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -176,86 +181,112 @@ def check_installed(peers: Sequence[str], known: Sequence[str] = tuple(PACKAGES)
             )
 
 
+class _Turn:
+    """An entrant while it is compared."""
+
+    def __init__(self, entrant: Entrant) -> None:
+        self.entrant = entrant
+        self.worker: Worker | None = None
+        self.outputs: dict[str, NDArray[Any]] = {}
+        self.difference = float("nan")
+        self.from_first: float | None = None
+        self.problem = ""
+        self.samples: list[float] = []
+        self.peak: int | None = None
+
+    def start(self, inputs: Path, answer: Path, stack: ExitStack) -> None:
+        filled = replace(self.entrant.specification, inputs=str(inputs), answer=str(answer))
+        self.worker = stack.enter_context(Worker(filled, self.entrant.command))
+        self.outputs = self.worker.outputs()
+
+    def check(self, first: _Turn, peer: _Turn) -> None:
+        """Compare its outputs with those of the first entrant of all, and of the first of its model."""
+        self.difference = difference(self.outputs, peer.outputs)
+        if _comparable(self.outputs, first.outputs):
+            self.from_first = difference(self.outputs, first.outputs)
+        if not self.difference <= self.entrant.tolerance:
+            self.problem = (
+                f"differs from {peer.entrant.name} by {self.difference:.2g} "
+                f"(tolerance {self.entrant.tolerance:g})"
+            )
+
+    def run(self, limits: Limits) -> None:
+        assert self.worker is not None
+        time.sleep(PAUSE)
+        seconds, memory = self.worker.round(limits)
+        self.samples += seconds.tolist()
+        self.peak = memory["peak_bytes"]
+
+    def entry(self) -> Entry:
+        first = {} if self.worker is None else self.worker.first
+        return Entry(
+            name=self.entrant.name,
+            model=Path(self.entrant.specification.model).name,
+            version=first.get("version", ""),
+            difference=self.difference,
+            from_first_file=self.from_first,
+            problem=self.problem,
+            samples=tuple(self.samples),
+            latency=summarize(np.array(self.samples)) if self.samples else None,
+            cold_start_ms=0.0 if self.worker is None else 1e3 * self.worker.cold_start,
+            peak_bytes=self.peak,
+            loaded_bytes=first.get("loaded_bytes"),
+        )
+
+
 def compare(
     entrants: Sequence[Entrant],
     feeds: Feeds,
     limits: Limits,
     progress: Callable[[str], None] = lambda _: None,
+    *,
+    rounds: int = ROUNDS,
+    keep_going: bool = False,
 ) -> Comparison:
     """Check parity, then measure in turns.
 
     Args:
         entrants: the others are compared with the first.
         feeds: the inputs of all entrants.
-        limits: ``duration`` and ``iterations`` apply to each entrant, over all rounds.
+        limits: of each entrant; ``duration`` and ``iterations`` over all rounds, ``warmup`` before the first.
+        rounds: turns of each entrant.
+        keep_going: an entrant that does not start or fails is an entry with a problem, not an error; the
+            first one must start.
 
     Raises:
         EnvironmentProblem: a worker does not start or fails.
     """
     batch = len(next(iter(feeds.values())))
+    turns = [_Turn(entrant) for entrant in entrants]
+
+    def attempt(turn: _Turn, act: Callable[[], None]) -> None:
+        if turn.problem:
+            return
+        try:
+            act()
+        except CapsedgeError as error:
+            if not keep_going or turn is turns[0]:
+                raise
+            turn.problem, turn.samples = f"{error.what} {error.why}".strip(), []
+
     with temporary_folder() as folder, ExitStack() as stack:
         inputs = write_inputs(folder, feeds)
-        workers = []
-        for k, entrant in enumerate(entrants):
-            progress(f"starting {entrant.name}")
-            answer = str(folder / f"answer-{k}.npz")
-            filled = replace(entrant.specification, inputs=str(inputs), answer=answer)
-            workers.append(stack.enter_context(Worker(filled, entrant.module)))
-        differences, from_first = _differences(entrants, workers)
-        problems = [
-            f"differs from {_first_of(entrants, e).name} by {d:.2g} (tolerance {TOLERANCE:g})"
-            if not d <= TOLERANCE
-            else ""
-            for e, d in zip(entrants, differences, strict=True)
-        ]
-        samples: list[list[float]] = [[] for _ in entrants]
-        peaks: list[int | None] = [None for _ in entrants]
-        turn = Limits(TURN_WARMUP, limits.duration / ROUNDS, -(-limits.iterations // ROUNDS))
-        for number in range(ROUNDS):
-            progress(f"round {number + 1} of {ROUNDS}")
-            for k, worker in enumerate(workers):
-                if problems[k]:
-                    continue
-                time.sleep(PAUSE)
-                seconds, memory = worker.round(turn)
-                samples[k] += seconds.tolist()
-                peaks[k] = memory["peak_bytes"]
-        entries = tuple(
-            Entry(
-                name=entrant.name,
-                model=Path(entrant.specification.model).name,
-                version=workers[k].first["version"],
-                difference=differences[k],
-                from_first_file=from_first[k],
-                problem=problems[k],
-                samples=tuple(samples[k]),
-                latency=summarize(np.array(samples[k])) if samples[k] else None,
-                cold_start_ms=1e3 * workers[k].cold_start,
-                peak_bytes=peaks[k],
-            )
-            for k, entrant in enumerate(entrants)
-        )
-    return Comparison(batch, entrants[0].specification.threads, ROUNDS, entries)
-
-
-def _first_of(entrants: Sequence[Entrant], entrant: Entrant) -> Entrant:
-    """The first entrant that runs the same model."""
-    return next(e for e in entrants if e.computes == entrant.computes)
-
-
-def _differences(
-    entrants: Sequence[Entrant], workers: Sequence[Worker]
-) -> tuple[list[float], list[float | None]]:
-    """Difference of each entrant from the first one of the same model, and from the first of all."""
-    wanted: dict[str, dict[str, NDArray[Any]]] = {}
-    found, from_first = [], []
-    for entrant, worker in zip(entrants, workers, strict=True):
-        outputs = worker.outputs()
-        reference = wanted.setdefault(entrant.computes, outputs)
-        found.append(difference(outputs, reference))
-        first = wanted[entrants[0].computes]
-        from_first.append(difference(outputs, first) if _comparable(outputs, first) else None)
-    return found, from_first
+        for k, turn in enumerate(turns):
+            progress(f"starting {turn.entrant.name}")
+            attempt(turn, partial(turn.start, inputs, folder / f"answer-{k}.npz", stack))
+        peers: dict[str, _Turn] = {}
+        for turn in turns:
+            if not turn.problem:
+                peer = peers.setdefault(turn.entrant.computes, turn)
+                attempt(turn, partial(turn.check, turns[0], peer))
+        for number in range(rounds):
+            progress(f"round {number + 1} of {rounds}")
+            warmup = TURN_WARMUP if number else limits.warmup
+            turn_limits = Limits(warmup, limits.duration / rounds, -(-limits.iterations // rounds))
+            for turn in turns:
+                attempt(turn, partial(turn.run, turn_limits))
+        entries = tuple(turn.entry() for turn in turns)
+    return Comparison(batch, entrants[0].specification.threads, rounds, entries)
 
 
 def _comparable(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> bool:
