@@ -198,7 +198,7 @@ def model_rows(model: str, batches: list[int], folder: Path) -> Iterator[dict[st
     """A whole model through every peer that is here."""
     import torch
 
-    from capsedge.exporters.to_onnx import export
+    from capsedge.exporters.export import export
     from capsedge.models import build, get_config
 
     name, _, iterations = model.partition(":")

@@ -1,35 +1,47 @@
-"""FP32 file in, quantized file out, subject to an accuracy gate."""
+"""`capsedge.quantize`: QuantizeOptions -> file, gate, report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
-from capsedge.calibration import mixed
-from capsedge.calibration.evaluate import Outcome
-from capsedge.calibration.executed import Executed, executed
-from capsedge.calibration.judge import AGREEMENT, ERROR, Gate
-from capsedge.calibration.report import QuantizationReport
-from capsedge.calibration.running import check_fits
-from capsedge.calibration.source import MADE, TARGETS, Progress, Source, rounded, uniform
-from capsedge.calibration.splits import check_calibration, check_disjoint
-from capsedge.calibration.table import Table
-from capsedge.calibration.units import Kept, Unit
+from capsedge.calibration import mixed_precision
+from capsedge.calibration.accuracy import AGREEMENT, DEFAULT_MAX_ERROR, ERROR, Gate, Outcome
+from capsedge.calibration.collect import check_calibration, check_disjoint, check_fits
+from capsedge.calibration.float_model import MADE, TARGETS, Progress, Source, rounded, uniform
+from capsedge.calibration.mixed_precision import Damage
+from capsedge.calibration.mixed_precision import sensitivity as measure_sensitivity
+from capsedge.calibration.quantizable_layers import Kept, Unit
+from capsedge.calibration.quantization_report import Executed, QuantizationReport, executed
+from capsedge.calibration.ranges import Table, observer
 from capsedge.datasets import ImageSet, read_images
+from capsedge.datasets.read import as_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.graph.stated_shapes import state_shapes
+from capsedge.graph.shapes import state_shapes
+from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
 from capsedge.runtime.files.writing import (
+    FILE,
+    OUTPUT,
     REJECTED,
+    GivenModel,
+    as_file,
+    as_path,
     beside,
     check_apart,
     check_writable,
     write_bytes,
 )
 from capsedge.runtime.metadata import ModelMetadata
+
+# --- FP32 file in, quantized file out, subject to an accuracy gate ---
+
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
@@ -150,10 +162,10 @@ class _Made:
     model: onnx.ModelProto
     kept: list[Kept]
     assignment: dict[str, str]
-    search: mixed.Search | None = None
+    search: mixed_precision.Search | None = None
 
 
-def quantize(
+def quantize_source(
     source: Source,
     output: Path | None,
     splits: Splits,
@@ -205,7 +217,7 @@ def _made(source: Source, splits: Splits, request: Request, progress: Progress |
         model, kept = source.half(splits.calibration)
         return _Made(model, kept, uniform(source.units, "fp16"))
     ranges = source.calibrate(splits.calibration, request.method, request.table, progress)
-    search: mixed.Search | None = None
+    search: mixed_precision.Search | None = None
     assignment = uniform(source.quantizable(request.target), "int8")
     if request.precision == "mixed":
         search, assignment = _searched(source, ranges, splits, request, progress)
@@ -327,16 +339,18 @@ def _searched(
     splits: Splits,
     request: Request,
     progress: Progress | None,
-) -> tuple[mixed.Search, dict[str, str]]:
+) -> tuple[mixed_precision.Search, dict[str, str]]:
     number = 0
 
-    def tried(_: mixed.Candidate) -> None:
+    def tried(_: mixed_precision.Candidate) -> None:
         nonlocal number
         number += 1
         if progress is not None:
             progress("candidates", number, number)
 
-    result = mixed.search(source, table, splits.search, request.target, request.gate, tried=tried)
+    result = mixed_precision.search(
+        source, table, splits.search, request.target, request.gate, tried=tried
+    )
     best = result.smallest if request.prefer == "size" else result.fastest
     assert best is not None  # FP32 itself is a candidate
     return result, best.assignment
@@ -353,3 +367,175 @@ def _check_executed(runs: list[Executed], assignment: Mapping[str, str], units: 
             + ", ".join(f"{e.count} {e.op} {e.precision}" for e in runs),
             "Report this with the version of ONNX Runtime.",
         )
+
+
+# ``capsedge.quantize``: turns a model and images into a smaller model with a report on its
+# accuracy
+
+
+OPS = ("auto", "fused")
+Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
+
+
+@dataclass(frozen=True)
+class SensitivityReport:
+    """The damage that each layer and each routing iteration does alone in 8 bits.
+
+    Attributes:
+        damage: the largest first.
+        warnings: warnings about the images, for the user.
+    """
+
+    damage: tuple[Damage, ...]
+    warnings: tuple[str, ...]
+
+
+def quantize(
+    model: GivenModel,
+    path: Path | str | None = None,
+    *,
+    calib_data: Images,
+    calib_images: int = 512,
+    data: Images | None = None,
+    limit: int | None = None,
+    precision: str = "int8",
+    method: str = "mse",
+    target: str = "ort-cpu",
+    ops: str = "auto",
+    max_drop: float | None = None,
+    max_error: float = DEFAULT_MAX_ERROR,
+    scores: str | None = None,
+    table: Path | None = None,
+    prefer: str = "size",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> QuantizationReport:
+    """Quantize a model, subject to a gate.
+
+    Without labels the gate is on the agreement with FP32: the share of answers that change, none of which
+    FP32 may have given with more than its median margin. Outputs that decide no class (a regression, a file
+    of another tool) are compared by number: mean and largest error in per cent of the output's range.
+
+    Args:
+        model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
+        path: the file to write; None for no file: the report has the bytes.
+        calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
+            folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
+            prepared floats ``[N, C, H, W]``. For a file of another tool: arrays ``[N, ...]`` as the model
+            takes them, for several inputs by name.
+        calib_images: number of images drawn from them.
+        data: images to compare with FP32 on, given in the same ways, with labels to report accuracy; by
+            default the test split of a ``calib_data`` folder, or the images that were not drawn.
+        limit: the largest number of these to use, drawn at random.
+        precision: ``int8``, ``fp16`` or ``mixed``.
+        method: how a range is chosen: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
+        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
+        ops: ``auto``: capsule operators with function bodies; ``fused``: without, for the operator library.
+        max_drop: allowed loss, in points: of accuracy (0.1 by default); without labels, of answers changed
+            (1); for numbers, the mean error in per cent of the output's range (1).
+        max_error: for numbers, the largest error allowed, in per cent of the output's range.
+        scores: the output whose largest value decides the class, for a file that does not say so.
+        table: file of the calibration table: read if it exists, otherwise written.
+        prefer: which file of the mixed-precision search: the smallest (``size``) or fastest (``speed``).
+        seed: seed of the random choice of images.
+        progress: called with (stage, done, total).
+
+    Returns:
+        The settings and measurements; ``report.model`` is the file's bytes.
+
+    Raises:
+        UsageError: an argument or the images are wrong, or the file would be judged on calibration images.
+        ParityError: more was lost than the gate allows. Its ``report`` is the
+            `QuantizationReport`; the file is kept as ``PATH.rejected``.
+        ArtefactError: the model or the table is damaged or stale, or the model is quantized already.
+        UnsupportedModelError: nothing in the model can be quantized.
+
+    Example:
+        >>> report = capsedge.quantize("digits.onnx", "digits.int8.onnx", calib_data="mnist")
+        >>> print(report.size, report.outcome.drop)
+    """
+    gate = Gate(max_drop, max_error)
+    output = None if path is None else as_path(path, OUTPUT)
+    table = None if table is None else as_path(table, FILE)
+    request = Request(precision, method, target, gate, table, prefer)
+    with _prepared(
+        model, calib_data, calib_images, data, limit, method, target, ops, seed, scores
+    ) as (source, splits):
+        return quantize_source(source, output, splits, request, progress)
+
+
+def sensitivity(
+    model: GivenModel,
+    *,
+    calib_data: Images,
+    calib_images: int = 512,
+    data: Images | None = None,
+    limit: int | None = None,
+    method: str = "mse",
+    target: str = "ort-cpu",
+    scores: str | None = None,
+    table: Path | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SensitivityReport:
+    """Rank layers and routing iterations by the damage that each does alone in 8 bits.
+
+    Arguments and errors are those of `quantize`; only the table is written.
+    """
+    with _prepared(
+        model, calib_data, calib_images, data, limit, method, target, "auto", seed, scores
+    ) as (source, splits):
+        source.check_opset("int8", target)
+        doubts = source.check_reference(splits.evaluation, progress)
+        ranges = source.calibrate(splits.calibration, method, table, progress)
+        damage = measure_sensitivity(source, ranges, splits.evaluation, splits.calibration, target)
+        return SensitivityReport(tuple(damage), (*splits.warnings, *doubts))
+
+
+@contextmanager
+def _prepared(
+    model: GivenModel,
+    calib_data: Images,
+    calib_images: int,
+    data: Images | None,
+    limit: int | None,
+    method: str,
+    target: str,
+    ops: str,
+    seed: int,
+    scores: str | None,
+) -> Iterator[tuple[Source, Splits]]:
+    """The model to quantize and the images, after a check of the arguments."""
+    observer(method)
+    if ops not in OPS:
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+    runtime = target if target in RUNTIMES else None
+    if runtime is not None and ops == "fused":
+        raise UsageError(
+            f"A file for {runtime} cannot have the form 'fused'.",
+            f"{runtime} does not know the operators of the domain capsedge.",
+            "Leave `ops=` out.",
+            command="Leave --ops out.",
+        )
+    with as_file(model) as file:
+        source = Source(file, ops == "auto", runtime, scores)
+        evaluation = None if data is None else _images(data, source)
+        yield (
+            source,
+            split(source, _images(calib_data, source), evaluation, calib_images, seed, limit),
+        )
+
+
+def _images(given: Images, source: Source) -> Path | ImageSet:
+    """Images in a form that `split` accepts; pixels get the model's preprocessing.
+
+    Raises:
+        UsageError: arrays do not fit the model.
+    """
+    if isinstance(given, (str, Path)):
+        return Path(given)
+    if not isinstance(given, ImageSet):
+        given = as_images(given, source.preprocessing, source.inputs)
+    if given.preprocessing is None and given.images.dtype == np.uint8:
+        return replace(given, preprocessing=source.preprocessing)
+    return given

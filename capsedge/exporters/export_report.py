@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ParityError
-from capsedge.graph.recognize.report import Recognition
-from capsedge.judging.tolerance import MOST
+from capsedge.graph.fusion import Recognition
+from capsedge.runtime.files.text import size
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata
-from capsedge.runtime.quantities import size
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
 from capsedge.runtime.scores import LENGTHS, LOGITS
-from capsedge.runtime.summary import Row, Summarized, Summary, short
+from capsedge.tolerance import MOST
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CaseParity:
         outside: whether the case lies outside the range of the user's own inputs; it is then not required to
             pass.
         ill_conditioned: whether it fails where FP32 does not define the module's own output: it differs there
-            from FP64 by more than any tolerance may grow (`judging.tolerance.MOST`).
+            from FP64 by more than any tolerance may grow (`tolerance.MOST`).
     """
 
     case: str

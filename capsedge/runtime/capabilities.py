@@ -8,10 +8,9 @@ from pathlib import Path
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.decoder import RECONSTRUCTION, Decoder
-from capsedge.runtime.maker import decoder_again, export_again
-from capsedge.runtime.metadata import REGRESSION
+from capsedge.runtime.images.inputs import ImageInput
+from capsedge.runtime.metadata import REGRESSION, decoder_again, export_again
 from capsedge.runtime.routing_trace import TraceOutputs
-from capsedge.runtime.vision.inputs import ImageInput
 
 
 class Capabilities:

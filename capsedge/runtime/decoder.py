@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
-from capsedge.runtime.reading.wire import BYTES, Malformed, Wire, length_delimited
+from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited
 from capsedge.runtime.scores import POSES
 from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked
 

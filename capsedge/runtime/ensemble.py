@@ -14,15 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, ShapeError, UsageError
-from capsedge.runtime.files import limits
-from capsedge.runtime.files.given import SESSION, refusal
-from capsedge.runtime.metadata import REGRESSION
-from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction, choose
-from capsedge.runtime.runner import run_size
-from capsedge.runtime.session import Session
-from capsedge.runtime.summary import Row, Summarized, Summary, short
-from capsedge.runtime.tensors import stacked
-from capsedge.runtime.vision.inputs import (
+from capsedge.runtime.files.writing import SESSION, refusal
+from capsedge.runtime.images.inputs import (
     ImageReader,
     Images,
     OneImage,
@@ -30,6 +23,13 @@ from capsedge.runtime.vision.inputs import (
     only,
     read_for_all,
 )
+from capsedge.runtime.metadata import REGRESSION
+from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction, choose
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.runner import run_size
+from capsedge.runtime.session import Session
+from capsedge.runtime.tensors import stacked
+from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from typing_extensions import Self

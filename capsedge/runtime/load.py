@@ -8,15 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from capsedge import zoo
 from capsedge.errors import UsageError
+from capsedge.runtime import zoo
 from capsedge.runtime.backends import BACKENDS
-from capsedge.runtime.backends.backend import Backend, ModelFile, RuntimeOptions
-from capsedge.runtime.backends.cores import usable_cores
+from capsedge.runtime.backends.backend import Backend, ModelFile, RuntimeOptions, usable_cores
 from capsedge.runtime.decoder import decoder_of
-from capsedge.runtime.files import opening
-from capsedge.runtime.files.given import MODEL, as_path
-from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.writing import MODEL, as_path, sha256
 from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -177,7 +175,7 @@ def _check_different(paths: Sequence[Path]) -> None:
     """
     seen: dict[str, Path] = {}
     for path in paths:
-        if opening.kind(path) != opening.FILE:
+        if reading.kind(path) != reading.FILE:
             continue  # loading says what it is
         checksum = sha256(path)
         if checksum in seen:
@@ -206,6 +204,6 @@ def model_path(given: str | os.PathLike[str]) -> Path:
     if found is not None:
         return found
     plain = path.name == given and not path.suffix  # neither a folder nor a suffix: a name
-    if plain and opening.kind(path) is None:
+    if plain and reading.kind(path) is None:
         raise zoo.unknown_model(given)
     return path

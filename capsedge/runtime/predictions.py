@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.cascade import LONG_WAY
+from capsedge.runtime.cascade_metadata import LONG_WAY
+from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
-from capsedge.runtime.nothing import Floats, Measurements, TypicalInput, measure, measure_all
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
 from capsedge.runtime.scores import POSES, SCORES, shape_fault
-from capsedge.runtime.summary import Row, Summarized, Summary, short
 from capsedge.runtime.tensors import check_rows, fits
-from capsedge.runtime.vision.inputs import ImageInput, Images, OneImage
+from capsedge.runtime.typical_input import Floats, Measurements, TypicalInput, measure, measure_all
 
 CONFIDENT = 0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 DEFAULT_THRESHOLD = CONFIDENT

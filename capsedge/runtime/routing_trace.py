@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
-from capsedge.runtime.summary import Row, Summarized, Summary, short
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.spec import limits
 
 PREFIX = "trace/"  # of the names of its outputs
 ROUTINGS = ("dynamic", "em", "attention", "self-attention")

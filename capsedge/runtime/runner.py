@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.backends.backend import Backend, BatchRange, DeviceBackend, closed_error
-from capsedge.runtime.files import limits
 from capsedge.runtime.tensors import (
     LARGEST,
     AnyArray,
@@ -22,6 +21,7 @@ from capsedge.runtime.tensors import (
     fixed_bytes,
     stacked,
 )
+from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.device_array import DeviceArray

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
+from capsedge.spec import limits
 
 # Scores [N, J]; with axes of 1 between or behind; class capsules [N, J, P], whose lengths are the scores.
 AS_IT_IS, FLAT, CAPSULES = "as it is", "flat", "capsules"

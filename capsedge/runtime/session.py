@@ -15,14 +15,14 @@ from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, Port
 from capsedge.runtime.capabilities import Capabilities
 from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_of
-from capsedge.runtime.files import limits
+from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import OutputRoles, Prediction
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
 from capsedge.runtime.routing_trace import Trace, traced
 from capsedge.runtime.runner import Runner, run_size
-from capsedge.runtime.summary import Row, Summarized, Summary, short
 from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text
-from capsedge.runtime.vision.inputs import ImageInput, Images, OneImage
+from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from capsedge.verification.certificate import Certificate, Link
-from capsedge.verification.compare import verify
+from capsedge.verification.verify import verify
 
 __all__ = ["Certificate", "Link", "verify"]

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.nvidia.conftest import ROOT, Build, process
 
 pytestmark = pytest.mark.tensorrt_rtx

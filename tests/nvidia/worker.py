@@ -19,8 +19,8 @@ from capsedge.exporters.tensorrt import BuildOptions, build
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_for
-from capsedge.runtime.passport import TENSORRT_RTX
-from capsedge.runtime.reading.node_names import merged, places_in
+from capsedge.runtime.engine_metadata import TENSORRT_RTX
+from capsedge.runtime.onnx_file.layer_map import merged, places_in
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:

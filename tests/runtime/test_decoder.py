@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
-from capsedge import samples, zoo
 from capsedge.errors import ShapeError, UsageError
+from capsedge.runtime import zoo
+from capsedge.runtime import zoo as samples
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.decoder import Decoder, Uncuttable, cut
 from tests.runtime.models import capsule_model, save

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from capsedge.exporters.tensorrt.engine_file import BuildOptions, BuildReport, build
+from capsedge.exporters.tensorrt.build import BuildOptions, BuildReport
+from capsedge.exporters.tensorrt.build import write_engine as build
 
 __all__ = ["BuildOptions", "BuildReport", "build"]

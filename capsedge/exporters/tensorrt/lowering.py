@@ -1,4 +1,5 @@
-"""What TensorRT's parser gets: never a model-local function, which its versions treat differently.
+"""What TensorRT's parser gets: never a model-local function, which its versions treat
+differently.
 
 *native* is standard operators only. *fused* keeps the capsule operators that the plugin library has, marked
 for its registry; the others become standard operators.
@@ -6,22 +7,37 @@ for its registry; the others become standard operators.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, inliner, numpy_helper
 
-from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.graph.first_pass import without_parents
+from capsedge.errors import ParityError, UnsupportedModelError, UsageError
+from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import inline_functions
-from capsedge.graph.proto import constants_of, copy_of, operator_nodes, opset_of, replace, set_opset
-from capsedge.graph.shapes import keep_signature
-from capsedge.graph.simplify import simplify
+from capsedge.graph.proto import (
+    constants_of,
+    copy_of,
+    keep_signature,
+    operator_nodes,
+    opset_of,
+    replace,
+    set_opset,
+)
+from capsedge.graph.rewrites import without_parents
+from capsedge.runtime.backends.engine_layers import Layer, computing
 from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
-from capsedge.runtime.cascade import CASCADE_KEY
-from capsedge.schema.names import DOMAIN, operator_of
-from capsedge.schema.operators import OPERATORS
+from capsedge.runtime.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.engine_metadata import PRECISIONS
+from capsedge.runtime.onnx_file.layer_map import node_name, places
+from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+
+# What TensorRT's parser gets: never a model-local function, which its versions treat differently
+
 
 _INLINED = "capsedge.inlined"
 _QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
@@ -104,7 +120,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
 def _prepared(model: onnx.ModelProto, mark: Mapping[str, str] | None = None) -> onnx.ModelProto:
     """A copy without functions and without what reaches no output, its plugins marked.
 
-    Constants are folded before (``graph.simplify``): GraphSurgeon folds with ONNX Runtime, which
+    Constants are folded before (``graph.cleanup``): GraphSurgeon folds with ONNX Runtime, which
     `capsedge build` does without.
 
     Args:
@@ -217,3 +233,129 @@ def _batches(model: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
     given = {t.name for t in model.graph.initializer}
     shapes = [v.type.tensor_type.shape for v in model.graph.input if v.name not in given]
     return [shape.dim[0] for shape in shapes if shape.dim]
+
+
+# Names for the nodes given to TensorRT, by the layers of the model; an engine's layers report
+# them
+
+
+def name_nodes(model: onnx.ModelProto, source: Path) -> None:
+    """Name the nodes of a lowered model after the layers of the file that it was made from.
+
+    Nodes of files that do not name their layers keep their names.
+    """
+    running = Graph(nodes=[_node(node) for node in model.graph.node])
+    found = places(read_structure(source), running)
+    for number, (node, place) in enumerate(zip(model.graph.node, found, strict=True)):
+        if place.group:
+            node.name = node_name(place, node.op_type, number)
+
+
+def _node(node: onnx.NodeProto) -> Node:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return Node(
+        op=node.op_type,
+        domain=node.domain,
+        overload=node.overload,
+        name=node.name,
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        attributes=attributes,
+        bodies=(),
+    )
+
+
+# The precision that was asked for, and the one that TensorRT built: read back, never assumed
+
+
+# What a file of each precision must and may compute in; FP32 is everywhere for what has to stay in it.
+_NEEDED = {"fp32": {"FP32"}, "fp16": {"FP16"}, "int8": {"INT8"}, "mixed": {"FP16", "INT8"}}
+_STRANGE = {"fp32": {"FP16", "BF16", "FP8", "INT8"}, "fp16": {"INT8", "FP8"}}
+_COUNTED = {"FP32", "FP16", "BF16", "FP8", "INT8"}
+
+
+def of_model(model: onnx.ModelProto) -> str:
+    """What a graph's types say: ``fp32``, ``fp16``, ``int8``, or ``mixed`` for both of the last."""
+    quantized = any(n.op_type == "DequantizeLinear" for n in model.graph.node)
+    types = {t.data_type for t in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Cast":
+            types |= {a.i for a in node.attribute if a.name == "to"}
+    half = bool(types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+    if quantized:
+        return "mixed" if half else "int8"
+    return "fp16" if half else "fp32"
+
+
+def resolve(asked: str | None, model: onnx.ModelProto) -> str:
+    """The precision to build, which is always the file's own.
+
+    Args:
+        asked: by the caller; None takes what the file has.
+
+    Raises:
+        UsageError: the file has another one.
+    """
+    found = of_model(model)
+    if asked is None or asked == found or (asked == "int8" and found == "mixed"):
+        return asked or found
+    if asked not in PRECISIONS:
+        raise UsageError(f"Unknown precision '{asked}'.", "", f"Known: {', '.join(PRECISIONS)}.")
+    raise UsageError(
+        f"The model is {found}, not {asked}.",
+        "TensorRT computes in the types of the graph; capsedge changes them before building, with "
+        "calibration images and a comparison.",
+        "Export the model again with `capsedge export`."
+        if asked == "fp32"
+        else f"Make the file first: `capsedge quantize MODEL.onnx --precision {asked} --target tensorrt`.",
+    )
+
+
+def count(layers: Iterable[Layer]) -> dict[str, int]:
+    """How many computing layers have data of each floating-point or INT8 type."""
+    counts: Counter[str] = Counter()
+    for layer in computing(layers):
+        counts.update(layer.types & _COUNTED)
+    return dict(sorted(counts.items()))
+
+
+def count_products(layers: Iterable[Layer]) -> dict[str, int]:
+    """How many convolutions and matrix products compute with inputs of each type."""
+    counts: Counter[str] = Counter()
+    for layer in layers:
+        if layer.is_product:
+            counts.update(layer.input_types & _COUNTED)
+    return dict(sorted(counts.items()))
+
+
+def compare(asked: str, layers: Sequence[Layer]) -> None:
+    """Check that the engine has the requested precision.
+
+    INT8 means a convolution or a matrix product with INT8 inputs: a quantizer alone has INT8 data too, and
+    computes nothing.
+
+    Raises:
+        ParityError: a type that was asked for is not in the engine, or one that was not is.
+    """
+    counts, products = count(layers), count_products(layers)
+    found = {kind for kind in counts if kind != "INT8"} | ({"INT8"} & set(products))
+    absent = sorted(_NEEDED[asked] - found)
+    extra = sorted(_STRANGE.get(asked, {"FP8"}) & set(counts))
+    if not absent and not extra:
+        return
+    words = [
+        "none with INT8 inputs among the convolutions and matrix products"
+        if kind == "INT8"
+        else f"none with {kind}"
+        for kind in absent
+    ] + [f"{kind} was not requested" for kind in extra]
+    unknown = sum(not layer.types for layer in computing(layers))
+    if unknown:
+        words.append(f"TensorRT does not report the types of {unknown} layers")
+    listed = ", ".join(f"{n} layers with {kind}" for kind, n in counts.items()) or "no layer"
+    raise ParityError(
+        f"TensorRT did not build the requested precision: {asked}.",
+        f"It built {listed}; {'; '.join(words)}.",
+        "Nothing was written. Check the file's types with `capsedge inspect`, and report this with "
+        "the version of TensorRT.",
+    )

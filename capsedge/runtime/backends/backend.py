@@ -1,4 +1,4 @@
-"""What a session needs from the backend that runs its model; ``BACKENDS`` of this folder lists the backends.
+"""Backend protocol, Port, Capabilities, RuntimeOptions.
 
 Every backend is a `Backend`. What only some can do is a protocol of its own (`DeviceBackend`,
 `PartialBackend`, `ProfiledBackend`), and who needs it asks with ``isinstance``.
@@ -6,8 +6,9 @@ Every backend is a `Backend`. What only some can do is a protocol of its own (`D
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.engine_metadata import Passport, is_engine
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.passport import Passport, is_engine
-from capsedge.runtime.reading.onnx_file import read_bytes
+from capsedge.runtime.onnx_file.summary import read_bytes
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.device_array import DeviceArray
-    from capsedge.runtime.reading.onnx_structure import Structure
+    from capsedge.runtime.onnx_file.structure import Structure
+
+
+# What a session needs from the backend that runs its model; ``BACKENDS`` of this folder lists the
+# backends
+
 
 OPS = ("auto", "fused", "portable")
 MAX_THREADS = 1024
@@ -316,3 +322,19 @@ def closed_error(path: Path) -> UsageError:
         "It ended with its `with` block, or with close().",
         "Load the model again: capsedge.load(...).",
     )
+
+
+# --- The cores that this process may use ---
+
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use; logical ones where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    with suppress(OSError):
+        return len({Path(_SIBLINGS.format(cpu)).read_text() for cpu in allowed})
+    return len(allowed)

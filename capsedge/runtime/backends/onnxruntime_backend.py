@@ -1,4 +1,4 @@
-"""ONNX Runtime: the only place where `capsedge.load` uses its API.
+"""ONNX Runtime: sessions, providers, versions.
 
 Profiling's plain peers, the exporter's check and the reading of executed precision run sessions of their own;
 ``tests/test_layers.py`` lists them all.
@@ -6,39 +6,51 @@ Profiling's plain peers, the exporter's check and the reading of executed precis
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends import onnxruntime_versions as versions
-from capsedge.runtime.backends import providers
 from capsedge.runtime.backends.backend import (
     BatchRange,
+    Event,
     Feeds,
     ModelFile,
     Port,
     ProfiledRuns,
+    Recording,
     RuntimeOptions,
     closed_error,
     parse_device,
 )
 from capsedge.runtime.backends.native_library import library_for
-from capsedge.runtime.files import limits
+from capsedge.runtime.engine_metadata import Passport
+from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.passport import Passport
-from capsedge.runtime.reading import onnx_file
-from capsedge.runtime.reading.onnx_file import OnnxSummary
-from capsedge.schema.names import DOMAIN, FAMILIES_KEY, families
+from capsedge.runtime.onnx_file import summary as onnx_file
+from capsedge.runtime.onnx_file.structure import read_structure
+from capsedge.runtime.onnx_file.summary import OnnxSummary
+from capsedge.spec import limits
+from capsedge.spec.operators import DOMAIN, FAMILIES_KEY, families
 
 if TYPE_CHECKING:
     import onnxruntime
+    from typing_extensions import Self
+
+
+# --- ONNX Runtime: the only place where `capsedge.load` uses its API ---
+
 
 _FATAL = (
     4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
@@ -148,7 +160,7 @@ class How:
     threads: int | None = None
     library: Path | None = None
     nodes: tuple[str, ...] = ()
-    provider: str = providers.CPU
+    provider: str = onnxruntime_versions.CPU
     gpu: int | None = None
 
     def session_options(self, ort: Any) -> Any:
@@ -203,35 +215,35 @@ class OnnxRuntimeBackend:
         mixed: bool = False,
     ) -> None:
         ort = import_onnxruntime()
-        providers.check_available(ort, how.provider)
+        onnxruntime_versions.check_available(ort, how.provider)
         options = how.session_options(ort)
 
         def load() -> onnxruntime.InferenceSession:
             return ort.InferenceSession(
                 data,
                 options,
-                providers=providers.chain(how.provider, how.gpu),
+                providers=onnxruntime_versions.chain(how.provider, how.gpu),
                 enable_fallback=0,  # it would print, and try the same provider again
             )
 
         if how.gpu is not None:
-            options.add_session_config_entry(providers.NO_FALLBACK, "1")
+            options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "1")
         try:
             session = load()
             self.inputs = _ports(session.get_inputs())
             self.outputs = _ports(session.get_outputs())
         except Exception as error:
-            if providers.fell_back(error):
+            if onnxruntime_versions.fell_back(error):
                 # Either the provider did not start at all, or it does not support every node.
-                options.add_session_config_entry(providers.NO_FALLBACK, "0")
-                providers.check_used(load(), how.provider)
-                raise providers.refused(str(path), how.provider) from error
+                options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "0")
+                onnxruntime_versions.check_used(load(), how.provider)
+                raise onnxruntime_versions.refused(str(path), how.provider) from error
             raise ArtefactError(
                 f"ONNX Runtime {ort.__version__} cannot load {path}.",
                 _first_line(error),
                 "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
             ) from error
-        providers.check_used(session, how.provider)
+        onnxruntime_versions.check_used(session, how.provider)
         self._session: onnxruntime.InferenceSession | None = session
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _FATAL
@@ -264,7 +276,7 @@ class OnnxRuntimeBackend:
                 "Leave it out.",
             )
         gpu = parse_device(options.device or "cpu")
-        provider = providers.resolve(options.provider, gpu)
+        provider = onnxruntime_versions.resolve(options.provider, gpu)
         if gpu is not None:
             if ops == "fused":
                 raise UsageError(
@@ -304,7 +316,6 @@ class OnnxRuntimeBackend:
 
     def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
         """This model, and a copy of it that ONNX Runtime's profiler times."""
-        from capsedge.runtime.backends.onnxruntime_profiler import ProfiledSession
 
         if self.closed:
             raise closed_error(self._path)
@@ -334,3 +345,121 @@ def _first_line(error: BaseException, limit: int = 300) -> str:
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+# ONNX Runtime with its own profiler: a copy of a model whose sessions report the time of each
+# operator
+
+
+_SUFFIX = "_kernel_time"
+
+
+class ProfiledSession:
+    """A second session for a model, with ONNX Runtime's profiler on: `ProfiledRuns`.
+
+    Use as a context manager: its files are written to a temporary folder.
+
+    Args:
+        model: the ONNX file.
+        how: how it runs.
+        feeds: the inputs.
+        plain: runs the model on them in the first session.
+        keep_graph: whether to read back the optimized graph.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        how: How,
+        feeds: Feeds,
+        plain: Callable[[], object],
+        keep_graph: bool = True,
+    ) -> None:
+        ort = import_onnxruntime()
+        self._feeds, self._plain, self._on_host = feeds, plain, how.gpu is None
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(temporary_folder())
+        self._graph = folder / "optimized.onnx"
+        try:
+            options = how.session_options(ort)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(folder / "events")
+            if keep_graph:
+                options.optimized_model_filepath = str(self._graph)
+            chosen = onnxruntime_versions.chain(how.provider, how.gpu)
+            self._session = ort.InferenceSession(model, options, providers=chosen)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def plain(self) -> None:
+        """Run without the profiler."""
+        self._plain()
+
+    def profiled(self) -> None:
+        """Run with the profiler."""
+        self._session.run(None, self._feeds)
+
+    def finish(self) -> Recording:
+        """Stop the profiler and read its output.
+
+        Raises:
+            EnvironmentProblem: it could not write all of its output.
+        """
+        try:
+            events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise EnvironmentProblem(
+                "The profile of ONNX Runtime is not complete.",
+                "It writes to the folder of temporary files, which may be full or limited.",
+                "Free some space, or name another folder: TMPDIR=/path.",
+            ) from error
+        graph = read_structure(self._graph) if self._graph.is_file() else None
+        return Recording(_runs(events), graph, timed_on_host=self._on_host)
+
+
+def _runs(events: list[dict[str, Any]]) -> list[list[Event]]:
+    """Operators by run. ONNX Runtime writes the event of a run after those of its operators."""
+    runs: list[list[Event]] = []
+    current: list[Event] = []
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(_SUFFIX):
+            current.append(_event(event))
+        elif event.get("name") == "model_run":
+            runs.append(current)
+            current = []
+    return runs
+
+
+def _event(raw: dict[str, Any]) -> Event:
+    args = raw["args"]
+    outputs = tuple(
+        (kind, tuple(int(d) for d in shape))
+        for entry in args.get("output_type_shape", ())
+        for kind, shape in entry.items()
+    )
+    return Event(
+        name=raw["name"].removesuffix(_SUFFIX),
+        kind=args.get("op_name", ""),
+        start=raw["ts"],
+        duration=raw["dur"],
+        provider=args.get("provider", "").removesuffix("ExecutionProvider"),
+        outputs=outputs,
+        arena=_integer(args.get("mem_bytes_requested_in_use")),
+        arena_delta=_integer(args.get("mem_requested_in_use_delta")),
+    )
+
+
+def _integer(text: str | None) -> int | None:
+    return None if text is None else int(text)

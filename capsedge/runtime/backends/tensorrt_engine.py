@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.runtime import passport as passports
+from capsedge.runtime import engine_metadata as passports
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.cuda import Cuda, load_cuda

@@ -14,8 +14,8 @@ from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.backends.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.backends.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.backends.native_library import named_or_installed
-from capsedge.runtime.passport import Machine, Passport, check
-from capsedge.schema.operators import OPERATORS
+from capsedge.runtime.engine_metadata import Machine, Passport, check
+from capsedge.spec.operators import OPERATORS
 
 OLDEST = (10, 3)
 NAMESPACES = ("capsedge", "")  # where a registry may keep our creators

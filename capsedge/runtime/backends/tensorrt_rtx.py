@@ -14,10 +14,10 @@ from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.backends.tensorrt_library import import_tensorrt
-from capsedge.runtime.passport import TENSORRT_RTX
+from capsedge.runtime.engine_metadata import TENSORRT_RTX
 
 MODULES = ("tensorrt_rtx_bindings", "tensorrt_rtx")  # NVIDIA's wheels, and its archives
-OLDEST = (1, 7)
+OLDEST_RTX = (1, 7)
 HOW_TO_GET = "pip install 'capsedge[rtx]'"
 # Every RTX GPU from Ampere to Blackwell, as TensorRT-RTX builds by default; 8.0, 7.5 and 12.1 on request.
 DEFAULT_CAPABILITIES = ("8.6", "8.9", "12.0")
@@ -48,10 +48,10 @@ def import_tensorrt_rtx() -> Any:
             HOW_TO_GET,
         )
     version = tuple(int(part) for part in trt.__version__.split(".")[:2])
-    if version < OLDEST:
+    if version < OLDEST_RTX:
         raise EnvironmentProblem(
             f"TensorRT-RTX {trt.__version__} is too old.",
-            f"capsedge builds and runs engines with TensorRT-RTX {OLDEST[0]}.{OLDEST[1]} or later.",
+            f"capsedge builds and runs engines with TensorRT-RTX {OLDEST_RTX[0]}.{OLDEST_RTX[1]} or later.",
             HOW_TO_GET,
         )
     return trt

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsedge.runtime.files import limits
-from capsedge.runtime.files.opening import FILE, FOLDER, kind, listing, opened
+from capsedge.runtime.files.reading import FILE, FOLDER, kind, listing, opened
+from capsedge.spec import limits
 
 HEAD_BYTES = 4096
 _CONFIG_KEY = b"capsedge.config"  # in the header of our safetensors checkpoints
@@ -278,7 +278,7 @@ def _text(head: bytes) -> str | None:
 
 def _archive(file: io.BufferedReader) -> str:
     # Not at the top: models are no archives, and zipfile takes time to import.
-    from capsedge.runtime.files.archive_formats import key_of
+    from capsedge.runtime.files.archives import key_of
 
     return key_of(file)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from capsedge.runtime.files import limits
+from capsedge.spec import limits
 
 
 class BadPickle(ValueError):

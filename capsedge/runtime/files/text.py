@@ -1,9 +1,12 @@
-"""Text from files and file names, made harmless before it is displayed."""
+"""Text made harmless; numbers as text."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+
+# --- Text from files and file names, made harmless before it is displayed ---
+
 
 # Joiners, which emoji and Persian names need; unlike other invisible characters, they reorder nothing.
 _JOINERS = "\u200c\u200d"
@@ -44,3 +47,33 @@ def markdown(text: object) -> str:
     plain = printable(text)
     plain = _MARKS.sub(lambda found: "\\" + found[0], plain)
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+# --- Numbers as readable text: times, sizes, counts ---
+
+
+def size(count: float | None) -> str:
+    """Bytes."""
+    if count is None:
+        return "-"
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def quantity(count: float) -> str:
+    """A large number with a prefix: ``3.2 M``."""
+    amount = float(count)
+    for unit in ("", " k", " M", " G"):
+        if abs(amount) < 1000:
+            return f"{amount:.0f}" if not unit else f"{amount:.3g}{unit}"
+        amount /= 1000
+    return f"{amount:.3g} T"
+
+
+def milliseconds(value: float) -> str:
+    """A time in milliseconds with three significant digits or more."""
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"

@@ -1,4 +1,5 @@
-"""The only place that writes files, completely or not at all: under a temporary name, which is then renamed.
+"""Write a file or folder completely or not at all; refuse outputs that are inputs; what callers
+may pass as a file.
 
 Only plain files are replaced. A symbolic link stays, and the file that it points to is replaced; the older
 file's mode and owner are kept.
@@ -8,14 +9,19 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from capsedge.errors import ArtefactError, CapsedgeError, EnvironmentProblem, UsageError
-from capsedge.runtime.files import opening, system
+from capsedge.runtime.files import reading
+
+# The only place that writes files, completely or not at all: under a temporary name, which is
+# then renamed
+
 
 # Errors caused by the chosen path; all others are failures of the machine.
 _PLACE = frozenset(
@@ -54,7 +60,7 @@ def written(target: Path | str) -> Iterator[BinaryIO]:
         with open(handle, "wb", closefd=False) as file:
             yield file
         if older is not None:
-            system.take_over(handle, older)
+            reading.take_over(handle, older)
 
 
 def write_text(target: Path | str, text: str) -> None:
@@ -85,13 +91,13 @@ def check_creatable(folder: Path) -> None:
         UsageError: something else is in its way, or the folder above may not be written.
     """
     above = folder
-    while (found := opening.kind(above)) is None and above != above.parent:
+    while (found := reading.kind(above)) is None and above != above.parent:
         above = above.parent
-    if found != opening.FOLDER or not os.access(above, os.W_OK | os.X_OK):
+    if found != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(
             f"Cannot create the folder {folder}.",
             f"You may not write in the folder {above}."
-            if found == opening.FOLDER
+            if found == reading.FOLDER
             else f"{above} is a {found}, not a folder.",
             "Choose another place.",
         )
@@ -166,7 +172,7 @@ def temporary_folder() -> Iterator[Path]:
                 isinstance(error, ArtefactError) and error.__cause__ is not None
             ):
                 raise
-            if (isinstance(error, OSError) and error.errno in FULL) or system.is_full(name):
+            if (isinstance(error, OSError) and error.errno in FULL) or reading.is_full(name):
                 raise _no_space(error, name) from error
             raise
 
@@ -180,7 +186,7 @@ def sha256(path: Path | str) -> str:
     import hashlib
 
     digest = hashlib.sha256()
-    with opening.opened(path) as f:
+    with reading.opened(path) as f:
         while block := f.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -199,8 +205,8 @@ def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
             older = os.stat(target)
         place = Path(os.path.realpath(target))
         if older is not None:
-            found = opening.kind(target)
-            if found != opening.FILE:
+            found = reading.kind(target)
+            if found != reading.FILE:
                 raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a file.")
         if _of_kernel(target):
             raise UsageError(
@@ -208,8 +214,8 @@ def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
                 "It is a name of the kernel for an open file.",
                 "Name a file.",
             )
-        folder = opening.kind(place.parent)
-        if folder != opening.FOLDER:
+        folder = reading.kind(place.parent)
+        if folder != reading.FOLDER:
             raise UsageError(
                 f"Cannot write {target}.",
                 f"There is no folder {place.parent}."
@@ -253,7 +259,7 @@ def failing(target: Path | str, what: str = "") -> Iterator[None]:
             "Nothing was left behind. Free some space or choose another place.",
         ) from error
     except ValueError as error:
-        opening.check_name(target, error)
+        reading.check_name(target, error)
         raise
 
 
@@ -269,13 +275,13 @@ def _replacing(place: Path, fresh: bool) -> Iterator[int]:
         name = place.parent / f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
         handle = -1
         try:
-            handle = os.open(name, system.CREATE, mode)
-            system.lock(handle)
+            handle = os.open(name, reading.CREATE, mode)
+            reading.lock(handle)
             if os.fstat(handle).st_nlink == 0:
                 continue  # removed as stale before it was locked
             yield handle
             os.fsync(handle)
-            if not system.RENAMES_OPEN_FILES:
+            if not reading.RENAMES_OPEN_FILES:
                 os.close(handle)
                 handle = -1
             os.replace(name, place)
@@ -295,7 +301,7 @@ def _remove_stale(folder: Path) -> None:
                 continue
             with suppress(OSError):
                 if entry.is_file(follow_symlinks=False):
-                    system.remove_unused(entry.path)
+                    reading.remove_unused(entry.path)
 
 
 def _identity(path: Path | str) -> object:
@@ -344,3 +350,156 @@ def _no_space(error: Exception, folder: str) -> EnvironmentProblem:
         f"{why or error}.",
         "Free some space, or name another folder: TMPDIR=/path.",
     )
+
+
+# Writing a folder completely or not at all: under a temporary name beside its place, then renamed
+
+
+def write_folder(
+    target: Path, files: Mapping[str, bytes | Path], replaced: Collection[str]
+) -> None:
+    """Write a folder that holds exactly these files.
+
+    Args:
+        target: the folder; a link to one stays a link.
+        files: contents, or files to copy, by their paths in the folder, ``/`` between names.
+        replaced: the paths that an earlier folder may hold, as in `check_replaceable`.
+
+    Raises:
+        UsageError: the target is no folder, holds other files, or cannot be written.
+        EnvironmentProblem: the disk is full or failing; nothing is left behind.
+    """
+    check_replaceable(target, replaced)
+    place = Path(os.path.realpath(target))
+    with failing(target):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".capsedge-") as aside:
+            fresh, older = Path(aside, "new"), Path(aside, "old")
+            for name, content in files.items():
+                _write(fresh / name, content)
+            if place.exists():
+                os.rename(place, older)
+            try:
+                os.rename(fresh, place)
+            except BaseException:
+                if older.exists():
+                    os.rename(older, place)
+                raise
+
+
+def check_replaceable(target: Path, replaced: Collection[str]) -> None:
+    """Refuse a target that is no folder, or that holds more than what may be replaced.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    found = reading.kind(target)
+    if found is None:
+        return
+    if found != reading.FOLDER:
+        raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a folder.")
+    for folder, _, names in os.walk(target):
+        for name in names:
+            inner = Path(folder, name).relative_to(target).as_posix()
+            if inner not in replaced:
+                raise UsageError(
+                    f"Cannot replace the folder {target}.",
+                    f"It holds {inner}, which no earlier run wrote.",
+                    "Name a new or an empty folder.",
+                )
+
+
+def _write(path: Path, content: bytes | Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copyfile(content, path)
+    else:
+        path.write_bytes(content)
+
+
+# What callers pass as a file: a path, or for models the bytes too; anything else is refused in
+# words
+
+
+GivenModel: TypeAlias = "str | os.PathLike[str] | bytes"
+
+MODEL, MODEL_OR_BYTES = "the path of a model", "the path of a model or its bytes"
+WEIGHTS, DATA = "the path of a file of weights", "the path of a data set"
+OUTPUT, FILE, SESSION = "the path of a file to write", "the path of a file", "a session"
+
+_MODULE, _STATE, _ARRAY, _ONNX = "a module", "a state dict", "an array", "an ONNX model in memory"
+_BUILD = "Build the network, load the weights with load_state_dict, and "
+_FIXES = {
+    (MODEL, _MODULE): "Export it first: capsedge.export(module, 'model.onnx', example=...).",
+    (MODEL, _STATE): _BUILD + "export it: capsedge.export(module, 'model.onnx', example=...).",
+    (MODEL, _ARRAY): "Arrays are for a loaded model: capsedge.load('model.onnx').run(array).",
+    (MODEL, _ONNX): "Save it with onnx.save(model, 'model.onnx') and pass that path.",
+    (MODEL_OR_BYTES, _ONNX): "Pass model.SerializeToString().",
+    (WEIGHTS, _MODULE): "It is loaded already: pass it to capsedge.export.",
+    (WEIGHTS, _STATE): _BUILD + "pass it to capsedge.export; or save the weights with torch.save.",
+    (DATA, _ARRAY): "Save it with numpy.savez('data.npz', images=array) and pass that path.",
+}
+
+
+@contextmanager
+def as_file(model: GivenModel) -> Iterator[Path]:
+    """The model's file; for bytes one named ``model.onnx``, in a folder that is gone afterwards.
+
+    Raises:
+        UsageError: it is neither a path nor bytes.
+        EnvironmentProblem: the disk is full.
+    """
+    if not isinstance(model, bytes):
+        yield as_path(model, MODEL_OR_BYTES)
+        return
+    with temporary_folder() as folder:
+        path = folder / "model.onnx"
+        write_bytes(path, model)
+        yield path
+
+
+def as_path(given: object, wanted: str) -> Path:
+    """A path, from what a caller passed.
+
+    Args:
+        wanted: what should have been passed, one of the constants above.
+
+    Raises:
+        UsageError: it is not a path.
+    """
+    if isinstance(given, (str, os.PathLike)) and isinstance(os.fspath(given), str):
+        return Path(given)
+    raise refusal(given, wanted)
+
+
+def refusal(given: object, wanted: str) -> UsageError:
+    """The error for anything but what was wanted, with the way from one to the other if there is one."""
+    found = in_words(given)
+    usual = "Pass a string or a pathlib.Path."
+    if wanted == SESSION:
+        usual = "Load one: capsedge.load('model.onnx')."
+    of_models = _FIXES.get((MODEL, found), usual) if wanted == MODEL_OR_BYTES else usual
+    return UsageError(
+        f"{found[0].upper()}{found[1:]} is not {wanted}.",
+        "",
+        _FIXES.get((wanted, found), of_models),
+    )
+
+
+def in_words(value: object) -> str:
+    """What a value is, in words; frameworks' types are told by what they have, so none is imported."""
+    if value is None or isinstance(value, (str, os.PathLike)):
+        return "None" if value is None else "a path"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, Mapping):
+        weights = value and all(hasattr(v, "shape") for v in value.values())
+        return _STATE if weights else f"a value of type {type(value).__name__}"
+    for attribute, words in (
+        ("state_dict", _MODULE),
+        ("SerializeToString", _ONNX),
+        ("__array__", _ARRAY),
+    ):
+        if hasattr(value, attribute):
+            return words
+    return f"a value of type {type(value).__name__}"

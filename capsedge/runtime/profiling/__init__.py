@@ -7,8 +7,7 @@ comparison with peers, and the writers (markdown, HTML and PNG, trace).
 
 from __future__ import annotations
 
-from capsedge.runtime.profiling.profile_report import ProfileReport
-from capsedge.runtime.profiling.profiler import profile
-from capsedge.runtime.profiling.report_data import Run
+from capsedge.runtime.profiling.profile import ProfileReport, profile
+from capsedge.runtime.profiling.report import Run
 
 __all__ = ["ProfileReport", "Run", "profile"]

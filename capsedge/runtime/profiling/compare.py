@@ -23,9 +23,9 @@ from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
-from capsedge.runtime.machine.environment import installed_version
-from capsedge.runtime.profiling.driver import WORKER, Worker, write_inputs
-from capsedge.runtime.profiling.statistics import Statistics, summarize
+from capsedge.runtime.machine import installed_version
+from capsedge.runtime.profiling.startup import WORKER, Worker, write_inputs
+from capsedge.runtime.profiling.timing import Statistics, summarize
 from capsedge.runtime.profiling.worker import Limits, Specification
 
 ROUNDS = 5

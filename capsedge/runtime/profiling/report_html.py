@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.runtime.charts import (
+from capsedge.runtime.files.text import milliseconds, printable, quantity, size
+from capsedge.runtime.files.writing import write_text
+from capsedge.runtime.profiling import report_text
+from capsedge.runtime.profiling.compare import Comparison
+from capsedge.runtime.profiling.machine_peaks import Peaks
+from capsedge.runtime.profiling.operator_times import Operator
+from capsedge.runtime.profiling.report import OTHER, ReportData, Row, Run
+from capsedge.runtime.profiling.report_text import Table
+from capsedge.runtime.reporting import (
     TIP,
     caption,
     check_chart,
@@ -24,15 +32,6 @@ from capsedge.runtime.charts import (
     new_figure,
     save_figure,
 )
-from capsedge.runtime.files.text import printable
-from capsedge.runtime.files.writing import write_text
-from capsedge.runtime.profiling import tables
-from capsedge.runtime.profiling.compare import Comparison
-from capsedge.runtime.profiling.machine import Peaks
-from capsedge.runtime.profiling.operator_times import Operator
-from capsedge.runtime.profiling.report_data import OTHER, ReportData, Row, Run
-from capsedge.runtime.profiling.tables import Table
-from capsedge.runtime.quantities import milliseconds, quantity, size
 
 COLOURS = {  # of Okabe and Ito, safe for colour blindness
     "stem": "#0072B2",
@@ -159,9 +158,9 @@ def save_html(report: ReportData, path: Path) -> None:
         *map(_comparison, report.comparisons),
         *(_run(run, report.peaks) for run in report.runs),
         "<section><h2>All numbers</h2>",
-        _table(tables.latency(report.runs)),
-        _table(tables.startup(report.runs)),
-        f"<p>{escape(tables.peaks(report.peaks))}</p>" if report.peaks else "",
+        _table(report_text.latency(report.runs)),
+        _table(report_text.startup(report.runs)),
+        f"<p>{escape(report_text.peaks(report.peaks))}</p>" if report.peaks else "",
         "</section>",
     ]
     page = (
@@ -177,7 +176,7 @@ def save_html(report: ReportData, path: Path) -> None:
 
 def _run(run: Run, peaks: Peaks | None) -> str:
     stable = "" if run.stable.start is None else "The stable window is shaded. "
-    note = stable + tables.beyond_p99(run, "triangles at the top")
+    note = stable + report_text.beyond_p99(run, "triangles at the top")
     over_time = Chart("Latency over time", partial(_series, run), note)
     charts = "".join(map(_figure, [*_charts(run, peaks), over_time]))
     warnings = "".join(f"<li>{escape(w)}</li>" for w in run.warnings)
@@ -185,15 +184,15 @@ def _run(run: Run, peaks: Peaks | None) -> str:
         f"<section><h2>{escape(run.model)}, batch {run.batch}</h2>{_figures(run)}{_groups(run)}"
         + (f'<ul class="warnings">{warnings}</ul>' if warnings else "")
         + f'<div class="charts">{charts}</div>'
-        + _details("Networks", tables.networks(run))
-        + _details("Layers", tables.layers(run))
-        + _details("Groups", tables.groups(run))
+        + _details("Networks", report_text.networks(run))
+        + _details("Layers", report_text.layers(run))
+        + _details("Groups", report_text.groups(run))
         + "</section>"
     )
 
 
 def _comparison(found: Comparison) -> str:
-    table = tables.comparison(found)
+    table = report_text.comparison(found)
     versions = "; ".join(dict.fromkeys(entry.version for entry in found.entries))
     return (
         f"<section><h2>{escape(table.title)}</h2>{_figure(_side_by_side(found), captioned=False)}"
@@ -269,7 +268,7 @@ def _table(table: Table | None) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    fastest = any(cell.endswith(tables.FASTEST) for cell in cells[1:])
+    fastest = any(cell.endswith(report_text.FASTEST) for cell in cells[1:])
     marked = ' class="fastest"' if fastest else ""
     return f"<tr{marked}>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
 
@@ -281,7 +280,7 @@ def _charts(run: Run, peaks: Peaks | None) -> list[Chart]:
         Chart(
             f"Latency of {len(run.samples)} runs{beyond}",
             partial(_histogram, run),
-            tables.beyond_p99(run, "not drawn"),
+            report_text.beyond_p99(run, "not drawn"),
         )
     ]
     if run.operators is None:
@@ -309,7 +308,7 @@ def _entrants(found: Comparison, axis: Any) -> None:
     colours = [COLOURS["routing" if e is found.fastest else OTHER] for e, _ in timed]
     bars = axis.barh(range(len(timed)), [median for _, median in timed], color=colours)
     _names(axis, [_folded(entry.name, ENTRANT) for entry, _ in timed])
-    texts = [(f"{milliseconds(m)} ms", tables.standing(found, e)) for e, m in timed]
+    texts = [(f"{milliseconds(m)} ms", report_text.standing(found, e)) for e, m in timed]
     labels = axis.bar_label(
         bars, [", ".join(filter(None, t)) for t in texts], padding=3, fontsize=8
     )

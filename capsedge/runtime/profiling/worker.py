@@ -225,14 +225,14 @@ def _say(document: dict[str, Any]) -> None:
 def load_capsedge(s: Specification) -> tuple[Run, str]:
     """The runtime of this package."""
     from capsedge import __version__
+    from capsedge.runtime import machine
     from capsedge.runtime.load import load
-    from capsedge.runtime.machine import environment
 
     session = load(
         s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider
     )
     package = "onnxruntime" if session.backend.passport is None else "tensorrt"
-    below = f"{package} {environment.versions(package).get(package, 'unknown')}"
+    below = f"{package} {machine.versions(package).get(package, 'unknown')}"
     return session.run, f"capsedge {__version__} ({session.backend.ops}), {below}"
 
 
@@ -256,7 +256,7 @@ def _harmless(model: str, options: Any) -> str | bytes:
     """What ONNX Runtime loads: with this package, bytes that were checked and cannot open other files."""
     try:
         from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
-        from capsedge.runtime.reading.onnx_file import read_harmless
+        from capsedge.runtime.onnx_file.summary import read_harmless
     except ImportError:  # an interpreter that has the runtime alone
         return model
     keep_to_itself(options)

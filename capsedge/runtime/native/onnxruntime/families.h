@@ -1,4 +1,4 @@
-// Names of the capsule operators in a file: one name for one function body (capsedge/schema/names.py). ONNX Runtime
+// Names of the capsule operators in a file: one name for one function body (capsedge/spec/operators.py). ONNX Runtime
 // ignores the overloads of functions before 1.27, so a second body of DynamicRouting is named DynamicRouting_2.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace capsedge::ort {
 
 // Session option that the operator library reads: how many names of each operator have kernels.
-constexpr char kFamiliesKey[] = "capsedge.families";
+constexpr char kFamiliesKey[] = "capsedge.importers.families";
 
 // ONNX Runtime 1.27 is the first that tells functions apart by their overloads.
 constexpr int kOverloadsMinor = 27;

@@ -165,7 +165,7 @@ CustomOp describe(const OrtApi* api, const OperatorSpec& spec, size_t number, ON
 }
 
 // How many names of each operator get a kernel: `DynamicRouting` to `DynamicRouting_16`. A file gives every distinct
-// function body a name of its own (capsedge/schema/names.py); a name without a kernel runs as its body.
+// function body a name of its own (capsedge/spec/operators.py); a name without a kernel runs as its body.
 using Families = std::array<size_t, kOperatorCount>;
 constexpr size_t kUsual = 16;            // where the session's options say nothing
 constexpr size_t kMost = 256;            // of one operator

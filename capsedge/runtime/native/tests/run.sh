@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the native tests in one of their builds:
-#   runtime/native/tests/run.sh plain|old|asan|tsan|arm CASES [BUILD]
+#   capsedge/runtime/native/tests/run.sh plain|old|asan|tsan|arm CASES [BUILD]
 # CASES is a folder filled by `python -m tests.conformance dump CASES --dtype float32 --dtype float16`, and BUILD is
 # the build folder (default build/native-<kind>). `old` runs the plain build on emulated x86 processors without AVX
 # and without AVX-512. Exit code 77 means that a tool is missing; the message names it.

@@ -1,4 +1,4 @@
-// The CUDA runtime, opened at run time: devices, memory, streams, graphs (what runtime/backends/cuda.py calls).
+// The CUDA runtime, opened at run time: devices, memory, streams, graphs (what capsedge/runtime/backends/cuda.py calls).
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The decoder of a loaded file by itself: from the poses of class capsules to pictures (runtime/decoder.py).
+// The decoder of a loaded file by itself: from the poses of class capsules to pictures (capsedge/runtime/decoder.py).
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// The metadata of a model: the capsedge.* properties of its file (runtime/metadata.py).
+// The metadata of a model: the capsedge.* properties of its file (capsedge/runtime/metadata.py).
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// Typical input: spans of five measurements, outside of which there is nothing to see in an image (runtime/nothing.py).
+// Typical input: spans of five measurements, outside of which there is nothing to see in an image (capsedge/runtime/typical_input.py).
 // docs/reference/metadata.md ("Nothing to see") specifies the rule. Built without contraction, as preprocessing.
 #pragma once
 

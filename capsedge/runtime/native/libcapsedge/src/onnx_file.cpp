@@ -105,7 +105,7 @@ struct Found {
 };
 
 // What the exporter calls the poses of an iteration whose operators stand in the graph itself:
-// `DynamicRouting_iter1_pose__3`. As in runtime/reading/onnx_file.py.
+// `DynamicRouting_iter1_pose__3`. As in capsedge/runtime/onnx_file/summary.py.
 bool is_expanded_pose(std::string_view name) {
   const auto skip = [&](auto&& accepts) {
     size_t k = 0;
@@ -279,7 +279,7 @@ std::string varint_of(size_t value) {
 }
 
 // What a file of another format is, by its first bytes, for the formats most often given instead (Python's
-// runtime/files/formats.py knows more); empty if that is not known.
+// capsedge/runtime/files/formats.py knows more); empty if that is not known.
 std::string_view other_format(std::string_view bytes) {
   struct Signature {
     size_t at;

@@ -1,4 +1,4 @@
-// A first look into an ONNX file, before ONNX Runtime is handed its bytes: what runtime/reading/onnx_file.py does in Python,
+// A first look into an ONNX file, before ONNX Runtime is handed its bytes: what capsedge/runtime/onnx_file/summary.py does in Python,
 // with the same limits and the same words.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The messages of ONNX: the text of runtime/reading/wire.py, which says what it means.
+// The messages of ONNX: the text of capsedge/runtime/onnx_file/wire.py, which says what it means.
 #pragma once
 
 namespace capsedge::libcapsedge {

@@ -60,7 +60,7 @@ bool is_version(const std::string& text) {
   return !text.empty() && text.size() < 20 && std::all_of(text.begin(), text.end(), fits);
 }
 
-// Refuses operators of a later version that have no function body (Python: `_known_operators`, runtime/backends/native_library.py).
+// Refuses operators of a later version that have no function body (Python: `_known_operators`, capsedge/runtime/backends/native_library.py).
 void check_known_operators(const OnnxFile& file, const std::set<std::string>& missing, const std::string& name) {
   std::set<std::string> unknown;
   for (const std::string& type : missing)

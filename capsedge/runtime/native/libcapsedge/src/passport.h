@@ -1,4 +1,4 @@
-// The passport of a TensorRT engine, in NAME.engine.json beside it: runtime/passport.py, with the same rules and words.
+// The passport of a TensorRT engine, in NAME.engine.json beside it: capsedge/runtime/engine_metadata.py, with the same rules and words.
 #pragma once
 
 #include <map>

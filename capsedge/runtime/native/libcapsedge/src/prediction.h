@@ -1,4 +1,4 @@
-// The results for a batch of images (runtime/predictions.py), and the memory for it, kept from call to call.
+// The results for a batch of images (capsedge/runtime/predictions.py), and the memory for it, kept from call to call.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// From pixels to the input of a model: docs/reference/runtime.md ("Images", "Resizing") to the last bit, as runtime/vision/images.py
-// and runtime/vision/resize.py do it. Built without contraction, so that a product and a sum are rounded each on its own.
+// From pixels to the input of a model: docs/reference/runtime.md ("Images", "Resizing") to the last bit, as capsedge/runtime/images/preprocessing.py
+// and capsedge/runtime/images/preprocessing.py do it. Built without contraction, so that a product and a sum are rounded each on its own.
 #pragma once
 
 #include <array>

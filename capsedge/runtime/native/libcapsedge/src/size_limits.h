@@ -1,4 +1,4 @@
-// How large anything that comes from a file may be: those of runtime/files/limits.py that are needed here.
+// How large anything that comes from a file may be: those of capsedge/spec/limits.py that are needed here.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Running TensorRT engines on values of the host or of the GPU: runtime/backends/tensorrt_backend.py, in C++.
+// Running TensorRT engines on values of the host or of the GPU: capsedge/runtime/backends/tensorrt_backend.py, in C++.
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-// A TensorRT engine, loaded: its inputs and outputs, and its execution contexts; runtime/backends/tensorrt_engine.py, in C++.
+// A TensorRT engine, loaded: its inputs and outputs, and its execution contexts; capsedge/runtime/backends/tensorrt_engine.py, in C++.
 #pragma once
 
 #include <NvInferRuntime.h>
