@@ -41,6 +41,7 @@ lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p capsedge
+	$(BIN)/lint-imports
 
 test: lint ## Run the fast tests, in minutes; FOLDER=graph runs those of tests/graph
 	$(BIN)/python -m pytest -n auto --dist worksteal $(FOLDER:%=tests/%)

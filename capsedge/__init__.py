@@ -57,7 +57,12 @@ if TYPE_CHECKING:
     from capsedge.verification.verify import verify
     from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
 
-_MODULES = ("datasets", "models", "ops", "viz")
+_MODULES = {
+    "datasets": "capsedge.datasets",
+    "models": "capsedge.models",
+    "ops": "capsedge.models.ops",
+    "viz": "capsedge.viz",
+}
 _HOMES = {
     "load": "capsedge.runtime.load",
     "Session": "capsedge.runtime.session",
@@ -178,7 +183,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _MODULES:
-        return importlib.import_module(f"capsedge.{name}")
+        return importlib.import_module(_MODULES[name])
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

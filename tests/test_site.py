@@ -158,7 +158,7 @@ def test_search_works_from_a_folder(site: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("link", ["missing.md", "tutorial.md#missing"])
 def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
-    for name in ("tools", "capsedge", "runtime", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"):
+    for name in ("tools", "capsedge", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/tutorial.md").write_text("# Tutorial\n")

@@ -116,4 +116,4 @@ def test_every_package_is_marked() -> None:
     """One marker at the top covers all packages below it (PEP 561)."""
     assert (ROOT / "capsedge" / "py.typed").is_file()
     for top in ("runtime", "exporters", "calibration"):
-        assert (ROOT / "capsedge" / top).resolve() == ROOT / top
+        assert (ROOT / top).resolve() == ROOT / "capsedge" / top

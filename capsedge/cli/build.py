@@ -19,7 +19,7 @@ from capsedge.runtime.engine_metadata import path_of
 from capsedge.runtime.files.text import printable, size
 
 if TYPE_CHECKING:
-    from capsedge.exporters.tensorrt import BuildReport
+    from capsedge.exporters.tensorrt.build import BuildReport
     from capsedge.exporters.tensorrt.engine_builder import Listener
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

@@ -17,7 +17,7 @@ from capsedge.runtime.reporting import check_chart
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from capsedge.runtime.profiling import ProfileReport
+    from capsedge.runtime.profiling.profile import ProfileReport
     from capsedge.runtime.profiling.report_text import Table
     from capsedge.runtime.session import Session
 

@@ -16,7 +16,7 @@ from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.metadata import CLAIMED
 
 if TYPE_CHECKING:
-    from capsedge.verification import Certificate
+    from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify_ensemble import EnsembleCertificate
 
 LISTED = 10  # flips printed; the certificate lists more
@@ -102,7 +102,7 @@ def command(
     try:
         from capsedge.models.find import trained_checkpoint
         from capsedge.tolerance import parse
-        from capsedge.verification import verify
+        from capsedge.verification.verify import verify
         from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(

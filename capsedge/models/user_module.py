@@ -38,10 +38,7 @@ from capsedge.runtime.files.writing import sha256
 # errors
 
 
-_OURS = str(
-    Path(__file__).resolve().parents[1]
-)  # beside the rooms are tests and examples, not ours
-_ROOMS = ("capsedge",)
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple(
     {str(Path(sysconfig.get_paths()[k]).resolve()) for k in ("stdlib", "purelib", "platlib")}
     | {str(Path(torch.__file__).resolve().parent)}
@@ -172,8 +169,7 @@ def is_user_code(filename: str) -> bool:
     if filename.startswith("<"):
         return False
     path = str(Path(filename).resolve())
-    ours = any(path.startswith(f"{_OURS}/{room}/") for room in _ROOMS)
-    return not ours and not any(path.startswith(f"{place}/") for place in _LIBRARIES)
+    return not any(path.startswith(f"{place}/") for place in (_PACKAGE, *_LIBRARIES))
 
 
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from capsedge.errors import UsageError
 ROUTINGS = ("dynamic", "em", "attention")  # each with a model, digits-<routing>
 MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
 DEFAULT = MODELS[0]
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1] / "zoo"
 
 
 def zoo_checkpoint(name: str) -> Path:
@@ -82,4 +82,4 @@ def unknown_model(name: str) -> UsageError:
 
 def samples_folder() -> Path:
     """The folder with the sample images."""
-    return Path(__file__).parent
+    return _HERE / "samples"

@@ -21,6 +21,7 @@ from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.runtime.images.preprocessing import normalized, prepare
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.session import Session
+from capsedge.runtime.zoo import samples_folder
 
 # --- The inputs of a comparison: real samples, and hard cases that data sets do not contain ---
 
@@ -58,8 +59,7 @@ def shipped_samples(
         shape: shape of one input, ``(C, H, W)``.
     """
     parts = [generated(shape, prep, GENERATED)]
-    folder = Path(__file__).parents[1] / "samples"
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    files = sorted(p for p in samples_folder().rglob("*") if p.suffix.lower() in SUFFIXES)
     if prep is not None and prep.channels in (1, 3) and files:
         parts.insert(0, np.stack([prepare(file, prep) for file in files]))
     names = (*(f.name for f in files if len(parts) == 2), *(f"drawn {k}" for k in range(GENERATED)))

@@ -72,7 +72,7 @@ def test_timing_caches(environment: Mapping[str, str]) -> None:
 
 INTERRUPTED = """
 import sys
-from capsedge.exporters.tensorrt import BuildOptions, build
+from capsedge.exporters.tensorrt.build import BuildOptions, write_engine as build
 def report(share, phase, left):
     if share > 0.3:
         raise KeyboardInterrupt

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import CapsedgeError
-from capsedge.exporters.tensorrt import BuildOptions, build
+from capsedge.exporters.tensorrt.build import BuildOptions
+from capsedge.exporters.tensorrt.build import write_engine as build
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_for

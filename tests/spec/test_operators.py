@@ -104,7 +104,7 @@ def test_torch_operators_take_their_arguments_in_the_order_of_the_table() -> Non
     torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
     import inspect
 
-    import capsedge.models.ops
+    import capsedge
 
     defined = {o.torch for o in OPERATORS.values() if o.torch}
     assert defined == set(capsedge.ops.__all__) - {"decompositions", "exponential_squash"}

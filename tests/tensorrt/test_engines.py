@@ -25,7 +25,8 @@ from capsedge.errors import (
     UsageError,
 )
 from capsedge.exporters.export import export
-from capsedge.exporters.tensorrt import BuildOptions, BuildReport, build
+from capsedge.exporters.tensorrt.build import BuildOptions, BuildReport
+from capsedge.exporters.tensorrt.build import write_engine as build
 from capsedge.graph import proto
 from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.native_library import find_library
@@ -87,7 +88,7 @@ def test_engines_that_were_timed_for_another_power_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They run, and inspect says what they were timed for."""
-    for module in ("exporters.tensorrt.engine_file", "runtime.backends.engine_inspection"):
+    for module in ("exporters.tensorrt.build", "runtime.inspection"):
         monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
     built = make()
     assert built.passport.machine.power_mode == "MAXN_SUPER"

@@ -4,10 +4,3 @@
 (``worker``, ``startup``), statistics, operators and their layers, costs and the machine's peaks,
 comparison with peers, and the writers (markdown, HTML and PNG, trace).
 """
-
-from __future__ import annotations
-
-from capsedge.runtime.profiling.profile import ProfileReport, profile
-from capsedge.runtime.profiling.report import Run
-
-__all__ = ["ProfileReport", "Run", "profile"]

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.runtime.profiling import ProfileReport, Run, report_html, report_text
+from capsedge.runtime.profiling import report_html, report_text
+from capsedge.runtime.profiling.profile import ProfileReport
+from capsedge.runtime.profiling.report import Run
 from capsedge.runtime.profiling.timing import summarize
 from capsedge.runtime.reporting import TIP, new_figure
 

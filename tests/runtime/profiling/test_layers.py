@@ -9,8 +9,8 @@ import pytest
 
 import capsedge
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.profiling import ProfileReport
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
+from capsedge.runtime.profiling.profile import ProfileReport
 from tests.conftest import ROOT
 
 
