@@ -41,6 +41,7 @@ lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p capsedge
+	$(BIN)/lint-imports
 
 test: lint ## Run the fast tests, in minutes; FOLDER=graph runs those of tests/graph
 	$(BIN)/python -m pytest -n auto --dist worksteal $(FOLDER:%=tests/%)
@@ -60,8 +61,8 @@ test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machi
 	@echo "Installing Ray (240 MB) and pandas, beside the packages of the tests, in build/ray."
 	$(PYTHON) -m venv build/ray
 	$(call TORCH,build/ray)
-	build/ray/bin/python $(INSTALL) -r tests/batches/requirements.txt -e '.[dev]'
-	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/batches -m "slow or not slow"
+	build/ray/bin/python $(INSTALL) -r tests/serving/batch/requirements.txt -e '.[dev]'
+	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/serving/batch -m "slow or not slow"
 
 $(VENV)-serve/.ready: pyproject.toml tests/serving/constraints.txt
 	$(PYTHON) -m venv $(VENV)-serve
@@ -82,17 +83,17 @@ runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, 
 	$(BIN)/python -m tools.runtimes
 
 web: ## Build the npm package and the page of `capsedge deploy web` (needs Node.js 20.19 or later)
-	npm ci --prefix runtime/web --ignore-scripts
-	npm run lint --prefix runtime/web
-	npm run build --prefix runtime/web
-	npm ci --prefix runtime/web/page --ignore-scripts
-	npm run build --prefix runtime/web/page
+	npm ci --prefix capsedge/runtime/web --ignore-scripts
+	npm run lint --prefix capsedge/runtime/web
+	npm run build --prefix capsedge/runtime/web
+	npm ci --prefix capsedge/runtime/web/page --ignore-scripts
+	npm run build --prefix capsedge/runtime/web/page
 
 test-web: $(READY) web ## Test the npm package and the page in Node.js and Chromium
-	$(BIN)/python -m pytest -n 0 tests/web tests/page tests/deploy -m "slow or not slow"
+	$(BIN)/python -m pytest -n 0 tests/web tests/page tests/serving/deploy -m "slow or not slow"
 
 conformance: $(READY) ## Check an operator, OP=Squash: its tables, then every case on every backend; without OP all of them
-	$(BIN)/python -m pytest -n 0 tests/schema tests/ops tests/native/test_operators.py
+	$(BIN)/python -m pytest -n 0 tests/spec tests/models/ops tests/native/test_operators.py
 	$(BIN)/python -m tests.conformance test --filter '^${OP:%=%\(}'
 	$(BIN)/python -m tests.conformance gradient --backend torch --filter '^${OP:%=%\(}'
 
@@ -116,7 +117,7 @@ docs: $(DEMO) ## Build the documentation site in build/site
 	$(BIN)/python -m mkdocs build --strict
 
 cuda: ## Build the CUDA kernels in build/cuda, for every GPU that nvcc supports (CUDA_ARCHITECTURES=87 for one)
-	cmake -S runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
+	cmake -S capsedge/runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	cmake --build build/cuda --target capsedge_cuda
 
 format: $(READY) ## Format the code
@@ -124,4 +125,4 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the outputs of the targets
-	rm -rf $(VENV) $(VENV)-serve build out dist runtime/web/dist runtime/web/node_modules runtime/web/page/node_modules
+	rm -rf $(VENV) $(VENV)-serve build out dist capsedge/runtime/web/dist capsedge/runtime/web/node_modules capsedge/runtime/web/page/node_modules

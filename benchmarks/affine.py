@@ -29,14 +29,13 @@ from torch.nn.functional import affine_grid, cross_entropy, grid_sample, one_hot
 import capsedge
 from benchmarks.common import machine
 from capsedge.datasets import ImageSet, read_split
-from capsedge.exporters.to_onnx import export
+from capsedge.exporters.export import export
 from capsedge.models import build, get_config
-from capsedge.models.config import CapsuleConv, Conv, ModelConfig
-from capsedge.runtime.charts import new_figure, save_figure
-from capsedge.training import augment
-from capsedge.training.evaluation import to_input
-from capsedge.training.fast import fast_math
-from capsedge.training.losses import cross_entropy_loss, margin_loss, spread_loss
+from capsedge.models.configs import CapsuleConv, Conv, ModelConfig
+from capsedge.models.training import augment
+from capsedge.models.training.evaluate import to_input
+from capsedge.models.training.train import cross_entropy_loss, fast_math, margin_loss, spread_loss
+from capsedge.runtime.reporting import new_figure, save_figure
 
 SIDE, SHIFT, BATCH = 40, 6, 128
 PARAMETERS = 250_000

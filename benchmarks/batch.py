@@ -24,7 +24,7 @@ import numpy as np
 
 import capsedge
 from benchmarks.common import machine
-from capsedge.runtime.backends.cores import usable_cores
+from capsedge.runtime.backends.backend import usable_cores
 
 LOCAL, CLUSTER = "one process", "Ray"
 

@@ -21,8 +21,8 @@ import numpy as np
 
 import capsedge
 from benchmarks.common import machine
-from capsedge.calibration.doubt import Thresholds, margins_of
 from capsedge.datasets import ImageSet, read_images
+from capsedge.optimization.cascade_thresholds import Thresholds, margins_of
 from capsedge.runtime.session import Session
 
 BATCHES = (1, 8, 64)

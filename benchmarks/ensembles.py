@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 import capsedge
-from capsedge.runtime.backends.cores import usable_cores
+from capsedge.runtime.backends.backend import usable_cores
 
 ROUNDS = 200
 

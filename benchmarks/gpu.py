@@ -198,7 +198,7 @@ def model_rows(model: str, batches: list[int], folder: Path) -> Iterator[dict[st
     """A whole model through every peer that is here."""
     import torch
 
-    from capsedge.exporters.to_onnx import export
+    from capsedge.exporters.export import export
     from capsedge.models import build, get_config
 
     name, _, iterations = model.partition(":")
@@ -260,7 +260,8 @@ def on_provider(file: Path, batch: int, shape: tuple[int, ...]) -> dict[str, Any
 def on_tensorrt(file: Path, folder: Path, plugin: str, batch: int, images: Any) -> dict[str, Any]:
     """A TensorRT engine through the session, its input and outputs on the GPU."""
     import capsedge
-    from capsedge.exporters.tensorrt import BuildOptions, build
+    from capsedge.exporters.tensorrt.build import BuildOptions
+    from capsedge.exporters.tensorrt.build import write_engine as build
 
     target = folder / f"{file.stem}-{plugin}-{batch}.engine"
     options = BuildOptions(plugin=plugin, batch=(batch,) * 3, timing_cache=folder / "timings")

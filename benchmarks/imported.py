@@ -31,10 +31,9 @@ from torch import Tensor, nn
 
 import capsedge
 from benchmarks.common import machine
-from capsedge.exporters.user_code import on_cpu
-from capsedge.importing.against import matching
+from capsedge.importers.reference_check import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
-from capsedge.pipelines.own_module import ModuleSource, load_module
+from capsedge.models.user_module import ModuleSource, load_module, on_cpu
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, Entry, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
 
@@ -124,7 +123,7 @@ def measure(
             "author's PyTorch",
             Specification("torch", str(plain), "", threads=threads, module=source),
             network.name,
-            "capsedge.verification.torch_peer",
+            "capsedge.verification.reference",
         ),
     ]
     found = compare(entrants, {"images": example.numpy()}, Limits(0.3, seconds, 20), lambda _: None)

@@ -1,14 +1,13 @@
 """Public networks in their authors' sizes, in plain PyTorch: what `imported` runs without fetched files.
 
-The writings are those of the tests (`tests.families`); weights are random.
+The writings are those of the tests (`tests.importers.families`); weights are random.
 """
 
 from __future__ import annotations
 
-from torch import nn
-
 from tests.families.fsanet import FsaNet
 from tests.families.matrix_and_attention import Yl1993
+from torch import nn
 
 
 def yl_1993_small() -> nn.Module:

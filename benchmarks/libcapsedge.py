@@ -18,14 +18,14 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.common import machine
-from capsedge.runtime.machine.libcapsedge import find_embedding
-from capsedge.zoo import default_model
+from capsedge.runtime.backends.native_library import find_embedding
+from capsedge.runtime.zoo import default_model
 from tests.native.libcapsedge import onnxruntime_library
 from tests.runtime.models import capsule_model, save
 
 ROOT = Path(__file__).resolve().parent.parent
-NATIVE = ROOT / "runtime" / "native"
-SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
+NATIVE = ROOT / "capsedge" / "runtime" / "native"
+SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
 
 
 def compiled(source: Path, folder: Path, *flags: str) -> Path:

@@ -21,7 +21,7 @@ import capsedge
 from capsedge.datasets import read_split
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.session import Session
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 
 SIDE = 28
 Pixels = NDArray[np.uint8]

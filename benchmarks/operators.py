@@ -2,7 +2,7 @@
 
 The floor of a layer is the larger of two times: its multiply-adds at the rate at which this machine does
 multiply-adds out of registers, and its inputs, weights and outputs, each once, at the rate at which it reads
-memory. Both rates are measured in the same run by runtime/native/tests/floor.cpp, with as many threads.
+memory. Both rates are measured in the same run by capsedge/runtime/native/tests/floor.cpp, with as many threads.
 Multiply-adds are those of the procedure: every vote once, and what routing does with it in every iteration.
 Kernels make votes several times rather than store them; that counts against them.
 
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from benchmarks.common import machine, statistics
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.files.writing import write_bytes
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 Arrays = dict[str, NDArray[np.float32]]
@@ -215,7 +215,7 @@ def build_floor(folder: Path) -> Path:
     if compiler is None:
         sys.exit("no C++ compiler to measure the floor with: apt-get install g++")
     program = folder / "floor"
-    source = ROOT / "runtime" / "native" / "tests" / "floor.cpp"
+    source = ROOT / "capsedge" / "runtime" / "native" / "tests" / "floor.cpp"
     command = [compiler, "-std=c++17", "-O3", "-w", "-pthread", str(source), "-o", str(program)]
     subprocess.run(command, check=True)
     return program

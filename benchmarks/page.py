@@ -22,11 +22,11 @@ import numpy as np
 
 import capsedge
 from benchmarks.common import machine
-from capsedge.deploy.server import FolderServer
+from capsedge.serving.deploy.web_server import FolderServer
 from tests.conftest import ROOT
 from tests.page import browser
 
-SAMPLE = ROOT / "capsedge/samples/digit-7.png"
+SAMPLE = ROOT / "capsedge/zoo/samples/digit-7.png"
 ROUNDS = 3  # the page and its peer take turns
 
 

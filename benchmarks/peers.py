@@ -25,9 +25,9 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.common import machine, statistics
-from capsedge.runtime.charts import save_figure
 from capsedge.runtime.profiling.compare import TOLERANCE, Entrant, Entry, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.reporting import save_figure
 
 MODELS = (
     "capsnet-mnist:3",
@@ -59,10 +59,10 @@ def prepare(model: str, folder: Path, batch: int) -> np.ndarray:
     """Write the files that the peers load: a checkpoint, three exports; returns images."""
     import torch
 
-    from capsedge.checkpoint import save_checkpoint
-    from capsedge.exporters.to_onnx import export
-    from capsedge.graph.rewrites import Rewrites
+    from capsedge.exporters.export import export
+    from capsedge.graph import Rewrites
     from capsedge.models import build
+    from capsedge.models.checkpoint import save_checkpoint
 
     folder.mkdir()
     name, _, iterations = model.partition(":")

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import machine, replace_between
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.profiling.driver import Worker
+from capsedge.runtime.profiling.startup import Worker
 from capsedge.runtime.profiling.worker import Limits, Specification, take_times
 
 WORKER = Path(__file__).with_name("runtimes.py")
@@ -154,8 +154,8 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     """Export a model in both precisions; the INT8 files of untrained weights are made without a gate."""
     import capsedge
     from capsedge.datasets import from_iterable
-    from capsedge.exporters.to_onnx import export
-    from capsedge.pipelines.find import find_model
+    from capsedge.exporters.export import export
+    from capsedge.models.find import find_model
 
     source = find_model(model).model
     fused, portable = folder / f"{model}.onnx", folder / f"{model}.portable.onnx"
@@ -184,7 +184,7 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
 
 def write_int8(model: Path, output: Path, calibration: Any, target: str) -> Path:
     """A file with everything that the target's runtime can take in INT8, without a gate."""
-    from capsedge.calibration.source import Source, uniform
+    from capsedge.calibration.float_model import Source, uniform
 
     source = Source(model, runtime=None if target == "ort-cpu" else target)
     table = source.calibrate(calibration, "mse", None)
@@ -197,7 +197,7 @@ def write_program(source: Any, images: NDArray[np.float32], output: Path) -> Pat
     """The program of ``torch.export`` for images of one batch, in standard operators."""
     import torch
 
-    from capsedge.ops import decompositions
+    from capsedge.models.ops import decompositions
 
     exported = torch.export.export(_outputs_of(source), (torch.from_numpy(images),))
     torch.export.save(exported.run_decompositions(decompositions()), output)

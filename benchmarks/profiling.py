@@ -19,10 +19,10 @@ import numpy as np
 
 import capsedge
 from capsedge.runtime.backends.backend import Feeds, ProfiledBackend
+from capsedge.runtime.onnx_file.forecast import forecast
 from capsedge.runtime.profiling.operator_times import arena_peak, time_operators
-from capsedge.runtime.profiling.profiler import random_inputs
+from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.worker import timed_runs
-from capsedge.runtime.reading.forecast import forecast
 
 ROUNDS = 30
 

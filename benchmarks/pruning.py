@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 import capsedge
 from benchmarks.common import machine
-from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet, read_images
-from capsedge.graph.rewrites import Rewrites
+from capsedge.graph import Rewrites
+from capsedge.models.checkpoint import load_checkpoint
 from capsedge.runtime.session import Session
 
 PLAIN = "plain FP32 export of the parent"

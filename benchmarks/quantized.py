@@ -60,7 +60,7 @@ def library_default(plain: Path, output: Path, images: np.ndarray, only: list[st
 
 def ours(model: Path, output: Path, images: Any) -> None:
     """Quantize with capsedge, everything in INT8, without the gate."""
-    from capsedge.calibration.source import Source, uniform
+    from capsedge.calibration.float_model import Source, uniform
 
     source = Source(model)
     table = source.calibrate(images, "mse", None)
@@ -72,12 +72,12 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> np.ndarray
     """Write all files of a model; returns images."""
     import torch
 
-    from capsedge.checkpoint import load_checkpoint
     from capsedge.datasets import ImageSet
-    from capsedge.exporters.to_onnx import export
-    from capsedge.graph.rewrites import Rewrites
+    from capsedge.exporters.export import export
+    from capsedge.graph import Rewrites
     from capsedge.models import build
-    from capsedge.zoo import zoo_checkpoints
+    from capsedge.models.checkpoint import load_checkpoint
+    from capsedge.runtime.zoo import zoo_checkpoints
 
     torch.manual_seed(0)
     trained = {path.stem: path for path in zoo_checkpoints()}
@@ -128,7 +128,7 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
     """One row a file: decisions on the test images."""
     import onnxruntime
 
-    from capsedge.calibration import evaluate
+    from capsedge.calibration import accuracy as evaluate
     from capsedge.datasets import read_images
     from capsedge.runtime.load import load
 

@@ -24,8 +24,8 @@ import onnxruntime
 import torch
 
 from benchmarks.common import machine
-from capsedge.exporters.to_onnx import export
-from capsedge.graph.rewrites import Rewrites
+from capsedge.exporters.export import export
+from capsedge.graph import Rewrites
 from capsedge.models import build
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.profiling import worker
     from capsedge.runtime.profiling.worker import Loader, Run, Specification
 else:
-    _place = Path(__file__).parents[1] / "runtime" / "profiling" / "worker.py"
+    _place = Path(__file__).parents[1] / "capsedge" / "runtime" / "profiling" / "worker.py"
     _found = importlib.util.spec_from_file_location("capsedge_worker", _place)
     worker = sys.modules["capsedge_worker"] = importlib.util.module_from_spec(_found)
     _found.loader.exec_module(worker)
@@ -134,11 +134,11 @@ def load_torch(s: Specification) -> tuple[Run, str]:
     """
     import torch
 
-    from capsedge.checkpoint import load_checkpoint
-    from capsedge.ops import attention_routing, dynamic_routing, em_routing, squash
+    from capsedge.models.checkpoint import load_checkpoint
+    from capsedge.models.ops import attention, dynamic, em, squash
 
     torch.set_num_threads(s.threads)
-    for function in (attention_routing, dynamic_routing, em_routing, squash):
+    for function in (attention, dynamic, em, squash):
         module = sys.modules[function.__module__]
         module._op = module._define  # type: ignore[attr-defined]
     model: Any = load_checkpoint(Path(s.model))

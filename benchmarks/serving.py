@@ -33,7 +33,7 @@ from benchmarks.serving_faults import FAULTS, KILLED, beside, killing
 from benchmarks.serving_page import JSON, table, write_page
 from benchmarks.serving_servers import Server, build_example, running
 from benchmarks.serving_wire import Question, questions
-from capsedge import zoo
+from capsedge.runtime import zoo
 
 RESTART = 30.0  # seconds of the load during which the server is killed, for a slow machine
 PER_CLIENT = 0.002  # seconds more for each client, so that a thousand have several answers each

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import register_operators
-from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.onnx_file import summary
 
 
 class Tensor(BaseModel):
@@ -49,7 +49,7 @@ def session_of(path: Path, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     library, data = find_library(), path.read_bytes()
-    nodes = onnx_file.summarize(data, str(path)).capsedge_types
+    nodes = summary.summarize(data, str(path)).capsedge_types
     if library is not None and nodes:
         register_operators(options, library, nodes)
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.libcapsedge import compiled
-from capsedge.runtime.machine.libcapsedge import find_embedding
+from capsedge.runtime.backends.native_library import find_embedding
 from tests.native.libcapsedge import onnxruntime_library
 
 STARTS = 120.0  # seconds, on a slow machine

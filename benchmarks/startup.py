@@ -23,7 +23,7 @@ from benchmarks.common import machine
 ROOT = Path(__file__).resolve().parents[1]
 PEER = [sys.executable, "-c", "import onnxruntime"]
 COMMANDS = {
-    "--version": 0.5, "--help": 1.0, "infer capsedge/samples/digit-7.png": 2.0
+    "--version": 0.5, "--help": 1.0, "infer capsedge/zoo/samples/digit-7.png": 2.0
 }  # fmt: skip
 
 

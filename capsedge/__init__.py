@@ -17,17 +17,9 @@ TYPE_CHECKING = False  # importing typing for its own would take as long as ever
 if TYPE_CHECKING:
     from typing import Any
 
-    from capsedge import datasets, models, ops, viz
-    from capsedge.batches.api import batch
-    from capsedge.batches.report import BatchReport
-    from capsedge.calibration.api import quantize
-    from capsedge.calibration.report import QuantizationReport
-    from capsedge.checkpoint import load_checkpoint
-    from capsedge.deploy.kserve import deploy_kserve
-    from capsedge.deploy.report import WebDeployment
-    from capsedge.deploy.repository_report import KServeDeployment, TritonDeployment
-    from capsedge.deploy.triton import deploy_triton
-    from capsedge.deploy.web import deploy_web
+    from capsedge import datasets, models, viz
+    from capsedge.calibration.quantization_report import QuantizationReport
+    from capsedge.calibration.quantize import quantize
     from capsedge.errors import (
         ArtefactError,
         CapsedgeError,
@@ -38,32 +30,39 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
+    from capsedge.exporters.export import export
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.exporters.tensorrt.api import build
-    from capsedge.exporters.tensorrt.engine_file import BuildReport
-    from capsedge.exporters.to_onnx import export
-    from capsedge.importing.api import ImportReport, import_checkpoint
-    from capsedge.pipelines.cascade import cascade
-    from capsedge.pipelines.cascade_report import CascadeReport
-    from capsedge.pipelines.optimize import OptimizationReport, optimize
-    from capsedge.pruning.prune import prune
-    from capsedge.pruning.report import PruningReport
-    from capsedge.runtime.backends.engine_inspection import EngineInspection
+    from capsedge.exporters.tensorrt.build import BuildReport, build
+    from capsedge.importers.import_checkpoint import ImportReport, import_checkpoint
+    from capsedge.models import ops
+    from capsedge.models.checkpoint import load_checkpoint
+    from capsedge.optimization.cascade import CascadeReport, cascade
+    from capsedge.optimization.optimize import OptimizationReport, optimize
+    from capsedge.optimization.prune import prune
+    from capsedge.optimization.prune_report import PruningReport
     from capsedge.runtime.ensemble import Ensemble
-    from capsedge.runtime.inspect import inspect
+    from capsedge.runtime.inspection import EngineInspection, Inspection, inspect
     from capsedge.runtime.load import load
     from capsedge.runtime.metadata import Outputs, Preprocessing
     from capsedge.runtime.predictions import Prediction
-    from capsedge.runtime.profiling.profile_report import ProfileReport
-    from capsedge.runtime.profiling.profiler import profile
-    from capsedge.runtime.reading.inspection import Inspection
+    from capsedge.runtime.profiling.profile import ProfileReport, profile
     from capsedge.runtime.routing_trace import Trace, TracedLayer
     from capsedge.runtime.session import Session
+    from capsedge.serving.batch.batch import BatchReport, batch
+    from capsedge.serving.deploy.deployment import KServeDeployment, TritonDeployment, WebDeployment
+    from capsedge.serving.deploy.kserve import deploy_kserve
+    from capsedge.serving.deploy.triton import deploy_triton
+    from capsedge.serving.deploy.web import deploy_web
     from capsedge.verification.certificate import Certificate
-    from capsedge.verification.compare import verify
-    from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
+    from capsedge.verification.verify import verify
+    from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
 
-_MODULES = ("datasets", "models", "ops", "viz")
+_MODULES = {
+    "datasets": "capsedge.datasets",
+    "models": "capsedge.models",
+    "ops": "capsedge.models.ops",
+    "viz": "capsedge.viz",
+}
 _HOMES = {
     "load": "capsedge.runtime.load",
     "Session": "capsedge.runtime.session",
@@ -71,40 +70,40 @@ _HOMES = {
     "Prediction": "capsedge.runtime.predictions",
     "Trace": "capsedge.runtime.routing_trace",
     "TracedLayer": "capsedge.runtime.routing_trace",
-    "batch": "capsedge.batches.api",
-    "BatchReport": "capsedge.batches.report",
-    "profile": "capsedge.runtime.profiling.profiler",
-    "ProfileReport": "capsedge.runtime.profiling.profile_report",
-    "inspect": "capsedge.runtime.inspect",
-    "Inspection": "capsedge.runtime.reading.inspection",
-    "EngineInspection": "capsedge.runtime.backends.engine_inspection",
+    "batch": "capsedge.serving.batch.batch",
+    "BatchReport": "capsedge.serving.batch.batch",
+    "profile": "capsedge.runtime.profiling.profile",
+    "ProfileReport": "capsedge.runtime.profiling.profile",
+    "inspect": "capsedge.runtime.inspection",
+    "Inspection": "capsedge.runtime.inspection",
+    "EngineInspection": "capsedge.runtime.inspection",
     "Outputs": "capsedge.runtime.metadata",
     "Preprocessing": "capsedge.runtime.metadata",
-    "export": "capsedge.exporters.to_onnx",
+    "export": "capsedge.exporters.export",
     "ExportReport": "capsedge.exporters.export_report",
-    "quantize": "capsedge.calibration.api",
-    "QuantizationReport": "capsedge.calibration.report",
-    "cascade": "capsedge.pipelines.cascade",
-    "CascadeReport": "capsedge.pipelines.cascade_report",
-    "optimize": "capsedge.pipelines.optimize",
-    "OptimizationReport": "capsedge.pipelines.optimize",
-    "prune": "capsedge.pruning.prune",
-    "PruningReport": "capsedge.pruning.report",
-    "build": "capsedge.exporters.tensorrt.api",
-    "BuildReport": "capsedge.exporters.tensorrt.engine_file",
-    "deploy_web": "capsedge.deploy.web",
-    "WebDeployment": "capsedge.deploy.report",
-    "deploy_triton": "capsedge.deploy.triton",
-    "TritonDeployment": "capsedge.deploy.repository_report",
-    "deploy_kserve": "capsedge.deploy.kserve",
-    "KServeDeployment": "capsedge.deploy.repository_report",
-    "verify": "capsedge.verification.compare",
+    "quantize": "capsedge.calibration.quantize",
+    "QuantizationReport": "capsedge.calibration.quantization_report",
+    "cascade": "capsedge.optimization.cascade",
+    "CascadeReport": "capsedge.optimization.cascade",
+    "optimize": "capsedge.optimization.optimize",
+    "OptimizationReport": "capsedge.optimization.optimize",
+    "prune": "capsedge.optimization.prune",
+    "PruningReport": "capsedge.optimization.prune_report",
+    "build": "capsedge.exporters.tensorrt.build",
+    "BuildReport": "capsedge.exporters.tensorrt.build",
+    "deploy_web": "capsedge.serving.deploy.web",
+    "WebDeployment": "capsedge.serving.deploy.deployment",
+    "deploy_triton": "capsedge.serving.deploy.triton",
+    "TritonDeployment": "capsedge.serving.deploy.deployment",
+    "deploy_kserve": "capsedge.serving.deploy.kserve",
+    "KServeDeployment": "capsedge.serving.deploy.deployment",
+    "verify": "capsedge.verification.verify",
     "Certificate": "capsedge.verification.certificate",
-    "verify_ensemble": "capsedge.verification.ensemble",
-    "EnsembleCertificate": "capsedge.verification.ensemble",
-    "load_checkpoint": "capsedge.checkpoint",
-    "import_checkpoint": "capsedge.importing.api",
-    "ImportReport": "capsedge.importing.api",
+    "verify_ensemble": "capsedge.verification.verify_ensemble",
+    "EnsembleCertificate": "capsedge.verification.verify_ensemble",
+    "load_checkpoint": "capsedge.models.checkpoint",
+    "import_checkpoint": "capsedge.importers.import_checkpoint",
+    "ImportReport": "capsedge.importers.import_checkpoint",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -184,7 +183,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _MODULES:
-        return importlib.import_module(f"capsedge.{name}")
+        return importlib.import_module(_MODULES[name])
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -52,7 +52,7 @@ class Exports:
         from filelock import FileLock
 
         import capsedge
-        from capsedge.checkpoint import save_checkpoint
+        from capsedge.models.checkpoint import save_checkpoint
         from capsedge.runtime.files.writing import sha256
 
         path = folder / f"{model.config.routing}.onnx"

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
 
 import capsedge
-from capsedge.calibration import evaluate
+from capsedge.calibration import accuracy
 from capsedge.datasets import ImageSet
 from tests.exporters.nets import network
 from tests.exports import Exports
@@ -83,9 +83,9 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     assert not target.exists()
 
     # As if every decision of the quantized file were another.
-    right = evaluate.answers
+    right = accuracy.answers
     monkeypatch.setattr(
-        evaluate,
+        accuracy,
         "answers",
         lambda session, *rest: {
             name: [part if session.path == model else -part for part in parts]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsedge.checkpoint import _shapes, load_checkpoint, save_checkpoint
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import build
-from capsedge.models.config import config_from_dict
+from capsedge.models.checkpoint import _shapes, load_checkpoint, save_checkpoint
+from capsedge.models.configs import config_from_dict
 from capsedge.models.registry import MODELS
-from capsedge.runtime.files import limits
+from capsedge.spec import limits
 from tests.fuzz import hostile
 
 

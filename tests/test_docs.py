@@ -24,7 +24,7 @@ import pytest
 
 from capsedge.cli import _run, app
 from capsedge.errors import CapsedgeError
-from capsedge.zoo import zoo_model
+from capsedge.runtime.zoo import zoo_model
 from tests.conftest import ROOT
 from tests.warm import SECONDS, warm
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.samples import draw
 from tests.conftest import ROOT
+from tools import draw_samples
 
 ELSEWHERE = {"build": "it needs a GPU"}
 NAMES = [name for name in capsedge.__all__ if inspect.isfunction(getattr(capsedge, name))]
@@ -28,10 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(made / "digits.onnx", made / "foreign.onnx")
     shutil.copy(made / "digits.onnx", made / "large.onnx")
     shutil.copy(zoo / "digits-em.onnx", made / "small.onnx")
-    shutil.copy(ROOT / "capsedge/samples/digit-7.png", made / "image.png")
+    shutil.copy(ROOT / "capsedge/zoo/samples/digit-7.png", made / "image.png")
     (made / "mnist").mkdir()
     for name, seed in (("train", 1), ("test", 2)):
-        pictures = draw.many(each=2, seed=seed)
+        pictures = draw_samples.many(each=2, seed=seed)
         labels = [int(key.split("-")[1]) for key in pictures]
         np.savez(
             made / f"mnist/{name}.npz", images=np.stack(list(pictures.values())), labels=labels

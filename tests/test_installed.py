@@ -21,11 +21,11 @@ from PIL import Image
 torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
 
 from tests.conftest import ROOT  # noqa: E402
-from tests.families.networks import XifengGuo  # noqa: E402
+from tests.importers.families.networks import XifengGuo  # noqa: E402
 from tests.places.table import callbacks, repository  # noqa: E402
 
 pytestmark = pytest.mark.slow
-SAMPLE = "capsedge/samples/digit-7.png"
+SAMPLE = "capsedge/zoo/samples/digit-7.png"
 MODEL = "capsedge/zoo/digits-dynamic.onnx"
 
 
@@ -76,10 +76,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-BUILT = (ROOT / "capsedge/deploy/site/index.html").is_file()
+BUILT = (ROOT / "capsedge/serving/deploy/site/index.html").is_file()
 VERBS: dict[str, tuple[list[str], int]] = {
     "infer": (["infer", SAMPLE, "--json"], 0),
-    "batch": (["batch", MODEL, "capsedge/samples", "-o", "{out}/answers.parquet", "--json"], 0),
+    "batch": (["batch", MODEL, "capsedge/zoo/samples", "-o", "{out}/answers.parquet", "--json"], 0),
     "inspect": (["inspect", MODEL, "--forecast"], 0),
     "see": (["see", MODEL, SAMPLE, "-o", "{out}/seen.png"], 0),
     "doctor": (["doctor"], 0),
@@ -160,6 +160,6 @@ def test_nothing_is_installed_twice(installed: Path) -> None:
     lines = (next(site.glob("capsedge-*.dist-info")) / "RECORD").read_text().splitlines()
     files = [line.rsplit(",", 2)[0] for line in lines]
     assert max(Counter(files).values()) == 1
-    sources = {p.name for p in (ROOT / "runtime").glob("*.py")}
+    sources = {p.name for p in (ROOT / "capsedge" / "runtime").glob("*.py")}
     assert {Path(f).name for f in files if Path(f).parent == Path("capsedge/runtime")} == sources
     assert not [f for f in files if "native/" in f and "_native/" not in f]

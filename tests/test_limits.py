@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from capsedge.runtime.files import limits
+from capsedge.spec import limits
 from tests.conftest import ROOT
 
 
@@ -24,7 +24,7 @@ SMALLER = {"JSON_VALUES": 500_000}
 
 
 def test_the_limits_of_the_library_are_pythons() -> None:
-    header = (ROOT / "runtime/native/libcapsedge/src/size_limits.h").read_text()
+    header = (ROOT / "capsedge/runtime/native/libcapsedge/src/size_limits.h").read_text()
     found = {
         re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper(): eval(
             re.sub(r"int64_t\{(\d+)\}|u|'", r"\1", value)

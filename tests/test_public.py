@@ -51,7 +51,7 @@ def test_type_checkers_know_the_same_names():
         if isinstance(node, ast.ImportFrom) and node.module and node.module != "typing"
         for alias in node.names
     }
-    modules = dict.fromkeys(capsedge._MODULES, "capsedge")
+    modules = {name: path.rpartition(".")[0] for name, path in capsedge._MODULES.items()}
     assert checked == {**capsedge._HOMES, **modules}
     assert {*checked, "__version__"} == set(capsedge.__all__)
 
@@ -71,7 +71,7 @@ def test_onnxruntime_reports_nothing(tmp_path: Path):
     """From 1.29 it leaves an identifier in the home folder of who does not say no; who says yes is heard."""
     pytest.importorskip("onnxruntime")
     kept = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ}
-    infer = [sys.executable, "-m", "capsedge", "infer", "capsedge/samples/digit-7.png"]
+    infer = [sys.executable, "-m", "capsedge", "infer", "capsedge/zoo/samples/digit-7.png"]
     subprocess.run(infer, check=True, env={**kept, "HOME": str(tmp_path)}, capture_output=True)
     assert [path for path in tmp_path.rglob("*") if "onnxruntime" in path.name] == []
     said = [sys.executable, "-c", "import capsedge, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"]

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 import torch
 
-from capsedge import torch_file
-from capsedge.runtime.files import confined, limits
+from capsedge.models import torch_file
+from capsedge.models.torch_file import Beside, read_torch
+from capsedge.runtime.files import sandbox
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.pickles import BadPickle, NotPlain
-from capsedge.torch_file import Beside, read_torch
+from capsedge.spec import limits
 
 
 class Call:
@@ -202,7 +203,7 @@ def test_in_a_thread_after_parallel_work(tmp_path: Path) -> None:
 def test_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on systems where a fork is of no use, and the memory of a process is not limited."""
     monkeypatch.setattr(
-        confined, "sys", SimpleNamespace(platform="darwin", executable=sys.executable)
+        sandbox, "sys", SimpleNamespace(platform="darwin", executable=sys.executable)
     )
     monkeypatch.setattr(limits, "TORCH_MEMORY", 1 << 40)
     assert torch.equal(read(tmp_path / "a.pt", {"a": torch.ones(3)})["a"], torch.ones(3))

@@ -54,13 +54,13 @@ TYPES = [
     'type is "list[capsedge.runtime.predictions.Prediction]"',
     'type is "str | None"',
     'type is "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"',
-    'type is "capsedge.runtime.profiling.profile_report.ProfileReport"',
+    'type is "capsedge.runtime.profiling.profile.ProfileReport"',
     'Argument 1 to "predict" of "Predictor" has incompatible type "int"',
     'List item 0 has incompatible type "int"',
     'Unexpected keyword argument "prepare" for "predict"',
     "capsedge.runtime.session.Session",
-    "capsedge.runtime.reading.inspection.Inspection",
-    "capsedge.calibration.report.QuantizationReport",
+    "capsedge.runtime.inspection.Inspection",
+    "capsedge.calibration.quantization_report.QuantizationReport",
     "numpy.dtype[numpy.signedinteger",
     'type is "str"',
 ]
@@ -116,4 +116,4 @@ def test_every_package_is_marked() -> None:
     """One marker at the top covers all packages below it (PEP 561)."""
     assert (ROOT / "capsedge" / "py.typed").is_file()
     for top in ("runtime", "exporters", "calibration"):
-        assert (ROOT / "capsedge" / top).resolve() == ROOT / top
+        assert (ROOT / top).resolve() == ROOT / "capsedge" / top

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from capsedge import zoo
-from capsedge.runtime.reading import onnx_file
+from capsedge.runtime import zoo
+from capsedge.runtime.onnx_file import summary
 from tools import walks
 
 
 def test_a_walk_is_counted() -> None:
     path = zoo.zoo_model("digits-small")
     with walks.Walk() as walk:
-        threads = [threading.Thread(target=onnx_file.read_harmless, args=[path]) for _ in range(2)]
+        threads = [threading.Thread(target=summary.read_harmless, args=[path]) for _ in range(2)]
         for thread in threads:
             thread.start()
             thread.join()

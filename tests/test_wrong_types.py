@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 import torch
 
 import capsedge
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.exporters.nets import network
 from tests.exports import Exports
 from tests.tables import table

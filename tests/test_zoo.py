@@ -12,15 +12,15 @@ import torch
 from numpy.typing import NDArray
 
 import capsedge
-from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet, read_images, read_split
-from capsedge.exporters.to_onnx import export
+from capsedge.exporters.export import export
 from capsedge.models import CapsuleModel
-from capsedge.pruning.costs import multiply_adds
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.training.evaluate import evaluation_pairs, normalize, to_input
+from capsedge.optimization.prune_criteria import multiply_adds
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.lineage import pruned_of
-from capsedge.training.evaluation import evaluation_pairs, normalize, to_input
-from capsedge.zoo import MODELS, ROUTINGS, zoo_checkpoint, zoo_model
+from capsedge.runtime.metadata import pruned_of
+from capsedge.runtime.zoo import MODELS, ROUTINGS, zoo_checkpoint, zoo_model
 
 # Least accuracy on the 10,000 test images, or pairs of them, in images: 99.55 %, 99.2 %, 99.4 %, 92 %,
 # and in INT8 99.56 %.

@@ -10,12 +10,12 @@ import pytest
 
 import capsedge
 from benchmarks.nothing import SIDE, Pixels, patterns, random_noise, refused, smooth_noise
-from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import read_split, typical_input_from
+from capsedge.models.checkpoint import load_checkpoint
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.nothing import measure_all
 from capsedge.runtime.session import Session
-from capsedge.zoo import default_model, zoo_checkpoints
+from capsedge.runtime.typical_input import measure_all
+from capsedge.runtime.zoo import default_model, zoo_checkpoints
 from tests.conftest import ROOT
 
 BLOBS = "blobs"  # and patches: a few strokes in the middle, as those of digits
@@ -39,7 +39,7 @@ def test_every_model_states_it(session: Session) -> None:
 
 
 def test_the_samples_are_to_be_seen(session: Session) -> None:
-    samples = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+    samples = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
     for sample in samples:
         found = session.predict(sample, invert=sample.stem.startswith("paper"))[0]
         assert (found.nothing, found.hint) == ("", ""), sample
@@ -47,7 +47,7 @@ def test_the_samples_are_to_be_seen(session: Session) -> None:
 
 
 def test_paper_gets_the_hint(session: Session) -> None:
-    found = session.predict(ROOT / "capsedge" / "samples" / "paper-5.png")[0]
+    found = session.predict(ROOT / "capsedge" / "zoo" / "samples" / "paper-5.png")[0]
     assert "--invert" in found.hint
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADER = ROOT / "runtime" / "native" / "libcapsedge" / "include" / "capsedge.h"
+HEADER = ROOT / "capsedge" / "runtime" / "native" / "libcapsedge" / "include" / "capsedge.h"
 PAGE = ROOT / "docs" / "reference" / "c.md"
 
 PART = re.compile(

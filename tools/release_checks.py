@@ -15,7 +15,7 @@ TOOLS = {
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"$',
     "capsedge/__init__.py": r'^__version__ = "([^"]+)"$',
-    "runtime/native/libcapsedge/include/capsedge.h": r'^#define CAPSEDGE_VERSION "([^"]+)"$',
+    "capsedge/runtime/native/libcapsedge/include/capsedge.h": r'^#define CAPSEDGE_VERSION "([^"]+)"$',
 }
 
 

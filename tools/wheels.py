@@ -25,7 +25,7 @@ GLIBC = (2, 17)
 PROCESSORS = ("x86_64", "aarch64")
 KINDS = ("sdist", "pure", *PROCESSORS)
 PAGE = ROOT / "capsedge" / "deploy" / "site" / "index.html"
-_TOOLCHAIN = ROOT / "runtime" / "native" / "cmake" / "zig.cmake"
+_TOOLCHAIN = ROOT / "capsedge" / "runtime" / "native" / "cmake" / "zig.cmake"
 
 
 def platform_tag(processor: str) -> str:

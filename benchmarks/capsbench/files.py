@@ -79,8 +79,8 @@ class Files:
     ) -> None:
         import torch
 
-        from capsedge.checkpoint import save_checkpoint
-        from capsedge.pipelines.find import find_model
+        from capsedge.models.checkpoint import save_checkpoint
+        from capsedge.models.find import find_model
 
         torch.manual_seed(0)
         found = find_model(None if checkpoint else name, checkpoint)
@@ -127,8 +127,8 @@ class Files:
         return self._fp32(kind.form)
 
     def _fp32(self, form: str) -> Path:
-        from capsedge.exporters.to_onnx import export
-        from capsedge.graph.rewrites import Rewrites
+        from capsedge.exporters.export import export
+        from capsedge.graph import Rewrites
 
         path = self._folder / f"{form}{'.pt2' if form == 'program' else '.onnx'}"
         if form == "checkpoint":

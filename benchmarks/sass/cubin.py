@@ -18,7 +18,7 @@ from pathlib import Path
 from capsedge.errors import CapsedgeError
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "runtime" / "native" / "kernels" / "cuda"
+SOURCES = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
 BUILD = ROOT / "build" / "cuda-static"
 SLOT = 16  # bytes of an instruction, from Volta on
 

@@ -28,32 +28,32 @@ _OBJECTS = 50_000
 
 def main() -> None:
     """Entry point: runs the command; known errors end with their exit codes, never with tracebacks."""
-    from capsedge.cli import _signals, _streams
+    from capsedge.cli import _process
 
-    _streams.prepare()
+    _process.prepare()
     gc.set_threshold(_OBJECTS)
-    with _signals.raising():
+    with _process.raising():
         code = _run()
     # Python would look through all objects for cycles before it ends: a tenth of the time of a short command.
     gc.freeze()
     try:
         sys.stdout.flush()
     except OSError as error:
-        _streams.silence()
-        if _streams.reader_gone(error):
-            code = _streams.READER_GONE
+        _process.silence()
+        if _process.reader_gone(error):
+            code = _process.READER_GONE
         elif code == 0:
-            code = _failed(_streams.problem_of(error) or error)
+            code = _failed(_process.problem_of(error) or error)
     raise SystemExit(code)
 
 
 def _run() -> int:
-    from capsedge.cli import _signals
+    from capsedge.cli import _process
 
     try:
         if sys.argv[1:] == ["--version"]:  # before anything is imported that it does not need
             from capsedge import __version__
-            from capsedge.cli._common import say
+            from capsedge.cli._output import say
 
             say(__version__)
         else:
@@ -62,20 +62,20 @@ def _run() -> int:
             app.main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
-        return _signals.exit_code() or code
+        return _process.exit_code() or code
     except BaseException as error:
         # A signal during an import may surface as another error.
-        return _signals.exit_code() or _failed(error)
+        return _process.exit_code() or _failed(error)
     return 0
 
 
 def _failed(error: BaseException) -> int:
     """Print an error; returns its exit code."""
-    from capsedge.cli import _common, _streams
+    from capsedge.cli import _output, _process
     from capsedge.errors import CapsedgeError, EnvironmentProblem, ExitCode
 
     if isinstance(error, OSError):
-        error = _streams.problem_of(error) or error
+        error = _process.problem_of(error) or error
     elif isinstance(error, MemoryError):
         error = EnvironmentProblem(
             "There is not enough memory.",
@@ -83,7 +83,7 @@ def _failed(error: BaseException) -> int:
             "Free some memory, or process less at a time.",
         )
     if not isinstance(error, CapsedgeError):
-        _common.report_bug(error)
+        _output.report_bug(error)
         return int(ExitCode.BUG)
-    _common.report(error, "--json" in sys.argv)
+    _output.report(error, "--json" in sys.argv)
     return int(error.exit_code)

@@ -1,4 +1,5 @@
-"""The verbs as commands of click, which parses the command line; errors are this package's own.
+"""The text of ``--help``: what stands in the annotations of a verb, under the headings that they
+name.
 
 A verb is imported when it is run, when its own help is asked for, or when a shell completes its options.
 """
@@ -7,19 +8,113 @@ from __future__ import annotations
 
 import functools
 import inspect
+import textwrap
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from capsedge.cli import _places, _signals, _streams
-from capsedge.cli._common import say
+from capsedge.cli import _paths, _process
+from capsedge.cli._output import say
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
+
+# The text of ``--help``: what stands in the annotations of a verb, under the headings that they
+# name
+
+
+_KINDS = {"text": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
+
+
+def write_command(command: Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Usage, explanation, arguments and options of a verb."""
+    arguments: list[Any] = [p for p in command.params if isinstance(p, click.Argument)]
+    usage = [p.shown if p.required else f"[{p.shown}]" for p in arguments]
+    formatter.write_usage(ctx.command_path, " ".join(["[OPTIONS]", *usage]))
+    _write_help(formatter, command.help or "")
+    _write(formatter, "Arguments", [(p.shown, _explained_parameter(p)) for p in arguments])
+    panels: dict[str, list[tuple[str, str]]] = {"Options": []}
+    for option in command.get_params(ctx):
+        if not isinstance(option, click.Argument):
+            panel = getattr(option, "panel", "Options")
+            panels.setdefault(panel, []).append((_names(option), _explained_parameter(option)))
+    for panel, rows in panels.items():
+        _write(formatter, panel, rows)
+
+
+def write_group(group: Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Usage and options of a group, and its verbs by panel."""
+    formatter.write_usage(ctx.command_path, "[OPTIONS] COMMAND [ARGS]...")
+    _write_help(formatter, group.help or "")
+    _write(
+        formatter, "Options", [(_names(p), _explained_parameter(p)) for p in group.get_params(ctx)]
+    )
+    for panel in dict.fromkeys(verb.panel for verb in group.verbs.values()):
+        rows = [(name, verb.help) for name, verb in group.verbs.items() if verb.panel == panel]
+        _write(formatter, panel, rows)
+
+
+def _write(formatter: click.HelpFormatter, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A heading and two columns."""
+    if not rows:
+        return
+    formatter.write(f"\n{heading}:\n")
+    first = 2 + max(len(name) for name, _ in rows)
+    for name, text in rows:
+        lines = _wrapped(text, formatter.width - first - 2)
+        formatter.write(f"  {name:{first}}{lines[0]}\n")
+        formatter.write("".join(f"{'':{first + 2}}{line}\n" for line in lines[1:]))
+
+
+def _write_help(formatter: click.HelpFormatter, text: str) -> None:
+    """The paragraphs of a docstring."""
+    for paragraph in text.split("\n\n"):
+        lines = _wrapped(paragraph, formatter.width - 2)
+        formatter.write("\n" + "".join(f"  {line}\n" for line in lines))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines that divide neither names of options nor other words."""
+    return textwrap.wrap(
+        " ".join(text.split()), max(width, 20), break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _names(option: Any) -> str:
+    """``-o, --output PATH``."""
+    names = sorted(option.opts, key=len)
+    shown = ", ".join([*names, *option.secondary_opts])
+    if option.is_flag:
+        return shown
+    return f"{shown} {option.declared.metavar or _KINDS[option.type.name]}"
+
+
+def _explained_parameter(parameter: Any) -> str:
+    """What a parameter is for, with bounds, default, and whether it is required or may be repeated."""
+    notes = []
+    if getattr(parameter, "multiple", False):
+        notes.append("repeatable")
+    low, high = (getattr(parameter.type, name, None) for name in ("low", "high"))
+    if low is not None or high is not None:
+        notes.append(
+            ("" if low is None else f"{low:g} <= ")
+            + _KINDS[parameter.type.name]
+            + ("" if high is None else f" <= {high:g}")
+        )
+    preset = getattr(parameter, "preset", None)
+    if preset not in (None, "", False) and not getattr(parameter, "is_flag", False):
+        notes.append(f"default: {preset}")
+    if parameter.required:
+        notes.append("required")
+    return f"{parameter.help}  [{'; '.join(notes)}]" if notes else str(parameter.help)
+
+
+# The verbs as commands of click, which parses the command line; errors are this package's own
+
 
 NAME = "capsedge"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -133,9 +228,8 @@ class Command(click.Command):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Usage, explanation, arguments and options."""
-        from capsedge.cli import _help
 
-        _help.write_command(self, ctx, formatter)
+        write_command(self, ctx, formatter)
 
 
 class Group(click.Group):
@@ -200,9 +294,8 @@ class Group(click.Group):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Usage, options and verbs, by panel."""
-        from capsedge.cli import _help
 
-        _help.write_group(self, ctx, formatter)
+        write_group(self, ctx, formatter)
 
 
 class Program(Group):
@@ -225,14 +318,14 @@ class Program(Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as signal:
-            from capsedge.cli import _common
+            from capsedge.cli import _output
 
-            end = "terminated" if isinstance(signal, _signals.Terminated) else "interrupted"
-            _common.log(f"{end}: no unfinished file is left behind")
-            raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
+            end = "terminated" if isinstance(signal, _process.Terminated) else "interrupted"
+            _output.log(f"{end}: no unfinished file is left behind")
+            raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
         except OSError as error:
-            if _streams.reader_gone(error):
-                raise SystemExit(_streams.READER_GONE) from None
+            if _process.reader_gone(error):
+                raise SystemExit(_process.READER_GONE) from None
             raise
 
 
@@ -243,7 +336,7 @@ def _command(path: str, verb: Verb) -> Command:
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
     signature = inspect.signature(declared, eval_str=True)
     parameters = [_parameter(path, parameter) for parameter in signature.parameters.values()]
-    judged = _places.judged(declared)
+    judged = _paths.judged(declared)
     presets = {p.name: p.preset for p in parameters}
 
     @functools.wraps(declared)
@@ -354,9 +447,9 @@ def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
 
 def _shell(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked:
-        from capsedge.cli import _shells
+        from capsedge.cli import _completion
 
-        act = _shells.install if param.name == "install_completion" else _shells.show
+        act = _completion.install if param.name == "install_completion" else _completion.show
         act(ctx.command)
         ctx.exit()
 

@@ -1,4 +1,4 @@
-"""What a shell offers for an option: the names that a verb knows; files are the shell's own.
+"""Names a shell offers; files are the shell's own.
 
 It is asked at every press of the key, so nothing heavy is imported.
 """
@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
+
+from capsedge.cli._output import log, say
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
+
+# What a shell offers for an option: the names that a verb knows; files are the shell's own
+
 
 Known = tuple[str, ...] | Callable[[click.Context], Iterable[str]]
 
@@ -21,26 +30,26 @@ def _models(_: click.Context) -> Iterable[str]:
 
 
 def _trained(_: click.Context) -> Iterable[str]:
-    from capsedge.zoo import MODELS
+    from capsedge.runtime.zoo import MODELS
 
     return MODELS
 
 
 def _routings(_: click.Context) -> Iterable[str]:
-    from capsedge.zoo import ROUTINGS
+    from capsedge.runtime.zoo import ROUTINGS
 
     return ROUTINGS
 
 
 def _families(_: click.Context) -> Iterable[str]:
-    from capsedge.families import FAMILIES
+    from capsedge.importers.families import FAMILIES
 
     return [family.name for family in FAMILIES]
 
 
 def _variants(ctx: click.Context) -> Iterable[str]:
     """Those of the family that ``--as`` names; of all families without it."""
-    from capsedge.families import FAMILIES
+    from capsedge.importers.families import FAMILIES
 
     chosen = ctx.params.get("family")
     known = [v.name for f in FAMILIES if chosen in (None, f.name) for v in f.variants]
@@ -53,7 +62,7 @@ def _devices(_: click.Context) -> Iterable[str]:
 
 
 def _boards(_: click.Context) -> Iterable[str]:
-    from capsedge.runtime.reading.forecast import DEVICES
+    from capsedge.runtime.onnx_file.forecast import DEVICES
 
     return DEVICES
 
@@ -65,7 +74,7 @@ def _peers(_: click.Context) -> Iterable[str]:
 
 
 def _providers(_: click.Context) -> Iterable[str]:
-    from capsedge.runtime.backends.providers import PROVIDERS
+    from capsedge.runtime.backends.onnxruntime_versions import PROVIDERS
 
     return PROVIDERS
 
@@ -161,3 +170,67 @@ def offered(
     # First, since bash forgets the names before it; it completes files where no name is left.
     files = [CompletionItem(incomplete, type="file")] if is_path or FILES & {*keys} else []
     return files + found
+
+
+# ``--install-completion`` and ``--show-completion``: the script by which a shell asks this
+# command
+
+
+_NAME, _VARIABLE = "capsedge", "_CAPSEDGE_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def show(program: click.Command) -> None:
+    """Print the script of the current shell."""
+    say(*_script(program, _shell()).splitlines())
+
+
+def install(program: click.Command) -> None:
+    """Write the script of the current shell to where it is read from.
+
+    Raises:
+        EnvironmentProblem: the shell is not known.
+        UsageError: a file cannot be written.
+    """
+    shell, home = _shell(), Path.home()
+    if shell == "fish":
+        place = home / ".config/fish/completions/capsedge.fish"
+    elif shell == "zsh":
+        place = home / ".zfunc/_capsedge"
+    else:
+        place = home / ".bash_completions/capsedge.sh"
+    make_folder(place.parent)
+    write_text(place, _script(program, shell) + "\n")
+    if shell == "bash":
+        _add(home / ".bashrc", f"source '{place}'")
+    elif shell == "zsh":
+        _add(home / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
+    log(f"wrote {place}; completion works in new shells")
+
+
+def _add(settings: Path, line: str) -> None:
+    """Add a line to a shell's settings, once."""
+    text, new = b"", line.encode()
+    if reading.kind(settings) is not None:
+        with reading.opened(settings) as file:
+            text = file.read()
+    if new not in text.splitlines():
+        end = b"" if text.endswith(b"\n") or not text else b"\n"
+        write_bytes(settings, text + end + new + b"\n")
+
+
+def _shell() -> str:
+    name = Path(os.environ.get("SHELL", "")).name
+    if name in _SHELLS:
+        return name
+    raise EnvironmentProblem(
+        "The shell is not known.",
+        f"SHELL is {name or 'not set'}; completion is for {', '.join(_SHELLS)}.",
+        "Name it: SHELL=bash capsedge --install-completion.",
+    )
+
+
+def _script(program: click.Command, shell: str) -> str:
+    made = get_completion_class(shell)
+    assert made is not None
+    return made(program, {}, _NAME, _VARIABLE).source().strip()

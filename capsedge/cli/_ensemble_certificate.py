@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsedge.cli._common import say
-from capsedge.cli._tables import print_table
+from capsedge.cli._output import print_table, say
 
 if TYPE_CHECKING:
-    from capsedge.verification.ensemble import EnsembleCertificate
+    from capsedge.verification.verify_ensemble import EnsembleCertificate
 
 
 def show(certificate: EnsembleCertificate, saved: Path | None) -> None:

@@ -1,14 +1,29 @@
-"""Options that several verbs share, and the parsing of their values."""
+"""Shared options, groups of options."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS, Role
+from capsedge.cli._paths import READS, READS_CODE, Role
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
+from capsedge.spec import limits
+
+if TYPE_CHECKING:
+    from capsedge.models.user_module import ModuleSource
+
+
+# --- Options that several verbs share, and the parsing of their values ---
+
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document instead of text.")]
 Model = Annotated[
@@ -109,3 +124,146 @@ def exclude(**options: object) -> None:
     ]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other.", "", "Give one of them.")
+
+
+# Options that belong together: the fields of a dataclass, which a verb takes as one parameter
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The verb with an option for each field of the parameters that are dataclasses.
+
+    A field is declared as a parameter is: ``name: Annotated[kind, Option(...)] = default``.
+    """
+    # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
+    declared = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        n: p.annotation for n, p in declared.items() if dataclasses.is_dataclass(p.annotation)
+    }
+    parameters: list[inspect.Parameter] = []
+    for parameter in declared.values():
+        if parameter.name not in groups:
+            parameters.append(parameter)
+            continue
+        kind = groups[parameter.name]
+        options = typing.get_type_hints(kind, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=options[f.name]
+            )
+            for f in dataclasses.fields(kind)
+        ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        made = {
+            name: kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**values, **made)
+
+    del run.__wrapped__  # its signature is another
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    return run
+
+
+# --- The options that name a network of the user's own, shared by the verbs that run PyTorch ---
+
+
+_PANEL = "A network of your own"
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """``--module`` and what goes with it."""
+
+    module: Annotated[
+        str | None,
+        Option(
+            "--module",
+            help="Your own PyTorch code, which is run: capsnet.py:CapsNet or package.module:CapsNet, a "
+            "class or a function that returns a module.",
+            panel=_PANEL,
+        ),
+        READS_CODE,
+    ] = None
+    weights: Annotated[
+        Path | None,
+        Option(
+            "--weights",
+            help="Weights for --module: .pt, .pth, .tar, .chkpt, .ckpt, .bin or .safetensors.",
+            panel=_PANEL,
+        ),
+        READS,
+    ] = None
+    args: Annotated[
+        str,
+        Option(
+            "--args",
+            help="Arguments of --module as JSON: an object of named ones, or an array.",
+            panel=_PANEL,
+        ),
+    ] = ""
+
+    def source(self, **others: object) -> ModuleSource | None:
+        """What was named; None without ``--module``.
+
+        Args:
+            others: options that name a model too, and so exclude ``--module``.
+
+        Raises:
+            UsageError: options contradict each other.
+        """
+        if self.module is None:
+            for name, value in (("--weights", self.weights), ("--args", self.args)):
+                if value:
+                    raise UsageError(
+                        f"{name} needs --module.",
+                        "It belongs to a network of your own.",
+                        "Name its code: --module capsnet.py:CapsNet. (--checkpoint takes the package's own "
+                        "checkpoints.)",
+                    )
+            return None
+        for name, other in others.items():
+            if other not in (None, False, ""):
+                raise UsageError(
+                    f"--module and --{name} exclude each other.",
+                    "Both name the network.",
+                    f"Leave --{name} out; the weights of --module are named with --weights.",
+                )
+        from capsedge.models.user_module import ModuleSource
+
+        return ModuleSource(self.module, str(self.weights or ""), self.args)
+
+
+# --- The progress of a training run ---
+
+
+Update = Callable[[int, int, int, float], None]
+
+
+@contextmanager
+def bar(name: str, epochs: int | None = None) -> Iterator[Update | None]:
+    """A bar on a terminal, from the first step on; nothing elsewhere, where every epoch or round has a line.
+
+    Args:
+        epochs: of the run; None for one bar per epoch.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as progress:
+        task: Any = None
+
+        def update(epoch: int, step: int, steps: int, _loss: float) -> None:
+            nonlocal task
+            if task is None:
+                task = progress.add_task(name, total=steps * (epochs or 1))
+            done = step + 1 if epochs is None else epoch * steps + step + 1
+            progress.update(task, completed=done)
+
+        yield update

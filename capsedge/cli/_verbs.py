@@ -126,12 +126,12 @@ GROUPS = {
             "Commands",
         ),
         "triton": Verb(
-            "_deploy_servers:triton",
+            "deploy:triton",
             "Write a model repository for Triton Inference Server.",
             "Commands",
         ),
         "kserve": Verb(
-            "_deploy_servers:kserve",
+            "deploy:kserve",
             "Write an InferenceService of KServe that runs a folder of `capsedge deploy triton`.",
             "Commands",
         ),

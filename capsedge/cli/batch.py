@@ -8,10 +8,10 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
-from capsedge.cli import _common, _options
+from capsedge.cli import _options, _output
+from capsedge.cli._output import bar
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import Role, check_data, check_model, file_or_name
-from capsedge.cli._progress import bar
+from capsedge.cli._paths import Role, check_data, check_model, file_or_name
 from capsedge.cli.infer import Invert, Provider
 from capsedge.errors import ExitCode
 
@@ -20,7 +20,7 @@ _LINES = 10_000  # images between lines of progress, where their number is not k
 
 def _local(text: str) -> Path | None:
     """The path of a place on this machine."""
-    from capsedge.batches.storage import is_remote, plain
+    from capsedge.serving.batch.storage import is_remote, plain
 
     return None if is_remote(text) else Path(plain(text))
 
@@ -33,7 +33,7 @@ def _local_model(text: str) -> Path | None:
 
 def _written(output: Path) -> list[Path]:
     """What is written last: the file, or the mark of a complete folder of parts."""
-    from capsedge.batches.journal import SUCCESS, is_file
+    from capsedge.serving.batch.journal import SUCCESS, is_file
 
     return [output if is_file(str(output)) else output / SUCCESS]
 
@@ -106,7 +106,7 @@ def command(
 
     If an image cannot be read, its row says why, the others are classified, and the exit code is 2.
     """
-    from capsedge.batches.api import batch
+    from capsedge.serving.batch.batch import batch
 
     # Ray prints messages of the cluster, and standard output is for the result.
     with redirect_stdout(sys.stderr), _progress() as progress, _resumable():
@@ -116,19 +116,19 @@ def command(
             provider=provider, progress=progress,
         )  # fmt: skip
     for warning in report.warnings:
-        _common.log(f"warning: {warning}")
+        _output.log(f"warning: {warning}")
     if as_json:
-        _common.print_json(report.to_dict())
+        _output.print_json(report.to_dict())
     else:
         resumed = (
             f", {report.resumed} of {report.parts} parts from before" if report.resumed else ""
         )
-        _common.say(
+        _output.say(
             f"wrote {report.output}: {report.images:,} images, {report.nothing:,} with nothing to see, "
             f"{report.failed:,} with an error{resumed}"
         )
     if report.failed:
-        _common.log(
+        _output.log(
             f"{report.failed:,} of {report.images:,} images could not be read: see the column 'error'"
         )
         raise SystemExit(int(ExitCode.USAGE))
@@ -140,7 +140,7 @@ def _resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _common.log("what is finished is kept: continue with the same command and --resume")
+        _output.log("what is finished is kept: continue with the same command and --resume")
         raise
 
 
@@ -155,7 +155,7 @@ def _progress() -> Iterator[Callable[[int, int | None], None]]:
             reached = done // _LINES if total is None else 10 * done // max(total, 1)
             if reached > shown:
                 shown = reached
-                _common.log(
+                _output.log(
                     f"{done:,} images" if total is None else f"{done:,} of {total:,} images"
                 )
 

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._output import log, print_json, require, say
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_MODEL, UPDATES, Role
+from capsedge.cli._paths import READS_MODEL, UPDATES, Role
 from capsedge.errors import UsageError
-from capsedge.runtime.files.text import printable
-from capsedge.runtime.passport import path_of
-from capsedge.runtime.quantities import size
+from capsedge.runtime.engine_metadata import path_of
+from capsedge.runtime.files.text import printable, size
 
 if TYPE_CHECKING:
-    from capsedge.exporters.tensorrt import BuildReport
-    from capsedge.exporters.tensorrt.progress import Listener
+    from capsedge.exporters.tensorrt.build import BuildReport
+    from capsedge.exporters.tensorrt.engine_builder import Listener
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -109,7 +108,7 @@ def command(
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
-    from capsedge.exporters.tensorrt.api import build
+    from capsedge.exporters.tensorrt.build import build
 
     _options.exclude(batch=batch, dynamic_batch=dynamic_batch)
     with _progress() as progress:

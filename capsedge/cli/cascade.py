@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._output import log, print_json, print_table, require, say, stages
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_DATA, READS_MODEL, WRITES
-from capsedge.cli._progress import stages
-from capsedge.cli._tables import print_table
+from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES
 from capsedge.errors import ParityError
 
 if TYPE_CHECKING:
-    from capsedge.pipelines.cascade_report import CascadeReport
+    from capsedge.optimization.cascade import CascadeReport
 
 Small = Annotated[
     Path, Argument(help="The ONNX file that runs first, on every image."), READS_MODEL
@@ -78,7 +76,7 @@ def command(
         what="Joining two networks needs onnx and ONNX Runtime.",
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
-    from capsedge.pipelines.cascade import cascade
+    from capsedge.optimization.cascade import cascade
 
     try:
         with stages() as progress:

@@ -6,12 +6,12 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from capsedge.cli import _common, _options
-from capsedge.cli._groups import grouped
+from capsedge.cli import _options, _output
+from capsedge.cli._options import grouped
 from capsedge.cli._parameters import Option
 
 if TYPE_CHECKING:
-    from capsedge.runtime.machine.libcapsedge import Embedding
+    from capsedge.runtime.backends.native_library import Embedding
 
 
 def _flag(name: str, text: str) -> Any:
@@ -48,17 +48,17 @@ def command(wanted: Wanted, as_json: _options.Json = False) -> None:
     places = _places()
     if chosen and not set(chosen) - set(places) and not as_json:
         for name in chosen:
-            _common.say(places[name])
+            _output.say(places[name])
         return
-    from capsedge.runtime.machine.libcapsedge import find_embedding
+    from capsedge.runtime.backends.native_library import find_embedding
 
     facts = _facts(find_embedding()) | places
     if as_json:
-        _common.print_json(facts)
+        _output.print_json(facts)
     elif chosen:
         _say(facts, chosen)
     else:
-        from capsedge.cli._tables import print_table
+        from capsedge.cli._output import print_table
 
         rows = [(name, value) for name, value in facts.items() if isinstance(value, str)]
         print_table("libcapsedge", ("", ""), rows)
@@ -66,7 +66,7 @@ def command(wanted: Wanted, as_json: _options.Json = False) -> None:
 
 def _places() -> dict[str, str]:
     """What is there without a compiled library."""
-    from capsedge.zoo import default_model
+    from capsedge.runtime.zoo import default_model
 
     models = default_model().parent
     return {"models": str(models), "samples": str(models.parent / "samples")}
@@ -90,7 +90,7 @@ def _facts(found: Embedding) -> dict[str, Any]:
 def _say(facts: dict[str, Any], chosen: list[str]) -> None:
     flags = [flag for name in FLAGS if name in chosen for flag in facts[name]]
     if flags:
-        _common.say(shlex.join(dict.fromkeys(flags)))
+        _output.say(shlex.join(dict.fromkeys(flags)))
     for name in chosen:
         if name not in FLAGS:
-            _common.say(facts[name])
+            _output.say(facts[name])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from capsedge.cli import _common, _options
-from capsedge.cli._tables import print_table
+from capsedge.cli import _options, _output
+from capsedge.cli._output import print_table
 from capsedge.errors import ExitCode
 
 JOBS = {
@@ -20,11 +20,11 @@ def command(as_json: _options.Json = False) -> None:
 
     The exit code is 0 if images can be classified on this machine, otherwise 3.
     """
-    from capsedge.runtime.machine.doctor import diagnose
+    from capsedge.runtime.doctor import diagnose
 
     diagnosis = diagnose()
     if as_json:
-        _common.print_json(diagnosis.to_dict())
+        _output.print_json(diagnosis.to_dict())
     else:
         print_table("This machine", ("", ""), list(diagnosis.machine.items()))
         for job, title in JOBS.items():
@@ -32,11 +32,11 @@ def command(as_json: _options.Json = False) -> None:
             print_table(title, ("", "", ""), [(c.name, c.status, c.found) for c in lines])
         faulty = [c for c in diagnosis.checks if c.status != "ok"]
         if faulty:
-            _common.say("Missing")
+            _output.say("Missing")
             for check in faulty:
-                _common.say(f"  {check.name}: {check.cost}.", f"    -> {check.fix}")
-            _common.say()
-        _common.say(
+                _output.say(f"  {check.name}: {check.cost}.", f"    -> {check.fix}")
+            _output.say()
+        _output.say(
             "PASSED: images can be classified here"
             if diagnosis.ready
             else "FAILED: images cannot be classified here"

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._describing import Described, Typical
-from capsedge.cli._groups import grouped
-from capsedge.cli._module import OwnModule
+from capsedge.cli._metadata_options import Described, Typical
+from capsedge.cli._options import OwnModule, grouped
+from capsedge.cli._output import log, print_json, require, said, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS, READS_ARRAYS, READS_DATA, WRITES
-from capsedge.cli._progress import said
+from capsedge.cli._paths import READS, READS_ARRAYS, READS_DATA, WRITES
 from capsedge.errors import UsageError
-from capsedge.graph.recognize.report import by_reason
+from capsedge.graph.fusion import by_reason
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.pipelines.own_module import ModuleSource
+    from capsedge.models.user_module import ModuleSource
 
 REWRITES = {
     "first-pass": "first_pass_uniform",
@@ -93,7 +91,7 @@ class Form:
 
     def resolved(self) -> dict[str, Any]:
         """The arguments of ``export``."""
-        from capsedge.graph.targets import resolve
+        from capsedge.graph.target_runtimes import resolve
 
         _options.exclude(dynamic_batch=self.dynamic_batch, batch=self.batch)
         found = resolve(self.runtime, self.ops, self.opset, self.batch, self.dynamic_batch)
@@ -211,8 +209,8 @@ def _export_own(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from capsedge.exporters.to_onnx import export
-    from capsedge.pipelines.own_module import load_module, read_example
+    from capsedge.exporters.export import export
+    from capsedge.models.user_module import load_module, read_example
     from capsedge.runtime.files.writing import check_apart, sha256
 
     own = load_module(source)
@@ -247,9 +245,9 @@ def _export_known(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from capsedge.exporters.to_onnx import export
-    from capsedge.pipelines.find import find_model
-    from capsedge.pipelines.frozen_export import export_frozen
+    from capsedge.exporters.export import export
+    from capsedge.exporters.frozen_couplings import export_frozen
+    from capsedge.models.find import find_model
     from capsedge.runtime.files.writing import sha256
 
     found = find_model(model, checkpoint, routing)
@@ -307,7 +305,7 @@ def _example(source: ModuleSource | None, example: str | None, inputs: Path | No
 
 def _rewrites(left_out: list[str]) -> Any:
     """The exact rewrites except those left out."""
-    from capsedge.graph.rewrites import Rewrites
+    from capsedge.graph import Rewrites
 
     unknown = [name for name in left_out if name not in REWRITES]
     if unknown:

@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._describing import Described
-from capsedge.cli._groups import grouped
+from capsedge.cli._metadata_options import Described
+from capsedge.cli._options import grouped
+from capsedge.cli._output import comparing, log, print_json, print_table, require, said, say
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, READS_CODE, READS_DATA, WRITES
-from capsedge.cli._progress import comparing, said
-from capsedge.cli._tables import print_table
+from capsedge.cli._paths import READS, READS_CODE, READS_DATA, WRITES
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
-    from capsedge.importing.against import Comparison
-    from capsedge.importing.api import ImportReport
-    from capsedge.importing.measuring import Measured
+    from capsedge.importers.import_checkpoint import ImportReport
+    from capsedge.importers.measure import Measured
+    from capsedge.importers.reference_check import Comparison
 
 Files = Annotated[
     list[Path] | None,
@@ -105,7 +103,7 @@ def command(
     require(
         "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
     )
-    from capsedge.importing.api import import_checkpoint
+    from capsedge.importers.import_checkpoint import import_checkpoint
 
     target = output or _beside(files)
     stated = described.keywords()
@@ -150,7 +148,7 @@ def _beside(files: list[Path]) -> Path:
 
 
 def _list(as_json: bool) -> None:
-    from capsedge.families import FAMILIES
+    from capsedge.importers.families import FAMILIES
 
     if as_json:
         print_json(

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from capsedge.cli import _common, _options
+from capsedge.cli import _options, _output
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_IMAGES, READS_MODEL_OR_NAME, WRITES
+from capsedge.cli._paths import READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import ExitCode
 
 if TYPE_CHECKING:
-    from capsedge.runtime.classification import Classified
+    from capsedge.runtime.classify import Classified
     from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.predictions import Prediction
     from capsedge.runtime.session import Session
@@ -76,10 +76,10 @@ def command(
 
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     """
-    from capsedge.cli._standard_input import contents
-    from capsedge.runtime.classification import classify_files, image_files
+    from capsedge.cli._process import contents
+    from capsedge.runtime.classify import classify_files, image_files
     from capsedge.runtime.load import load
-    from capsedge.zoo import DEFAULT
+    from capsedge.runtime.zoo import DEFAULT
 
     files = image_files(images)
     opened = contents(files)
@@ -91,25 +91,25 @@ def command(
     with _progress(len(files)) as progress:
         found = classify_files(
             session, files, opened=opened, top_k=top, threshold=threshold, invert=invert,
-            reconstruct=reconstruct, failed=_common.log_error, progress=progress,
+            reconstruct=reconstruct, failed=_output.log_error, progress=progress,
         )  # fmt: skip
     if as_json:
         _print_json(session, found, reconstruct)
     elif found.predictions:
         _print_table(session, found, asked=top is not None or threshold is not None)
         if reconstruct is not None:
-            _common.log(f"wrote {reconstruct}")
+            _output.log(f"wrote {reconstruct}")
     _log_hints(found)
     for warning in found.warnings:
-        _common.log(f"warning: {warning}")
+        _output.log(f"warning: {warning}")
     if found.long_way is not None and not as_json:
         taken = sum(p.long_way is True for p in found.predictions.values())
-        _common.say(
+        _output.say(
             f"long way: {taken} of {len(found.predictions)} images, {found.long_way:.1%}: decided by the "
             "large network"
         )
     if found.errors:
-        _common.log(f"{len(found.errors)} of {len(files)} images could not be read")
+        _output.log(f"{len(found.errors)} of {len(files)} images could not be read")
         raise SystemExit(int(ExitCode.USAGE))
 
 
@@ -126,7 +126,7 @@ def _progress(count: int) -> Iterator[Callable[[int, int], None]]:
             nonlocal tenths
             if 10 * done // total > tenths:
                 tenths = 10 * done // total
-                _common.log(f"{done} of {total} images")
+                _output.log(f"{done} of {total} images")
 
         yield line
         return
@@ -152,7 +152,7 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
             colours = found.drawn[number]
             line["drawn"] = {session.class_name(j): colour for j, colour in colours.items()}
         lines.append(line)
-    _common.print_json(
+    _output.print_json(
         {
             **({"model": files[0]} if len(files) == 1 else {"models": files}),
             "ops": ops,
@@ -179,14 +179,14 @@ def _log_hints(found: Classified) -> None:
     for number, prediction in found.predictions.items():
         name = found.files[number]
         if prediction.nothing:
-            _common.log(f"{name}: {NOTHING}: {prediction.nothing}")
+            _output.log(f"{name}: {NOTHING}: {prediction.nothing}")
         if prediction.hint:
-            _common.log(f"hint: {name} is {prediction.hint}")
+            _output.log(f"hint: {name} is {prediction.hint}")
 
 
 def _print_table(session: Session | Ensemble, found: Classified, asked: bool) -> None:
     """The answers; of an image with nothing to see only those that were asked for or drawn."""
-    from capsedge.cli._tables import print_table
+    from capsedge.cli._output import print_table
 
     _, name, ops = _facts(session)
     title = f"{name}, {ops} operators"

@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from capsedge.cli import _common, _options
+from capsedge.cli import _options, _output
+from capsedge.cli._output import print_table
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS
-from capsedge.cli._tables import print_table
+from capsedge.cli._paths import READS
 from capsedge.errors import UsageError
-from capsedge.runtime.passport import is_engine
-from capsedge.runtime.quantities import size
+from capsedge.runtime.engine_metadata import is_engine
+from capsedge.runtime.files.text import size
 
 if TYPE_CHECKING:
-    from capsedge.runtime.backends.engine_inspection import EngineInspection
+    from capsedge.runtime.inspection import EngineInspection, Inspection, RoutingLayer
     from capsedge.runtime.metadata import ModelMetadata
-    from capsedge.runtime.reading.forecast import Forecast as ForecastData
-    from capsedge.runtime.reading.inspection import Inspection, RoutingLayer
-    from capsedge.runtime.reading.onnx_structure import Shape
+    from capsedge.runtime.onnx_file.forecast import Forecast as ForecastData
+    from capsedge.runtime.onnx_file.structure import Shape
 
 
 File = Annotated[
@@ -48,8 +47,7 @@ def command(
     as_json: _options.Json = False,
 ) -> None:
     """Show metadata, operators, sizes, and the memory of the votes by layer and batch."""
-    from capsedge.runtime.inspect import inspect
-    from capsedge.runtime.reading.inspection import Inspection
+    from capsedge.runtime.inspection import Inspection, inspect
 
     batches = _options.batch_sizes(batch)
     _check(file, forecast, layers, device)
@@ -60,7 +58,7 @@ def command(
     if not isinstance(found, Inspection):
         _engine(found, layers, as_json)
     elif as_json:
-        _common.print_json(found.to_dict())
+        _output.print_json(found.to_dict())
     else:
         _show(found, batches)
 
@@ -86,11 +84,11 @@ def _check(file: Path, forecast: bool, layers: bool, device: str | None) -> None
 
 
 def _engine(found: EngineInspection, layers: bool, as_json: bool) -> None:
-    from capsedge.runtime.backends.engine_inspection import labelled_layers
+    from capsedge.runtime.inspection import labelled_layers
 
     listed = labelled_layers(Path(found.path)) if layers else []
     if as_json:
-        _common.print_json(found.to_dict() | ({"layers": listed} if layers else {}))
+        _output.print_json(found.to_dict() | ({"layers": listed} if layers else {}))
         return
     passport = found.passport
     print_table("Engine", ("", ""), _engine_facts(found))
@@ -131,15 +129,15 @@ def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
 
 def _forecasts(file: Path, batches: list[int], device: str | None) -> list[ForecastData]:
     """By the shapes that the file states; where some are missing, by those that onnx infers, if installed."""
-    from capsedge.runtime.files.given import as_file
-    from capsedge.runtime.reading.forecast import UnknownSizes, forecast
-    from capsedge.runtime.reading.onnx_file import read_harmless
+    from capsedge.runtime.files.writing import as_file
+    from capsedge.runtime.onnx_file.forecast import UnknownSizes, forecast
+    from capsedge.runtime.onnx_file.summary import read_harmless
 
     try:
         return [forecast(file, n, device) for n in batches]
     except UnknownSizes as error:
         try:
-            from capsedge.graph.stated_shapes import stated
+            from capsedge.graph.shapes import stated
         except ModuleNotFoundError:
             raise UnknownSizes(
                 error.what,
@@ -157,7 +155,7 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
 def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
     found = _forecasts(file, batches, device)
     if as_json:
-        _common.print_json(
+        _output.print_json(
             {"schema": 1, "path": str(file), "forecasts": [f.to_dict() for f in found]}
         )
         return

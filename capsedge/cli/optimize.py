@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require, say
-from capsedge.cli._describing import Described, Typical
-from capsedge.cli._groups import grouped
+from capsedge.cli._metadata_options import Described, Typical
+from capsedge.cli._options import grouped
+from capsedge.cli._output import log, print_json, print_table, require, said, say
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_MODEL, WRITES
-from capsedge.cli._progress import said
-from capsedge.cli._tables import print_table
-from capsedge.graph.recognize.report import by_reason
-from capsedge.runtime.quantities import size
+from capsedge.cli._paths import READS_MODEL, WRITES
+from capsedge.graph.fusion import by_reason
+from capsedge.runtime.files.text import size
 
 if TYPE_CHECKING:
-    from capsedge.pipelines.optimize import OptimizationReport
+    from capsedge.optimization.optimize import OptimizationReport
 
 Model = Annotated[Path, Argument(help="ONNX file of any tool, opset 8 or later."), READS_MODEL]
 Output = Annotated[
@@ -56,7 +54,7 @@ def command(
         what="Optimizing needs onnx, onnxscript and ONNX Runtime.",
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
-    from capsedge.pipelines.optimize import optimize
+    from capsedge.optimization.optimize import optimize
 
     done = optimize(
         model,

@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from capsedge.cli import _common, _options
-from capsedge.cli._groups import grouped
-from capsedge.cli._module import OwnModule
+from capsedge.cli import _options, _output
+from capsedge.cli._options import OwnModule, grouped
+from capsedge.cli._output import print_table
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, READS_MODEL, WRITES
-from capsedge.cli._tables import print_table
+from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
-from capsedge.runtime.charts import check_chart
 from capsedge.runtime.files.writing import check_writable
+from capsedge.runtime.reporting import check_chart
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from capsedge.runtime.profiling import ProfileReport
-    from capsedge.runtime.profiling.tables import Table
+    from capsedge.runtime.profiling.profile import ProfileReport
+    from capsedge.runtime.profiling.report_text import Table
     from capsedge.runtime.session import Session
 
 Models = Annotated[
@@ -94,9 +93,9 @@ def command(
     """Measure latency, memory and time by layer; compare backends and models."""
     from capsedge.runtime.load import load
     from capsedge.runtime.profiling.compare import check_installed
-    from capsedge.runtime.profiling.profiler import checked_limits
-    from capsedge.runtime.profiling.side_by_side import profile_models
-    from capsedge.zoo import default_model
+    from capsedge.runtime.profiling.compare_models import profile_models
+    from capsedge.runtime.profiling.profile import checked_limits
+    from capsedge.runtime.zoo import default_model
 
     peers = _options.words(compare)
     check_installed(peers)
@@ -122,21 +121,21 @@ def command(
         else [],
         module=source.to_json() if source is not None else "",
         peer_model=peer_model,
-        progress=_common.log,
+        progress=_output.log,
     )
     _write(report, html, png, markdown, trace)
     if as_json:
-        _common.print_json(report.to_dict())
+        _output.print_json(report.to_dict())
     else:
         _show(report)
     if any(found.failed for found in report.comparisons):
-        _common.log("error: a peer computes different outputs; it was not timed.")
+        _output.log("error: a peer computes different outputs; it was not timed.")
         raise SystemExit(int(ExitCode.PARITY))
 
 
 def _arrays(source: Path, sessions: list[Session]) -> dict[str, NDArray[Any]]:
     """The arrays of a file by the names of the first model's inputs; a single one needs no name."""
-    from capsedge.datasets.npz import by_name, read_arrays
+    from capsedge.datasets.array_files import by_name, read_arrays
 
     names = [port.name for port in sessions[0].inputs]
     arrays = dict(zip(names, by_name(read_arrays(source), names, str(source)), strict=True))
@@ -179,7 +178,7 @@ def _check_places(
 
 
 def _checkpoints(sessions: list[Session], named: Path | None) -> list[Path]:
-    from capsedge.verification.torch_peer import checkpoint_of
+    from capsedge.verification.reference import checkpoint_of
 
     return [checkpoint_of(session, named) for session in sessions]
 
@@ -203,25 +202,25 @@ def _write(
         report.save_trace(trace)
     for target in (html, png, markdown, trace):
         if target is not None:
-            _common.log(f"wrote {target}")
+            _output.log(f"wrote {target}")
 
 
 def _show(report: ProfileReport) -> None:
-    from capsedge.runtime.profiling import tables
+    from capsedge.runtime.profiling import report_text
 
-    _print(tables.latency(report.runs))
-    _print(tables.startup(report.runs))
+    _print(report_text.latency(report.runs))
+    _print(report_text.startup(report.runs))
     for run in report.runs:
-        _print(tables.networks(run))
-        _print(tables.groups(run))
-        _print(tables.layers(run))
+        _print(report_text.networks(run))
+        _print(report_text.groups(run))
+        _print(report_text.layers(run))
         for warning in run.warnings:
-            _common.log(f"warning, {run.model}, batch {run.batch}: {warning}")
+            _output.log(f"warning, {run.model}, batch {run.batch}: {warning}")
     if report.peaks is not None:
-        _common.say(tables.peaks(report.peaks))
+        _output.say(report_text.peaks(report.peaks))
     for found in report.comparisons:
-        _print(tables.comparison(found))
-        _common.say(
+        _print(report_text.comparison(found))
+        _output.say(
             "Versions: " + "; ".join(dict.fromkeys(entry.version for entry in found.entries)) + "."
         )
 

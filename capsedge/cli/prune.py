@@ -6,17 +6,16 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from capsedge.cli import _options, _signals
-from capsedge.cli._common import log, print_json, require
+from capsedge.cli import _options, _process
+from capsedge.cli._options import bar
+from capsedge.cli._output import log, print_json, print_table, require
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_DATA, READS_OR_NAME, Role
-from capsedge.cli._tables import print_table
-from capsedge.cli._training import bar
+from capsedge.cli._paths import READS_DATA, READS_OR_NAME, Role
+from capsedge.runtime.files.text import size
 from capsedge.runtime.files.writing import REJECTED, beside
-from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
-    from capsedge.pruning.report import PruningReport, Round
+    from capsedge.optimization.prune_report import PruningReport, Round
 
 Checkpoint = Annotated[
     str,
@@ -93,8 +92,8 @@ def command(
     require("torch", what="Pruning needs torch.", fix="pip install 'capsedge[export]'")
     import torch
 
-    from capsedge.pipelines.find import find_checkpoint_of
-    from capsedge.pruning.prune import prune
+    from capsedge.models.find import find_checkpoint_of
+    from capsedge.optimization.prune import prune
 
     if threads:
         torch.set_num_threads(threads)
@@ -108,7 +107,7 @@ def command(
             )  # fmt: skip
     except KeyboardInterrupt:
         log("interrupted: finished epochs are kept; the same command with --resume continues")
-        raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
+        raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
     for warning in report.warnings:
         log(f"warning: {warning}")
     if as_json:
@@ -120,7 +119,7 @@ def command(
 
 
 def _log_round(number: int, done: Round) -> None:
-    from capsedge.calibration.evaluate import change
+    from capsedge.calibration.accuracy import change
 
     log(
         f"round {number}: {done.multiply_adds:,} multiply-adds, {100 * done.held_out:.2f} % of the "

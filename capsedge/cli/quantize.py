@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._output import log, print_json, print_table, require, say, stages
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_DATA, READS_MODEL, UPDATES, WRITES, Role
-from capsedge.cli._progress import stages
-from capsedge.cli._tables import print_table
+from capsedge.cli._paths import READS_DATA, READS_MODEL, UPDATES, WRITES, Role
 from capsedge.errors import ParityError, UsageError
+from capsedge.runtime.files.text import size
 from capsedge.runtime.files.writing import REJECTED, beside
-from capsedge.runtime.quantities import size
 
 if TYPE_CHECKING:
-    from capsedge.calibration.mixed import Search
-    from capsedge.calibration.report import QuantizationReport
-    from capsedge.calibration.sensitivity import Damage
+    from capsedge.calibration.mixed_precision import Damage, Search
+    from capsedge.calibration.quantization_report import QuantizationReport
 
 LISTED = 12  # kept nodes printed; --json lists all
 Model = Annotated[Path, Argument(help="The FP32 ONNX file."), READS_MODEL]
@@ -141,7 +138,7 @@ def command(
     options |= {"max_drop": max_drop, "max_error": max_error}
     report = _quantized(model, output or model.with_name(f"{model.stem}.{precision}.onnx"), options)
     if plot is not None and report.search is not None:
-        from capsedge.calibration.mixed import plot as draw
+        from capsedge.calibration.mixed_precision import plot as draw
 
         draw(report.search, report.gate, plot)
     if as_json:
@@ -152,10 +149,10 @@ def command(
 
 
 def _rank(model: Path, options: dict[str, Any], as_json: bool) -> None:
-    from capsedge.calibration import api
+    from capsedge.calibration import quantize
 
     with stages() as progress:
-        ranked = api.sensitivity(model, **options, progress=progress)
+        ranked = quantize.sensitivity(model, **options, progress=progress)
     _log_warnings(ranked.warnings)
     if as_json:
         print_json({"model": str(model), "damage": [d.to_dict() for d in ranked.damage]})
@@ -164,11 +161,11 @@ def _rank(model: Path, options: dict[str, Any], as_json: bool) -> None:
 
 
 def _quantized(model: Path, place: Path, options: dict[str, Any]) -> QuantizationReport:
-    from capsedge.calibration import api
+    from capsedge.calibration import quantize
 
     try:
         with stages() as progress:
-            report = api.quantize(model, place, **options, progress=progress)
+            report = quantize.quantize(model, place, **options, progress=progress)
     except ParityError as error:
         _log_warnings(error.report.warnings)
         raise
@@ -177,7 +174,7 @@ def _quantized(model: Path, place: Path, options: dict[str, Any]) -> Quantizatio
 
 
 def _check_plot(plot: Path, searched: bool) -> None:
-    from capsedge.runtime.charts import check_chart
+    from capsedge.runtime.reporting import check_chart
 
     if not searched:
         raise UsageError(
@@ -195,7 +192,7 @@ def _log_warnings(warnings: Sequence[str]) -> None:
 
 def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
     """Print the next command; ``verify`` finds the checkpoint itself if the model is from the zoo."""
-    from capsedge.zoo import checkpoint_by_sha256
+    from capsedge.runtime.zoo import checkpoint_by_sha256
 
     if report.foreign:
         log(
@@ -288,7 +285,7 @@ def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
 
 def show_search(search: Search) -> None:
     """Print the Pareto table."""
-    from capsedge.calibration.mixed import levels
+    from capsedge.calibration.mixed_precision import levels
 
     whole = max(c.bytes for c in search.candidates)
     print_table(

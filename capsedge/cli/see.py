@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from capsedge.cli import _common, _options
+from capsedge.cli import _options, _output
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
+from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
-    from capsedge.viz.picture import Picture
+    from capsedge.viz.figure import Picture
 
 Model = Annotated[
     str,
@@ -89,10 +89,10 @@ def command(
     as_json: _options.Json = False,
 ) -> None:
     """Draw what a network sees: reconstructions, poses, overlapping objects, routing, hardest images."""
-    from capsedge.runtime.classification import image_files
+    from capsedge.runtime.classify import image_files
     from capsedge.runtime.load import load
     from capsedge.viz import kinds
-    from capsedge.viz.saving import check_picture, save
+    from capsedge.viz.save import check_picture, save
 
     if output is None and not as_json:
         raise UsageError(
@@ -120,13 +120,13 @@ def command(
     if output is not None:
         missing = save(pictures, output)
         if missing:
-            _common.log(f"note: {missing}")
+            _output.log(f"note: {missing}")
     _report(dict(zip(names, pictures, strict=True)), output, as_json)
 
 
 def _report(pictures: dict[str, Picture], output: Path | None, as_json: bool) -> None:
     if as_json:
-        _common.print_json(
+        _output.print_json(
             {
                 "output": None if output is None else str(output),
                 "pictures": {name: picture.to_dict() for name, picture in pictures.items()},
@@ -134,7 +134,7 @@ def _report(pictures: dict[str, Picture], output: Path | None, as_json: bool) ->
         )
         return
     for name, picture in pictures.items():
-        _common.say(f"{name}: {picture.description}")
+        _output.say(f"{name}: {picture.description}")
         for note in picture.notes:
-            _common.log(f"note: {name}: {note}")
-    _common.log(f"wrote {output}")
+            _output.log(f"note: {name}: {note}")
+    _output.log(f"wrote {output}")

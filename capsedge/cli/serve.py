@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json
+from capsedge.cli._output import log, print_json
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import Role, check_model, file_or_name
+from capsedge.cli._paths import Role, check_model, file_or_name
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
-    from capsedge.serving.batch_size import BatchSize
-    from capsedge.serving.served import Address, Serving
+    from capsedge.serving.served_models import Address, BatchSize, Serving
 
 
 LAST_PORT = 65535
@@ -22,7 +21,7 @@ LARGEST_BATCH = 1024
 
 
 def _file(given: Any) -> Path | None:
-    from capsedge.deploy.naming import file_of
+    from capsedge.serving.deploy.server_model import file_of
 
     return file_or_name(file_of(given))
 
@@ -102,7 +101,7 @@ def command(
     Ctrl-C ends it. With --json, the document is printed when requests are answered.
     """
     from capsedge.serving.serve import serve
-    from capsedge.serving.served import Ports
+    from capsedge.serving.served_models import Ports
 
     def ready(serving: Serving, address: Address) -> None:
         if as_json:

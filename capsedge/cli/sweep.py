@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli._output import log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS, READS_DATA, WRITES, Role
-from capsedge.cli._tables import print_table
+from capsedge.cli._paths import READS, READS_DATA, WRITES, Role
 from capsedge.errors import UsageError
-from capsedge.runtime.quantities import size
+from capsedge.runtime.files.text import size
 
 if TYPE_CHECKING:
-    from capsedge.pipelines.sweep import Point, Sweep
+    from capsedge.optimization.sweep import Point, Sweep
 
 Data = Annotated[
     Path,
@@ -79,12 +78,11 @@ def command(
         what="A sweep exports the model, which needs PyTorch and ONNX.",
         fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    from capsedge.pipelines.find import find_model
-    from capsedge.pipelines.sweep import Grid, sweep
-    from capsedge.pipelines.sweep_candidates import COUPLINGS, PRECISIONS
-    from capsedge.pipelines.sweep_picture import draw
-    from capsedge.runtime.charts import check_chart
+    from capsedge.models.find import find_model
+    from capsedge.optimization.sweep import Grid, draw, sweep
+    from capsedge.optimization.sweep_candidates import COUPLINGS, PRECISIONS
     from capsedge.runtime.files.writing import check_writable, write_text
+    from capsedge.runtime.reporting import check_chart
 
     grid = Grid(
         iterations,

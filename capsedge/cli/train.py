@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-from capsedge.cli import _options, _signals
-from capsedge.cli._common import log, print_json, require, say
+from capsedge.cli import _options, _process
+from capsedge.cli._options import bar
+from capsedge.cli._output import log, print_json, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._places import READS, READS_DATA, READS_OR_NAME, Role
-from capsedge.cli._training import bar
-from capsedge.training.run_files import files
+from capsedge.cli._paths import READS, READS_DATA, READS_OR_NAME, Role
+from capsedge.models.training.run_files import files
 
 Model = Annotated[
     str,
@@ -111,8 +111,8 @@ def command(
 ) -> None:
     """Train a model; writes model.safetensors, history.jsonl and the state to resume from."""
     require("torch", what="Training needs torch.", fix="pip install 'capsedge[export]'")
-    from capsedge.training.loop import Recipe
-    from capsedge.training.run import train_model
+    from capsedge.models.training.run import train_model
+    from capsedge.models.training.train import Recipe
 
     recipe = Recipe(
         epochs, batch, schedule, learning_rate, shift, rotate, zoom, flip, pairs, average, seed,
@@ -132,7 +132,7 @@ def command(
             )  # fmt: skip
     except KeyboardInterrupt:
         log("interrupted: finished epochs are kept; the same command with --resume continues")
-        raise SystemExit(_signals.exit_code() or _signals.INTERRUPTED) from None
+        raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
     if as_json:
         print_json({"checkpoint": str(checkpoint), "epochs": lines})
     else:

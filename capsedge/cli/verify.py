@@ -5,21 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from capsedge.cli import _common, _options
+from capsedge.cli import _options, _output
 from capsedge.cli._ensemble_certificate import show
-from capsedge.cli._groups import grouped
-from capsedge.cli._module import OwnModule
+from capsedge.cli._options import OwnModule, grouped
+from capsedge.cli._output import comparing, print_table, said
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._places import READS, READS_DATA, READS_MODEL, READS_MODEL_OR_NAME, WRITES
-from capsedge.cli._progress import comparing, said
-from capsedge.cli._tables import print_table
+from capsedge.cli._paths import READS, READS_DATA, READS_MODEL, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
-from capsedge.runtime.origin import CLAIMED
+from capsedge.runtime.metadata import CLAIMED
 
 if TYPE_CHECKING:
-    from capsedge.verification import Certificate
-    from capsedge.verification.ensemble import EnsembleCertificate
+    from capsedge.verification.certificate import Certificate
+    from capsedge.verification.verify_ensemble import EnsembleCertificate
 
 LISTED = 10  # flips printed; the certificate lists more
 
@@ -102,10 +100,10 @@ def command(
     The last line is PASSED or FAILED; the exit code is 4 if a tolerance is exceeded.
     """
     try:
-        from capsedge.judging.tolerance import parse
-        from capsedge.pipelines.find import trained_checkpoint
-        from capsedge.verification import verify
-        from capsedge.verification.ensemble import EnsembleCertificate, verify_ensemble
+        from capsedge.models.find import trained_checkpoint
+        from capsedge.tolerance import parse
+        from capsedge.verification.verify import verify
+        from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
             "Verification runs the PyTorch model, and PyTorch is not installed here.",
@@ -142,7 +140,7 @@ def command(
         reference: Any = None if origin is None else trained_checkpoint(origin)
         reference = checkpoints[0] if checkpoints else reference
         if source is not None:
-            from capsedge.pipelines.own_module import load_module
+            from capsedge.models.user_module import load_module
 
             reference = load_module(source)
         stage("loading the file and comparing it with its reference")
@@ -153,7 +151,7 @@ def command(
     if output is not None:
         certificate.save(output)
     if as_json:
-        _common.print_json(certificate.to_dict())
+        _output.print_json(certificate.to_dict())
     elif isinstance(certificate, EnsembleCertificate):
         show(certificate, output)
     else:
@@ -199,7 +197,7 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
     document = certificate.to_dict()
     print_table("Chain", ("", "", ""), [_link(link) for link in document["chain"]])
     if document["chain"][-1]["kind"] == "cascade":
-        _common.say("The cascade is compared with its large network's reference, by decisions.")
+        _output.say("The cascade is compared with its large network's reference, by decisions.")
     samples = document["samples"]
     split = f", {samples['split']} split" if samples.get("split") else ""
     for title, part in (
@@ -207,22 +205,22 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
     ):
         if part == "hard_cases" and not document[part]["names"]:
-            _common.say("No hard case lies within the range of the inputs.")
+            _output.say("No hard case lies within the range of the inputs.")
             continue
         _show_part(title, document[part])
         for warning in document[part].get("warnings", ()):
-            _common.log(f"warning: {warning}")
+            _output.log(f"warning: {warning}")
         if ignored := document[part].get("ignored"):
-            _common.say(
+            _output.say(
                 f"note: the {ignored} of the samples are not used: the file states a regression"
             )
     if document["ledger"] is not None:
         _show_ledger(document["ledger"])
     for failure in document["failures"]:
-        _common.say(failure)
+        _output.say(failure)
     if saved is not None:
-        _common.say(f"certificate: {saved}")
-    _common.say(document["verdict"])
+        _output.say(f"certificate: {saved}")
+    _output.say(document["verdict"])
 
 
 def _link(link: dict[str, Any]) -> tuple[str, str, str]:
@@ -313,6 +311,6 @@ def _show_ledger(ledger: dict[str, Any]) -> None:
                 for r in ledger["rows"]
             ],
         )
-    _common.say(ledger["verdict"])
+    _output.say(ledger["verdict"])
     if ledger["note"] and ledger["note"] != ledger["verdict"]:
-        _common.say(ledger["note"])
+        _output.say(ledger["note"])

@@ -1,13 +1,12 @@
 """Data sets: readers of files from anywhere, and the one type for a set of images. Imports no torch.
 
-Every reader judges sizes by `capsedge.runtime.files.limits` before it allocates, and raises a UsageError for
+Every reader judges sizes by `capsedge.spec.limits` before it allocates, and raises a UsageError for
 whatever it cannot read.
 """
 
-from capsedge.datasets.imageset import ImageSet, from_iterable
-from capsedge.datasets.reading import read_images, read_split
-from capsedge.datasets.targets import read_targets
-from capsedge.datasets.typical import typical_input_from
+from capsedge.datasets.image_set import ImageSet, from_iterable
+from capsedge.datasets.read import read_images, read_split
+from capsedge.datasets.regression_targets import read_targets, typical_input_from
 
 __all__ = [
     "ImageSet",

@@ -14,11 +14,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets.sizes import check_bytes
+from capsedge.datasets.array_files import check_bytes
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits, pickles
-from capsedge.runtime.files.opening import opened, size
+from capsedge.runtime.files import pickles
 from capsedge.runtime.files.pickles import BadPickle, Name
+from capsedge.runtime.files.reading import opened, size
+from capsedge.spec import limits
 
 _SHAPE = (3, 32, 32)
 _CORE = ("numpy.core", "numpy._core")  # before and from numpy 2 on

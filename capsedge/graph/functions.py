@@ -1,26 +1,30 @@
-"""Function bodies of the capsule operators in a file: put on, taken off, inlined."""
+"""Function bodies on, off, inlined, expanded."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import onnx
-from onnx import inliner
+from onnx import helper, inliner
 
-from capsedge.graph.bodies import function_body
-from capsedge.graph.cleaning import remove_dead_nodes
+from capsedge.graph import Rewrites
+from capsedge.graph.bodies import Shape, function_body
+from capsedge.graph.cleanup import remove_dead_nodes, simplify
 from capsedge.graph.proto import (
     attributes_of,
     copy_of,
+    inferred,
+    input_shapes,
+    keep_signature,
     operator_nodes,
     opset_of,
     replace,
     set_opset,
+    shapes_of,
 )
-from capsedge.graph.rewrites import Rewrites
-from capsedge.graph.shapes import inferred, input_shapes, keep_signature, shapes_of
-from capsedge.graph.simplify import simplify
-from capsedge.schema.names import DOMAIN, VERSION, numbered, operator_of
+from capsedge.spec.operators import DOMAIN, VERSION, numbered, operator_of
+
+# --- Function bodies of the capsule operators in a file: put on, taken off, inlined ---
 
 
 def attach_functions(
@@ -31,7 +35,7 @@ def attach_functions(
 ) -> None:
     """Give every capsule operator its function body, and each distinct body a name of its own.
 
-    The nodes take the name of their body: ``DynamicRouting``, ``DynamicRouting_2``, ... (``schema.names``).
+    The nodes take the name of their body: ``DynamicRouting``, ``DynamicRouting_2``, ... (``spec.operators``).
     Attributes and input shapes that make the same body share it.
 
     Raises:
@@ -88,4 +92,53 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     folded = simplify(inferred(copy))
     keep_signature(folded, model)
     remove_dead_nodes(folded)
+    return folded
+
+
+# Capsule operators written out as standard operators, where more of them is wanted than kernels
+# output
+
+
+_EXPANDED = "capsedge.expanded"  # domain of the bodies until `inline`; never in a file
+
+
+def expand(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    shapes: list[Shape],
+    rewrites: Rewrites,
+    number: int,
+    *,
+    couplings: bool,
+    traced: bool = False,
+) -> None:
+    """Give a node a body of its own, which `inline` puts in its place.
+
+    Args:
+        shapes: of its inputs.
+        number: of the body among those of the model.
+        couplings, traced: as for ``function_body``; the node has the outputs.
+    """
+    body = function_body(
+        operator_of(node.op_type),
+        shapes,
+        attributes_of(node),
+        rewrites,
+        opset=opset_of(model),
+        domain=_EXPANDED,
+        couplings=couplings,
+        traced=traced,
+    )
+    node.domain = _EXPANDED
+    node.op_type = body.name = f"{body.name}_{number}"
+    model.functions.append(body)
+
+
+def inline(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the bodies of `expand` inlined and constants folded."""
+    model.opset_import.append(helper.make_opsetid(_EXPANDED, 1))
+    inlined = inliner.inline_local_functions(model)
+    set_opset(inlined, _EXPANDED, None)
+    folded = simplify(inferred(inlined))
+    keep_signature(folded, model)
     return folded

@@ -8,35 +8,44 @@ from collections.abc import Callable
 import onnx
 
 from capsedge.errors import CapsedgeError, ParityError, UnsupportedModelError
-from capsedge.graph.cleaning import (
+from capsedge.graph import Rewrites
+from capsedge.graph.cleanup import (
     fold_fills,
     remove_dead_nodes,
     remove_unused_tensors,
+    simplify,
     strip_notes,
 )
-from capsedge.graph.exact_sigmoid import write_exact_sigmoids
-from capsedge.graph.expand import expand, inline
-from capsedge.graph.first_pass import replace_uniform_passes
-from capsedge.graph.functions import attach_functions, detach_functions, inline_functions
-from capsedge.graph.layer_norm import replace_layer_norms
+from capsedge.graph.functions import (
+    attach_functions,
+    detach_functions,
+    expand,
+    inline,
+    inline_functions,
+)
+from capsedge.graph.fusion import Recognition
+from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion.values import first_line
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import (
+    UnknownShapeError,
     check_operators,
     copy_of,
+    inferred,
+    input_shapes,
     operator_counts,
     operator_nodes,
     set_opset,
+    shapes_of,
 )
 from capsedge.graph.random_nodes import refuse_random
-from capsedge.graph.recognize.improving import improve
-from capsedge.graph.recognize.report import Recognition
-from capsedge.graph.recognize.values import first_line
-from capsedge.graph.rewrites import Rewrites
-from capsedge.graph.shapes import UnknownShapeError, inferred, input_shapes, shapes_of
-from capsedge.graph.simplify import simplify
-from capsedge.graph.stated_shapes import state_shapes
-from capsedge.schema.names import DOMAIN, VERSION, operator_of
-from capsedge.schema.operators import OPERATORS
+from capsedge.graph.rewrites import (
+    replace_layer_norms,
+    replace_uniform_passes,
+    write_exact_sigmoids,
+)
+from capsedge.graph.shapes import state_shapes
+from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
 IR_VERSION = 10
 OPS = ("auto", "fused", "portable")
@@ -137,7 +146,7 @@ def _version() -> str:
 def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) -> onnx.ModelProto:
     """Every captured operator made a ``capsedge`` node, or standard operators where its couplings are used.
 
-    The ONNX operators do not output couplings. With ``traced`` they stay, for `graph.trace`.
+    The ONNX operators do not output couplings. With ``traced`` they stay, for `graph.trace_outputs`.
     """
     strip_notes(model)
     fold_fills(model)

@@ -1,9 +1,9 @@
-"""Reading and changing an ONNX ModelProto: nodes, attributes, constants, opsets. Knows no torch."""
+"""Read and change a ModelProto: nodes, shapes, wiring."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from capsedge.schema.names import DOMAIN, operator_of
-from capsedge.schema.operators import OPERATORS
+from capsedge.graph.bodies import Shape
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+
+# Reading and changing an ONNX ModelProto: nodes, attributes, constants, opsets. Knows no torch
 
 
 def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -107,3 +109,152 @@ def check_operators(model: onnx.ModelProto) -> list[str]:
         elif not spec.takes(len(node.input)) or not all(node.input):
             problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
     return problems
+
+
+# --- Shapes and types of the tensors of a graph ---
+
+
+class UnknownShapeError(ValueError):
+    """The shape of an input of a capsule operator is not known."""
+
+
+def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with shapes inferred, strictly: a contradiction is an error."""
+    return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def values_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """Type and shape of every tensor of the graph, as far as inference finds them."""
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    return {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
+
+
+def shapes_of(model: onnx.ModelProto) -> dict[str, Shape]:
+    """Shape of every tensor of the graph that has one; None for a dimension without a number."""
+    graph = model.graph
+    shapes: dict[str, Shape] = {}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        kind = value.type.tensor_type
+        if kind.HasField("shape"):
+            shapes[value.name] = tuple(
+                d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim
+            )
+    for tensor in graph.initializer:
+        shapes[tensor.name] = tuple(tensor.dims)
+    return shapes
+
+
+def input_shapes(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> list[Shape]:
+    """Shapes of the inputs of a capsule operator, in order.
+
+    Args:
+        shapes: of ``shapes_of``.
+
+    Raises:
+        UnknownShapeError: one is not among them.
+    """
+    for name in node.input:
+        if name not in shapes:
+            operator = operator_of(node.op_type)
+            raise UnknownShapeError(f"no shape for the input '{name}' of {operator} '{node.name}'")
+    return [shapes[name] for name in node.input]
+
+
+def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
+    """Give the outputs the shapes of the original: inlining renames their free dimensions."""
+    replace(model.graph.output, list(original.graph.output))
+
+
+# Who makes and uses the tensors of a graph, and a graph with other nodes in the place of its own
+
+
+class Graph:
+    """A model and who makes and uses its tensors.
+
+    Attributes:
+        model: as it was given.
+        nodes: of its graph, capsule operators under the operator's own name instead of their body's.
+        captured: tensors that subgraphs read.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.nodes = [_without_body(node) for node in model.graph.node]
+        self.initializers = {t.name: t for t in model.graph.initializer}
+        self.outputs = {o.name for o in model.graph.output}
+        self.producers = {o: n for n in self.nodes for o in n.output}
+        self.consumers: dict[str, list[onnx.NodeProto]] = {}
+        self.captured: set[str] = set()
+        for node in self.nodes:
+            inner = captured_by(node)
+            self.captured |= inner
+            for name in (*node.input, *inner):
+                self.consumers.setdefault(name, []).append(node)
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Value of an initializer."""
+        return numpy_helper.to_array(self.initializers[name])
+
+    def relu_after(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The ReLU that alone uses a node's output."""
+        users = self.consumers.get(node.output[0], [])
+        if len(users) == 1 and users[0].op_type == "Relu" and node.output[0] not in self.outputs:
+            return users[0]
+        return None
+
+    def result(self, node: onnx.NodeProto) -> str:
+        """The tensor that leaves a convolution: after its ReLU, if it has one."""
+        relu = self.relu_after(node)
+        return str(relu.output[0] if relu is not None else node.output[0])
+
+    @property
+    def fused(self) -> bool:
+        """Whether the model uses the operators of the domain ``capsedge``."""
+        return any(n.domain == DOMAIN for n in self.nodes)
+
+
+def _without_body(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node that names its operator, not a function body."""
+    if node.domain != DOMAIN:
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.op_type, copy.overload = operator_of(node.op_type), ""
+    return copy
+
+
+def replace_graph(
+    model: onnx.ModelProto,
+    nodes: Iterable[onnx.NodeProto],
+    more: Mapping[str, onnx.TensorProto],
+    like: Mapping[str, tuple[str, int]],
+) -> onnx.ModelProto:
+    """A copy with other nodes and more initializers, without what nothing uses any more.
+
+    The file loses its functions of the domain ``capsedge``: they belong to the shapes and types of before.
+
+    Args:
+        nodes: of a ``Graph`` of the model, or made anew.
+        like: new tensors: the old tensor whose shape each has, and its own element type.
+    """
+    copy, nodes = copy_of(model), list(nodes)
+    replace(copy.graph.node, nodes)
+    replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
+    used = {i for n in nodes for i in (*n.input, *captured_by(n))}
+    used |= {o.name for o in copy.graph.output}
+    tensors = {t.name: t for t in model.graph.initializer} | dict(more)
+    replace(copy.graph.initializer, (t for name, t in tensors.items() if name in used))
+    known = values_of(model)
+    for t in model.graph.initializer:
+        known.setdefault(t.name, helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+    for name, (old, element) in like.items():
+        if old in known:
+            value = onnx.ValueInfoProto()
+            value.CopyFrom(known[old])
+            value.name = name
+            value.type.tensor_type.elem_type = element
+            known[name] = value
+    ends = {v.name for v in (*copy.graph.input, *copy.graph.output)}
+    made = {o for n in nodes for o in n.output} - ends
+    replace(copy.graph.value_info, (v for name, v in known.items() if name in made))
+    return copy

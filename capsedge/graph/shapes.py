@@ -1,62 +1,130 @@
-"""Shapes and types of the tensors of a graph."""
+"""The shape of every value, written into a file: for forecasts, and for readers that cannot infer shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx
 
-from capsedge.graph.bodies import Shape
-from capsedge.graph.proto import replace
-from capsedge.schema.names import operator_of
+from capsedge.graph.cleanup import fold
+from capsedge.graph.proto import copy_of, replace
+
+_BATCHES = (5, 7)  # a size that is the same at both does not depend on the batch
+_FOLDED_BYTES = 1 << 20  # of one constant: shapes and indices, not weights
+_Found = dict[str, tuple[int, tuple[int, ...]]]  # element type and sizes by name
 
 
-class UnknownShapeError(ValueError):
-    """The shape of an input of a capsule operator is not known."""
+def state_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None) -> None:
+    """State type and shape of every value of the graph whose shape depends on the batch alone.
 
-
-def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with shapes inferred, strictly: a contradiction is an error."""
-    return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-
-
-def values_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Type and shape of every tensor of the graph, as far as inference finds them."""
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    return {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
-
-
-def shapes_of(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Shape of every tensor of the graph that has one; None for a dimension without a number."""
-    graph = model.graph
-    shapes: dict[str, Shape] = {}
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        kind = value.type.tensor_type
-        if kind.HasField("shape"):
-            shapes[value.name] = tuple(
-                d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim
-            )
-    for tensor in graph.initializer:
-        shapes[tensor.name] = tuple(tensor.dims)
-    return shapes
-
-
-def input_shapes(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> list[Shape]:
-    """Shapes of the inputs of a capsule operator, in order.
+    Sizes are numbers, the name of the batch axis, or a multiple of it (``36*N``). What the file states
+    already stays, unless a size in it has a name of its own. Values whose shape cannot be inferred, such as
+    those after NonZero, are left out.
 
     Args:
-        shapes: of ``shapes_of``.
-
-    Raises:
-        UnknownShapeError: one is not among them.
+        complete: the same graph with bodies of its functions, where the file has none.
     """
-    for name in node.input:
-        if name not in shapes:
-            operator = operator_of(node.op_type)
-            raise UnknownShapeError(f"no shape for the input '{name}' of {operator} '{node.name}'")
-    return [shapes[name] for name in node.input]
+    wanted = _unstated(model)
+    if not wanted:
+        return
+    name = _batch_name(model)
+    found = [_sizes(complete or model, n, wanted) for n in (_BATCHES if name else _BATCHES[:1])]
+    stated = {v.name: v for v in model.graph.value_info}
+    for value in wanted:
+        shapes = [at[value] for at in found if value in at]
+        if len(shapes) < len(found) or len({len(shape) for _, shape in shapes}) != 1:
+            continue
+        sizes = [_size(each, name) for each in zip(*(shape for _, shape in shapes), strict=True)]
+        if None not in sizes:
+            stated[value] = onnx.helper.make_tensor_value_info(value, shapes[0][0], sizes)
+    replace(model.graph.value_info, stated.values())
 
 
-def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
-    """Give the outputs the shapes of the original: inlining renames their free dimensions."""
-    replace(model.graph.output, list(original.graph.output))
+def stated(data: bytes) -> bytes:
+    """A file with its shapes stated; as it is if onnx cannot infer them."""
+    try:
+        model = onnx.load_model_from_string(data)
+        state_shapes(model)
+        return bytes(model.SerializeToString())
+    except Exception:  # onnx raises many kinds for what other tools write, none of them ours
+        return data
+
+
+def _unstated(model: onnx.ModelProto) -> list[str]:
+    """Values that nodes make and whose shape the file does not state in numbers and the batch."""
+    graph, name = model.graph, _batch_name(model)
+    known = {t.name for t in graph.initializer} | {v.name for v in (*graph.input, *graph.output)}
+    for value in graph.value_info:
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(
+            d.HasField("dim_value") or (name and d.dim_param == name) for d in kind.shape.dim
+        ):
+            known.add(value.name)
+    made = dict.fromkeys(o for node in graph.node for o in node.output if o)
+    return [value for value in made if value not in known]
+
+
+def _batch_name(model: onnx.ModelProto) -> str:
+    """The name of the free first axis of the first input that has one; empty if the batch is fixed."""
+    stored = {t.name for t in model.graph.initializer}
+    names = (
+        value.type.tensor_type.shape.dim[0].dim_param
+        for value in model.graph.input
+        if value.name not in stored and len(value.type.tensor_type.shape.dim)
+    )
+    return next(filter(None, names), "")
+
+
+def _size(sizes: tuple[int, ...], name: str) -> int | str | None:
+    """A size as the file states it, from what it is at each of the batches; None if it is no multiple."""
+    first = sizes[0]
+    if len(set(sizes)) == 1:
+        return first
+    times, rest = divmod(first, _BATCHES[0])
+    if rest or any(size != times * n for size, n in zip(sizes, _BATCHES, strict=True)):
+        return None
+    return name if times == 1 else f"{times}*{name}"
+
+
+def _sizes(model: onnx.ModelProto, batch: int, wanted: list[str]) -> _Found:
+    """Sizes at one batch: by inference, and where that ends at computed shapes, with these folded."""
+    fixed = _fixed(model, batch)
+    inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
+    found = _known(inferred)
+    left = [name for name in wanted if name not in found]
+    if not left:
+        return found
+    outputs = {value.name for value in inferred.graph.output}
+    types = {value.name: value for value in inferred.graph.value_info}
+    # Folding leaves outputs their names.
+    inferred.graph.output.extend(
+        types[name] for name in left if name in types and name not in outputs
+    )
+    try:
+        folded = fold(inferred, _FOLDED_BYTES)
+    except Exception:  # it evaluates nodes that other tools wrote; what they make stays unstated
+        return found
+    return _known(onnx.shape_inference.infer_shapes(folded, data_prop=True)) | found
+
+
+def _fixed(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """A copy for one batch; sizes with names are left to inference."""
+    fixed = copy_of(model)
+    stored = {t.name for t in fixed.graph.initializer}
+    for value in fixed.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in stored and len(dims) and not dims[0].HasField("dim_value"):
+            dims[0].dim_value = batch
+    for value in (*fixed.graph.output, *fixed.graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if not size.HasField("dim_value"):
+                size.Clear()
+    return fixed
+
+
+def _known(model: onnx.ModelProto) -> _Found:
+    graph = model.graph
+    found = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
+    for value in (*graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
+            found[value.name] = (kind.elem_type, tuple(d.dim_value for d in kind.shape.dim))
+    return found

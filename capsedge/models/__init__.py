@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from capsedge.models.config import ModelConfig
+from capsedge.models.configs import ModelConfig
 from capsedge.models.registry import MODELS, get_config
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.config import AttentionCapsulesConfig
+from capsedge.models.configs import AttentionCapsulesConfig
 from capsedge.models.layers import AttentionCapsules as AttentionLayer
 from capsedge.models.layers import PrimaryCapsules, output_size, positions
 

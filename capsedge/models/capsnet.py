@@ -5,15 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from capsedge import ops
+from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput, make_decoder
-from capsedge.models.config import CapsNetConfig
-from capsedge.models.layers import (
-    ChosenPositions,
-    DynamicCapsules,
-    PrimaryCapsules,
-    output_size,
-)
+from capsedge.models.configs import CapsNetConfig
+from capsedge.models.layers import ChosenPositions, DynamicCapsules, PrimaryCapsules, output_size
 
 
 class CapsNet(CapsuleModel):

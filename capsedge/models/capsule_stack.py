@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from capsedge import ops
+from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.config import CapsuleStackConfig, RoutedLayer, StemLayer
+from capsedge.models.configs import CapsuleStackConfig, RoutedLayer, StemLayer
 from capsedge.models.layers import Padded
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}

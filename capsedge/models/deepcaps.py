@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from capsedge import ops
+from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.config import DeepCapsConfig
+from capsedge.models.configs import DeepCapsConfig
 from capsedge.models.layers import Padded, output_size
 
 _OF_OPERATOR = ("pose", "elements")  # squashes that leave a place alone

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from capsedge import ops
 from capsedge.errors import UsageError
+from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput, make_decoder
-from capsedge.models.config import EfficientCapsNetConfig
+from capsedge.models.configs import EfficientCapsNetConfig
 from capsedge.models.layers import output_size
 
 

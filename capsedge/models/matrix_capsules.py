@@ -8,9 +8,14 @@ from functools import partial
 from torch import Tensor, nn
 
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.clamped_em import ClampedEMCapsules
-from capsedge.models.config import MatrixCapsulesConfig
-from capsedge.models.layers import EMCapsules, PrimaryCapsules, output_size, positions
+from capsedge.models.configs import MatrixCapsulesConfig
+from capsedge.models.layers import (
+    ClampedEMCapsules,
+    EMCapsules,
+    PrimaryCapsules,
+    output_size,
+    positions,
+)
 
 
 class MatrixCapsules(CapsuleModel):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from capsedge import ops
+from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.pscapsnet_config import PSCapsNetConfig
+from capsedge.models.configs import PSCapsNetConfig
 
 
 def averaging(size: int, count: int) -> Tensor:

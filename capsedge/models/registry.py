@@ -6,7 +6,7 @@ import difflib
 from dataclasses import replace
 
 from capsedge.errors import UsageError
-from capsedge.models.config import (
+from capsedge.models.configs import (
     AttentionCapsulesConfig,
     CapsNetConfig,
     CapsuleConv,

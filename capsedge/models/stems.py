@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
-from capsedge.models.config import Conv, ResNet
+from capsedge.models.configs import Conv, ResNet
 from capsedge.models.layers import Padded, output_size
 
 SAMPLE = 5, 16  # of fractional max pooling: the fraction in [0, 1) that PyTorch draws at every call

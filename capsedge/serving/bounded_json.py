@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.files import limits
-from capsedge.serving.tensors import as_array
+from capsedge.serving.request_tensors import as_array
+from capsedge.spec import limits
 
 try:
     from orjson import loads as _loads

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
-from capsedge.serving.tensors import BYTES, array_of, encoded_images
+from capsedge.serving.request_tensors import BYTES, array_of, encoded_images
+from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from mlserver.types import InferenceRequest
 
     from capsedge.runtime.session import Session
-    from capsedge.serving.infer_request import InferRequest
+    from capsedge.serving.request_bodies import InferRequest
 
     Payload: TypeAlias = (
         InferRequest | InferenceRequest

@@ -7,17 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mlserver.types import InferenceResponse, Parameters, ResponseOutput, TensorData
+from mlserver.codecs.json import encode_to_json_bytes
+from mlserver.grpc import dataplane_pb2 as pb
+from mlserver.grpc.converters import ParametersConverter
+from mlserver.types import InferenceResponse, MetadataTensor, Parameters, ResponseOutput, TensorData
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
 from capsedge.runtime.tensors import LARGEST, checked
+from capsedge.serving.request_tensors import DATATYPES, datatype_of, flat
 from capsedge.serving.requests import PREDICTIONS, Request
-from capsedge.serving.tensors import DATATYPES, flat
+from capsedge.spec import limits
 
 if TYPE_CHECKING:
+    from capsedge.runtime.backends.backend import Port
     from capsedge.runtime.session import Session
+
+
+# --- Running a request, and its answer in the terms of the Open Inference Protocol ---
+
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -118,3 +126,127 @@ def _predictions(session: Session, request: Request, found: Arrays) -> str:
     images = request.arrays[session.inputs[0].name]
     made = session.roles.predictions(images, found, choice.top_k, choice.threshold, choice.invert)
     return json.dumps([prediction.to_dict() for prediction in made], allow_nan=False)
+
+
+# What the server tells of a model: its inputs and outputs, and what its metadata says of them
+
+
+PLATFORM = "capsedge"
+
+
+def inputs_of(session: Session) -> list[MetadataTensor]:
+    """The model's inputs. One that takes images says so in its parameters.
+
+    Raises:
+        UnsupportedModelError: one is of a type that the protocol does not have.
+    """
+    takes = session.metadata is not None and session.metadata.preprocessing is not None
+    said = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
+    return [_tensor(port, session, said) for port in session.inputs]
+
+
+def outputs_of(session: Session) -> list[MetadataTensor]:
+    """The model's outputs. Scores name their classes, and values what they are, in their parameters.
+
+    Raises:
+        UnsupportedModelError: one is of a type that the protocol does not have.
+    """
+    return [_tensor(port, session, _meaning(port.name, session)) for port in session.outputs]
+
+
+def parameters_of(session: Session) -> dict[str, str | int]:
+    """What else is known of the model, as texts and whole numbers, which gRPC can carry."""
+    said: dict[str, str | int] = {"operators": session.backend.ops}
+    if session.backend.batches.fixed is not None:
+        said["batch"] = session.backend.batches.fixed
+    metadata = session.metadata
+    if metadata is not None:
+        said |= {"task": metadata.task, "precision": metadata.precision}
+        if metadata.architecture:
+            said["architecture"] = metadata.architecture
+        if metadata.routing:
+            said |= {"routing": metadata.routing, "iterations": metadata.iterations}
+    return said
+
+
+def _meaning(output: str, session: Session) -> dict[str, str]:
+    metadata = session.metadata
+    if metadata is None:
+        return {}
+    if output == session.roles.scores:
+        labels = {"labels": _texts(metadata.class_names)} if metadata.class_names else {}
+        return {**labels, "score_kind": session.roles.kind}
+    if output in session.roles.values and metadata.outputs is not None:
+        return {"values": _texts(metadata.outputs.names), "units": _texts(metadata.outputs.units)}
+    return {}
+
+
+def _texts(texts: Sequence[str]) -> str:
+    return json.dumps(list(texts))
+
+
+def _tensor(port: Port, session: Session, said: dict[str, str]) -> MetadataTensor:
+    extra: dict[str, Any] = {"parameters": Parameters(**said)} if said else {}
+    return MetadataTensor(
+        name=port.name,
+        datatype=datatype_of(port, session.path),
+        shape=[size if isinstance(size, int) else -1 for size in port.shape],
+        **extra,
+    )
+
+
+# An answer as bytes of JSON or of protobuf, made in pieces between which other threads may run
+
+
+_JSON_PIECE = 2**14  # values
+_WRITTEN = 22  # bytes of a value, as a decimal with a comma
+_CONTENTS = {
+    "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
+    **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)}, "INT64": "int64_contents",
+    **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)}, "UINT64": "uint64_contents",
+}  # fmt: skip
+
+
+def size_of(answer: InferenceResponse) -> int:
+    """The bytes that its tensors, whose ``root`` are arrays, take together with what is written of them."""
+    arrays = [output.data.root for output in answer.outputs]
+    return sum(array.nbytes + _WRITTEN * array.size for array in arrays)
+
+
+def to_json(answer: InferenceResponse) -> list[bytes]:
+    """An answer whose tensors are arrays, as pieces of JSON."""
+    parts = [encode_to_json_bytes(answer.model_dump(exclude={"outputs"}))[:-1], b',"outputs":[']
+    for number, output in enumerate(answer.outputs):
+        said = {"name": output.name, "shape": output.shape, "datatype": output.datatype}
+        parts += [b"," * (number > 0), encode_to_json_bytes(said)[:-1], b',"data":[']
+        for at in range(0, output.data.root.size, _JSON_PIECE):
+            piece = encode_to_json_bytes(output.data.root[at : at + _JSON_PIECE].tolist())
+            parts += [b"," * (at > 0), piece[1:-1]]
+        parts.append(b"]}")
+    parts.append(b"]}")
+    return parts
+
+
+def to_grpc(answer: InferenceResponse, raw: bool) -> bytes:
+    """The same as a ModelInferResponse.
+
+    Args:
+        raw: whether the tensors are raw bytes; those of FP16 always are, and then all others too.
+    """
+    found = pb.ModelInferResponse(
+        model_name=answer.model_name, model_version=answer.model_version or "", id=answer.id or ""
+    )
+    raw = raw or any(output.datatype not in _CONTENTS for output in answer.outputs)
+    for output in answer.outputs:
+        tensor = found.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        array = output.data.root
+        if raw:
+            found.raw_output_contents.append(array.tobytes())
+            continue
+        contents: Any = getattr(tensor.contents, _CONTENTS[output.datatype])
+        for at in range(0, array.size, _JSON_PIECE):
+            contents.extend(array[at : at + _JSON_PIECE].tolist())
+    if answer.parameters is not None:
+        for name, value in ParametersConverter.from_types(answer.parameters).items():
+            found.parameters[name].MergeFrom(value)
+    return bytes(found.SerializeToString())

@@ -13,13 +13,12 @@ from importlib import import_module
 from typing import Any
 
 from capsedge import __version__
-from capsedge.deploy.naming import named
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.files import limits
 from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
-from capsedge.serving.batch_size import given_size, measured
-from capsedge.serving.served import Address, Ports, Served, Serving
+from capsedge.serving.deploy.server_model import named
+from capsedge.serving.served_models import Address, Ports, Served, Serving, given_size, measured
+from capsedge.spec import limits
 
 INSTALL = "pip install 'capsedge[serve]'"
 
@@ -74,7 +73,7 @@ def serve(
         # grpc would write a line of its own for messages that it refuses, as often as a client likes.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         _require()
-        from capsedge.serving.engine import Engine
+        from capsedge.serving.server import Engine
 
         sizes = [measured(s) if batch is None else given_size(s, batch) for s in sessions]
         served = tuple(

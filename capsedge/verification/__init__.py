@@ -1,8 +1,1 @@
 """Verification: compares an artefact with its PyTorch source. Needs torch."""
-
-from __future__ import annotations
-
-from capsedge.verification.certificate import Certificate, Link
-from capsedge.verification.compare import verify
-
-__all__ = ["Certificate", "Link", "verify"]

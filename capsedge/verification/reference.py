@@ -1,8 +1,12 @@
-"""The reference: the unpatched module in eager PyTorch, FP32, and FP64 to tell rounding from error."""
+"""Eager PyTorch, FP32 and FP64; also as a peer of profile.
+
+A worker of ``capsedge.runtime.profiling.startup``, which knows only its name: the runtime never imports torch.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +17,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
-from capsedge.exporters.own_modules import Scored, default_double, named
-from capsedge.exporters.repeatable import check_repeatable
-from capsedge.exporters.traced import traced_routing
-from capsedge.exporters.user_code import on_cpu
+from capsedge.exporters.determinism import check_repeatable
+from capsedge.exporters.trace import traced_routing
+from capsedge.exporters.user_subject import Scored, default_double, named
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.runtime.maker import Maker, maker_of, reference_options
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.models.user_module import on_cpu
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.metadata import Maker, ModelMetadata, maker_of, reference_options
+from capsedge.runtime.profiling.worker import Run, Specification, main
 from capsedge.runtime.routing_trace import PREFIX
+from capsedge.runtime.session import Session
+
+# The reference: the unpatched module in eager PyTorch, FP32, and FP64 to tell rounding from error
+
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = Sequence[torch.Tensor]
@@ -246,7 +255,7 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
     """
     stated = metadata.checkpoint_sha256 if metadata is not None else ""
     if stated:
-        from capsedge.zoo import checkpoint_by_sha256
+        from capsedge.runtime.zoo import checkpoint_by_sha256
 
         if (path := checkpoint_by_sha256(stated)) is not None:
             return path
@@ -292,7 +301,7 @@ def load_reference(checkpoint: Path, metadata: ModelMetadata | None) -> CapsuleM
     Raises:
         UsageError, ArtefactError: the checkpoint cannot be read.
     """
-    from capsedge.checkpoint import load_checkpoint
+    from capsedge.models.checkpoint import load_checkpoint
 
     model = load_checkpoint(checkpoint)
     if metadata is None or metadata.iterations == model.config.iterations:
@@ -305,3 +314,54 @@ def _trace(model: CapsuleModel, images: torch.Tensor) -> dict[str, torch.Tensor]
     traced = traced_routing(model, model, images)
     _, _, _, *values = traced(images)  # behind scores, poses and couplings
     return dict(zip(traced.outputs, values, strict=True))
+
+
+# The trained model itself in eager PyTorch, as a peer of ``capsedge profile --compare torch``
+
+
+def checkpoint_of(session: Session, named: Path | None) -> Path:
+    """The checkpoint of the model that a session runs.
+
+    Args:
+        named: the checkpoint given by the caller; None for the zoo's.
+
+    Raises:
+        UsageError: there is no such file, or none is named and the zoo has none.
+        ArtefactError: the session's file was not exported from it.
+    """
+    if named is None:
+        return find_checkpoint(session.metadata)
+    if not named.is_file():
+        raise UsageError(
+            f"There is no checkpoint {named}.", "", "Check the name after --checkpoint."
+        )
+    check_origin(session.metadata, named, sha256(named))
+    return named
+
+
+def load_torch(s: Specification) -> tuple[Run, str]:
+    """The checkpoint's model, unpatched, with as many routing iterations as the file has."""
+    import torch
+
+    from capsedge.runtime.onnx_file.structure import read_structure
+
+    if s.threads:
+        torch.set_num_threads(s.threads)
+    structure = read_structure(s.model)
+    metadata = ModelMetadata.from_properties(structure.metadata)
+    names = [output.name for output in structure.graph.outputs]
+    if s.module:
+        from capsedge.models.user_module import ModuleSource, load_module
+
+        own = load_module(ModuleSource(**json.loads(s.module))).module
+        reference = Reference(own, expected_of(own, names), metadata=metadata)
+    else:
+        reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
+    order = [given.name for given in structure.graph.inputs]
+    return lambda feeds: reference.run(
+        *(feeds[name] for name in order if name in feeds)
+    ), f"torch {torch.__version__}, eager"
+
+
+if __name__ == "__main__":
+    main({"torch": load_torch})

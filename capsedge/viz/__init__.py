@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from capsedge.datasets import ImageSet
+    from capsedge.runtime.images.inputs import Images
     from capsedge.runtime.session import Session
-    from capsedge.runtime.vision.inputs import Images
 
 __all__ = [
     "agreement",
@@ -48,9 +48,9 @@ def reconstructions(session: Session, images: Images, *, invert: bool = False) -
     Example:
         >>> figure = capsedge.viz.reconstructions(capsedge.load(), "digit.png")
     """
-    from capsedge.viz.pictures import reconstructions as picture
+    from capsedge.viz import decoder_figures as picture
 
-    return picture.compute(session, images, invert=invert).draw()
+    return picture.compute_reconstructions(session, images, invert=invert).draw()
 
 
 def segmentation(
@@ -80,9 +80,11 @@ def segmentation(
     Example:
         >>> figure = capsedge.viz.segmentation(capsedge.load(), "both.png", labels=[("2", "4")])
     """
-    from capsedge.viz.pictures import segmentation as picture
+    from capsedge.viz import decoder_figures as picture
 
-    found = picture.compute(session, images, labels=labels, forced=forced, invert=invert)
+    found = picture.compute_segmentation(
+        session, images, labels=labels, forced=forced, invert=invert
+    )
     return found.draw()
 
 
@@ -104,9 +106,9 @@ def dimensions(session: Session, images: Images, *, of: str = "", invert: bool =
     Example:
         >>> figure = capsedge.viz.dimensions(capsedge.load(), "digit.png")
     """
-    from capsedge.viz.pictures import dimensions as picture
+    from capsedge.viz import decoder_figures as picture
 
-    return picture.compute(session, images, of=of, invert=invert).draw()
+    return picture.compute_dimensions(session, images, of=of, invert=invert).draw()
 
 
 def iterations(session: Session, images: Images, *, invert: bool = False) -> Figure:
@@ -127,9 +129,9 @@ def iterations(session: Session, images: Images, *, invert: bool = False) -> Fig
     Example:
         >>> figure = capsedge.viz.iterations(capsedge.load("traced.onnx"), "digit.png")
     """
-    from capsedge.viz.pictures import iterations as picture
+    from capsedge.viz import routing_figures as picture
 
-    return picture.compute(session, images, invert=invert).draw()
+    return picture.compute_iterations(session, images, invert=invert).draw()
 
 
 def couplings(session: Session, images: Images, *, invert: bool = False) -> Figure:
@@ -150,9 +152,9 @@ def couplings(session: Session, images: Images, *, invert: bool = False) -> Figu
     Example:
         >>> figure = capsedge.viz.couplings(capsedge.load("traced.onnx"), "digit.png")
     """
-    from capsedge.viz.pictures import couplings as picture
+    from capsedge.viz import routing_figures as picture
 
-    return picture.compute(session, images, invert=invert).draw()
+    return picture.compute_couplings(session, images, invert=invert).draw()
 
 
 def agreement(session: Session, images: Images, *, layer: str = "", invert: bool = False) -> Figure:
@@ -174,9 +176,9 @@ def agreement(session: Session, images: Images, *, layer: str = "", invert: bool
     Example:
         >>> figure = capsedge.viz.agreement(capsedge.load("traced.onnx"), "digit.png")
     """
-    from capsedge.viz.pictures import agreement as picture
+    from capsedge.viz import routing_figures as picture
 
-    return picture.compute(session, images, layer=layer, invert=invert).draw()
+    return picture.compute_agreement(session, images, layer=layer, invert=invert).draw()
 
 
 def responsibilities(
@@ -200,9 +202,9 @@ def responsibilities(
     Example:
         >>> figure = capsedge.viz.responsibilities(capsedge.load("traced.onnx"), "digit.png")
     """
-    from capsedge.viz.pictures import responsibilities as picture
+    from capsedge.viz import evidence_figures as picture
 
-    return picture.compute(session, images, of=of, invert=invert).draw()
+    return picture.compute_responsibilities(session, images, of=of, invert=invert).draw()
 
 
 def capsules(session: Session, images: Images, *, invert: bool = False) -> Figure:
@@ -223,9 +225,9 @@ def capsules(session: Session, images: Images, *, invert: bool = False) -> Figur
     Example:
         >>> figure = capsedge.viz.capsules(capsedge.load("digits-em"), "digit.png")
     """
-    from capsedge.viz.pictures import capsules as picture
+    from capsedge.viz import evidence_figures as picture
 
-    return picture.compute(session, images, invert=invert).draw()
+    return picture.compute_capsules(session, images, invert=invert).draw()
 
 
 def hardest(
@@ -249,6 +251,6 @@ def hardest(
     Example:
         >>> figure = capsedge.viz.hardest(capsedge.load(), "mnist", count=20)
     """
-    from capsedge.viz.pictures import hardest as picture
+    from capsedge.viz import evidence_figures as picture
 
-    return picture.compute(session, data, count=count, limit=limit).draw()
+    return picture.compute_hardest(session, data, count=count, limit=limit).draw()

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.files import opening
+from capsedge.runtime.classify import seen
+from capsedge.runtime.files import reading as opening
+from capsedge.runtime.images.inputs import ImageReader, Images, folder_images
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
 from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
-from capsedge.runtime.vision.inputs import ImageReader, Images, folder_images
-from capsedge.runtime.vision.pictures import seen
 
 MOST_IMAGES = 12  # rows of a picture that are still readable
 MOST_CLASSES = 10

@@ -9,18 +9,8 @@ from pathlib import Path
 from capsedge.errors import UsageError
 from capsedge.runtime.capabilities import Capabilities
 from capsedge.runtime.session import Session
-from capsedge.viz.picture import Picture
-from capsedge.viz.pictures import (
-    agreement,
-    capsules,
-    couplings,
-    dimensions,
-    hardest,
-    iterations,
-    reconstructions,
-    responsibilities,
-    segmentation,
-)
+from capsedge.viz import decoder_figures, evidence_figures, routing_figures
+from capsedge.viz.figure import Picture
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class Request:
     layer: str = ""
     data: Path | None = None
     limit: int | None = None
-    count: int = hardest.SHOWN
+    count: int = evidence_figures.SHOWN
 
 
 @dataclass(frozen=True)
@@ -70,11 +60,11 @@ def _any(can: Capabilities) -> None:
 
 
 def _reconstructions(session: Session, request: Request) -> Picture:
-    return reconstructions.compute(session, request.images, invert=request.invert)
+    return decoder_figures.compute_reconstructions(session, request.images, invert=request.invert)
 
 
 def _segmentation(session: Session, request: Request) -> Picture:
-    return segmentation.compute(
+    return decoder_figures.compute_segmentation(
         session,
         request.images,
         labels=request.labels,
@@ -84,32 +74,40 @@ def _segmentation(session: Session, request: Request) -> Picture:
 
 
 def _dimensions(session: Session, request: Request) -> Picture:
-    return dimensions.compute(session, request.images, of=request.of, invert=request.invert)
+    return decoder_figures.compute_dimensions(
+        session, request.images, of=request.of, invert=request.invert
+    )
 
 
 def _iterations(session: Session, request: Request) -> Picture:
-    return iterations.compute(session, request.images, invert=request.invert)
+    return routing_figures.compute_iterations(session, request.images, invert=request.invert)
 
 
 def _couplings(session: Session, request: Request) -> Picture:
-    return couplings.compute(session, request.images, invert=request.invert)
+    return routing_figures.compute_couplings(session, request.images, invert=request.invert)
 
 
 def _agreement(session: Session, request: Request) -> Picture:
-    return agreement.compute(session, request.images, layer=request.layer, invert=request.invert)
+    return routing_figures.compute_agreement(
+        session, request.images, layer=request.layer, invert=request.invert
+    )
 
 
 def _responsibilities(session: Session, request: Request) -> Picture:
-    return responsibilities.compute(session, request.images, of=request.of, invert=request.invert)
+    return evidence_figures.compute_responsibilities(
+        session, request.images, of=request.of, invert=request.invert
+    )
 
 
 def _capsules(session: Session, request: Request) -> Picture:
-    return capsules.compute(session, request.images, invert=request.invert)
+    return evidence_figures.compute_capsules(session, request.images, invert=request.invert)
 
 
 def _hardest(session: Session, request: Request) -> Picture:
     assert request.data is not None  # `chosen` refuses it
-    return hardest.compute(session, request.data, count=request.count, limit=request.limit)
+    return evidence_figures.compute_hardest(
+        session, request.data, count=request.count, limit=request.limit
+    )
 
 
 # The first that fits is the default.

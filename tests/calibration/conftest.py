@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
 
-from capsedge.calibration.source import Source
+from capsedge.calibration.float_model import Source
 from capsedge.datasets import ImageSet
 from tests.exporters.nets import wide
 from tests.exports import Exports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capsedge.calibration.deformed import STRENGTHS, Deformation
+from capsedge.optimization.cascade_pair import STRENGTHS, Deformation
 
 IMAGES = np.random.default_rng(0).random((6, 2, 12, 10), np.float32)
 IMAGES[:, :, :3] = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 
-from capsedge.calibration.doubt import (
+from capsedge.optimization.cascade_thresholds import (
     Scored,
     agreement_at_least,
     choose,

@@ -9,21 +9,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.calibration import collect, ort_cpu, weights
-from capsedge.calibration.executed import executed, optimized
-from capsedge.calibration.judge import Gate
-from capsedge.calibration.mixed import search
-from capsedge.calibration.ort_cpu import activation_parameters
-from capsedge.calibration.sensitivity import sensitivity
-from capsedge.calibration.source import Source, uniform
-from capsedge.calibration.table import Table
-from capsedge.calibration.units import calibrated_tensors, find_units
+from capsedge.calibration import collect, int8_cpu, quantizable_layers
+from capsedge.calibration.accuracy import Gate
+from capsedge.calibration.float_model import Source, uniform
+from capsedge.calibration.int8_cpu import activation_parameters
+from capsedge.calibration.mixed_precision import search, sensitivity
+from capsedge.calibration.quantizable_layers import calibrated_tensors, find_units
+from capsedge.calibration.quantization_report import executed, optimized
+from capsedge.calibration.ranges import Table
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.graph.wiring import Graph
+from capsedge.graph.proto import Graph
+from capsedge.runtime.inspection import inspect_file as inspect
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.reading.inspection import inspect
-from capsedge.schema.names import operator_of
+from capsedge.spec.operators import operator_of
 
 from .conftest import pixels
 
@@ -81,7 +80,7 @@ def test_the_bodies_are_what_the_kernels_compute(source: Source, table) -> None:
 
 
 def test_without_the_library_it_is_qlinearconv(source: Source, table, monkeypatch) -> None:
-    monkeypatch.setattr("capsedge.calibration.executed.find_library", lambda: None)
+    monkeypatch.setattr("capsedge.calibration.quantization_report.find_library", lambda: None)
     model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
     kinds = [n.op_type for n in optimized(model.SerializeToString()).graph.node]
     # A uniform pass of attention is a convolution too, in FP32.
@@ -113,7 +112,7 @@ def test_convolutions_that_share_a_weight() -> None:
     data = ImageSet("random", rng.normal(0, 1, (40, 8, 10, 10)).astype(np.float32), None, None)
     found = collect.histograms(model, calibrated_tensors(graph, units), data)
     table = Table.from_histograms("", "", "minmax", 40, "", found)
-    quantized = ort_cpu.emit(model, units, uniform(units, "int8"), table)
+    quantized = int8_cpu.emit(model, units, uniform(units, "int8"), table)
     outputs = []
     for each in (model, quantized):
         outputs.append(load_bytes(each.SerializeToString()).run(data.images)["y"])
@@ -141,7 +140,7 @@ def test_the_bias_makes_up_for_the_rounding_of_the_weights() -> None:
     data = ImageSet("random", images, None, None)
     found = collect.histograms(model, calibrated_tensors(graph, units), data)
     table = Table.from_histograms("", "", "minmax", 40, "", found)
-    quantized = ort_cpu.emit(model, units, uniform(units, "int4"), table)
+    quantized = int8_cpu.emit(model, units, uniform(units, "int4"), table)
     wanted, got = (load_bytes(m.SerializeToString()).run(images)["y"] for m in (model, quantized))
     apart = np.abs((got - wanted).mean(axis=(0, 2, 3)))
     assert apart.max() < 0.02
@@ -241,13 +240,13 @@ def test_fp16_islands(source: Source, calibration) -> None:
 
 
 def test_fp16_keeps_what_does_not_fit(source: Source, calibration) -> None:
-    from capsedge.calibration import collect, half
-    from capsedge.calibration.units import float_tensors
+    from capsedge.calibration import collect, fp16
+    from capsedge.calibration.quantizable_layers import float_tensors
 
     limits = collect.magnitudes(source.model, float_tensors(source.model), calibration)
     first = next(n for n in source.model.graph.node if n.op_type == "Conv")
     limits[first.output[0]] = (-3e4, 2e4)
-    _, kept = half.emit(source.model, limits)
+    _, kept = fp16.emit(source.model, limits)
     mine = next(k for k in kept if k.rule == "range")
     assert "3e+04" in mine.numbers
     assert "65504" in mine.numbers
@@ -284,13 +283,13 @@ def test_weights_round_trip() -> None:
     w = np.random.default_rng(0).normal(size=(8, 3, 3, 3)).astype(np.float32)
     w[5] = 0
     w[2, 1] *= 0.05  # a kernel of small weights in a channel of large ones
-    integers, scale = weights.quantize(w, (1, 2, 3))
+    integers, scale = quantizable_layers.quantize(w, (1, 2, 3))
     assert scale.shape == (8, 1, 1, 1)
     assert np.abs(integers.astype(int)).max() == 127
     assert np.abs(integers * scale - w).max() <= scale.max() / 2 + 1e-7
     assert scale[5] == 0
     assert not integers[5].any()
-    four, multiplier = weights.quantize4(w, scale)
+    four, multiplier = quantizable_layers.quantize4(w, scale)
     assert np.abs(four.astype(int)).max() <= 7
     assert multiplier.shape == (8, 3, 1, 1)
     whole = four.astype(int) * multiplier
@@ -311,13 +310,13 @@ def test_groups_of_one_multiplier_have_eight_weights_or_a_whole_channel() -> Non
         ((4, 2, 3, 5, 1, 2), (4, 2, 3, 1, 1, 1)),
     ):
         w = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        scale = weights.quantize(w, tuple(range(1, len(shape))))[1]
-        assert weights.quantize4(w, scale)[1].shape == wanted, shape
+        scale = quantizable_layers.quantize(w, tuple(range(1, len(shape))))[1]
+        assert quantizable_layers.quantize4(w, scale)[1].shape == wanted, shape
 
 
 def test_int4_packing() -> None:
     values = np.array([[-7, 7, 1], [0, -1, 3]], np.int8)
-    tensor = weights.int4_tensor("w", values)
+    tensor = quantizable_layers.int4_tensor("w", values)
     onnx.checker.check_tensor(tensor)
     np.testing.assert_array_equal(numpy_helper.to_array(tensor).astype(np.int8), values)
 

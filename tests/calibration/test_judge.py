@@ -11,12 +11,11 @@ import onnx
 import pytest
 
 import capsedge
-from capsedge.calibration import mixed
-from capsedge.calibration.evaluate import Outcome, compare, samples
-from capsedge.calibration.judge import Gate, Judge
+from capsedge.calibration import mixed_precision
+from capsedge.calibration.accuracy import Gate, Judge, Outcome, compare, samples
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.judging.numeric import ErrorCount, OutputError, has_columns
+from capsedge.metrics import ErrorCount, OutputError, has_columns
 from capsedge.runtime.load import load_bytes
 from tests.foreign.files import IMAGES, MADE
 
@@ -243,5 +242,5 @@ def test_a_search_leaves_room_for_other_images(mean: float, largest: float, fits
     """1 % and 10 % are allowed; the best of many candidates is a little lucky on the images of the search."""
     error = OutputError("values", 1.0, 2.0, mean, largest, 0.01)
     outcome = Outcome(100, None, None, 1.0, 0.01, outputs=(error,))
-    assert mixed._fits(Gate(), outcome) is fits
+    assert mixed_precision._fits(Gate(), outcome) is fits
     assert Gate().passes(outcome) is (mean <= 0.01)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capsedge.calibration.observers import BINS, METHODS, Histogram, observer
-from capsedge.calibration.table import Table
+from capsedge.calibration.ranges import BINS, METHODS, Histogram, Table, observer
 from capsedge.errors import ArtefactError, UsageError
 
 

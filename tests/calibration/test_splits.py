@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capsedge.calibration.splits import check_calibration, check_disjoint
+from capsedge.calibration.collect import check_calibration, check_disjoint
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing

@@ -9,15 +9,15 @@ import pytest
 
 pytest.importorskip("torch", reason="the reference is eager: pip install 'capsedge[export]'")
 
-from capsedge.calibration import evaluate
+from capsedge.calibration import accuracy
+from capsedge.calibration.float_model import Source, uniform
 from capsedge.calibration.quantize import split
-from capsedge.calibration.source import Source, uniform
-from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import read_split
-from capsedge.exporters.to_onnx import export
+from capsedge.exporters.export import export
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.load import load_bytes
-from capsedge.training.evaluation import predict_all
-from capsedge.zoo import ROUTINGS, zoo_checkpoint
+from capsedge.runtime.zoo import ROUTINGS, zoo_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.data]
 
@@ -38,7 +38,7 @@ def test_against_pytorch(routing: str, mnist: Path, tmp_path: Path) -> None:
     for made, agreement in ((int8, 0.998), (half, 0.9998)):
         session = load_bytes(made.SerializeToString())
         found = np.concatenate(
-            next(iter(evaluate.answers(session, splits.evaluation, source.judge).values()))
+            next(iter(accuracy.answers(session, splits.evaluation, source.judge).values()))
         ).argmax(1)
         assert float(np.mean(found == eager)) >= agreement
         assert right - float(np.mean(found == test.labels)) <= 0.001 + 1e-9

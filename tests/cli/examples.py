@@ -16,16 +16,18 @@ from PIL import Image
 
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.machine import libcapsedge
-from capsedge.zoo import default_model
+from capsedge.runtime.backends import native_library
+from capsedge.runtime.zoo import default_model
 from tests.conftest import ROOT
 
-SAMPLES = [ROOT / "capsedge" / "samples" / f"{name}.png" for name in ("digit-3", "overlapping-2-4")]
+SAMPLES = [
+    ROOT / "capsedge" / "zoo" / "samples" / f"{name}.png" for name in ("digit-3", "overlapping-2-4")
+]
 
 
 def installed() -> bool:
     try:
-        libcapsedge.find_embedding()
+        native_library.find_embedding()
     except EnvironmentProblem:
         return False
     return True

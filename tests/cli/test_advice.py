@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tools.docs.commands import verbs
 
 VERBS: dict[str, click.Command] = dict(verbs(app))
-PACKAGES = ("capsedge", "runtime", "exporters", "calibration")
+PACKAGES = ("capsedge",)
 _COMMAND = re.compile(r"(`?)capsedge ([a-z]+)(?![\w.])([^`;\n]*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*\w")
 OTHERS = (

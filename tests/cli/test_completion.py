@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from capsedge import families, zoo
 from capsedge.cli import _completion, app
+from capsedge.importers import families
 from capsedge.models.registry import MODELS
-from capsedge.runtime.backends.providers import PROVIDERS
+from capsedge.runtime import zoo
+from capsedge.runtime.backends.onnxruntime_versions import PROVIDERS
+from capsedge.runtime.onnx_file.forecast import DEVICES
 from capsedge.runtime.profiling.compare import PACKAGES
-from capsedge.runtime.reading.forecast import DEVICES
-from capsedge.zoo import ROUTINGS
+from capsedge.runtime.zoo import ROUTINGS
 from tests.places.table import callbacks
 
 VERBS = callbacks()
@@ -148,39 +149,39 @@ def test_no_name_is_left_over() -> None:
 def test_words_are_those_that_the_verbs_take() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnx")
-    from capsedge.calibration import observers, quantize, source
-    from capsedge.cli import _describing
-    from capsedge.exporters import modules
-    from capsedge.exporters.tensorrt.engine_file import PLUGIN_MODES
+    from capsedge.calibration import float_model, quantize, ranges
+    from capsedge.cli import _metadata_options
+    from capsedge.exporters import subject
+    from capsedge.exporters.tensorrt.build import PLUGIN_MODES
     from capsedge.graph import passes
-    from capsedge.graph.targets import TARGETS
-    from capsedge.pipelines.sweep_candidates import COUPLINGS, PRECISIONS
-    from capsedge.runtime import passport
-    from capsedge.training import loop
+    from capsedge.graph.target_runtimes import TARGETS
+    from capsedge.models.training import train
+    from capsedge.optimization.sweep_candidates import COUPLINGS, PRECISIONS
+    from capsedge.runtime import engine_metadata
 
     for line, known in {
-        "quantize --method": observers.METHODS,
+        "quantize --method": ranges.METHODS,
         "quantize --precision": quantize.PRECISIONS,
         "quantize --prefer": quantize.PREFERENCES,
-        "quantize --target": source.TARGETS,
-        "export --with": modules.EXTRA_OUTPUTS,
+        "quantize --target": float_model.TARGETS,
+        "export --with": subject.EXTRA_OUTPUTS,
         "export --ops": passes.OPS,
         "export --for": TARGETS,
         "build --plugin": PLUGIN_MODES,
-        "build --precision": passport.PRECISIONS,
-        "build --target": passport.TARGETS,
+        "build --precision": engine_metadata.PRECISIONS,
+        "build --target": engine_metadata.TARGETS,
         "sweep --couplings": COUPLINGS,
         "sweep --precision": PRECISIONS,
-        "train --schedule": loop.SCHEDULES,
-        "train --pairs": loop.PAIRS,
-        "export --range": _describing._RANGES,
-        "export --resize": _describing._RESIZE,
-        "export --order": _describing._ORDERS,
-        "export --per-image": _describing._PER_IMAGE,
-        "export --score-kind": _describing._KINDS,
+        "train --schedule": train.SCHEDULES,
+        "train --pairs": train.PAIRS,
+        "export --range": _metadata_options._RANGES,
+        "export --resize": _metadata_options._RESIZE,
+        "export --order": _metadata_options._ORDERS,
+        "export --per-image": _metadata_options._PER_IMAGE,
+        "export --score-kind": _metadata_options._KINDS,
     }.items():
         assert set(offered(f"capsedge {line} ")) == set(known), line
-    assert set(offered("capsedge export --task ")) <= set(_describing._TASKS)
+    assert set(offered("capsedge export --task ")) <= set(_metadata_options._TASKS)
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 import capsedge
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.backends import native_library
+from capsedge.runtime.images.decoding import read_image
 from capsedge.runtime.load import load
-from capsedge.runtime.machine import libcapsedge
-from capsedge.runtime.vision.decoding import read_image
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.cli.examples import SAMPLES, config, infer, needs_library, programs, run, tool
 
 __all__ = ["programs"]  # fixtures
@@ -56,7 +56,7 @@ def test_json_and_table() -> None:
 
 
 def test_models_and_samples_need_no_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libcapsedge, "LIBRARY", "libnothing.so")
+    monkeypatch.setattr(native_library, "LIBRARY", "libnothing.so")
     assert config("--models", "--samples").split() == [
         str(default_model().parent), str(SAMPLES[0].parent),
     ]  # fmt: skip
@@ -64,9 +64,9 @@ def test_models_and_samples_need_no_compiled_library(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libcapsedge, "LIBRARY", "libnothing.so")
+    monkeypatch.setattr(native_library, "LIBRARY", "libnothing.so")
     with pytest.raises(EnvironmentProblem, match=r"apt-get install g\+\+"):
-        libcapsedge.find_embedding()
+        native_library.find_embedding()
 
 
 @pytest.mark.parametrize("options", [[], ["--top", "3"], ["--threshold", "0.35"], ["--invert"]])
@@ -97,7 +97,7 @@ def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> N
 
 def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from capsedge.runtime.description import Description, described
+    from capsedge.runtime.describe import Description, described
     from capsedge.runtime.metadata import Outputs, Preprocessing
     from tests.runtime.models import foreign_model
 

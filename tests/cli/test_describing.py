@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from capsedge.cli._describing import Described, class_names  # noqa: E402
+from capsedge.cli._metadata_options import Described, class_names  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
@@ -21,7 +21,7 @@ from tests.cli.running import capsedge  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model, save  # noqa: E402
 
-IMAGE = ROOT / "capsedge/samples/digit-7.png"
+IMAGE = ROOT / "capsedge/zoo/samples/digit-7.png"
 OPTIONS = (
     "classes", "task", "size", "pixel_range", "mean", "std", "per_image", "resize", "scores",
     "score_kind", "poses", "values", "outputs", "units",
@@ -62,7 +62,7 @@ def test_preprocessing(given: dict[str, str], changes: dict[str, Any]) -> None:
     ("pixel_range", "low", "high"), [("0-1", 0.0, 1.0), ("0-255", 0.0, 255.0), ("-1-1", -1.0, 1.0)]
 )
 def test_range_is_that_of_the_input(pixel_range: str, low: float, high: float) -> None:
-    from capsedge.runtime.vision.images import prepare
+    from capsedge.runtime.images.preprocessing import prepare
 
     p = Preprocessing(1, 2, 1, **stated(pixel_range=pixel_range)["preprocessing"])
     found = prepare(np.array([[0, 255]], np.uint8), p)

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from capsedge.cli import app
-from capsedge.runtime.machine import doctor, environment, gpu
-from capsedge.runtime.machine.check import BROKEN, MISSING, OK, Check
-from capsedge.runtime.machine.doctor import diagnose
+from capsedge.runtime import doctor, machine
+from capsedge.runtime.doctor import diagnose
+from capsedge.runtime.machine import BROKEN, MISSING, OK, Check
 
 
 @pytest.mark.thorough
@@ -26,14 +26,14 @@ def test_every_line_that_is_not_ok_says_cost_and_cure() -> None:
 
 
 def test_machine_facts() -> None:
-    facts = environment.machine()
+    facts = machine.machine()
     assert int(facts["cores"]) >= 1
     assert facts["simd"] in ("AMX", "AVX-512 VNNI", "AVX-512", "AVX2", "NEON", "plain")
 
 
 def test_versions_without_importing() -> None:
     code = (
-        "import sys; from capsedge.runtime.machine.environment import versions;"
+        "import sys; from capsedge.runtime.machine import versions;"
         "print(versions('torch', 'onnx', 'PIL', 'no_such_package'));"
         "assert not {'torch', 'onnx', 'PIL'} & set(sys.modules)"
     )
@@ -51,7 +51,7 @@ def test_base_job_works_here() -> None:
 
 @pytest.mark.thorough
 def test_broken_default_model_fails(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    zoo = pytest.importorskip("capsedge.zoo")
+    zoo = pytest.importorskip("capsedge.runtime.zoo")
     broken = tmp_path / "m.onnx"
     broken.write_bytes(b"")
     monkeypatch.setattr(zoo, "default_model", lambda: broken)
@@ -122,11 +122,11 @@ def pci(folder: Path, vendor: str, kind: str) -> Path:
 def test_gpus_are_found_without_a_driver(
     vendor: str, kind: str, there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpu, "NODES", (str(tmp_path / "nvidia0"),))
-    monkeypatch.setattr(gpu, "PCI", pci(tmp_path, vendor, kind))
-    assert gpu.has_gpu() == there
+    monkeypatch.setattr(machine, "NODES", (str(tmp_path / "nvidia0"),))
+    monkeypatch.setattr(machine, "PCI", pci(tmp_path, vendor, kind))
+    assert machine.has_gpu() == there
     (tmp_path / "nvidia0").touch()
-    assert gpu.has_gpu()
+    assert machine.has_gpu()
 
 
 class Driver:
@@ -167,19 +167,19 @@ def test_a_machine_without_a_gpu_has_nothing_broken(
             raise OSError(name)
         return driver
 
-    monkeypatch.setattr(gpu, "has_gpu", lambda: there)
-    monkeypatch.setattr(gpu.ctypes, "CDLL", library)
+    monkeypatch.setattr(machine, "has_gpu", lambda: there)
+    monkeypatch.setattr(machine.ctypes, "CDLL", library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    check = gpu.gpu()
+    check = machine.gpu()
     assert check.status == status
     assert words in check.found + check.fix
 
 
 @pytest.mark.thorough
 def test_nothing_is_broken_here_without_a_gpu() -> None:
-    if gpu.has_gpu():
+    if machine.has_gpu():
         pytest.skip("this machine has an NVIDIA GPU")
     assert [c for c in diagnose().checks if c.status == BROKEN] == []
 
@@ -213,6 +213,6 @@ def test_packages_of_onnxruntime_that_overwrite_each_other(
     for name in names:
         package(tmp_path, name, "1.31.1")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    found = gpu.onnxruntime_packages()
+    found = machine.onnxruntime_packages()
     assert [c.fix for c in found] == ([fix] if fix else [])
     assert all(c.status == BROKEN and "overwrite each other" in c.found for c in found)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.cli.examples import (
     config,
     infer,

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 import capsedge
 from capsedge.cli import app
-from capsedge.cli._common import log_error
+from capsedge.cli._output import log_error
 from capsedge.errors import CapsedgeError, UsageError
-from tests.families import networks
+from tests.importers.families import networks
 
 
 @pytest.fixture
@@ -54,17 +54,17 @@ def test_a_walk(weights: Path, tmp_path: Path) -> None:
     shown = run("inspect", model)
     assert "claimed by the file" in shown.output
     assert "github.com/XifengGuo/CapsNet-Pytorch" in shown.output
-    found = capsedge.load(model).predict("capsedge/samples/digit-7.png")[0].labels[0].name
+    found = capsedge.load(model).predict("capsedge/zoo/samples/digit-7.png")[0].labels[0].name
     assert found in {"cat", "dog", "cow", "hen", "pig"}
 
 
 def test_a_comparison_is_claimed_by_the_file(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsedge.importing.inputs.RANDOM", 8)
-    monkeypatch.setattr("capsedge.importing.inputs.STROKES", 8)
+    monkeypatch.setattr("capsedge.importers.reference_check.RANDOM", 8)
+    monkeypatch.setattr("capsedge.importers.reference_check.STROKES", 8)
     (tmp_path / "author.py").write_text(
-        "from tests.families.networks import XifengGuo\ndef build(): return XifengGuo(3)\n"
+        "from tests.importers.families.networks import XifengGuo\ndef build(): return XifengGuo(3)\n"
     )
     checkpoint = tmp_path / "c.safetensors"
     words = ["--iters", 3, "--against", f"{tmp_path / 'author.py'}:build", "-o", checkpoint]
@@ -155,7 +155,7 @@ def test_another_number_of_iterations_is_another_function(weights: Path, tmp_pat
 
 def test_an_ensemble_and_what_it_asks_for(tmp_path: Path) -> None:
     """Files of several networks make one checkpoint, whose name has to be given."""
-    from tests.families.fsanet import FsaNet
+    from tests.importers.families.fsanet import FsaNet
 
     files = []
     for k, scoring in enumerate(("variance", "convolution")):
@@ -172,7 +172,7 @@ def test_an_ensemble_and_what_it_asks_for(tmp_path: Path) -> None:
 
 
 def test_an_inverse_temperature_is_asked_for(tmp_path: Path) -> None:
-    from tests.families.clamped_em import YuxianMeng
+    from tests.importers.families.clamped_em import YuxianMeng
 
     file = tmp_path / "m.pth"
     torch.save(YuxianMeng().state_dict(), file)

@@ -385,9 +385,9 @@ def test_a_terminal_is_not_waited_for(place: Path):
 
 
 def test_the_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch):
-    from capsedge.cli._standard_input import contents
-    from capsedge.runtime.files import limits
-    from capsedge.runtime.vision.decoding import read_stream
+    from capsedge.cli._process import contents
+    from capsedge.runtime.images.decoding import read_stream
+    from capsedge.spec import limits
 
     monkeypatch.setattr(limits, "IMAGE_FILE_BYTES", 10)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG" * 100)))

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.runtime.inspection import inspect_file as inspect
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.reading.inspection import inspect
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
 onnx = pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[export]'")
@@ -297,7 +297,7 @@ def test_damaged_file_ends_the_program_with_6(tmp_path: Path) -> None:
 
 def test_needs_neither_torch_nor_onnx(routed: Path) -> None:
     code = (
-        "import sys; from capsedge.runtime.reading.inspection import inspect; inspect(sys.argv[1]);"
+        "import sys; from capsedge.runtime.inspection import inspect_file as inspect; inspect(sys.argv[1]);"
         "assert not {'torch', 'onnx', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(routed)], check=True)
@@ -309,8 +309,9 @@ def test_needs_neither_torch_nor_onnx(routed: Path) -> None:
 @pytest.fixture
 def engine(gpu, tmp_path: Path) -> Path:  # noqa: F811
     """Built by a stand-in for TensorRT, as tests/tensorrt does."""
-    from capsedge.exporters.tensorrt import BuildOptions, build
-    from capsedge.zoo import default_model
+    from capsedge.exporters.tensorrt.build import BuildOptions
+    from capsedge.exporters.tensorrt.build import write_engine as build
+    from capsedge.runtime.zoo import default_model
 
     options = BuildOptions(plugin="native", batch=(1, 2, 8))
     return build(default_model(), tmp_path / "digits.engine", options, lambda *row: None).path

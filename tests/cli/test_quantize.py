@@ -20,11 +20,11 @@ torch = pytest.importorskip(
 )
 
 import capsedge  # noqa: E402
-from capsedge.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.cli import app  # noqa: E402
+from capsedge.models.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.runtime.files.writing import sha256  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata  # noqa: E402
-from capsedge.schema.names import operator_of  # noqa: E402
+from capsedge.spec.operators import operator_of  # noqa: E402
 from tests.exporters.nets import network, wide  # noqa: E402
 from tests.exports import Exports  # noqa: E402
 
@@ -97,12 +97,12 @@ def test_text_and_default_name(place: Path) -> None:
 
 
 def test_the_gate_keeps_the_file_aside(place: Path, tmp_path: Path, monkeypatch) -> None:
-    from capsedge.calibration import evaluate
+    from capsedge.calibration import accuracy
 
     # As if a third of the decisions had gone to another class.
-    right = evaluate.answers
+    right = accuracy.answers
     monkeypatch.setattr(
-        evaluate,
+        accuracy,
         "answers",
         lambda session, *rest: (
             right(session, *rest)

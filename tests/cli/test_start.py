@@ -54,7 +54,7 @@ def test_help_of_a_verb_imports_that_verb_alone() -> None:
 
 def test_infer() -> None:
     pytest.importorskip("onnxruntime")
-    found = imported("infer", "capsedge/samples/digit-7.png")
+    found = imported("infer", "capsedge/zoo/samples/digit-7.png")
     assert found & verbs() == {"capsedge.cli.infer"}
     assert "PIL.PngImagePlugin" in found
     heavy = {

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 
 COMMAND = [sys.executable, "-m", "capsedge"]
-SEVEN = ROOT / "capsedge/samples/digit-7.png"
+SEVEN = ROOT / "capsedge/zoo/samples/digit-7.png"
 MODEL = ROOT / "capsedge/zoo/digits-dynamic.onnx"
 
 
@@ -129,7 +129,9 @@ def test_closed_streams(tmp_path: Path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("command", ["infer capsedge/samples --json", "infer capsedge/samples"])
+@pytest.mark.parametrize(
+    "command", ["infer capsedge/zoo/samples --json", "infer capsedge/zoo/samples"]
+)
 def test_full_disk(command: str):
     done = shell(f"capsedge {command} > /dev/full")
     assert done.returncode == 3

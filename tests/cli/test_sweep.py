@@ -16,17 +16,16 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="a sweep exports: pip install 'capsedge[export]'")
 
 import capsedge
-from capsedge.calibration.source import Source
-from capsedge.checkpoint import save_checkpoint
+from capsedge.calibration.float_model import Source
 from capsedge.cli import app
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.pipelines import sweep as sweeps
-from capsedge.pipelines.find import find_model
-from capsedge.pipelines.sweep import Point
-from capsedge.pipelines.sweep_candidates import Candidate, Kind, Maker
-from capsedge.pipelines.sweep_state import STATE
-from capsedge.zoo import zoo_checkpoint
+from capsedge.models.checkpoint import save_checkpoint
+from capsedge.models.find import find_model
+from capsedge.optimization import sweep as sweeps
+from capsedge.optimization.sweep import Point
+from capsedge.optimization.sweep_candidates import STATE, Candidate, Kind, Maker
+from capsedge.runtime.zoo import zoo_checkpoint
 from tests.exporters.nets import network
 
 ZOO = zoo_checkpoint("digits-dynamic")

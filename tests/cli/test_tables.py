@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from capsedge.cli._tables import print_table
+from capsedge.cli._output import print_table
 
 COLUMNS = ("output", "max abs", "mean abs", "relative", "NMSE", "atol", "rtol", "worst/allowed", "")
 ROWS = [

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from capsedge.checkpoint import load_checkpoint
 from capsedge.cli import app
 from capsedge.errors import UsageError
-from capsedge.training.recipe_of import training_of
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.optimization.prune import training_of
 from tests.conftest import ROOT
 
 RUN = ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--json"]

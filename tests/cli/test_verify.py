@@ -13,9 +13,9 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
 
 import capsedge  # noqa: E402
-from capsedge.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.cli import app  # noqa: E402
 from capsedge.models import build  # noqa: E402
+from capsedge.models.checkpoint import save_checkpoint  # noqa: E402
 from tests.exporters.nets import digits  # noqa: E402
 from tests.exports import Exports  # noqa: E402
 

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 MODEL = ROOT / "capsedge" / "zoo" / "digits-dynamic.onnx"
-SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
+SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
 _HIDDEN = "import sys; sys.modules['onnxruntime'] = None; from capsedge.cli import main; main()"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 from tests.native import library
 
 from .cases import OUTPUTS, Case, make
@@ -57,7 +57,7 @@ class Torch:
 
     def unavailable(self, operator: str) -> str:
         try:
-            import capsedge.ops  # noqa: F401
+            import capsedge.models.ops  # noqa: F401
         except ImportError as error:
             return f"{error}: pip install 'capsedge[export]'"
         return ""
@@ -96,7 +96,7 @@ class Torch:
 
     @staticmethod
     def _call(case: Case, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
-        from capsedge import ops
+        from capsedge.models import ops
 
         made_by_the_exporter: dict[str, Callable[..., Any]] = {
             "UniformRouting": _uniform_routing,
@@ -120,7 +120,7 @@ class Torch:
 
 def _uniform_routing(pose: Any, weight: Any, scale: Any, bias: Any, **attributes: Any) -> Any:
     """The first pass in PyTorch: attention routing without parents."""
-    from capsedge import ops
+    from capsedge.models import ops
 
     return ops.attention_routing(pose, None, weight, scale, bias, **attributes)[0]
 

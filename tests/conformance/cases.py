@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 
 from . import inputs, oracle
 from .tolerance import Tolerance, tolerance

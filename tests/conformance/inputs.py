@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 
 Array = NDArray[np.float64]
 

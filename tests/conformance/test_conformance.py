@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 from tests.conftest import ROOT
 
 from . import modes, oracle

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.datasets import ImageSet, cifar, from_iterable, npz, read_images
+from capsedge.datasets import ImageSet, array_files, cifar, from_iterable, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
 from tests.fuzz.hostile import HOSTILE
@@ -164,7 +164,7 @@ def test_a_limit_reads_no_more(tmp_path: Path) -> None:
 def test_arrays_of_numpy_come_back(dtype: str, order: str, save: Any, tmp_path: Path) -> None:
     array = np.asarray(np.random.default_rng(0).random((5, 4, 3)) * 200).astype(dtype).copy(order)
     save(tmp_path / "a.npz", images=array, scalar=np.float32(3), none=np.zeros((0, 3)))
-    with npz.opened_arrays(tmp_path / "a.npz") as arrays:
+    with array_files.opened_arrays(tmp_path / "a.npz") as arrays:
         np.testing.assert_array_equal(arrays.read("images"), array)
         np.testing.assert_array_equal(arrays.read("images", 2), array[:2])
         assert arrays.read("scalar") == 3

@@ -8,14 +8,14 @@ import onnxruntime
 from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from capsedge.exporters import modules
-from capsedge.exporters.to_onnx import to_graph
-from capsedge.graph.cleaning import remove_dead_nodes
-from capsedge.graph.first_pass import replace_uniform_passes
+from capsedge.exporters import subject as modules
+from capsedge.exporters.export import to_graph
+from capsedge.graph import Rewrites
+from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.functions import attach_functions
-from capsedge.graph.rewrites import Rewrites
+from capsedge.graph.rewrites import replace_uniform_passes
 from capsedge.models import CapsuleModel
-from capsedge.schema.names import DOMAIN
+from capsedge.spec.operators import DOMAIN
 
 
 def as_double(model: onnx.ModelProto) -> onnx.ModelProto:

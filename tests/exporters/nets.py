@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-import capsedge.ops as ops
+import capsedge.models.ops as ops
 from capsedge.models import CapsuleModel, build, get_config
-from capsedge.models.config import (
+from capsedge.models.configs import (
     AttentionCapsulesConfig,
     CapsNetConfig,
     CapsuleConv,

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from capsedge import ops
+from capsedge.models import ops
 
 CHILDREN, PARENTS, DEPTH, POSE = 12, 3, 4, 5
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from capsedge import cli
-from capsedge.checkpoint import save_checkpoint
+from capsedge.models.checkpoint import save_checkpoint
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata
 
@@ -95,7 +95,7 @@ def test_untrained_weights_are_said(
 def test_the_default_is_the_zoo(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("capsedge.zoo.checkpoint_of_routing", lambda routing: checkpoint)
+    monkeypatch.setattr("capsedge.runtime.zoo.checkpoint_of_routing", lambda routing: checkpoint)
     target = checkpoint.with_name("m.onnx")
     assert _run(monkeypatch, "--routing", "dynamic", "--iters", "3", "-o", target) == 0
     assert str(checkpoint) in capsys.readouterr().out
@@ -196,10 +196,10 @@ def test_parity_gate(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that differs from PyTorch is not written: here one agreement too few."""
-    from capsedge.exporters import to_onnx
+    from capsedge.exporters import export
     from capsedge.graph.proto import operator_nodes
 
-    attach = to_onnx.attach_functions
+    attach = export.attach_functions
 
     def wrong(model: onnx.ModelProto, rewrites: object = None) -> None:
         for node in operator_nodes(model):
@@ -208,7 +208,7 @@ def test_parity_gate(
                     attribute.i -= 1
         attach(model)
 
-    monkeypatch.setattr(to_onnx, "attach_functions", wrong)
+    monkeypatch.setattr(export, "attach_functions", wrong)
     target = checkpoint.with_name("m.onnx")
     assert _run(monkeypatch, "--checkpoint", checkpoint, "-o", target) == 4
     assert "nothing was written" in capsys.readouterr().err

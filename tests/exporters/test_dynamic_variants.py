@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import capsedge
-import capsedge.ops as ops
-from capsedge.calibration.frozen import freeze
+import capsedge.models.ops as ops
 from capsedge.datasets import ImageSet
+from capsedge.exporters.frozen_couplings import freeze
 from capsedge.graph.proto import operator_nodes
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.schema.names import operator_of
-from capsedge.verification.routing_trace import trace
+from capsedge.spec.operators import operator_of
+from capsedge.verification.routing_probe import trace
 
 CHILDREN, PARENTS, IN, OUT = 12, 3, 4, 5
 

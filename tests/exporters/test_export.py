@@ -15,16 +15,16 @@ from onnx import helper
 from torch import nn
 
 from capsedge.errors import EnvironmentProblem, ParityError, UnsupportedModelError, UsageError
-from capsedge.exporters import modules, to_onnx
+from capsedge.exporters import export as to_onnx
+from capsedge.exporters import subject as modules
+from capsedge.exporters.export import export
 from capsedge.exporters.export_report import ExportReport
-from capsedge.exporters.to_onnx import export
-from capsedge.graph import passes, proto
+from capsedge.graph import Rewrites, passes, proto
 from capsedge.graph.passes import TORCH_DOMAIN
-from capsedge.graph.rewrites import Rewrites
-from capsedge.graph.shapes import shapes_of
+from capsedge.graph.proto import shapes_of
 from capsedge.runtime.load import load
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
-from capsedge.schema.names import operator_of
+from capsedge.spec.operators import operator_of
 from tests.exports import Exports
 
 from .evaluate import run
@@ -304,7 +304,7 @@ def test_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_translation_can_be_asked_for_twice() -> None:
-    from capsedge.exporters.translation import translation_table
+    from capsedge.exporters.capture import translation_table
 
     assert translation_table().keys() == translation_table().keys()
 

@@ -13,12 +13,12 @@ import torch
 import capsedge
 from capsedge.cli.export import Source, _print
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
-from capsedge.exporters import diagnosis
+from capsedge.exporters import parity
+from capsedge.exporters.capture import NotAlike, merge
 from capsedge.exporters.export_report import CaseParity, ExportReport
-from capsedge.exporters.free_batch import NotAlike, merge
-from capsedge.exporters.user_code import on_cpu
 from capsedge.graph import functions, passes
-from capsedge.judging.tolerance import Tolerance
+from capsedge.models.user_module import on_cpu
+from capsedge.tolerance import Tolerance
 from tests.exporters import own_nets as nets
 from tests.exporters.nets import network
 from tests.exports import Exports
@@ -281,16 +281,16 @@ def test_the_operators_are_named_as_the_cause(
 @pytest.mark.thorough
 def test_the_first_node_that_differs() -> None:
     """A node whose numbers were changed after capture is named with the user's line."""
-    from capsedge.exporters.own_subject import of_module
-    from capsedge.exporters.to_onnx import _again
-    from capsedge.graph.rewrites import Rewrites
+    from capsedge.exporters.export import _again
+    from capsedge.exporters.user_subject import of_module
+    from capsedge.graph import Rewrites
 
     subject = of_module(nets.Plain().eval(), EXAMPLE, None, None, None)
     model, program = _again(subject, 20, 2, Rewrites.none(), False)
     bias = next(t for t in model.graph.initializer if t.name.endswith("stem.bias"))
     moved = onnx.numpy_helper.to_array(bias) + 1
     bias.CopyFrom(onnx.numpy_helper.from_array(moved, bias.name))
-    said = diagnosis._first_node(model, program, [EXAMPLE], Tolerance(1e-5, 1e-4))
+    said = parity._first_node(model, program, [EXAMPLE], Tolerance(1e-5, 1e-4))
     assert "First to differ" in said
     assert "own_nets.py" in said
 

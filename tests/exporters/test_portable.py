@@ -12,12 +12,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-import capsedge.ops as ops
-from capsedge.exporters.to_onnx import export
-from capsedge.graph.portable import COMPOSITE, use_portable_forms
-from capsedge.graph.proto import constants_of
-from capsedge.graph.shapes import inferred, shapes_of
-from capsedge.graph.views import merge_views
+import capsedge.models.ops as ops
+from capsedge.exporters.export import export
+from capsedge.graph.portable import COMPOSITE, merge_views, use_portable_forms
+from capsedge.graph.proto import constants_of, inferred, shapes_of
 from tests.exports import Exports
 
 from .evaluate import run

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from capsedge.graph import Rewrites
 from capsedge.graph.bodies import function_body
 from capsedge.graph.proto import operator_nodes
-from capsedge.graph.rewrites import Rewrites
 from capsedge.models import build
-from capsedge.schema.names import operator_of
+from capsedge.spec.operators import operator_of
 
 from .evaluate import captured, count, rewritten, run, run_double
 from .nets import CONFIGS, network
@@ -123,7 +123,7 @@ def test_first_passes_are_convolutions_and_matrix_products() -> None:
 def test_light_cone_of_three_layers(iterations: int, passes: int, needed: int) -> None:
     """N = 3 layers: layer k matters up to pass T - (N - k), and the first pass of each always."""
     graph = captured(build(CONFIGS["attention"], iterations=iterations).eval())
-    from capsedge.graph.cleaning import remove_dead_nodes
+    from capsedge.graph.cleanup import remove_dead_nodes
 
     def routings() -> int:
         return sum(operator_of(n.op_type) == "AttentionRouting" for n in operator_nodes(graph))
@@ -140,7 +140,7 @@ def test_logit_free_keeps_no_logits() -> None:
         model = onnx.shape_inference.infer_shapes(
             rewritten(_graph("dynamic"), rewrites, double=False)
         )
-        from capsedge.graph.shapes import shapes_of
+        from capsedge.graph.proto import shapes_of
 
         shapes = shapes_of(model)
         return [shapes[n.output[0]] for n in model.graph.node if n.op_type == "Add"]

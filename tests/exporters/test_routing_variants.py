@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import capsedge
-from capsedge import ops
 from capsedge.graph.proto import attributes_of, operator_nodes
+from capsedge.models import ops
 from capsedge.runtime.backends.native_library import find_library
 
 POSE = (2, 3, 3, 2, 4)

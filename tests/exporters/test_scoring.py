@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 
 import capsedge  # noqa: E402
 from capsedge.errors import CapsedgeError, UsageError  # noqa: E402
-from capsedge.exporters import to_onnx  # noqa: E402
+from capsedge.exporters import export  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs  # noqa: E402
 
@@ -138,7 +138,7 @@ def test_the_answer_is_that_of_the_module(
     assert np.allclose(answered, wanted.numpy(), atol=1e-5)
     assert answered.max() < 0.999
     assert session.metadata.chosen_scores.reason == report.scores.reason
-    from capsedge.verification.compare import verify
+    from capsedge.verification.verify import verify
 
     arrays = {"x": batch}
     assert verify(module, session, inputs=arrays).passed
@@ -148,7 +148,7 @@ def test_it_is_asked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def capture(*_: Any) -> None:
         raise AssertionError("the long work began")
 
-    monkeypatch.setattr(to_onnx, "to_graph", capture)
+    monkeypatch.setattr(export, "to_graph", capture)
     with pytest.raises(UsageError) as asked:
         exported(Ambiguous(), tmp_path / "m.onnx")
     assert "--scores output_0" in asked.value.command

@@ -9,12 +9,11 @@ import onnx
 import pytest
 
 from capsedge import cli
-from capsedge.checkpoint import save_checkpoint
 from capsedge.errors import UsageError
-from capsedge.exporters.to_onnx import export
-from capsedge.graph.quantized_file import fix_batch
-from capsedge.graph.shapes import shapes_of
-from capsedge.graph.targets import TARGETS, resolve
+from capsedge.exporters.export import export
+from capsedge.graph.proto import shapes_of
+from capsedge.graph.target_runtimes import TARGETS, fix_batch, resolve
+from capsedge.models.checkpoint import save_checkpoint
 from tests.exports import Exports
 
 from .evaluate import run

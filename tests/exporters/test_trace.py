@@ -11,9 +11,9 @@ import torch
 
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.exporters import traced
+from capsedge.exporters import trace
 from capsedge.models import build, with_iterations
-from capsedge.models.config import CapsuleConv
+from capsedge.models.configs import CapsuleConv
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.routing_trace import Trace
 from tests.exporters.nets import CONFIGS, network
@@ -215,7 +215,7 @@ def test_responsibilities_after_an_iteration_are_the_couplings_of_the_next(made:
 
 
 def test_a_trace_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(traced, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(trace, "_MOST_BYTES", 1000)
     with pytest.raises(UsageError, match="MiB for each image"):
         capsedge.export(network("em"), tmp_path / "m.onnx", extra_outputs=["trace"])
     assert not (tmp_path / "m.onnx").exists()
@@ -228,6 +228,6 @@ def test_routing_without_an_operator(tmp_path: Path):
 
 
 def test_too_many_images(made: Traced, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("capsedge.runtime.files.limits.TRACED_BYTES", 500)
+    monkeypatch.setattr("capsedge.spec.limits.TRACED_BYTES", 500)
     with pytest.raises(UsageError, match="Trace at most"):
         made.session.trace(IMAGES, prepared=True)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.ops import unrolled
+from capsedge.models.ops import unrolled
 from capsedge.runtime.session import Session
 from tests.exporters import own_nets as nets
-from tests.graph.recognize import attention_writings, em_writings
+from tests.graph.fusion import attention_writings, em_writings
 
 IMAGES = torch.rand(2, 1, 10, 10, generator=torch.Generator().manual_seed(1))
 CLASSES = ("a", "b", "c")

@@ -118,9 +118,9 @@ def test_infer_and_verify_say_what_they_need(folder: Path, name: str) -> None:
 def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
     """Routing that a user wrote as a loop, after a capsule operator and between layers with weights."""
     torch = pytest.importorskip("torch")
-    from capsedge.ops import squash
-    from capsedge.runtime.reading.attribution import places
-    from capsedge.runtime.reading.onnx_structure import read_structure
+    from capsedge.models.ops import squash
+    from capsedge.runtime.onnx_file.layer_map import places
+    from capsedge.runtime.onnx_file.structure import read_structure
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -157,7 +157,7 @@ def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
 def test_forecast_of_a_portable_file_of_an_own_module(tmp_path: Path) -> None:
     """The rows of a product may be a dimension that only this product names."""
     torch = pytest.importorskip("torch")
-    from capsedge.runtime.reading.forecast import forecast
+    from capsedge.runtime.onnx_file.forecast import forecast
     from tests.exporters.own_nets import Operators
 
     path = tmp_path / "net.onnx"

@@ -608,7 +608,7 @@ def weights() -> dict[str, bytes]:
 
 
 def keras() -> dict[str, bytes]:
-    """Keras files; those that lead elsewhere are in tests/formats."""
+    """Keras files; those that lead elsewhere are in tests/importers."""
     plain = next(iter(list(readers.READERS["keras"].seeds())[1:]))
     answer = '\4{"arrays": {"%s": ["%s", [%s]]}, "texts": {}}\n'
     return {

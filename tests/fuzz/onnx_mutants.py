@@ -224,7 +224,7 @@ MUTATIONS = (
 
 def seeds() -> list[tuple[onnx.ModelProto, int]]:
     """Valid files, with the side of their images."""
-    from capsedge.zoo import zoo_model
+    from capsedge.runtime.zoo import zoo_model
     from tests.fuzz.readers import SCORES, VALUES
     from tests.runtime.models import capsule_model, foreign_model
 
@@ -304,7 +304,7 @@ def prepare(folder: Path) -> None:
 
     from PIL import Image
 
-    from capsedge.zoo import zoo_checkpoint
+    from capsedge.runtime.zoo import zoo_checkpoint
 
     for side in (8, 28):
         pixels = np.random.default_rng(side).integers(0, 256, (6, side, side), dtype=np.uint8)

@@ -79,7 +79,7 @@ def _file(name: str, data: bytes) -> Path:
 
 
 def _read_image(data: bytes) -> None:
-    from capsedge.runtime.vision.images import prepare
+    from capsedge.runtime.images.preprocessing import prepare
 
     prepare(_file("image.png", data), PREP)
 
@@ -149,11 +149,11 @@ def _npz() -> Iterable[bytes]:
 
 
 def _read_idx(data: bytes) -> None:
-    from capsedge.datasets import idx
+    from capsedge.datasets import array_files
 
     content = gzip.compress(data[1:], 1, mtime=0) if data[:1] == b"\2" else data
     path = _file("x-images-idx3-ubyte.gz", content)
-    _each(lambda: idx.read(path), lambda: idx.read(path, 3))
+    _each(lambda: array_files.read(path), lambda: array_files.read(path, 3))
 
 
 def _idx() -> Iterable[bytes]:
@@ -181,7 +181,7 @@ def _cifar() -> Iterable[bytes]:
 
 
 def _read_torch(data: bytes) -> None:
-    from capsedge.checkpoint import load_checkpoint
+    from capsedge.models.checkpoint import load_checkpoint
 
     load_checkpoint(_file("m.pt", _with_pickle(_checkpoint(), data)))
 
@@ -189,7 +189,7 @@ def _read_torch(data: bytes) -> None:
 def _load_weights(data: bytes) -> None:
     import torch
 
-    from capsedge.weights import load_weights
+    from capsedge.models.weights import load_weights
 
     load_weights(torch.nn.Linear(4, 4), _file("m.pt", _with_pickle(_checkpoint(), data)))
 
@@ -239,7 +239,7 @@ def _with_pickle(saved: bytes, data: bytes) -> bytes:
 
 
 def small_config() -> Any:
-    from capsedge.models.config import CapsNetConfig, Conv
+    from capsedge.models.configs import CapsNetConfig, Conv
 
     return CapsNetConfig(
         class_names=("a", "b"),
@@ -254,7 +254,7 @@ def small_config() -> Any:
 
 
 def _read_state(data: bytes) -> None:
-    from capsedge.training.state import read_state
+    from capsedge.models.training.state import read_state
 
     parts, identity, saved = run()
     state = read_state(_file("last.pt", _with_pickle(saved, data)), identity, parts, 4, 5)
@@ -287,8 +287,8 @@ def _state() -> Iterable[bytes]:
 
 
 def _read_safetensors(data: bytes) -> None:
-    from capsedge.checkpoint import load_checkpoint
-    from capsedge.runtime.reading.inspection import inspect
+    from capsedge.models.checkpoint import load_checkpoint
+    from capsedge.runtime.inspection import inspect_file as inspect
 
     if data[:1] == b"{":  # a header, with its length before it and a few tensors behind it
         data = (
@@ -301,8 +301,8 @@ def _read_safetensors(data: bytes) -> None:
 
 
 def _safetensors() -> Iterable[bytes]:
-    from capsedge.checkpoint import save_checkpoint
     from capsedge.models import build
+    from capsedge.models.checkpoint import save_checkpoint
 
     path = _folder() / "seed.safetensors"
     save_checkpoint(build(small_config()), path)
@@ -314,9 +314,9 @@ def _safetensors() -> Iterable[bytes]:
 
 
 def _read_config(data: bytes) -> None:
-    from capsedge.checkpoint import _shapes
-    from capsedge.models.config import config_from_dict
-    from capsedge.runtime.files.documents import Malformed, parse
+    from capsedge.models.checkpoint import _shapes
+    from capsedge.models.configs import config_from_dict
+    from capsedge.runtime.files.json_documents import Malformed, parse
 
     try:
         values = parse(data)
@@ -337,8 +337,8 @@ def _configs() -> Iterable[bytes]:
 
 
 def _read_weights(data: bytes) -> None:
-    from capsedge.families.recognition import recognize
-    from capsedge.formats.read import read_weights
+    from capsedge.importers.identify import recognize
+    from capsedge.importers.weights_file import read_weights
 
     if data[:1] == b"{":
         data = struct.pack("<Q", len(data)) + data + bytes(64)
@@ -377,21 +377,21 @@ def _weights() -> Iterable[bytes]:
 
 def _read_keras(data: bytes) -> None:
     """A Keras file, which the confined process opens; after the byte 4, only the answer of that process."""
-    from capsedge.formats import keras
-    from capsedge.formats.hdf5 import BadHdf5, content_of
-    from capsedge.formats.read import read_weights
-    from capsedge.runtime.files.confined import Ended
+    from capsedge.importers import keras_file
+    from capsedge.importers.keras_file import BadHdf5, content_of
+    from capsedge.importers.weights_file import read_weights
+    from capsedge.runtime.files.sandbox import Ended
 
     if data[:1] == b"\4":
         with contextlib.suppress(BadHdf5):
-            keras.weights_of(content_of(Ended(0, io.BytesIO(data[1:]), "")), None, "Keras")
+            keras_file.weights_of(content_of(Ended(0, io.BytesIO(data[1:]), "")), None, "Keras")
         return
     suffix = ".keras" if data[:2] == b"PK" else ".h5"
     read_weights(_file(f"k{suffix}", data))
 
 
 def _keras() -> Iterable[bytes]:
-    from tests.formats import keras_files
+    from tests.importers import keras_files
 
     yield keras_files.archive(_folder() / "seed.keras").read_bytes()
     yield keras_files.keras2(_folder() / "seed.h5").read_bytes()
@@ -404,11 +404,11 @@ def _keras() -> Iterable[bytes]:
 
 
 def _read_key_map(data: bytes) -> None:
-    from capsedge.families import keymap
-    from capsedge.formats.stored import Weights
+    from capsedge.importers import key_map
+    from capsedge.importers.family import Weights
 
-    keys = keymap.read_key_map(_file("keys.toml", data))
-    keymap.apply(keys, Weights({"a": np.zeros((2, 3), np.float32)}, ""))
+    keys = key_map.read_key_map(_file("keys.toml", data))
+    key_map.apply(keys, Weights({"a": np.zeros((2, 3), np.float32)}, ""))
 
 
 def _key_maps() -> Iterable[bytes]:
@@ -420,7 +420,7 @@ def _key_maps() -> Iterable[bytes]:
 
 
 def _read_source(path: Path) -> None:
-    from capsedge.batches.finding import find_source
+    from capsedge.serving.batch.sources import find_source
 
     source = find_source(str(path))
     for part in source.parts():
@@ -515,9 +515,9 @@ def _arrays() -> Iterable[bytes]:
 
 
 def _read_onnx(data: bytes) -> None:
+    from capsedge.runtime.inspection import inspect_file as inspect
     from capsedge.runtime.load import load
-    from capsedge.runtime.reading.forecast import forecast
-    from capsedge.runtime.reading.inspection import inspect
+    from capsedge.runtime.onnx_file.forecast import forecast
 
     path = _file("m.onnx", data)
 
@@ -551,25 +551,25 @@ def _onnx() -> Iterable[bytes]:
 
 
 def _read_passport(data: bytes) -> None:
-    from capsedge.runtime import passport
+    from capsedge.runtime import engine_metadata
 
     engine = _file("m.engine", b"engine")
-    passport.path_of(engine).write_bytes(data)
-    issued = passport.read(engine)
+    engine_metadata.path_of(engine).write_bytes(data)
+    issued = engine_metadata.read(engine)
     assert issued.rebuild.replace(":", "").replace("--", "").split()[:2] == ["capsedge", "build"]
-    passport.check(engine, issued, issued.machine, None)
+    engine_metadata.check(engine, issued, issued.machine, None)
     _each(lambda: issued.model)
 
 
 def _passports() -> Iterable[bytes]:
-    from capsedge.runtime import passport
+    from capsedge.runtime import engine_metadata
     from capsedge.runtime.files.writing import sha256
 
     engine = _file("m.engine", b"engine")
-    machine = passport.Machine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
+    machine = engine_metadata.Machine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
     properties = metadata().to_properties()
     for batch in ((1, 1, 1), (1, 4, 8)):
-        yield passport.Passport(
+        yield engine_metadata.Passport(
             sha256(engine), 6, machine, "native", "", "", "fp16", {"FP16": 3}, batch, "m.onnx", "",
             properties, "capsedge build m.onnx",
         ).to_json().encode()  # fmt: skip
@@ -610,7 +610,7 @@ def _properties() -> Iterable[bytes]:
 
 
 def _read_table(data: bytes) -> None:
-    from capsedge.calibration.table import Table
+    from capsedge.calibration.ranges import Table
 
     path = _file("t.json", data)
     table = Table.load(path)
@@ -620,8 +620,7 @@ def _read_table(data: bytes) -> None:
 
 
 def _tables() -> Iterable[bytes]:
-    from capsedge.calibration.observers import Histogram
-    from capsedge.calibration.table import Table
+    from capsedge.calibration.ranges import Histogram, Table
 
     histogram = Histogram(-1.0, 2.0, np.array([1, 2, 3]), np.array([0.5, 0.25]))
     path = _folder() / "seed.json"
@@ -630,7 +629,7 @@ def _tables() -> Iterable[bytes]:
 
 
 def _read_repository(data: bytes) -> None:
-    from capsedge.deploy.kserve import deploy_kserve
+    from capsedge.serving.deploy.kserve import deploy_kserve
 
     folder = _file("repository", b"").with_suffix(".d")
     folder.mkdir(exist_ok=True)
@@ -646,11 +645,11 @@ def _repositories() -> Iterable[bytes]:
         yield json.dumps({**stated, "mount": mount, "files": {}}).encode()
 
 
-_JSON = ("capsedge.runtime.files.documents",)
+_JSON = ("capsedge.runtime.files.json_documents",)
 READERS: dict[str, Reader] = {
     "images": Reader(
         _read_image, _images,
-        ("capsedge.runtime.vision.images", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "PIL.GifImagePlugin",
+        ("capsedge.runtime.images.preprocessing", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "PIL.GifImagePlugin",
          "PIL.BmpImagePlugin", "PIL.TiffImagePlugin", "PIL.WebPImagePlugin"),
     ),
     "npz": Reader(_read_npz, _npz, ("capsedge.datasets", "capsedge.runtime.files.archives", "zipfile")),
@@ -660,55 +659,55 @@ READERS: dict[str, Reader] = {
     ),
     "torch": Reader(
         _read_torch, _torch,
-        ("capsedge.torch_file", "capsedge.checkpoint", "torch._weights_only_unpickler",
-         "capsedge.runtime.files.archives", "capsedge.runtime.files.documents", "zipfile"),
+        ("capsedge.models.torch_file", "capsedge.models.checkpoint", "torch._weights_only_unpickler",
+         "capsedge.runtime.files.archives", "capsedge.runtime.files.json_documents", "zipfile"),
     ),
     "module": Reader(
         _load_weights, _torch,
-        ("capsedge.weights", "capsedge.torch_file", "torch._weights_only_unpickler"),
+        ("capsedge.models.weights", "capsedge.models.torch_file", "torch._weights_only_unpickler"),
     ),
     "state": Reader(
         _read_state, _state,
-        ("capsedge.training.state", "capsedge.torch_file", "torch._weights_only_unpickler"),
+        ("capsedge.models.training.state", "capsedge.models.torch_file", "torch._weights_only_unpickler"),
     ),
     "safetensors": Reader(
         _read_safetensors, _safetensors,
-        ("capsedge.runtime.files.safetensors_file", "capsedge.runtime.reading.inspection",
-         "capsedge.checkpoint", *_JSON),
+        ("capsedge.runtime.files.safetensors", "capsedge.runtime.inspection",
+         "capsedge.models.checkpoint", *_JSON),
     ),
     "parquet": Reader(
         _read_parquet, _parquets,
-        ("capsedge.batches.parquet_file", "capsedge.batches.parquet_pages", "capsedge.batches.thrift",
-         "capsedge.batches.tables"),
+        ("capsedge.serving.batch.parquet", "capsedge.serving.batch.parquet_pages", "capsedge.serving.batch.parquet_pages",
+         "capsedge.serving.batch.parquet"),
     ),
-    "tar": Reader(_read_tar, _tars, ("capsedge.batches.tar_file", "capsedge.batches.tars")),
-    "arrays": Reader(_read_arrays, _arrays, ("capsedge.batches.arrays", "capsedge.datasets")),
+    "tar": Reader(_read_tar, _tars, ("capsedge.serving.batch.tar", "capsedge.serving.batch.tar")),
+    "arrays": Reader(_read_arrays, _arrays, ("capsedge.serving.batch.sources", "capsedge.datasets")),
     "weights": Reader(
         _read_weights, _weights,
-        ("capsedge.formats", "capsedge.families", "capsedge.weights", "capsedge.torch_file"),
+        ("capsedge.importers", "capsedge.importers.families", "capsedge.models.weights", "capsedge.models.torch_file"),
     ),
-    "keras": Reader(_read_keras, _keras, ("capsedge.formats.keras", "capsedge.formats.hdf5", *_JSON)),
-    "key map": Reader(_read_key_map, _key_maps, ("capsedge.families.keymap", *_JSON)),
+    "keras": Reader(_read_keras, _keras, ("capsedge.importers.keras_file", "capsedge.importers.keras_file", *_JSON)),
+    "key map": Reader(_read_key_map, _key_maps, ("capsedge.importers.key_map", *_JSON)),
     "config": Reader(_read_config, _configs, ("capsedge.models", *_JSON)),
     "onnx": Reader(
         _read_onnx, _onnx,
-        ("capsedge.runtime.reading", "capsedge.runtime.profiling", "capsedge.runtime.session",
+        ("capsedge.runtime.onnx_file", "capsedge.runtime.profiling", "capsedge.runtime.session",
          "capsedge.runtime.load", "capsedge.runtime.metadata", *_JSON),
     ),
-    "passport": Reader(_read_passport, _passports, ("capsedge.runtime.passport", *_JSON)),
+    "passport": Reader(_read_passport, _passports, ("capsedge.runtime.engine_metadata", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
     "repository": Reader(
-        _read_repository, _repositories, ("capsedge.deploy.kserve", "capsedge.deploy.manifest", *_JSON)
+        _read_repository, _repositories, ("capsedge.serving.deploy.kserve", "capsedge.serving.deploy.deployment", *_JSON)
     ),
     "JSON requests": Reader(
         requests.read_json, requests.documents,
-        ("capsedge.serving.bounded_json", "capsedge.serving.infer_request", "capsedge.serving.requests",
-         "capsedge.serving.tensors"),
+        ("capsedge.serving.bounded_json", "capsedge.serving.request_bodies", "capsedge.serving.requests",
+         "capsedge.serving.request_tensors"),
     ),
     "gRPC requests": Reader(
         requests.read_grpc, requests.messages,
-        ("capsedge.serving.infer_request", "capsedge.serving.requests", "capsedge.serving.tensors",
-         "capsedge.runtime.reading.wire"),
+        ("capsedge.serving.request_bodies", "capsedge.serving.requests", "capsedge.serving.request_tensors",
+         "capsedge.runtime.onnx_file.wire"),
     ),
-    "table": Reader(_read_table, _tables, ("capsedge.calibration.table", *_JSON)),
+    "table": Reader(_read_table, _tables, ("capsedge.calibration.ranges", *_JSON)),
 }  # fmt: skip

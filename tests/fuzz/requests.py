@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.runtime.files import limits
-from capsedge.runtime.reading.wire import length_delimited as field
+from capsedge.runtime.onnx_file.wire import length_delimited as field
+from capsedge.spec import limits
 
 ZOO = Path(__file__).parents[2] / "capsedge" / "zoo" / "digits-dynamic.onnx"
 NESTED = "[" * 100_000
@@ -34,7 +34,7 @@ def _read(payload: Any) -> None:
 def read_json(data: bytes) -> None:
     """A document: what is accepted has the values of the standard library, which accepts it too."""
     from capsedge.serving import bounded_json
-    from capsedge.serving.infer_request import Malformed, from_json
+    from capsedge.serving.request_bodies import Malformed, from_json
 
     try:
         found = bounded_json.parse(data)
@@ -66,7 +66,7 @@ def _same(found: Any, wanted: Any) -> bool:
 
 def read_grpc(data: bytes) -> None:
     """A ModelInferRequest."""
-    from capsedge.serving.infer_request import Malformed, from_grpc
+    from capsedge.serving.request_bodies import Malformed, from_grpc
 
     try:
         _, _, payload = from_grpc(data)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.graph.bodies import function_body
-from capsedge.ops.em_routing import em_routing
+from capsedge.models.ops.em import em_routing
 
 ort = pytest.importorskip("onnxruntime")
 

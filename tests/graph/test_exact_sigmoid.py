@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.bodies import function_body
-from capsedge.graph.exact_sigmoid import write_exact_sigmoids
+from capsedge.graph.rewrites import write_exact_sigmoids
 
 Array = NDArray[np.float64]
 X = np.array([-100, -90, -88, -50, -30, -20, -18, -17, -16, -12, -5, -1, 0, 1, 17, 50, 100], "f8")
@@ -208,7 +208,7 @@ def test_bodies(coordinates: bool, dtype: type) -> None:
 def test_modules_and_foreign_files(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
     import capsedge
-    from capsedge import ops
+    from capsedge.models import ops
 
     class Net(torch.nn.Module):
         """Activations from -100 to 100 into EM routing, a logarithm and a quotient."""

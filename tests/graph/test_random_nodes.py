@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
 from capsedge.errors import UnsupportedModelError
+from capsedge.graph.fusion.optimize_graph import improve
 from capsedge.graph.random_nodes import random_nodes
-from capsedge.graph.recognize.improving import improve
 from tests.runtime.models import SIDE, capsule_model
 
 Node = onnx.NodeProto

@@ -14,10 +14,10 @@ from onnx import TensorProto, helper  # noqa: E402
 
 from capsedge.errors import UnsupportedModelError  # noqa: E402
 from capsedge.graph.proto import copy_of  # noqa: E402
-from capsedge.graph.stated_shapes import state_shapes  # noqa: E402
-from capsedge.runtime.reading.forecast import forecast  # noqa: E402
-from capsedge.runtime.reading.onnx_structure import read_structure  # noqa: E402
-from capsedge.runtime.reading.value_sizes import Sizes  # noqa: E402
+from capsedge.graph.shapes import state_shapes  # noqa: E402
+from capsedge.runtime.onnx_file.costs import Sizes  # noqa: E402
+from capsedge.runtime.onnx_file.forecast import forecast  # noqa: E402
+from capsedge.runtime.onnx_file.structure import read_structure  # noqa: E402
 
 
 def computed(batch: int | str = "N", after: str = "") -> onnx.ModelProto:

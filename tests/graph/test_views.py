@@ -7,7 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from capsedge.graph.views import merge_views
+from capsedge.graph.portable import merge_views
 
 END = 2**63 - 1
 GRAPH = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from capsedge.models import MODELS, build
-from capsedge.models.config import CapsNetConfig
+from capsedge.models.configs import CapsNetConfig
 
 EXACT = {
     "capsnet-mnist": 8_215_728,  # 8.2M with decoder

@@ -9,7 +9,7 @@ import torch
 
 from capsedge.errors import UsageError
 from capsedge.models import MODELS, build, get_config
-from capsedge.models.config import config_from_dict
+from capsedge.models.configs import config_from_dict
 
 SMALL = ["digits-dynamic", "digits-em", "digits-attention"]
 

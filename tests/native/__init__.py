@@ -1,1 +1,1 @@
-"""Tests of runtime/native."""
+"""Tests of capsedge/runtime/native."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ROOT / "runtime" / "native"
+NATIVE = ROOT / "capsedge" / "runtime" / "native"
 TOOLCHAIN = NATIVE / "cmake" / "aarch64.cmake"
 ARM_C, ARM_COMPILER = "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++"
 

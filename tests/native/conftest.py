@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from capsedge.runtime.backends.cuda import load_cuda
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.runtime.zoo import ROUTINGS, default_model, zoo_checkpoint
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
 from . import libcapsedge
@@ -24,8 +24,8 @@ def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if request.param == "default":
         return default_model()
     pytest.importorskip("torch", reason="exporting the zoo's checkpoints needs torch")
-    from capsedge.checkpoint import load_checkpoint
-    from capsedge.exporters.to_onnx import export
+    from capsedge.exporters.export import export
+    from capsedge.models.checkpoint import load_checkpoint
 
     path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
     export(load_checkpoint(zoo_checkpoint(f"digits-{request.param}")), path)
@@ -66,7 +66,8 @@ def machine(stand_ins: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
 @pytest.fixture
 def engine(gpu: Any, tmp_path: Path):  # noqa: F811
     """Builds an engine as ``capsedge build`` does; the GPU is called Orin."""
-    from capsedge.exporters.tensorrt import BuildOptions, build
+    from capsedge.exporters.tensorrt.build import BuildOptions
+    from capsedge.exporters.tensorrt.build import write_engine as build
 
     load_cuda()  # Python's stand-in, before the library's own is named
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels' C interface (runtime/native/kernels/cuda/capsedge_cuda.h) through ctypes.
+"""The CUDA kernels' C interface (capsedge/runtime/native/kernels/cuda/capsedge_cuda.h) through ctypes.
 
 The same calls run on a GPU over torch's buffers and, in a build for the host, over numpy's: `Memory` is the
 difference.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tests.native.library import NativeError, output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "runtime" / "native" / "kernels" / "cuda"
+SOURCES = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
 UNITS = [str(file) for file in sorted(SOURCES.glob("*.cu"))]
 VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
 CHECKS = "CAPSEDGE_CUDA_CHECKS"  # what the host build reports beside wrong results: a key of FLAGS

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.machine.libcapsedge import find_embedding
+from capsedge.runtime.backends.native_library import find_embedding
 from capsedge.runtime.metadata import Preprocessing
 
 Array = NDArray[Any]

@@ -1,4 +1,4 @@
-"""The native library's C interface (runtime/native/include/capsedge/kernels.h) through ctypes."""
+"""The native library's C interface (capsedge/runtime/native/include/capsedge/kernels.h) through ctypes."""
 
 from __future__ import annotations
 

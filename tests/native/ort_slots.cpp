@@ -1,4 +1,4 @@
-// Compares runtime/native/onnxruntime/ort_abi.h and ort_session_abi.h with ONNX Runtime's own header, which must be on
+// Compares capsedge/runtime/native/onnxruntime/ort_abi.h and ort_session_abi.h with ONNX Runtime's own header, which must be on
 // the include path.
 // Compiling it is the test: a wrong slot, field, value or number of parameters does not compile.
 #include <onnxruntime_c_api.h>

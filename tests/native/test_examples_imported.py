@@ -30,7 +30,7 @@ def state_of(module: Any) -> dict[str, Any]:
 
 def deepcaps(hopeful: bool) -> Callable[[], tuple[dict[str, Any], dict[str, Any]]]:
     def make() -> tuple[dict[str, Any], dict[str, Any]]:
-        from tests.families.deepcaps import Port
+        from tests.importers.families.deepcaps import Port
 
         size = {"height": 28, "width": 28}
         return Port(hopeful).eval().authors(), {"preprocessing": size}
@@ -39,20 +39,20 @@ def deepcaps(hopeful: bool) -> Callable[[], tuple[dict[str, Any], dict[str, Any]
 
 
 def matrix_capsules() -> tuple[dict[str, Any], dict[str, Any]]:
-    from tests.importing.test_clamped_em import ANSWERS, network
+    from tests.importers.test_clamped_em import ANSWERS, network
 
     return state_of(network()), ANSWERS
 
 
 def head_pose() -> tuple[dict[str, Any], dict[str, Any]]:
-    from tests.families.fsanet import FsaNet
+    from tests.importers.families.fsanet import FsaNet
 
     return state_of(FsaNet("variance", 99.0).eval()), {"variant": "vietlinhtspt-2020"}
 
 
 def named_classes() -> tuple[dict[str, Any], dict[str, Any]]:
     """A network of dynamic routing whose classes have names."""
-    from tests.families.networks import XifengGuo
+    from tests.importers.families.networks import XifengGuo
 
     answers = {"class_names": tuple(f"kind {k}" for k in range(5)), "iterations": 3}
     return state_of(XifengGuo().eval()), answers

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.cli.examples import config, needs_library, run, tool
 from tests.conftest import ROOT
 

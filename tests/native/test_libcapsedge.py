@@ -17,10 +17,10 @@ import pytest
 
 import capsedge
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.machine.libcapsedge import find_embedding
-from capsedge.runtime.reading.onnx_file import summarize
-from capsedge.runtime.vision.decoding import read_image
-from capsedge.zoo import default_model
+from capsedge.runtime.backends.native_library import find_embedding
+from capsedge.runtime.images.decoding import read_image
+from capsedge.runtime.onnx_file.summary import summarize
+from capsedge.runtime.zoo import default_model
 
 from . import libcapsedge
 from .libcapsedge import ARTEFACT, ENVIRONMENT, USAGE, Array, Failed, Session
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.skipif(
     reason="libcapsedge is not built: pip install -e . with a C++ compiler",
 )
 ROOT = Path(__file__).resolve().parents[2]
-HEADER = ROOT / "runtime" / "native" / "libcapsedge" / "include" / "capsedge.h"
-SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+HEADER = ROOT / "capsedge" / "runtime" / "native" / "libcapsedge" / "include" / "capsedge.h"
+SAMPLES = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
 
 
 def same(found: list[dict[str, object]], wanted: list[capsedge.Prediction]) -> None:

@@ -10,10 +10,13 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.runtime.description import Description, described  # noqa: E402
+from capsedge.runtime.describe import (  # noqa: E402
+    Description,
+    described,
+    with_properties,  # noqa: E402
+)
 from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
-from capsedge.runtime.reading.properties import with_properties  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model  # noqa: E402
 
 from . import libcapsedge  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.cli.examples import plain_images
 from tests.runtime.image_bits import BITS
 
@@ -19,7 +19,7 @@ from .builds import ARM_C, NATIVE, ROOT, TOOLCHAIN, arm, cmake_build
 pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 STRESS = Path("libcapsedge") / "tests" / "capsedge_stress"
-SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
+SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
 # ONNX Runtime is not built with the sanitizers. When the process ends it unlocks a mutex that was locked
 # where ThreadSanitizer did not look; everything else is reported.
 OPTIONS = {

@@ -8,7 +8,7 @@ import pytest
 
 import capsedge
 from capsedge.runtime.load import load_bytes
-from tests.pipelines.cascades import pair, pixels
+from tests.optimization.cascades import pair, pixels
 from tests.runtime.models import capsule_model
 
 from . import libcapsedge

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 
 from . import libcapsedge
 from .libcapsedge import USAGE, Failed, Session

@@ -13,17 +13,16 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.runtime.description import Description, described
+from capsedge.runtime.describe import Description, described, with_properties
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.nothing import (
+from capsedge.runtime.typical_input import (
     REASONS,
     TYPICAL_INPUT_KEY,
     TypicalInput,
     measure,
     spans_of,
 )
-from capsedge.runtime.reading.properties import with_properties
 from tests.runtime.models import capsule_model, foreign_model, metadata
 
 from . import libcapsedge

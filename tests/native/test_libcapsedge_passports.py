@@ -11,8 +11,8 @@ import pytest
 
 import capsedge
 from capsedge.errors import ArtefactError
-from capsedge.runtime import passport
-from capsedge.zoo import default_model
+from capsedge.runtime import engine_metadata
+from capsedge.runtime.zoo import default_model
 
 from .libcapsedge import ARTEFACT, Failed, Session
 from .stand_ins import Machine
@@ -22,7 +22,7 @@ pytest.importorskip("onnxruntime")
 
 def change(path: Path, **values: Any) -> None:
     """Write other values into the passport; those of the machine by ``machine_``."""
-    stands = json.loads(passport.path_of(path).read_text())
+    stands = json.loads(engine_metadata.path_of(path).read_text())
     for name, value in values.items():
         if name.startswith("machine_"):
             stands["machine"][name.removeprefix("machine_")] = value
@@ -30,7 +30,7 @@ def change(path: Path, **values: Any) -> None:
             del stands[name]
         else:
             stands[name] = value
-    passport.path_of(path).write_text(json.dumps(stands))
+    engine_metadata.path_of(path).write_text(json.dumps(stands))
 
 
 @pytest.mark.thorough
@@ -99,11 +99,11 @@ def test_damaged_passports(engine: Any, machine: Machine, values: dict[str, Any]
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"schema": 1e400}'])
 def test_passports_that_are_none(engine: Any, machine: Machine, text: str) -> None:
     path = engine(default_model())
-    passport.path_of(path).write_text(text)
+    engine_metadata.path_of(path).write_text(text)
     with pytest.raises(Failed, match="cannot be read") as failed:
         Session(path)
     assert failed.value.code == ARTEFACT
-    passport.path_of(path).unlink()
+    engine_metadata.path_of(path).unlink()
     with pytest.raises(Failed, match="has no passport"):
         Session(path)
 

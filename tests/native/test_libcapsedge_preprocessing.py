@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import LAYOUTS, ORDERS, PER_IMAGE, RESIZE_RULES, Preprocessing
-from capsedge.runtime.vision.images import prepare
 
 from . import libcapsedge
 

@@ -1,6 +1,6 @@
 """TensorRT engines in libcapsedge, over stand-ins for libnvinfer and CUDA: all but the arithmetic of a GPU.
 
-The library is compiled against the interface mock of ``runtime/native/tensorrt/mock``; an engine of the
+The library is compiled against the interface mock of ``capsedge/runtime/native/tensorrt/mock``; an engine of the
 stand-ins is an ONNX file, which ONNX Runtime runs. That the same source compiles against TensorRT's own
 headers is `test_real_headers`; that TensorRT behaves alike needs a GPU.
 """
@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime import passport
+from capsedge.runtime import engine_metadata
 from capsedge.runtime.files.writing import sha256
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.cli.examples import plain_images
 from tests.tensorrt.fixtures import ANY_AMOUNT, compile_cudart
 
@@ -209,10 +209,10 @@ def foreign(path: Path, rows: int | str, batch: tuple[int, int, int]) -> Path:
     )
     engine = path / "foreign.engine"
     engine.write_bytes(b"PLAN" + model.SerializeToString())
-    here = passport.Machine("10.3.0", "13.0", "Orin", "8.7")
-    passport.write(
+    here = engine_metadata.Machine("10.3.0", "13.0", "Orin", "8.7")
+    engine_metadata.write(
         engine,
-        passport.Passport(
+        engine_metadata.Passport(
             sha256(engine), engine.stat().st_size, here, "native", "", "", "fp32", {}, batch,
             "foreign.onnx", "", {}, "capsedge build foreign.onnx",
         ),
@@ -519,7 +519,7 @@ def classify(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    files = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+    files = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
     return plain_images(files, tmp_path_factory.mktemp("samples"))
 
 

@@ -1,4 +1,4 @@
-"""The native table of operators (runtime/native/kernels/operators.cpp) beside Python's and the docs."""
+"""The native table of operators (capsedge/runtime/native/kernels/operators.cpp) beside Python's and the docs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.schema.operators import OPERATORS, Value
+from capsedge.spec.operators import OPERATORS, Value
 from tests.conformance.cases import CASES, OUTPUTS, make
-from tests.schema.test_operators import IN_WORDS
+from tests.spec.test_operators import IN_WORDS
 
 from .builds import ROOT
 from .library import Array, NativeError, Operator, load, unwritten
@@ -113,7 +113,7 @@ def test_pytorch_has_the_same_defaults(name: str) -> None:
 
 
 def test_libcapsedge_looks_for_the_plugins_that_there_are() -> None:
-    source = (ROOT / "runtime/native/libcapsedge/src/tensorrt_library.cpp").read_text()
+    source = (ROOT / "capsedge/runtime/native/libcapsedge/src/tensorrt_library.cpp").read_text()
     listed = re.search(r"kPlugins\[\] = \{([^}]*)\}", source)
     assert listed is not None
     plugins = [o.name for o in OPERATORS.values() if o.plugin]

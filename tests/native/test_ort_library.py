@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 from tests.conformance.cases import CASES, OUTPUTS, make
 from tests.conformance.native import fused_session
 
@@ -192,7 +192,7 @@ def test_slots_agree_with_the_official_header() -> None:
         )
     found = subprocess.run(
         [compiler, "-std=c++17", "-fsyntax-only", "-w", f"-I{named_folder}",
-         f"-I{ROOT}/runtime/native/onnxruntime", f"{ROOT}/tests/native/ort_slots.cpp"],
+         f"-I{ROOT}/capsedge/runtime/native/onnxruntime", f"{ROOT}/tests/native/ort_slots.cpp"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stderr

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 from tests.conformance.native import fused_session
 
 from .library import Array, NativeError, Operator, load

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from capsedge.runtime.load import load
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.cli.examples import config, needs_library, run, tool
 
 pytestmark = [needs_library, pytest.mark.slow]
@@ -69,7 +69,7 @@ def parsed(line: str) -> tuple[str, str, str, float]:
 
 def test_values_of_a_regression(program: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from capsedge.runtime.description import Description, described
+    from capsedge.runtime.describe import Description, described
     from capsedge.runtime.metadata import Outputs, Preprocessing
     from tests.runtime.models import foreign_model
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
-from capsedge.schema.operators import OPERATORS
+from capsedge.spec.operators import OPERATORS
 from tests.conformance.cases import CASES, Case, make
 from tests.conformance.selection import selected
 from tests.native.cuda_library import UNITS
@@ -26,7 +26,7 @@ from tests.native.library import output_shapes
 from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ROOT / "runtime" / "native"
+NATIVE = ROOT / "capsedge" / "runtime" / "native"
 SOURCES = ("attributes", "layers", "plugin", "library", "register")
 FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}

@@ -16,8 +16,8 @@ onnx = pytest.importorskip("onnx")
 from google.protobuf.message import DecodeError  # noqa: E402
 
 from capsedge.errors import CapsedgeError  # noqa: E402
-from capsedge.runtime.reading import onnx_file  # noqa: E402
-from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
+from capsedge.runtime.onnx_file import summary  # noqa: E402
+from capsedge.runtime.onnx_file.wire import SCHEMA  # noqa: E402
 from tests.runtime.models import capsule_model  # noqa: E402
 from tests.runtime.walking import Facts, in_python  # noqa: E402
 from tests.runtime.wire import Writer, field, messages, model, mutated, varint  # noqa: E402
@@ -158,7 +158,7 @@ def test_what_is_honest_is_taken(in_c: Walk) -> None:
         assert facts is not None
         assert not any(f[0] == "harmful" for f in facts)
     check(data, in_c)
-    for domain in onnx_file.DOMAINS:
+    for domain in summary.DOMAINS:
         assert check(model(field(1, NODE + field(7, domain.encode()))), in_c)
 
 
@@ -172,11 +172,11 @@ def test_what_is_honest_is_taken(in_c: Walk) -> None:
 )
 def test_bombs_are_refused(data: bytes, message: str, in_c: Walk) -> None:
     with pytest.raises(CapsedgeError, match=message):
-        onnx_file.summarize(data)
+        summary.summarize(data)
     assert in_c(data) is None
 
 
 def test_zoo_is_taken(in_c: Walk) -> None:
-    from capsedge.zoo import default_model
+    from capsedge.runtime.zoo import default_model
 
     assert check(Path(default_model()).read_bytes(), in_c)

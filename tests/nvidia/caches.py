@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 
-from capsedge.exporters.tensorrt.builder import get_timings, set_timings
+from capsedge.exporters.tensorrt.engine_builder import get_timings, set_timings
 from capsedge.runtime.backends.tensorrt_library import start, tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_tensorrt_rtx
 

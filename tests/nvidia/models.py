@@ -9,16 +9,16 @@ import numpy as np
 import onnx
 import torch
 
-from capsedge.calibration.source import Source, uniform
-from capsedge.checkpoint import load_checkpoint
+from capsedge.calibration.float_model import Source, uniform
 from capsedge.datasets import ImageSet
-from capsedge.exporters import modules
-from capsedge.exporters.to_onnx import export, to_graph
-from capsedge.graph.rewrites import Rewrites
+from capsedge.exporters import subject as modules
+from capsedge.exporters.export import export, to_graph
+from capsedge.graph import Rewrites
 from capsedge.models import build
-from capsedge.models.config import Conv, EfficientCapsNetConfig, ModelConfig
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.zoo import zoo_checkpoint
+from capsedge.runtime.zoo import zoo_checkpoint
 
 PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 _IMAGES = 8  # enough for ranges; accuracy is no matter here

@@ -16,7 +16,7 @@ import capsedge
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends import tensorrt_library
 from capsedge.runtime.backends.cuda import load_cuda
-from capsedge.runtime.backends.engine_inspection import inspect_engine
+from capsedge.runtime.inspection import inspect_engine
 from tests.native import libcapsedge
 from tests.tensorrt.fixtures import ANY_AMOUNT
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.nvidia.conftest import ROOT, Build, process
 
 pytestmark = pytest.mark.tensorrt_rtx
@@ -72,7 +72,7 @@ def test_timing_caches(environment: Mapping[str, str]) -> None:
 
 INTERRUPTED = """
 import sys
-from capsedge.exporters.tensorrt import BuildOptions, build
+from capsedge.exporters.tensorrt.build import BuildOptions, write_engine as build
 def report(share, phase, left):
     if share > 0.3:
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="models are exported: pip install 'capsedge[export]'")
 
 from capsedge.models.registry import MODELS
-from capsedge.zoo import ROUTINGS
+from capsedge.runtime.zoo import ROUTINGS
 from tests.nvidia import models
 from tests.nvidia.conftest import Build
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from capsedge.runtime.reading.attribution import Place
-from capsedge.zoo import default_model
+from capsedge.runtime.onnx_file.layer_map import Place
+from capsedge.runtime.zoo import default_model
 from tests.nvidia.conftest import Build
 
 pytestmark = pytest.mark.tensorrt_rtx

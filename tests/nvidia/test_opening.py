@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.native.libcapsedge import ARTEFACT, LIBRARY_VARIABLE
 from tests.native.stand_ins import DRIVER, compiled
 from tests.nvidia import headers

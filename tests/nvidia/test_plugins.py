@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 pytest.importorskip("torch", reason="models are exported: pip install 'capsedge[export]'")
 
-from capsedge.zoo import ROUTINGS
+from capsedge.runtime.zoo import ROUTINGS
 from tests.nvidia import headers, models
 from tests.nvidia.conftest import Build
 from tests.nvidia.test_engines import DYNAMIC, STATIC, folder  # noqa: F401

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import CapsedgeError
-from capsedge.exporters.tensorrt import BuildOptions, build
+from capsedge.exporters.tensorrt.build import BuildOptions
+from capsedge.exporters.tensorrt.build import write_engine as build
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_for
-from capsedge.runtime.passport import TENSORRT_RTX
-from capsedge.runtime.reading.node_names import merged, places_in
+from capsedge.runtime.engine_metadata import TENSORRT_RTX
+from capsedge.runtime.onnx_file.layer_map import merged, places_in
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import capsedge
-from capsedge.deploy.server import FolderServer
-from capsedge.zoo import MODELS
+from capsedge.runtime.zoo import MODELS
+from capsedge.serving.deploy.web_server import FolderServer
 from tests.page import browser
 
 

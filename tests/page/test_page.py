@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.deploy.server import ADDRESS, FolderServer
-from capsedge.runtime.reading.properties import with_properties
+from capsedge.runtime.describe import with_properties
+from capsedge.serving.deploy.web_server import ADDRESS, FolderServer
 from tests.conftest import ROOT
 from tests.page.browser import play
 from tests.places.table import ZOO
 
 pytestmark = pytest.mark.slow
 
-SAMPLES = sorted((ROOT / "capsedge/samples").glob("digit-?.png"))
-SAMPLES.append(ROOT / "capsedge/samples/overlapping-2-4.png")
+SAMPLES = sorted((ROOT / "capsedge/zoo/samples").glob("digit-?.png"))
+SAMPLES.append(ROOT / "capsedge/zoo/samples/overlapping-2-4.png")
 TOLERANCE = 1e-5
 LABEL = '<img src=x onerror="globalThis.intruded=true">'
 

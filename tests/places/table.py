@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from capsedge.cli import _run, app
-from capsedge.cli._places import Role, role_of
+from capsedge.cli._paths import Role, role_of
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
 
 ZOO = ROOT / "capsedge/zoo"
 PARSERS: dict[str, Any] = dict(verbs(app))
-IMAGE = ROOT / "capsedge/samples/digit-7.png"
+IMAGE = ROOT / "capsedge/zoo/samples/digit-7.png"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
     """What every verb needs, by parameter: files of their own, which a verb may at worst destroy."""
     import torch
 
-    from tests.families.networks import XifengGuo
+    from tests.importers.families.networks import XifengGuo
 
     folder.mkdir(exist_ok=True)
     model, checkpoint, image = (

@@ -56,7 +56,7 @@ def test_picture(small: Path, older: bool) -> None:
     if older:
         target.write_text("older")
     (small / "filler").write_bytes(bytes(60 << 10))
-    assert_full(call(["infer", ROOT / "capsedge/samples", "--reconstruct", target]))
+    assert_full(call(["infer", ROOT / "capsedge/zoo/samples", "--reconstruct", target]))
     assert sorted(p.name for p in small.iterdir()) == ["filler"] + ["seen.png"] * older
     assert not older or target.read_text() == "older"
 

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.places.table import honest, repository, snapshot
 
-HEAVY = ("capsedge.training.loop", "capsedge.exporters", "capsedge.calibration.quantize")
+HEAVY = ("capsedge.models.training.train", "capsedge.exporters", "capsedge.calibration.quantize")
 
 # Runs commands, one per line of the standard input. Each is killed as often as it writes, a write later every
 # time, and then run once more. The processes are forked from one that has everything loaded.
@@ -128,7 +128,7 @@ def test_deploy(tmp_path: Path) -> None:
         "deploy", "kserve", repository(tmp_path / "repository"), "--storage", "s3://bucket/models",
         "-o", "service.yaml",
     ]  # fmt: skip
-    with serving("capsedge.cli._deploy_servers", "capsedge.deploy.kserve") as server:
+    with serving("capsedge.cli.deploy", "capsedge.serving.deploy.kserve") as server:
         killed_everywhere(server, words, words, tmp_path, 1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.cli._places import READS_IMAGES, UPDATES, WRITES, Role, _judge, check_model
+from capsedge.cli._paths import READS_IMAGES, UPDATES, WRITES, Role, _judge, check_model
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from tests.places.table import (
     IMAGE,

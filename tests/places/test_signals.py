@@ -131,7 +131,7 @@ def test_ignored_signals_stay_ignored() -> None:
         "import os, signal, sys\n"
         "for s in (signal.SIGINT, signal.SIGHUP): signal.signal(s, signal.SIG_IGN)\n"
         "sys.argv = ['capsedge', 'config']\n"
-        "from capsedge.cli import _signals\n"
+        "from capsedge.cli import _process as _signals\n"
         "with _signals.raising():\n"
         "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGHUP)\n"
         "print('went on')"

@@ -92,7 +92,7 @@ def test_results_without_messages(tmp_path: Path) -> None:
 def test_files_get_no_number_of_a_stream(tmp_path: Path) -> None:
     """What libraries print to a closed stream does not land in an output."""
     code = (
-        "import os; from capsedge.cli import _streams; _streams.prepare()\n"
+        "import os; from capsedge.cli import _process as _streams; _streams.prepare()\n"
         "handle = os.open('out', os.O_WRONLY | os.O_CREAT)\n"
         "assert handle > 2, handle\n"
         "for number in (1, 2): os.write(number, b'noise')"

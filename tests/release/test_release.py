@@ -27,7 +27,7 @@ def checkout(tmp_path: Path) -> Path:
     contents = {
         "pyproject.toml": f'[project]\nversion = "{VERSION}"\n',
         "capsedge/__init__.py": f'__version__ = "{VERSION}"\n',
-        "runtime/native/libcapsedge/include/capsedge.h": f'#define CAPSEDGE_VERSION "{VERSION}"\n',
+        "capsedge/runtime/native/libcapsedge/include/capsedge.h": f'#define CAPSEDGE_VERSION "{VERSION}"\n',
         "CHANGELOG.md": f"# Changelog\n\n## [Unreleased]\n\n## [{VERSION}] - 2026-01-31\n\n- Words.\n",
     }
     assert set(release_checks.PLACES) < set(contents)

@@ -22,7 +22,7 @@ for tool in ("ziglang", "auditwheel", "twine", "cyclonedx_py"):
     pytest.importorskip(tool, reason="makes and judges the wheels: pip install -e '.[release]'")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
-SAMPLE = ROOT / "capsedge" / "samples" / "digit-7.png"
+SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
 LIBRARIES = {
     "capsedge/runtime/_native/libcapsedge_ort.so",
     "capsedge/runtime/_native/lib/libcapsedge.so",
@@ -114,7 +114,7 @@ def label(said: dict[str, Any]) -> str:
 # Options and judged paths of every verb: how annotations are read differs between versions of Python.
 _OPTIONS = """
 import json
-from capsedge.cli import _places, app
+from capsedge.cli import _paths as _places, app
 verbs = {name: app.get_command(None, name) for name in app.list_commands(None)}
 found = {name: sorted(o for p in verb.params for o in p.opts) for name, verb in verbs.items()}
 roles = {

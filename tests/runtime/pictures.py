@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+from capsedge.runtime.images.inputs import ImageReader
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.inputs import ImageReader
 from tests.runtime.models import SIDE
 
 PLAIN = Preprocessing(8, 8, 1)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.runtime.files.confined import Bounds, confined
+from capsedge.runtime.files.sandbox import Bounds, confined
 
 ROOMY = Bounds(60, 4 << 30, 1 << 20)
-CONFINE = "from capsedge.runtime.files.confined import close_doors, confine\nconfine()\n"
+CONFINE = "from capsedge.runtime.files.sandbox import close_doors, confine\nconfine()\n"
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
-from capsedge import samples, zoo
 from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.decoder import Decoder, Uncuttable, cut
+from capsedge.runtime.zoo import default_model, samples_folder
 from tests.runtime.models import capsule_model, save
 
-ZOO = Path(zoo.__file__).with_name("digits-dynamic.onnx")
+ZOO = default_model()
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def digits() -> capsedge.Session:
 
 @pytest.fixture(scope="module")
 def images() -> list[Path]:
-    return [Path(samples.__file__).with_name(f"digit-{k}.png") for k in range(10)]
+    return [samples_folder() / f"digit-{k}.png" for k in range(10)]
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,14 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
-from capsedge.runtime.description import Description, described  # noqa: E402
+from capsedge.runtime.describe import (  # noqa: E402
+    Description,
+    described,
+    with_properties,  # noqa: E402
+)
+from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
 from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
-from capsedge.runtime.reading.properties import with_properties  # noqa: E402
-from capsedge.runtime.vision.images import prepare  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model, metadata  # noqa: E402
 
 PREP = Preprocessing(8, 8, 1)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
-from capsedge.runtime.files.documents import Malformed, check, decode, parse, read
+from capsedge.runtime.files.json_documents import Malformed, check, decode, parse, read
+from capsedge.spec import limits
 
 
 @dataclass(frozen=True)

@@ -310,7 +310,7 @@ def test_temporary_folder_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_temporary_folder_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(EnvironmentProblem, match="TMPDIR"), temporary_folder():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(writing.system, "is_full", lambda _: True)
+    monkeypatch.setattr(writing.reading, "is_full", lambda _: True)
     with pytest.raises(EnvironmentProblem, match="TMPDIR"), temporary_folder():
         raise ValueError("cut off")
     with pytest.raises(ArtefactError), temporary_folder():

@@ -15,8 +15,8 @@ import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.backends.backend import ProfiledBackend
 from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.onnx_file.forecast import forecast
 from capsedge.runtime.profiling.operator_times import arena_peak
-from capsedge.runtime.reading.forecast import forecast
 from tests.conftest import ROOT
 from tests.exports import Exports
 
@@ -52,7 +52,7 @@ def test_the_other_zoo_models(routing: str, ops: str, exported: Exports):
     if ops == "auto" and find_library() is None:
         pytest.skip("the operator library is not installed")
     pytest.importorskip("torch")
-    from capsedge.checkpoint import load_checkpoint
+    from capsedge.models.checkpoint import load_checkpoint
 
     model = load_checkpoint(ZOO / f"digits-{routing}.safetensors")
     check(exported(model, ops=ops).path if ops == "portable" else ZOO / f"digits-{routing}.onnx", 4)

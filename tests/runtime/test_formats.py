@@ -17,7 +17,7 @@ from PIL import Image
 import capsedge
 from capsedge.cli import app
 from capsedge.runtime.files.formats import tell, tell_content
-from capsedge.zoo import default_model, zoo_checkpoint
+from capsedge.runtime.zoo import default_model, zoo_checkpoint
 
 
 def _zip(*names: str) -> bytes:

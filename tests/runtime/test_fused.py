@@ -12,6 +12,7 @@ import pytest
 import capsedge
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.profiling.worker import ops_argument
+from capsedge.runtime.zoo import samples_folder
 from tests.exports import Exports
 from tests.runtime.models import SIDE, capsule_model, save
 
@@ -41,7 +42,7 @@ def test_bodies_are_not_needed(tmp_path: Path):
 
 def test_command_says_which_operators_run(tmp_path: Path):
     path = save(capsule_model(), tmp_path / "a.onnx")
-    image = Path(capsedge.__file__).parent / "samples" / "digit-1.png"
+    image = samples_folder() / "digit-1.png"
     run = subprocess.run(
         [sys.executable, "-m", "capsedge", "infer", image, "--model", path],
         capture_output=True,

@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as hnp
 
 import capsedge
 from capsedge.errors import CapsedgeError, ShapeError, UsageError
+from capsedge.runtime.images.inputs import declared_range
+from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.images import prepare
-from capsedge.runtime.vision.inputs import declared_range
 from tests.runtime.models import SIDE
 from tests.runtime.pictures import COLOUR, LEFT, PLAIN, inputs, quick
 

@@ -18,9 +18,9 @@ import pytest
 from PIL import Image
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
-from capsedge.runtime.vision import image_headers
-from capsedge.runtime.vision.decoding import decode
+from capsedge.runtime.images import headers
+from capsedge.runtime.images.decoding import decode
+from capsedge.spec import limits
 
 RNG = np.random.default_rng(36)
 COLOUR = RNG.integers(0, 256, (13, 9, 3), np.uint8)
@@ -164,7 +164,7 @@ def test_what_is_not_read_says_so() -> None:
 @pytest.mark.parametrize("limit", ["IMAGE_PIXELS", "IMAGE_SIDE", "IMAGE_FILE_BYTES"])
 def test_the_limits_are_those_of_png(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, limit, 12)
-    for encoding in image_headers.ENCODINGS:
+    for encoding in headers.ENCODINGS:
         with pytest.raises(UsageError, match="too large"):
             decode(encoded(COLOUR, encoding.name), encoding.name)
 
@@ -192,7 +192,7 @@ HOSTILE = {
 _BOUNDED = """
 import resource, sys
 from capsedge.errors import UsageError
-from capsedge.runtime.vision.decoding import decode
+from capsedge.runtime.images.decoding import decode
 import PIL.BmpImagePlugin, PIL.GifImagePlugin, PIL.TiffImagePlugin, PIL.WebPImagePlugin
 data = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF)
@@ -207,13 +207,13 @@ except UsageError as error:
 def test_hostile_files_are_refused_before_memory_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them reaches a reader of Pillow that would take memory for what the header claims."""
     opened: list[str] = []
-    whole = image_headers.Encoding.opened
+    whole = headers.Encoding.opened
 
-    def recorded(self: image_headers.Encoding, data: bytes) -> Any:
+    def recorded(self: headers.Encoding, data: bytes) -> Any:
         opened.append(self.name)
         return whole(self, data)
 
-    monkeypatch.setattr(image_headers.Encoding, "opened", recorded)
+    monkeypatch.setattr(headers.Encoding, "opened", recorded)
     reached = {}
     for name, data in HOSTILE.items():
         opened.clear()
@@ -238,7 +238,7 @@ def test_hostile_files_take_no_memory(name: str) -> None:
 def test_damaged_files_are_refused_or_read(capfd: pytest.CaptureFixture[str]) -> None:
     """Cut anywhere, or with some bytes changed."""
     rng = random.Random(36)
-    for encoding in image_headers.ENCODINGS:
+    for encoding in headers.ENCODINGS:
         whole = encoded(COLOUR, encoding.name)
         assert decode(whole, "x").shape[:2] == (13, 9)
         for length in rng.sample(range(len(whole) // 2), 20):
@@ -266,15 +266,15 @@ def test_no_words_of_pillow_about_bombs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
-    from capsedge.batches.folder import is_image
-    from capsedge.datasets.folder import images_of, read_classes
+    from capsedge.datasets.folders import images_of, read_classes
     from capsedge.runtime.files.formats import tell_bytes
+    from capsedge.runtime.images.inputs import folder_images
     from capsedge.runtime.metadata import Preprocessing
-    from capsedge.runtime.vision.inputs import folder_images
+    from capsedge.serving.batch.items import is_image
 
     (tmp_path / "class").mkdir()
     for suffix, kind in zip(
-        image_headers.SUFFIXES, ("PNG", "JPEG", "JPEG", "GIF", "BMP", "TIFF", "TIFF", "WEBP"),
+        headers.SUFFIXES, ("PNG", "JPEG", "JPEG", "GIF", "BMP", "TIFF", "TIFF", "WEBP"),
         strict=True,
     ):  # fmt: skip
         data = encoded(COLOUR, kind)
@@ -284,7 +284,7 @@ def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
         assert told is not None
         assert told.key == "image", kind
         assert is_image(f"x{suffix}")
-    count = len(image_headers.SUFFIXES)
+    count = len(headers.SUFFIXES)
     assert len(folder_images(tmp_path)) == len(images_of(tmp_path)) == count
     images, classes = read_classes(tmp_path, Preprocessing(13, 9, 3), None)
     assert images.shape == (count, 13, 9, 3)
@@ -293,9 +293,9 @@ def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
 
 def test_requests_take_all_of_them() -> None:
     """In gRPC as they are or in base64, in JSON in base64."""
-    from capsedge.serving.tensors import encoded_images
+    from capsedge.serving.request_tensors import encoded_images
 
-    for encoding in image_headers.ENCODINGS:
+    for encoding in headers.ENCODINGS:
         data = encoded(COLOUR, encoding.name)
         text = base64.b64encode(data)
         assert encoded_images("images", [3], [data, text, text.decode()]) == [data] * 3, (

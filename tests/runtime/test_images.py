@@ -17,10 +17,10 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image, ImageOps
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
+from capsedge.runtime.images.decoding import read_image
+from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.vision.decoding import read_image
-from capsedge.runtime.vision.images import prepare
+from capsedge.spec import limits
 
 GREY = Preprocessing(4, 4, 1, scale=1.0)
 COLOUR = Preprocessing(4, 4, 3, scale=1.0)

@@ -13,7 +13,7 @@ import capsedge
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.tensors import LARGEST, checked
-from capsedge.zoo import MODELS, zoo_model
+from capsedge.runtime.zoo import MODELS, zoo_model
 
 
 @pytest.mark.parametrize("name", MODELS)

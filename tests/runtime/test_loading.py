@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import capsedge
-from capsedge import zoo
 from capsedge.errors import UsageError
+from capsedge.runtime import zoo
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, save
 
-SEVEN = ROOT / "capsedge/samples/digit-7.png"
+SEVEN = ROOT / "capsedge/zoo/samples/digit-7.png"
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)

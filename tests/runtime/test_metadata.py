@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.cascade import Cascade, Parent
-from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Outputs, Preprocessing
-from capsedge.runtime.nothing import TypicalInput
-from capsedge.runtime.origin import Origin
+from capsedge.runtime.cascade_metadata import Cascade, Parent
+from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Origin, Outputs, Preprocessing
 from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
 from capsedge.runtime.scores import Chosen
+from capsedge.runtime.typical_input import TypicalInput
 from tests.conftest import ROOT
 from tests.runtime.models import metadata
 
@@ -116,10 +115,10 @@ def test_a_refusal_names_the_property():
 def test_all_languages_have_the_same_fields():
     """What Python learns to write, the others have to read."""
     fields = [field.name for field in dataclasses.fields(ModelMetadata)]
-    cpp = (ROOT / "runtime/native/libcapsedge/src/metadata.cpp").read_text()
+    cpp = (ROOT / "capsedge/runtime/native/libcapsedge/src/metadata.cpp").read_text()
     table = cpp[cpp.index("kFields[] = {") : cpp.index("// The properties of ours")]
     assert re.findall(r'^    \{"(\w+)",', table, re.MULTILINE) == fields
-    web = (ROOT / "runtime/web/src/metadata.ts").read_text()
+    web = (ROOT / "capsedge/runtime/web/src/metadata.ts").read_text()
     table = web[web.index("const m = object(") :]
     table = table[: table.index("\n    },")]
     assert re.findall(r"^      (\w+): ", table, re.MULTILINE) == fields

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.runtime.files.limits import TYPICAL_INPUT_BYTES
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.nothing import (
+from capsedge.runtime.predictions import INVERT, KEEP, to_invert
+from capsedge.runtime.typical_input import (
     REASONS,
     TYPICAL_INPUT_KEY,
     Measurements,
@@ -19,7 +19,7 @@ from capsedge.runtime.nothing import (
     measure,
     spans_of,
 )
-from capsedge.runtime.predictions import INVERT, KEEP, to_invert
+from capsedge.spec.limits import TYPICAL_INPUT_BYTES
 from tests.runtime.models import metadata
 
 RNG = np.random.default_rng(5)

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.schema.names import (
+from capsedge.spec.operators import (
     FAMILIES_KEY,
     MOST,
+    OPERATORS,
     families,
     numbered,
     operator_of,
     split,
 )
-from capsedge.schema.operators import OPERATORS
 
 
 @given(st.sampled_from(list(OPERATORS)), st.integers(1, 999_999))

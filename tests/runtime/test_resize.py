@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from capsedge.runtime.files.limits import IMAGE_SIDE
-from capsedge.runtime.vision.resize import resize, taps
+from capsedge.runtime.images.preprocessing import resize, taps
+from capsedge.spec.limits import IMAGE_SIDE
 
 sides = st.integers(1, 300)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.probing import probes
+from capsedge.runtime.score_checks import probes
 from capsedge.runtime.scores import (
     AS_IT_IS,
     CAPSULES,

@@ -13,14 +13,14 @@ pytest.importorskip("onnxruntime")
 
 from capsedge.datasets import ImageSet, typical_input_from  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
-from capsedge.pipelines.optimize import optimize  # noqa: E402
-from capsedge.runtime.classification import classify_files  # noqa: E402
-from capsedge.runtime.description import Description, described  # noqa: E402
+from capsedge.optimization.optimize import optimize  # noqa: E402
+from capsedge.runtime.classify import classify_files  # noqa: E402
+from capsedge.runtime.describe import Description, described  # noqa: E402
 from capsedge.runtime.load import load, load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Preprocessing  # noqa: E402
-from capsedge.runtime.nothing import TypicalInput, spans_of  # noqa: E402
 from capsedge.runtime.predictions import INVERT, KEEP  # noqa: E402
 from capsedge.runtime.session import Session  # noqa: E402
+from capsedge.runtime.typical_input import TypicalInput, spans_of  # noqa: E402
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save  # noqa: E402
 
 PREP = Preprocessing(SIDE, SIDE, 1)

@@ -12,10 +12,10 @@ import pytest
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
-from capsedge.runtime.backends import providers
+from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.backend import parse_device
 from capsedge.runtime.backends.onnxruntime_backend import How, OnnxRuntimeBackend
-from capsedge.runtime.backends.providers import NO_FALLBACK
+from capsedge.runtime.backends.onnxruntime_versions import NO_FALLBACK
 from tests.runtime.models import capsule_model, save
 
 
@@ -46,17 +46,19 @@ def test_providers_that_do_not_fit_the_device(model: Path, provider: str, device
 
 
 def test_chains() -> None:
-    assert providers.chain(providers.CPU, None) == [providers.CPU]
-    assert providers.chain(providers.CUDA, 1) == [(providers.CUDA, {"device_id": "1"})]
-    names = [name for name, _ in providers.chain(providers.TENSORRT, 0)]
-    assert names == [providers.TENSORRT, providers.CUDA]
+    assert onnxruntime_versions.chain(onnxruntime_versions.CPU, None) == [onnxruntime_versions.CPU]
+    assert onnxruntime_versions.chain(onnxruntime_versions.CUDA, 1) == [
+        (onnxruntime_versions.CUDA, {"device_id": "1"})
+    ]
+    names = [name for name, _ in onnxruntime_versions.chain(onnxruntime_versions.TENSORRT, 0)]
+    assert names == [onnxruntime_versions.TENSORRT, onnxruntime_versions.CUDA]
 
 
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
 def test_a_missing_provider_is_no_reason_to_use_the_cpu(model: Path, provider: str) -> None:
     import onnxruntime
 
-    name = providers.resolve(provider, 0)
+    name = onnxruntime_versions.resolve(provider, 0)
     if name in onnxruntime.get_available_providers():
         pytest.skip(f"this ONNX Runtime has {name}")
     with pytest.raises(EnvironmentProblem, match=name) as caught:
@@ -76,7 +78,7 @@ def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPat
     azure = "AzureExecutionProvider"
     if azure not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no second provider")
-    monkeypatch.setattr(providers, "chain", lambda provider, gpu: [provider])
+    monkeypatch.setattr(onnxruntime_versions, "chain", lambda provider, gpu: [provider])
     with pytest.raises(UnsupportedModelError, match="does not run entirely on"):
         OnnxRuntimeBackend(model.read_bytes(), model, How(threads=1, provider=azure, gpu=0))
 

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from capsedge.runtime import doctor, machine
 from capsedge.runtime.backends import tensorrt_library
-from capsedge.runtime.machine import environment, nvidia
-from capsedge.runtime.machine.check import BROKEN, MISSING, OK
+from capsedge.runtime.machine import BROKEN, MISSING, OK
 
 ORIN = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
 
 
 def test_the_table_is_whole() -> None:
-    for row in nvidia.table()["jetpack"]:
-        tensorrt = nvidia.tensorrt_row(row["tensorrt"])
+    for row in doctor.table()["jetpack"]:
+        tensorrt = doctor.tensorrt_row(row["tensorrt"])
         assert tensorrt is not None
         assert tensorrt["supported"] == row["supported"], row
-        assert nvidia.number(row["cuda"]) >= (11,)
-    for row in nvidia.table()["tensorrt"]:
+        assert doctor.number(row["cuda"]) >= (11,)
+    for row in doctor.table()["tensorrt"]:
         if row["supported"]:
-            assert all(nvidia.driver_for(cuda) for cuda in row["cuda"])
+            assert all(doctor.driver_for(cuda) for cuda in row["cuda"])
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_table_is_whole() -> None:
     ],
 )
 def test_release_file(text: str, release: str) -> None:
-    assert nvidia.l4t_release(text) == release
+    assert doctor.l4t_release(text) == release
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_release_file(text: str, release: str) -> None:
     ],
 )
 def test_jetpack(l4t: str, status: str, words: str) -> None:
-    check = nvidia.jetpack(l4t)
+    check = doctor.jetpack(l4t)
     assert check.status == status
     assert words in check.found
     assert (status == OK) == (not check.fix)
@@ -79,7 +79,7 @@ def test_jetpack(l4t: str, status: str, words: str) -> None:
     ],
 )
 def test_tensorrt(version: str, l4t: str, status: str, words: str) -> None:
-    check = nvidia.tensorrt(version, l4t)
+    check = doctor.tensorrt(version, l4t)
     assert check.status == status
     assert words in check.found
     assert (status == OK) == (not check.fix)
@@ -95,7 +95,7 @@ def test_tensorrt(version: str, l4t: str, status: str, words: str) -> None:
     ],
 )
 def test_wheels_of_tensorrt_and_the_driver(cuda: str, driver: str, status: str, words: str) -> None:
-    check = nvidia.tensorrt("11.4.0.106", "", cuda, driver)
+    check = doctor.tensorrt("11.4.0.106", "", cuda, driver)
     assert check.status == status
     assert words in check.found + check.fix
 
@@ -112,15 +112,15 @@ def test_how_to_get_tensorrt(monkeypatch: pytest.MonkeyPatch, driver: str, extra
 
 def test_the_power_mode_of_a_jetson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Asked, since its number means another mode on another board."""
-    assert environment.power_mode() == ""
+    assert machine.power_mode() == ""
     program = tmp_path / "nvpmodel"
     program.write_text('#!/bin/sh\n[ "$1" = -q ] && printf "NV Power Mode: MAXN_SUPER\\n2\\n"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    assert environment.power_mode() == "MAXN_SUPER"
-    assert environment.machine()["power_mode"] == "MAXN_SUPER"
+    assert machine.power_mode() == "MAXN_SUPER"
+    assert machine.machine()["power_mode"] == "MAXN_SUPER"
     program.write_text("#!/bin/sh\nexit 1\n")
-    assert environment.power_mode() == ""
+    assert machine.power_mode() == ""
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_the_power_mode_of_a_jetson(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_cuda(
     gpu: bool, runtime: str, driver: str, status: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvidia, "has_gpu", lambda: gpu)
-    check = nvidia.cuda(runtime, driver)
+    monkeypatch.setattr(doctor, "has_gpu", lambda: gpu)
+    check = doctor.cuda(runtime, driver)
     assert check.status == status
     assert words in check.found + check.fix
 
@@ -145,9 +145,9 @@ def test_cuda(
 def test_on_a_jetson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "nv_tegra_release"
     file.write_text(ORIN)
-    monkeypatch.setattr(nvidia, "RELEASE_FILE", file)
-    monkeypatch.setattr(nvidia, "installed_version", lambda package: "10.3.0")
-    found = {check.name: check for check in nvidia.checks()}
+    monkeypatch.setattr(doctor, "RELEASE_FILE", file)
+    monkeypatch.setattr(doctor, "installed_version", lambda package: "10.3.0")
+    found = {check.name: check for check in doctor.nvidia_checks()}
     assert found["JetPack"].status == OK
     assert found["tensorrt"].status == OK
     assert "plugin library" in found
@@ -155,6 +155,6 @@ def test_on_a_jetson(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_plugin_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", "/nonexistent/plugin.so")
-    (line,) = [check for check in nvidia.checks() if check.name == "plugin library"]
+    (line,) = [check for check in doctor.nvidia_checks() if check.name == "plugin library"]
     assert line.status == BROKEN
     assert "unset CAPSEDGE_TENSORRT_PLUGIN" in line.fix

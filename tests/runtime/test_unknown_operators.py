@@ -22,9 +22,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.functions import attach_functions
-from capsedge.runtime.reading import onnx_file
-from capsedge.schema import names
-from capsedge.schema.operators import OPERATORS
+from capsedge.runtime.onnx_file import summary
+from capsedge.spec import operators
+from capsedge.spec.operators import OPERATORS
 from tests.conformance.cases import BY_NAME, Case, make
 from tests.native import libcapsedge
 
@@ -123,9 +123,9 @@ def test_a_table_without_the_operator(
     wanted = capsedge.load(bare).run(x)["v"]
     # A copy, because taking one out and putting it back would change the table's order.
     fewer = {name: spec for name, spec in OPERATORS.items() if name != operator}
-    for module in (names, onnx_file):
+    for module in (operators, summary):
         monkeypatch.setattr(module, "OPERATORS", fewer)
-    assert operator not in names.families([operator])
+    assert operator not in operators.families([operator])
     with pytest.raises(EnvironmentProblem, match=f"(?s){operator}.*{LATER}"):
         capsedge.load(bare)
     found = capsedge.load(full, ops="portable").run(x)["v"]

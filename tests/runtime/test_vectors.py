@@ -10,7 +10,7 @@ import pytest
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.vision.images import prepare
+from capsedge.runtime.images.preprocessing import prepare
 from tests import vectors
 from tests.runtime.image_bits import BITS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.reading import onnx_file
+from capsedge.runtime.onnx_file import summary
 
 Facts = set[tuple[str, str, str]]
 
@@ -11,7 +11,7 @@ Facts = set[tuple[str, str, str]]
 def in_python(data: bytes) -> Facts | None:
     """What is in the file; None where it is refused."""
     try:
-        found = onnx_file.summarize(data)
+        found = summary.summarize(data)
     except CapsedgeError:
         return None
     facts: Facts = {("external", name, "") for name in found.external}
@@ -19,7 +19,7 @@ def in_python(data: bytes) -> Facts | None:
     facts |= {("function", domain, name) for domain, name in found.functions}
     facts |= {("metadata", key, value) for key, value in found.metadata.items()}
     try:
-        onnx_file.check_harmless(found, "the model")
+        summary.check_harmless(found, "the model")
     except CapsedgeError as error:
         facts.add(("harmful", str(error.exit_code), ""))
     return facts

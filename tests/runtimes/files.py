@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import capsedge
-import capsedge.ops as ops
-from capsedge.calibration.frozen import freeze
-from capsedge.calibration.source import Source, uniform
-from capsedge.checkpoint import load_checkpoint
+import capsedge.models.ops as ops
+from capsedge.calibration.float_model import Source, uniform
 from capsedge.datasets import ImageSet
-from capsedge.exporters.to_onnx import export
-from capsedge.graph.cascade import Doubt, Pair, join
-from capsedge.schema.names import DOMAIN
+from capsedge.exporters.export import export
+from capsedge.exporters.frozen_couplings import freeze
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.optimization.cascade_graph import Doubt, Pair, join
+from capsedge.runtime.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.spec.operators import DOMAIN
 from capsedge.verification.reference import Reference
-from capsedge.zoo import ROUTINGS, default_model, zoo_checkpoint
 
 Arrays = dict[str, NDArray[np.float32]]
 

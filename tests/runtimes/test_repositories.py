@@ -11,7 +11,7 @@ import pytest
 
 import capsedge
 from capsedge.runtime.backends import onnxruntime_versions as versions
-from capsedge.zoo import MODELS
+from capsedge.runtime.zoo import MODELS
 from tests.conftest import ROOT
 from tests.runtimes.test_runtimes import place_of
 
@@ -22,7 +22,7 @@ def test_every_model_runs_its_warm_up(version: str, tmp_path: Path) -> None:
     place = place_of(version)
     capsedge.deploy_triton(MODELS, tmp_path / "r", mount=str(tmp_path / "r"))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.deploy.served", str(tmp_path / "r")],
+        [sys.executable, "-m", "tests.serving.deploy.served", str(tmp_path / "r")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(place), str(ROOT)))},
         capture_output=True,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import capsedge
-from capsedge.samples import draw, folder
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
+from capsedge.runtime.zoo import samples_folder as folder
+from tools import draw_samples
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def test_ink_on_paper(session: capsedge.Session):
 
 @pytest.mark.thorough
 def test_several_hands(session: capsedge.Session):
-    pictures = draw.many(each=1, seed=1)
+    pictures = draw_samples.many(each=1, seed=1)
     found = session.predict(list(pictures.values()))
     wrong = [n for n, p in zip(pictures, found, strict=True) if p.label != n.split("-")[1]]
     assert len(wrong) <= 2, wrong

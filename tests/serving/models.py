@@ -6,10 +6,10 @@ from pathlib import Path
 
 from onnx import TensorProto, helper
 
-from capsedge.pipelines.cascade import cascade
+from capsedge.optimization.cascade import cascade
 from capsedge.runtime.metadata import Outputs
 from tests.conftest import ROOT
-from tests.pipelines.cascades import pair, pixels
+from tests.optimization.cascades import pair, pixels
 from tests.runtime.models import capsule_model, foreign_model, metadata, save
 
 DIGITS = ROOT / "capsedge/zoo/digits-dynamic.onnx"

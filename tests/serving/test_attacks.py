@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from capsedge.runtime.files import limits
-from capsedge.runtime.reading.wire import length_delimited as field
+from capsedge.runtime.onnx_file.wire import length_delimited as field
+from capsedge.spec import limits
 from tests.serving.conftest import images, tensor
 from tests.serving.models import DIGITS
 from tests.serving.running import SECONDS, Server, get, post, served

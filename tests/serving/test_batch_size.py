@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import capsedge
-from capsedge.serving import batch_size
-from capsedge.serving.batch_size import BatchSize, can_batch, chosen, given_size, measured
+from capsedge.serving import served_models
+from capsedge.serving.served_models import BatchSize, can_batch, chosen, given_size, measured
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, foreign_model, save
 
@@ -35,8 +35,8 @@ def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0.01 + 0.004 * size
 
     counted: dict[int, int] = {}
-    monkeypatch.setattr(batch_size, "_seconds", seconds)
-    monkeypatch.setattr(batch_size, "_SECONDS", 0.0)
+    monkeypatch.setattr(served_models, "_seconds", seconds)
+    monkeypatch.setattr(served_models, "_SECONDS", 0.0)
     with capsedge.load(EM, threads=1) as session:
         found = measured(session)
     # 32 images would take 0.138 seconds.
@@ -45,10 +45,10 @@ def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "_SECONDS", 0.05)
+    monkeypatch.setattr(served_models, "_SECONDS", 0.05)
     with capsedge.load(EM, threads=1) as session:
         found = measured(session)
-    assert found.images in batch_size.SIZES
+    assert found.images in served_models.SIZES
     assert found.gain is not None
     assert found.gain > 0.9
 

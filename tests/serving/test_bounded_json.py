@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.runtime.files import limits
 from capsedge.serving import bounded_json
 from capsedge.serving.bounded_json import PIECE, Malformed, parse
-from capsedge.serving.infer_request import Input, Output, from_json
-from capsedge.serving.infer_request import Malformed as NoRequest
+from capsedge.serving.request_bodies import Input, Output, from_json
+from capsedge.serving.request_bodies import Malformed as NoRequest
+from capsedge.spec import limits
 
 
 def plain(value: Any) -> Any:

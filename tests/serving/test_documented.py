@@ -18,7 +18,7 @@ from tests.serving.running import SECONDS, get, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine")]
 PAGE = (ROOT / "docs/how-to/serve.md").read_text(encoding="utf-8")
-IMAGE = "capsedge/samples/digit-7.png"
+IMAGE = "capsedge/zoo/samples/digit-7.png"
 
 
 def run(folder: Path, program: str, *words: str) -> str:

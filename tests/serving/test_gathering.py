@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.serving.gathering import Gatherer
+from capsedge.serving.batching import Gatherer
 from tests.serving.running import SECONDS
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.runtime.files import limits
-from capsedge.runtime.reading.wire import length_delimited as field
-from capsedge.serving.infer_request import Malformed, from_grpc
+from capsedge.runtime.onnx_file.wire import length_delimited as field
+from capsedge.serving.request_bodies import Malformed, from_grpc
+from capsedge.spec import limits
 
 CONTENTS: dict[str, tuple[str, list[Any]]] = {
     "BOOL": ("bool_contents", [True, False, True]),

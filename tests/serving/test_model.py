@@ -28,7 +28,7 @@ def model(session: capsedge.Session, size: int = 8) -> Any:
     """A model that gathers requests, not loaded yet."""
     from mlserver import ModelSettings
 
-    from capsedge.integrations.mlserver import CapsedgeModel
+    from capsedge.serving.mlserver_runtime import CapsedgeModel
 
     settings = ModelSettings(
         implementation=CapsedgeModel, name="digits", max_batch_size=size, max_batch_time=WAIT
@@ -47,15 +47,15 @@ def request(array: NDArray[Any], *outputs: str, **changes: Any) -> Any:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, engine: None) -> list[int]:
     """Images of each inference."""
-    from capsedge.serving import answering
+    from capsedge.serving import mlserver_runtime
 
-    counted, compute = list[int](), answering.compute
+    counted, compute = list[int](), mlserver_runtime.compute
 
     def counting(session: Any, arrays: Any, *more: Any) -> Any:
         counted.append(len(arrays["images"]))
         return compute(session, arrays, *more)
 
-    monkeypatch.setattr(answering, "compute", counting)
+    monkeypatch.setattr(mlserver_runtime, "compute", counting)
     return counted
 
 

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 import capsedge
-from capsedge.serving.batch_size import SIZES
+from capsedge.serving.served_models import SIZES
 from tests.serving.conftest import ask_grpc, ask_http, images, tensor
 from tests.serving.models import DIGITS
 from tests.serving.running import SECONDS, Server, get, post, served

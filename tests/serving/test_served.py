@@ -16,12 +16,12 @@ import pytest
 from numpy.typing import NDArray
 
 import capsedge
-from capsedge.runtime.files import limits
+from capsedge.spec import limits
 from tests.conftest import ROOT
 from tests.serving.conftest import Ask, ask_grpc, ask_http, images, tensor
 from tests.serving.running import SECONDS, Server, get, post
 
-IMAGE = (ROOT / "capsedge/samples/digit-7.png").read_bytes()
+IMAGE = (ROOT / "capsedge/zoo/samples/digit-7.png").read_bytes()
 ASKS = pytest.mark.parametrize("ask", [ask_http, ask_grpc])
 
 

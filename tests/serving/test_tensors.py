@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import limits
-from capsedge.serving import tensors
-from capsedge.serving.tensors import DATATYPES, TYPES, array_of, encoded_images, flat
+from capsedge.serving import request_tensors
+from capsedge.serving.request_tensors import DATATYPES, TYPES, array_of, encoded_images, flat
+from capsedge.spec import limits
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\xff" * 100_000
 
@@ -109,7 +109,7 @@ def test_images_that_are_refused(shape: list[int], data: Any, said: str) -> None
 
 
 def test_values_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_PIECE", 4)
+    monkeypatch.setattr(request_tensors, "_PIECE", 4)
     array = np.arange(10, dtype=np.float32).reshape(5, 2).T
     assert flat(array) == [*range(0, 10, 2), *range(1, 10, 2)]
     assert flat(np.zeros((0, 3))) == []

@@ -14,11 +14,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
-    "exporters/tensorrt/builder.py",
-    "exporters/tensorrt/engine_file.py",
-    "exporters/tensorrt/progress.py",
-    "runtime/backends/tensorrt_engine.py",
-    "runtime/backends/tensorrt_library.py",
+    "capsedge/exporters/tensorrt/engine_builder.py",
+    "capsedge/exporters/tensorrt/build.py",
+    "capsedge/runtime/backends/tensorrt_engine.py",
+    "capsedge/runtime/backends/tensorrt_library.py",
 )
 OBJECTS = {
     "builder": "Builder",

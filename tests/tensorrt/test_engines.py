@@ -24,17 +24,18 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from capsedge.exporters.tensorrt import BuildOptions, BuildReport, build
-from capsedge.exporters.to_onnx import export
+from capsedge.exporters.export import export
+from capsedge.exporters.tensorrt.build import BuildOptions, BuildReport
+from capsedge.exporters.tensorrt.build import write_engine as build
 from capsedge.graph import proto
-from capsedge.runtime import passport
-from capsedge.runtime.backends.engine_inspection import inspect_engine
+from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
-from capsedge.schema.names import operator_of
-from capsedge.zoo import ROUTINGS, zoo_model
+from capsedge.runtime.inspection import inspect_engine
+from capsedge.runtime.zoo import ROUTINGS, zoo_model
+from capsedge.spec.operators import operator_of
 from tests.exporters.nets import network
 from tests.exporters.tensorrt.test_lowering import quantized
 from tests.exports import Exports
@@ -63,7 +64,7 @@ def make(model: Path, tmp_path: Path, gpu: Any):  # noqa: F811
 def test_engine_and_passport(make: Any, model: Path) -> None:
     told: list[Any] = []
     built = make(told=told)
-    stands = json.loads(passport.path_of(built.path).read_text())
+    stands = json.loads(engine_metadata.path_of(built.path).read_text())
     assert stands["machine"]["tensorrt"] == "10.3.0"
     assert stands["machine"]["compute_capability"] == "8.7"
     assert stands["machine"]["gpu"] == "Orin"
@@ -72,7 +73,7 @@ def test_engine_and_passport(make: Any, model: Path) -> None:
     assert stands["precision"] == "fp32"
     assert stands["layers"]["FP32"] > 0
     assert stands["engine_bytes"] == built.path.stat().st_size
-    assert passport.read(built.path) == built.passport
+    assert engine_metadata.read(built.path) == built.passport
     assert built.passport.model is not None
     assert built.passport.model.architecture == "capsnet"
     assert f"capsedge build {model}" in built.passport.command
@@ -87,13 +88,13 @@ def test_engines_that_were_timed_for_another_power_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They run, and inspect says what they were timed for."""
-    for module in ("exporters.tensorrt.engine_file", "runtime.backends.engine_inspection"):
+    for module in ("exporters.tensorrt.build", "runtime.inspection"):
         monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
     built = make()
     assert built.passport.machine.power_mode == "MAXN_SUPER"
     assert inspect_engine(built.path).timed_for == ""
     gpu.fake_multiprocessors(4)
-    monkeypatch.setattr("capsedge.runtime.backends.engine_inspection.power_mode", lambda: "7W")
+    monkeypatch.setattr("capsedge.runtime.inspection.power_mode", lambda: "7W")
     found = inspect_engine(built.path)
     assert found.runs_here is True
     assert found.timed_for == "8 multiprocessors, here 4; power mode MAXN_SUPER, here 7W"
@@ -357,7 +358,7 @@ def test_engines_of_other_machines_are_refused(
     make: Any, change: dict[str, str], words: str
 ) -> None:
     built = make()
-    path = passport.path_of(built.path)
+    path = engine_metadata.path_of(built.path)
     stands = json.loads(path.read_text())
     stands["machine"] |= change
     path.write_text(json.dumps(stands))
@@ -396,7 +397,7 @@ def test_engines_of_other_machines_are_refused(
 )
 def test_damaged_passports_are_refused(make: Any, damage: Any) -> None:
     path = make().path
-    damage(passport.path_of(path))
+    damage(engine_metadata.path_of(path))
     with pytest.raises(ArtefactError, match="passport"):
         capsedge.load(path)
 
@@ -442,12 +443,12 @@ def test_another_precision_than_asked_for_is_an_error(make: Any, tmp_path: Path)
 def test_plugin_library_that_tensorrt_refuses(
     make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("capsedge.exporters.tensorrt.engine_file.find_plugin", lambda: None)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.build.find_plugin", lambda: None)
     with pytest.raises(EnvironmentProblem, match="not installed"):
         make(plugin="fused")
     library = tmp_path / "plugin.so"
     library.write_bytes(b"x")
-    monkeypatch.setattr("capsedge.exporters.tensorrt.engine_file.find_plugin", lambda: library)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.build.find_plugin", lambda: library)
     fake.FAIL["load_library"] = "SymbolAddress for getCreators could not be loaded"
     with pytest.raises(ArtefactError, match="does not take the plugin library") as refused:
         make(plugin="fused")

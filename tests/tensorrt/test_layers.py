@@ -14,12 +14,11 @@ import pytest
 
 import capsedge
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.runtime.backends.engine_inspection import engine_layers
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.profiling import profile
-from capsedge.runtime.reading.attribution import GROUPS, Place
-from capsedge.runtime.reading.node_names import merged, node_name, places_in
-from capsedge.zoo import default_model
+from capsedge.runtime.inspection import engine_layers
+from capsedge.runtime.onnx_file.layer_map import GROUPS, Place, merged, node_name, places_in
+from capsedge.runtime.profiling.profile import profile
+from capsedge.runtime.zoo import default_model
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu
 from tests.tensorrt.test_engines import make, model, plugin

@@ -9,14 +9,13 @@ import torch
 from onnx import helper, numpy_helper
 
 import capsedge
-from capsedge.graph.rewrites import Rewrites
+from capsedge.graph import Rewrites
 from capsedge.models import build
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.schema.names import numbered, operator_of
-from capsedge.verification.ledger import Cell, Ledger, Row, routing_ledger
-from capsedge.verification.probe import Probe
+from capsedge.spec.operators import numbered, operator_of
 from capsedge.verification.reference import Reference, load_reference
-from capsedge.verification.routing_trace import trace
+from capsedge.verification.routing_errors import Cell, Ledger, Row, routing_ledger
+from capsedge.verification.routing_probe import Probe, trace
 
 CASES = [
     ("dynamic", "classes", 1), ("dynamic", "classes", 2), ("dynamic", "classes", 3),

@@ -158,7 +158,7 @@ def test_module_of_ones_own(tmp_path) -> None:
             poses = self.conv(images).flatten(2).mean(-1).unflatten(1, (3, 4))
             return capsedge_ops.squash(poses), poses.sum(-1)
 
-    from capsedge import ops as capsedge_ops
+    from capsedge.models import ops as capsedge_ops
 
     module = Own().eval()
     path = tmp_path / "own.onnx"
@@ -272,7 +272,7 @@ def test_a_regression_has_errors_in_its_units(angles) -> None:
     yaw, pitch = document["samples"]["estimates"]["values"]
     assert (yaw["name"], yaw["unit"], pitch["name"]) == ("yaw", "degrees", "pitch")
     assert 0 <= yaw["mean_error"] <= yaw["largest_error"] < 1e-3 * yaw["range"]
-    prediction = capsedge.load(path).predict("capsedge/samples/digit-3.png")[0]
+    prediction = capsedge.load(path).predict("capsedge/zoo/samples/digit-3.png")[0]
     assert [value.unit for value in prediction.values] == ["degrees", "degrees"]
 
 

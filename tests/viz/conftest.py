@@ -11,7 +11,7 @@ import capsedge
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, save
 
-SAMPLES = ROOT / "capsedge" / "samples"
+SAMPLES = ROOT / "capsedge" / "zoo" / "samples"
 HOSTILE = ("<script>alert(1)</script>", "$\\frac{1}$ & \"'", "\x1b[2J\u202e]]>")
 
 

@@ -15,10 +15,9 @@ from PIL import Image
 import capsedge
 from benchmarks import affine
 from capsedge.datasets import ImageSet
-from capsedge.runtime.charts import DPI, new_figure, save_figure
-from capsedge.viz import saving
-from capsedge.viz.pictures import capsules, dimensions, hardest
-from capsedge.viz.style import BAD, BEST, GOOD
+from capsedge.runtime.reporting import DPI, new_figure, save_figure
+from capsedge.viz import decoder_figures, evidence_figures, save
+from capsedge.viz.figure import BAD, BEST, GOOD
 from tests.conftest import ROOT
 from tests.viz import traces
 from tests.viz.conftest import SAMPLES
@@ -48,14 +47,14 @@ def test_the_hardest_images_are_framed_in_red(dynamic: capsedge.Session) -> None
     pixels = np.asarray(Image.open(SAMPLES / "digit-7.png").convert("L"))[None]
     assert dynamic.metadata is not None
     data = ImageSet("made", pixels, np.array([1]), dynamic.metadata.preprocessing)
-    found = hardest.compute(dynamic, data)
+    found = evidence_figures.compute_hardest(dynamic, data)
     assert "framed in red" in found.description
     (axis,) = found.draw().axes
     assert [named(patch.get_edgecolor()) for patch in axis.patches] == ["red"]
 
 
 def test_poses_are_orange_below_zero_and_purple_above(dynamic: capsedge.Session) -> None:
-    found = capsules.compute(dynamic, SAMPLES / "digit-7.png")
+    found = evidence_figures.compute_capsules(dynamic, SAMPLES / "digit-7.png")
     assert "from negative (orange) to positive (purple)" in found.description
     figure = found.draw()
     table = figure.axes[2].images[0]
@@ -87,20 +86,20 @@ def test_where_a_colour_is_a_number_there_is_a_scale(
 def test_the_score_of_em_routing_is_an_activation() -> None:
     for name, measure in (("digits-em", "activation"), ("digits-dynamic", "length")):
         with capsedge.load(name) as session:
-            found = capsules.compute(session, SAMPLES / "digit-7.png")
+            found = evidence_figures.compute_capsules(session, SAMPLES / "digit-7.png")
         assert found.measure == measure
         assert found.draw().axes[1].get_xlabel() == measure
-    page = (ROOT / "runtime/web/page/src/ui/classes.ts").read_text()
+    page = (ROOT / "capsedge/runtime/web/page/src/ui/classes.ts").read_text()
     assert 'description.routing === "em" ? "activation" : "length"' in page
 
 
 def test_dimensions_are_counted_from_0_here_and_on_the_page(dynamic: capsedge.Session) -> None:
-    found = dimensions.compute(dynamic, SAMPLES / "digit-7.png")
+    found = decoder_figures.compute_dimensions(dynamic, SAMPLES / "digit-7.png")
     assert "counted from 0" in found.description
     (axis,) = found.draw().axes
     rows = [text.get_text() for text in axis.texts if text.get_ha() == "right"]
     assert rows == [str(d) for d in range(16)]
-    page = (ROOT / "runtime/web/page/src/ui/sliders.ts").read_text()
+    page = (ROOT / "capsedge/runtime/web/page/src/ui/sliders.ts").read_text()
     assert "`Dimension ${k}`" in page
     assert 'make("span", {}, String(k))' in page
 
@@ -109,7 +108,7 @@ def test_every_png_has_300_dots_an_inch(tmp_path: Path, dynamic: capsedge.Sessio
     figure = new_figure(2, 1)
     figure.subplots().plot([0, 1], [0, 1])
     save_figure(figure, tmp_path / "chart.png")
-    drawn = saving.rendered(figure, "png")
+    drawn = save.rendered(figure, "png")
     for data in ((tmp_path / "chart.png").read_bytes(), drawn):
         with Image.open(io.BytesIO(data)) as image:
             assert image.size == (2 * DPI, DPI) == (600, 300)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.vision.pictures import overlay
-from capsedge.viz.pictures import dimensions
+from capsedge.runtime.classify import overlay
+from capsedge.viz import decoder_figures
 from tests.viz.conftest import SAMPLES
 
 pytest.importorskip("matplotlib")
@@ -36,21 +36,21 @@ def test_rows_are_dimensions_and_columns_offsets(dynamic: capsedge.Session):
 
 
 def test_the_middle_is_the_reconstruction(dynamic: capsedge.Session):
-    found = dimensions.compute(dynamic, FILES[0])
+    found = decoder_figures.compute_dimensions(dynamic, FILES[0])
     whole = dynamic.reconstruct(FILES[0])[0, 4]
     for d in range(16):
         np.testing.assert_allclose(found.pictures[0, d, 5], whole, atol=1e-5)
     assert np.abs(found.pictures[0, :, 0] - whole).max(axis=(1, 2, 3)).min() > 0.01
-    assert dimensions.STEPS.tolist() == [
+    assert decoder_figures.STEPS.tolist() == [
         -0.25, -0.2, -0.15, -0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.25,
     ]  # fmt: skip
 
 
 def test_another_class_can_be_varied(dynamic: capsedge.Session):
-    found = dimensions.compute(dynamic, FILES, of="7")
+    found = decoder_figures.compute_dimensions(dynamic, FILES, of="7")
     assert found.names == ("7", "7")
     with pytest.raises(capsedge.UsageError, match="no class 'seven'"):
-        dimensions.compute(dynamic, FILES, of="seven")
+        decoder_figures.compute_dimensions(dynamic, FILES, of="seven")
 
 
 def test_pictures_that_are_not_finite_are_refused(dynamic: capsedge.Session, monkeypatch):

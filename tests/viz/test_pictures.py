@@ -9,8 +9,8 @@ import pytest
 
 import capsedge
 from capsedge.datasets import ImageSet
-from capsedge.runtime.vision.pictures import overlay
-from capsedge.viz.pictures import hardest, reconstructions, segmentation
+from capsedge.runtime.classify import overlay
+from capsedge.viz import decoder_figures, evidence_figures
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.viz.conftest import SAMPLES
 
@@ -57,25 +57,27 @@ def test_names_of_rows_are_inside_the_figure(
 
 
 def test_many_classes_are_limited_and_it_is_said(tmp_path: Path, dynamic: capsedge.Session):
-    found = reconstructions.compute(dynamic, SAMPLES)  # a folder
+    found = decoder_figures.compute_reconstructions(dynamic, SAMPLES)  # a folder
     assert len(found.examples) == 12
     assert found.notes == ()
-    found = reconstructions.compute(dynamic, [SAMPLES / "digit-1.png"] * 13)
+    found = decoder_figures.compute_reconstructions(dynamic, [SAMPLES / "digit-1.png"] * 13)
     assert found.notes == ("Only the first 12 images are shown.",)
     assert found.examples.names == ("digit-1.png",) * 12
 
 
 def test_segmentation_knows_right_from_wrong(dynamic: capsedge.Session):
     image = SAMPLES / "overlapping-2-4.png"
-    (found,) = segmentation.compute(dynamic, image, labels=[("4", "2")]).found
+    (found,) = decoder_figures.compute_segmentation(dynamic, image, labels=[("4", "2")]).found
     assert set(found.predicted) == {2, 4}
     assert found.right is True
     assert found.forced[0] == found.predicted[0]
     assert found.forced[1] not in (2, 4)
-    (wrong,) = segmentation.compute(dynamic, image, labels=[("4", "3")], forced=("5", "7")).found
+    (wrong,) = decoder_figures.compute_segmentation(
+        dynamic, image, labels=[("4", "3")], forced=("5", "7")
+    ).found
     assert wrong.right is False
     assert wrong.forced == (5, 7)
-    (unknown,) = segmentation.compute(dynamic, image).found
+    (unknown,) = decoder_figures.compute_segmentation(dynamic, image).found
     assert unknown.right is None
 
 
@@ -84,8 +86,8 @@ def test_colours_tell_the_two_apart():
     pixels[0, :, :] = [[255], [255], [255], [0]]
     first = np.array([[[1.0, 0.0, 0.0, 1.0]]], np.float32)
     second = np.array([[[0.0, 1.0, 0.0, 1.0]]], np.float32)
-    both = segmentation.Segmented((0, 1), None, (0, 1), {0: first, 1: second}, {}, {})
-    drawn = segmentation.over(pixels, both, (0, 1))[0].tolist()
+    both = decoder_figures.Segmented((0, 1), None, (0, 1), {0: first, 1: second}, {}, {})
+    drawn = decoder_figures.over(pixels, both, (0, 1))[0].tolist()
     assert drawn == [[255, 140, 26], [0, 115, 230], [128, 128, 128], [255, 255, 255]]
 
 
@@ -96,7 +98,7 @@ def test_colours_tell_the_two_apart():
 )  # fmt: skip
 def test_bad_pairs_are_refused(dynamic: capsedge.Session, labels, says: str):
     with pytest.raises(capsedge.UsageError, match=says):
-        segmentation.compute(dynamic, SAMPLES / "digit-1.png", labels=labels)
+        decoder_figures.compute_segmentation(dynamic, SAMPLES / "digit-1.png", labels=labels)
 
 
 def test_capsules_draw_scores_and_poses(plain: capsedge.Session):
@@ -116,7 +118,7 @@ def test_the_hardest_images_come_first(plain: capsedge.Session):
         images[n, :, :column] = 255
         images[n, :, 4 : 4 + 4 - column] = 255
     data = ImageSet("made", images, np.array([0, 1, 1, 1]), plain.metadata.preprocessing)
-    found = hardest.compute(plain, data, count=3)
+    found = evidence_figures.compute_hardest(plain, data, count=3)
     scores = np.stack([p.scores for p in plain.predict(images)])
     margins = scores[[0, 1, 2, 3], [0, 1, 1, 1]] - np.array(
         [np.delete(row, t).max() for row, t in zip(scores, [0, 1, 1, 1], strict=True)]
@@ -134,7 +136,9 @@ def test_data_that_does_not_fit_is_refused(plain: capsedge.Session, labels):
     images = np.zeros((2, SIDE, SIDE, 1), np.uint8)
     given = None if labels is None else np.array(labels)
     with pytest.raises(capsedge.UsageError, match=r"labels|label"):
-        hardest.compute(plain, ImageSet("made", images, given, plain.metadata.preprocessing))
+        evidence_figures.compute_hardest(
+            plain, ImageSet("made", images, given, plain.metadata.preprocessing)
+        )
 
 
 def test_colour_images_keep_their_colours(tmp_path: Path):

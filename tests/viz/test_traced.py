@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 import capsedge
+from capsedge.runtime.classify import overlay
 from capsedge.runtime.routing_trace import Trace
-from capsedge.runtime.vision.pictures import overlay
-from capsedge.viz.pictures import agreement, couplings, iterations, responsibilities
-from capsedge.viz.positions import Grid, even, grid_over_input
-from capsedge.viz.traced import entropy, over_parents, shares_of_class
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
+from capsedge.viz import evidence_figures, routing_figures
+from capsedge.viz.trace_data import (
+    Grid,
+    entropy,
+    even,
+    grid_over_input,
+    over_parents,
+    shares_of_class,
+)
 from tests.viz import traces
 from tests.viz.conftest import SAMPLES
 
@@ -52,7 +58,7 @@ def test_couplings(traced: capsedge.Session):
 
 
 def test_agreement(traced: capsedge.Session):
-    found = agreement.compute(traced, FILE)
+    found = routing_figures.compute_agreement(traced, FILE)
     layer = traced.made.layers[-1]
     distances = traced.metadata.routing == "em"
     assert found.distances is distances
@@ -68,12 +74,12 @@ def test_agreement(traced: capsedge.Session):
     axis = found.draw().axes[1]
     np.testing.assert_allclose(axis.patches[0].get_data().values, wanted)
     with pytest.raises(capsedge.UsageError, match="Choose among"):
-        agreement.compute(traced, FILE, layer="none")
-    assert agreement.compute(traced, FILE, layer=traced.made.layers[0].name).agreed
+        routing_figures.compute_agreement(traced, FILE, layer="none")
+    assert routing_figures.compute_agreement(traced, FILE, layer=traced.made.layers[0].name).agreed
 
 
 def test_iterations(traced: capsedge.Session):
-    found = iterations.compute(traced, FILE)
+    found = routing_figures.compute_iterations(traced, FILE)
     layer, (image,) = traced.made.layers[-1], found.found
     if traced.metadata.routing == "em":
         wanted = layer.activations[0]
@@ -96,13 +102,13 @@ def test_iterations(traced: capsedge.Session):
 
 
 def test_responsibilities(traced: capsedge.Session):
-    found = responsibilities.compute(traced, FILE)
+    found = evidence_figures.compute_responsibilities(traced, FILE)
     assert found.names[0][0] == "5"
     np.testing.assert_allclose(found.shares.sum(axis=(2, 3)), 1.0, rtol=1e-6)
     axis = found.draw().axes[1]
     assert np.array_equal(axis.images[1].get_array(), 100 * found.shares[0, 0])
     assert tuple(axis.images[1].get_extent()) == pytest.approx(found.grid.extent)
-    one = responsibilities.compute(traced, FILE, of="3")
+    one = evidence_figures.compute_responsibilities(traced, FILE, of="3")
     assert one.names == (("3",),)
 
 
@@ -180,7 +186,7 @@ def test_a_trace_of_other_shapes_is_refused(dynamic: capsedge.Session, monkeypat
         monkeypatch.setattr(dynamic, "trace", lambda *_, t=wrong, **__: Trace((t,)), raising=False)
         monkeypatch.setattr(dynamic.can, "check_trace", lambda: None)
         with pytest.raises(capsedge.ArtefactError, match="does not fit its graph"):
-            couplings.compute(dynamic, FILE)
+            routing_figures.compute_couplings(dynamic, FILE)
 
 
 @pytest.mark.parametrize("kind", ["couplings", "poses", "agreement"])
@@ -192,7 +198,7 @@ def test_what_is_not_finite_is_refused(dynamic: capsedge.Session, monkeypatch, k
     monkeypatch.setattr(dynamic, "trace", lambda *_, **__: broken)
     monkeypatch.setattr(dynamic.can, "check_trace", lambda: None)
     with pytest.raises(capsedge.ArtefactError, match="NaN"):
-        agreement.compute(dynamic, FILE)
+        routing_figures.compute_agreement(dynamic, FILE)
 
 
 def test_softmax_over_parents_children_or_with_a_rest():

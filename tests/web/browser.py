@@ -36,7 +36,7 @@ def missing() -> str:
     if chromium() is None:
         return "needs Chromium: apt-get install chromium, or set CAPSEDGE_CHROMIUM"
     if not (package.WEB / "node_modules" / "puppeteer-core").is_dir():
-        return "needs the npm packages of runtime/web: make web"
+        return "needs the npm packages of capsedge/runtime/web: make web"
     return ""
 
 

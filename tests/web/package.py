@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.conftest import ROOT
 
-WEB = ROOT / "runtime" / "web"
+WEB = ROOT / "capsedge" / "runtime" / "web"
 DRIVER = Path(__file__).with_name("driver.mjs")
 _OLDEST_NODE = (20, 19)
 
@@ -30,7 +30,7 @@ def missing() -> str:
             f"needs Node.js {'.'.join(map(str, _OLDEST_NODE))} or newer, this is {version.strip()}"
         )
     if not (WEB / "node_modules" / "onnxruntime-web").is_dir():
-        return "needs the npm packages of runtime/web: make web"
+        return "needs the npm packages of capsedge/runtime/web: make web"
     return ""
 
 

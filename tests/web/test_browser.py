@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.vision.decoding import read_pixels
-from capsedge.runtime.vision.images import _to_channels, prepare
-from capsedge.zoo import MODELS, zoo_model
+from capsedge.runtime.images.decoding import read_pixels
+from capsedge.runtime.images.preprocessing import _to_channels, prepare
+from capsedge.runtime.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
 from tests.vectors import file_cases
 
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
 ]
-SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+SAMPLES = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # poses of EM routing are several units long
 
 

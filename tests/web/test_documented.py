@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 from tests.conftest import ROOT
 from tests.test_docs import blocks
 
@@ -24,7 +24,7 @@ README = package.WEB / "README.md"
 def folder(compiled: Path) -> Path:
     """With the package, a model and a picture."""
     shutil.copy(default_model(), compiled / "digits.onnx")
-    shutil.copy(ROOT / "capsedge" / "samples" / "digit-7.png", compiled / "digit.png")
+    shutil.copy(ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png", compiled / "digit.png")
     return compiled
 
 

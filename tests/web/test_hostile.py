@@ -14,11 +14,11 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from capsedge.errors import CapsedgeError  # noqa: E402
-from capsedge.runtime.files import limits  # noqa: E402
 from capsedge.runtime.files.text import printable  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
-from capsedge.runtime.reading import onnx_file, wire  # noqa: E402
-from capsedge.runtime.reading.wire import SCHEMA  # noqa: E402
+from capsedge.runtime.onnx_file import summary, wire  # noqa: E402
+from capsedge.runtime.onnx_file.wire import SCHEMA  # noqa: E402
+from capsedge.spec import limits  # noqa: E402
 from tests.fuzz import hostile  # noqa: E402
 from tests.runtime.models import capsule_model, metadata  # noqa: E402
 from tests.runtime.walking import Facts, in_python  # noqa: E402
@@ -66,7 +66,7 @@ def test_the_limits_are_pythons() -> None:
     fixed = dict(re.findall(r"^export const (\w+) = ([^;]+);", source, re.MULTILINE))
     found = {k: eval(v, {}, names) for k, v in {**stated, **fixed}.items()}
     assert found == {
-        "fileBytes": onnx_file.MAX_BYTES, "nodes": onnx_file.MAX_NODES,
+        "fileBytes": summary.MAX_BYTES, "nodes": summary.MAX_NODES,
         "messages": wire.MAX_MESSAGES, "fields": 4_000_000,
         "metadataBytes": limits.METADATA_BYTES, "typicalInputBytes": limits.TYPICAL_INPUT_BYTES,
         "cascadeBytes": limits.CASCADE_BYTES, "traceBytes": limits.TRACE_BYTES,

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import RESIZE_RULES, Preprocessing
-from capsedge.runtime.nothing import LEAST_SIDE, measure
-from capsedge.runtime.vision.images import prepare
+from capsedge.runtime.typical_input import LEAST_SIDE, measure
 from tests.native.test_libcapsedge_preprocessing import random_pixels, random_preprocessing
 
 from .package import Package, Refused

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from capsedge.zoo import default_model
+from capsedge.runtime.zoo import default_model
 
 from .package import Package, Refused
 

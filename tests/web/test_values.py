@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 import capsedge
-from capsedge import zoo
+from capsedge.runtime import zoo
 from capsedge.runtime.decoder import cut
 from capsedge.runtime.load import load_bytes
-from capsedge.zoo import MODELS, zoo_model
+from capsedge.runtime.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
 from tests.runtime.models import CLASSES, POSE, SIDE, capsule_model, foreign_model, metadata
 
@@ -22,7 +22,7 @@ from .package import Package, Refused, Session
 
 pytest.importorskip("onnxruntime")
 
-SAMPLES = sorted((ROOT / "capsedge" / "samples").glob("*.png"))
+SAMPLES = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # poses of EM routing are several units long
 TRACED = {
     "rtol": 1e-4,

@@ -50,19 +50,22 @@ SUBJECTS = {
         (f"{RECOGNITION}/accept.py", f"{RECOGNITION}/source.py"), ("tests/graph",)
     ),
     "metadata": Subject(
-        ("runtime/metadata.py",), ("tests/runtime", "tests/schema", "tests/cli/test_describing.py")
+        ("capsedge/runtime/metadata.py",),
+        ("tests/runtime", "tests/spec", "tests/cli/test_describing.py"),
     ),
     "int8": Subject(
-        ("calibration/ort_cpu.py", "calibration/weights.py"),
+        ("capsedge/calibration/int8_cpu.py", "capsedge/calibration/quantizable_layers.py"),
         ("tests/calibration", "tests/cli/test_quantize.py"),
     ),
     "limits": Subject(
-        ("runtime/files/limits.py", "runtime/files/opening.py", "runtime/reading/onnx_file.py"),
+        (
+            "capsedge/spec/limits.py",
+            "capsedge/runtime/files/reading.py",
+            "capsedge/runtime/onnx_file/summary.py",
+        ),
         ("tests/runtime", "tests/test_limits.py", "tests/fuzz/test_corpus.py"),
     ),
-    "tolerance": Subject(
-        ("capsedge/judging/tolerance.py",), ("tests/judging", "tests/verification")
-    ),
+    "tolerance": Subject(("capsedge/tolerance.py",), ("tests/metrics", "tests/verification")),
     "serving": Subject(
         # Others need MLServer.
         tuple(
@@ -71,8 +74,8 @@ SUBJECTS = {
         ("tests/serving", "tests/fuzz/test_corpus.py"),
     ),
     "scores": Subject(
-        ("runtime/scores.py",),
-        ("tests/runtime", "tests/judging", "tests/exporters/test_scoring.py"),
+        ("capsedge/runtime/scores.py",),
+        ("tests/runtime", "tests/metrics", "tests/exporters/test_scoring.py"),
     ),
     "cuda-plans": Subject(
         (native.CUDA,),

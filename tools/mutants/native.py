@@ -9,8 +9,8 @@ from pathlib import Path
 
 from .running import Tree
 
-CUDA = "runtime/native/kernels/cuda/plan.cu"
-CPU = "runtime/native/kernels/cpu/support/plan.cpp"
+CUDA = "capsedge/runtime/native/kernels/cuda/plan.cu"
+CPU = "capsedge/runtime/native/kernels/cpu/support/plan.cpp"
 
 
 def compiles(tree: Tree, file: str) -> bool:
@@ -54,13 +54,13 @@ def _cpu(folder: Path) -> bool:
     """The operator library, in the place of the installed one."""
     build = folder / "build" / "native"
     if not (build / "CMakeCache.txt").is_file():
-        command = ["cmake", "-S", str(folder / "runtime" / "native"), "-B", str(build)]
+        command = ["cmake", "-S", str(folder / "capsedge" / "runtime" / "native"), "-B", str(build)]
         subprocess.run([*command, "-DCMAKE_BUILD_TYPE=Release"], check=True, capture_output=True)
     command = ["cmake", "--build", str(build), "--target", "capsedge_ort"]
     if subprocess.run(command, capture_output=True, check=False, env=os.environ).returncode:
         return False
     # Another file, not new content in one that a process may have open.
-    made = folder / "runtime" / "_native" / "libcapsedge_ort.so"
+    made = folder / "capsedge" / "runtime" / "_native" / "libcapsedge_ort.so"
     made.unlink()
     shutil.copy2(next(build.rglob("libcapsedge_ort.so")), made)
     return True

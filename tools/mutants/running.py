@@ -63,7 +63,7 @@ class Tree:
 
         library = installed("libcapsedge_ort.so")
         if library is not None:
-            shutil.copytree(library.parent, folder / "runtime" / "_native")
+            shutil.copytree(library.parent, folder / "capsedge" / "runtime" / "_native")
         site = folder / "build" / "site"
         site.mkdir(parents=True)
         (site / "sitecustomize.py").write_text(_SITE, encoding="utf-8")

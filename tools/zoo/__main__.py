@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from capsedge.runtime.files.writing import sha256, write_text
-from capsedge.zoo import MODELS, ROUTINGS, zoo_checkpoint
+from capsedge.runtime.zoo import MODELS, ROUTINGS, zoo_checkpoint
 from tools.zoo import overlap, routed, small
 from tools.zoo.runs import in_half, write_checkpoint
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from capsedge.checkpoint import load_checkpoint
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.training.evaluate import right_answers
 from capsedge.runtime.files.writing import write_text
-from capsedge.training.evaluation import right_answers
 from tools.zoo.routed import export
 from tools.zoo.runs import commands, facts, is_in, recipe, stages, test_split, write_checkpoint
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 import capsedge
-from capsedge.checkpoint import load_checkpoint
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.files.writing import sha256, write_text
-from capsedge.training.evaluation import predict_all
-from capsedge.zoo import zoo_checkpoint
+from capsedge.runtime.zoo import zoo_checkpoint
 from tools.zoo.runs import commands, facts, is_in, recipe, stages, test_split, write_checkpoint
 
 __all__ = ["confusion", "export", "is_in", "write"]

@@ -9,18 +9,17 @@ from typing import Any
 import safetensors
 import torch
 
-from capsedge.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
-from capsedge.runtime.files.documents import dump
+from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
+from capsedge.models.training.evaluate import criterion
+from capsedge.optimization.prune import TRAINING_KEY
+from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.lineage import PRUNING_KEY
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.nothing import TYPICAL_INPUT_KEY
-from capsedge.training.recipe_of import TRAINING_KEY
-from capsedge.training.typical import criterion
-from capsedge.zoo import zoo_checkpoint
+from capsedge.runtime.metadata import PRUNING_KEY, Preprocessing
+from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
+from capsedge.runtime.zoo import zoo_checkpoint
 
 _KEPT = (TRAINING_KEY, PRUNING_KEY)
 _WIDTH = 100

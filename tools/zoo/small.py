@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 
 import capsedge
-from capsedge.checkpoint import load_checkpoint
 from capsedge.datasets import ImageSet
 from capsedge.models import CapsuleModel, build
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.files.writing import sha256, temporary_folder, write_text
-from capsedge.runtime.lineage import pruned_of
-from capsedge.training.evaluation import predict_all
-from capsedge.zoo import zoo_checkpoint, zoo_model
+from capsedge.runtime.metadata import pruned_of
+from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
 from tools.zoo.routed import confusion
 from tools.zoo.runs import commands, facts, is_in, test_split, write_checkpoint
 

@@ -7,32 +7,22 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.graph.bodies import (
-    attention,
-    convolution,
-    dynamic,
-    em,
-    int8,
-    normalization,
-    self_attention,
-    squash,
-    uniform,
-)
-from capsedge.graph.bodies._builder import Body, Shape
-from capsedge.graph.rewrites import Rewrites
-from capsedge.schema.names import DOMAIN
-from capsedge.schema.operators import OPERATORS
+from capsedge.graph import Rewrites
+from capsedge.graph.bodies import attention, dynamic, elementwise, em, self_attention
+from capsedge.graph.bodies import attention as uniform
+from capsedge.graph.bodies.body_builder import Body, Shape
+from capsedge.spec.operators import DOMAIN, OPERATORS
 
 _BUILDERS = {
-    "Squash": squash.build,
+    "Squash": elementwise.build_squash,
     "DynamicRouting": dynamic.build,
     "VoteRouting": dynamic.build_over_votes,
     "EMRouting": em.build,
     "AttentionRouting": attention.build,
     "SelfAttentionRouting": self_attention.build,
-    "UniformRouting": uniform.build,
-    "PoseNormalization": normalization.build,
-    "QuantizedConv": convolution.build,
+    "UniformRouting": uniform.build_uniform,
+    "PoseNormalization": elementwise.build_normalization,
+    "QuantizedConv": elementwise.build_convolution,
 }
 
 
@@ -51,7 +41,7 @@ def function_body(
     """The ONNX function that computes one operator for given input shapes and attributes.
 
     Args:
-        operator: its type, a key of ``schema.operators.OPERATORS``.
+        operator: its type, a key of ``spec.operators.OPERATORS``.
         shapes: of the inputs that the node has, in order; None for the free batch.
         attributes: of the node; those that it leaves out have their defaults.
         rewrites: the exact rewrites to use; all by default.
@@ -73,7 +63,7 @@ def function_body(
         traced,
     )
     if spec.quantizes:
-        int8.dequantize(body)
+        elementwise.dequantize(body)
     _BUILDERS[spec.procedure](body)
     body.kept_results()
     outputs = [*spec.output_names, *(["couplings"] if couplings else [])]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capsedge.graph.bodies._builder import Body
-from capsedge.graph.bodies._votes import agreement, row, votes, weighted_sum
-from capsedge.graph.bodies.squash import squash, squash_elements
+from capsedge.graph.bodies.body_builder import Body, agreement, row, votes, weighted_sum
+from capsedge.graph.bodies.elementwise import squash, squash_elements
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from capsedge.graph.bodies._builder import Body
-from capsedge.graph.bodies._votes import (
+from capsedge.graph.bodies.body_builder import (
+    Body,
     grid,
     row,
     votes,
@@ -38,7 +38,7 @@ def _softplus(b: Body, x: str) -> str:
 
 
 def _sigmoid(b: Body, x: str) -> str:
-    """The logistic function with all its digits where it is small, as ``graph.exact_sigmoid`` says."""
+    """The logistic function with all its digits where it is small, as ``graph.rewrites`` says."""
     power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
     top = b.op("Exp", b.op("Neg", b.op("Relu", b.op("Neg", x))))
     return b.op("Div", top, b.op("Add", power, b.constant(1.0)))

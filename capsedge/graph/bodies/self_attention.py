@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from capsedge.graph.bodies._builder import Body
-from capsedge.graph.bodies._votes import agreement, row, votes, weighted_sum
-from capsedge.graph.bodies.squash import exponential_squash
+from capsedge.graph.bodies.body_builder import Body, agreement, row, votes, weighted_sum
+from capsedge.graph.bodies.elementwise import exponential_squash
 
 
 def build(b: Body) -> None:

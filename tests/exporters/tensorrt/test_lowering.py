@@ -12,14 +12,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.calibration import qdq
-from capsedge.calibration.source import Source, uniform
+from capsedge.calibration import int8_qdq
+from capsedge.calibration.float_model import Source, uniform
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
-from capsedge.graph.proto import operator_nodes
-from capsedge.graph.quantized_file import finish
-from capsedge.graph.shapes import inferred, shapes_of
+from capsedge.graph.proto import inferred, operator_nodes, shapes_of
+from capsedge.graph.target_runtimes import finish
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports
@@ -111,7 +110,7 @@ def test_types_attributes_and_opsets_survive(
             model, _ = made.half(images)
         else:
             table = made.calibrate(images, "minmax", None)
-            model = qdq.emit(made.model, made.units, uniform(made.units, "int8"), table)
+            model = int8_qdq.emit(made.model, made.units, uniform(made.units, "int8"), table)
             finish(model)
     given: list[onnx.ModelProto] = []
     surgeon = lowering.gs.import_onnx

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.errors import ParityError, UsageError
-from capsedge.exporters.tensorrt import precision
+from capsedge.exporters.tensorrt import lowering
 from capsedge.runtime.backends.engine_layers import Layer
 from tests.exporters.tensorrt.test_lowering import quantized
 
@@ -25,20 +25,20 @@ def half() -> onnx.ModelProto:
 
 
 def test_graphs() -> None:
-    assert precision.of_model(half()) == "fp16"
-    assert precision.of_model(quantized(np.int8(0))) == "int8"
+    assert lowering.of_model(half()) == "fp16"
+    assert lowering.of_model(quantized(np.int8(0))) == "int8"
     both = quantized(np.int8(0))
     both.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float16), "h"))
-    assert precision.of_model(both) == "mixed"
-    assert precision.resolve(None, both) == "mixed"
-    assert precision.resolve("int8", both) == "int8"
-    assert precision.resolve("fp16", half()) == "fp16"
+    assert lowering.of_model(both) == "mixed"
+    assert lowering.resolve(None, both) == "mixed"
+    assert lowering.resolve("int8", both) == "int8"
+    assert lowering.resolve("fp16", half()) == "fp16"
 
 
 @pytest.mark.parametrize("asked", ["int8", "fp32", "mixed", "fp8"])
 def test_another_precision_than_the_files_is_refused(asked: str) -> None:
     with pytest.raises(UsageError) as caught:
-        precision.resolve(asked, half())
+        lowering.resolve(asked, half())
     words = str(caught.value)
     if asked == "fp8":
         assert "Known" in words
@@ -62,15 +62,15 @@ UNTOLD = ("Convolution", "", "")
 
 
 def test_reformats_prove_nothing() -> None:
-    assert precision.count(layers(REFORMAT)) == {}
+    assert lowering.count(layers(REFORMAT)) == {}
     with pytest.raises(ParityError, match="no layer"):
-        precision.compare("int8", layers(REFORMAT))
+        lowering.compare("int8", layers(REFORMAT))
 
 
 def test_counts() -> None:
     found = layers(CONV, HALF, INT8, QUANTIZER, REFORMAT)
-    assert precision.count(found) == {"FP16": 1, "FP32": 3, "INT8": 2}
-    assert precision.count_products(found) == {"FP32": 1, "INT8": 1}
+    assert lowering.count(found) == {"FP16": 1, "FP32": 3, "INT8": 2}
+    assert lowering.count_products(found) == {"FP32": 1, "INT8": 1}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_counts() -> None:
 )
 def test_comparison(asked: str, rows: list[tuple[str, str, str]], why: str) -> None:
     if not why:
-        precision.compare(asked, layers(*rows))
+        lowering.compare(asked, layers(*rows))
         return
     with pytest.raises(ParityError, match=why):
-        precision.compare(asked, layers(*rows))
+        lowering.compare(asked, layers(*rows))

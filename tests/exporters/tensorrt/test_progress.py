@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsedge.exporters.tensorrt.progress import Progress
+from capsedge.exporters.tensorrt.engine_builder import Progress
 
 
 def test_nested_phases() -> None:

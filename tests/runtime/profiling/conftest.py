@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import capsedge
-from capsedge.runtime.profiling import ProfileReport
+from capsedge.runtime.profiling.profile import ProfileReport
 from tests.conftest import ROOT
 
 

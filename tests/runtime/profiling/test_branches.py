@@ -10,10 +10,10 @@ import pytest
 
 import capsedge
 from capsedge.runtime.backends.backend import Event
-from capsedge.runtime.profiling import tables
-from capsedge.runtime.profiling.branches import NETWORKS, executed, own_durations
-from capsedge.runtime.reading.onnx_structure import Graph, Node
-from tests.pipelines.cascades import pair, pixels
+from capsedge.runtime.onnx_file.structure import Graph, Node
+from capsedge.runtime.profiling import report_text
+from capsedge.runtime.profiling.operator_times import NETWORKS, executed, own_durations
+from tests.optimization.cascades import pair, pixels
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_profile_has_both_networks(session: capsedge.Session, long_way: bool):
     labels = [row.name for row in run.layers]
     assert labels.count("cascade") == 1
     assert any(label.startswith("large network: ") for label in labels) == long_way
-    table = tables.networks(run)
+    table = report_text.networks(run)
     assert table is not None
     assert f"{run.long_way:.1%} of the images on the long way" in table.title
     document = json.loads(json.dumps(run.to_dict()))
@@ -54,7 +54,7 @@ def test_other_files_have_no_networks():
     report = capsedge.profile(session, warmup=0, duration=0.05, startup=False)
     assert report.runs[0].networks == []
     assert "long_way_share" not in report.runs[0].to_dict()
-    assert tables.networks(report.runs[0]) is None
+    assert report_text.networks(report.runs[0]) is None
 
 
 def _node(op: str, *bodies: Graph) -> Node:

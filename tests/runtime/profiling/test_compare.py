@@ -15,7 +15,7 @@ import pytest
 
 import capsedge
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
-from capsedge.runtime.profiling import tables, worker
+from capsedge.runtime.profiling import report_text, worker
 from capsedge.runtime.profiling.compare import (
     Comparison,
     Entrant,
@@ -24,9 +24,9 @@ from capsedge.runtime.profiling.compare import (
     compare,
     difference,
 )
-from capsedge.runtime.profiling.driver import Worker, write_inputs
-from capsedge.runtime.profiling.profiler import random_inputs, session_device
-from capsedge.runtime.profiling.statistics import summarize
+from capsedge.runtime.profiling.profile import random_inputs, session_device
+from capsedge.runtime.profiling.startup import Worker, write_inputs
+from capsedge.runtime.profiling.timing import summarize
 from capsedge.runtime.profiling.worker import Limits, Specification
 from tests.runtime.models import capsule_model, save
 
@@ -169,7 +169,7 @@ def test_tables_mark_the_fastest_and_leave_out_what_cannot_be_compared():
     entries = (entry("a", 0.02), entry("b", 0.01, 0.5), entry("c", None), entry("d", 0.03, None))
     found = Comparison(1, 1, 5, entries)
     assert found.fastest is entries[1]
-    table = tables.comparison(found)
+    table = report_text.comparison(found)
     column = table.columns.index("against the first")
     assert [row[column] for row in table.rows] == [
         "first", "2.0x faster, fastest", "differs", "1.50x slower",

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capsedge.runtime.charts import TIP, new_figure
-from capsedge.runtime.profiling import ProfileReport, Run, report_html, tables
-from capsedge.runtime.profiling.statistics import summarize
+from capsedge.runtime.profiling import report_html, report_text
+from capsedge.runtime.profiling.profile import ProfileReport
+from capsedge.runtime.profiling.report import Run
+from capsedge.runtime.profiling.timing import summarize
+from capsedge.runtime.reporting import TIP, new_figure
 
 pytest.importorskip("matplotlib", reason="pip install 'capsedge[profile]'")
 
@@ -186,7 +188,7 @@ def test_charts_end_at_p99_and_count_the_rest(report: ProfileReport) -> None:
     axis = drawn("_series", run, report)
     assert [len(line.get_xdata()) for line in axis.lines] == [198, 2]
     assert axis.get_ylim()[1] < 10  # p99, between the two
-    assert tables.beyond_p99(run, "not drawn") == (
+    assert report_text.beyond_p99(run, "not drawn") == (
         "2 runs beyond the 99th percentile, up to 900.0 ms: not drawn."
     )
 

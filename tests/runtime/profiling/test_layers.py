@@ -9,8 +9,8 @@ import pytest
 
 import capsedge
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.profiling import ProfileReport
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
+from capsedge.runtime.profiling.profile import ProfileReport
 from tests.conftest import ROOT
 
 
@@ -75,7 +75,7 @@ def test_em_and_attention_iterations():
 def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    from capsedge.calibration.source import Source, uniform
+    from capsedge.calibration.float_model import Source, uniform
     from capsedge.datasets import ImageSet
 
     source = Source(ROOT / "capsedge/zoo/digits-dynamic.onnx")

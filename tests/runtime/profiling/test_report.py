@@ -14,8 +14,7 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.profiling import ProfileReport
-from capsedge.runtime.profiling.warnings import Conditions, judge
+from capsedge.runtime.profiling.profile import Conditions, ProfileReport, judge
 from tests.conftest import ROOT
 
 MODEL = ROOT / "capsedge/zoo/digits-dynamic.onnx"

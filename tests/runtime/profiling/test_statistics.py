@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capsedge.runtime.profiling.statistics import stable_window, summarize
+from capsedge.runtime.profiling.timing import stable_window, summarize
 
 times = st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=300).map(np.array)
 

@@ -1,0 +1,446 @@
+"""Criterion, Gate, Outcome: how good is a file against its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.calibration.collect import runs, samples_of_a_run
+from capsedge.datasets import ImageSet
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.metrics import Decisions, ErrorCount, OutputError, has_columns
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.profiling.profile import random_inputs
+from capsedge.runtime.profiling.timing import summarize
+from capsedge.runtime.profiling.worker import Limits, take_times
+from capsedge.runtime.score_checks import check_computed
+from capsedge.runtime.scores import (
+    CAPSULES,
+    ONE_LINE,
+    Arrays,
+    Choice,
+    choose,
+    has_candidates,
+    shape_fault,
+)
+from capsedge.runtime.session import Session
+from capsedge.spec import limits
+
+# --- What a quantized file is judged by, and the gate that it must pass ---
+
+
+ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
+# Points: of accuracy lost; of answers changed, of which about half do no harm; per cent of the range.
+DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0}
+DEFAULT_MAX_ERROR = 10.0
+_ROUNDING = 1e-9  # one answer of a hundred is one point
+LOST = {
+    ACCURACY: "points of accuracy lost",
+    AGREEMENT: "% of the answers changed",
+    ERROR: "% of the range in mean error",
+}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The outputs that decide whether a file is as good as its source.
+
+    Attributes:
+        scores: the output whose largest value is the answer; None to compare numbers.
+        numbers: outputs that are compared by number; none where there are scores.
+        multi_label: whether an answer is the set of classes with a score of at least ``threshold``.
+        threshold: of the scores.
+        why: why these, for a person.
+        batched: whether the first axis of ``numbers`` counts samples; otherwise each run is one sample.
+    """
+
+    scores: str | None
+    numbers: tuple[str, ...] = ()
+    multi_label: bool = False
+    threshold: float = DEFAULT_THRESHOLD
+    why: str = ""
+    batched: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        session: Session,
+        scores: str | None = None,
+        classes: int = 0,
+        outputs: Callable[[], Arrays] | None = None,
+    ) -> Judge:
+        """The judge of a file.
+
+        Args:
+            scores: the output that decides the class, if the user names it.
+            classes: the largest label and one, where there are labels.
+            outputs: runs the file on samples, for the outputs by name, first axis the samples.
+
+        Raises:
+            UsageError: there is no such output, it does not hold scores, or there are labels and several
+                outputs that may decide.
+        """
+        names = tuple(port.name for port in session.outputs)
+        if scores is not None:
+            if scores not in names:
+                raise UsageError(
+                    f"The model has no output '{scores}'.", f"Its outputs: {', '.join(names)}."
+                )
+            _check_shape(session, scores)
+            return cls(scores, (), *_task(session, scores), "named as the scores")
+        if session.roles.values:
+            why = "the file states a regression"
+            return cls(None, session.roles.values, why=why, batched=True)
+        known = session.roles.scores
+        if known is not None:
+            return cls(known, (), *_task(session, known), _reason(session, known))
+        if classes and outputs is not None:
+            choice = _chosen(session, classes, outputs())
+            if choice is not None:
+                return cls(choice.output, (), why=choice.reason)
+        why = "the file names no output that decides a class"
+        return cls(None, names, why=why, batched=session.metadata is not None)
+
+
+def _check_shape(session: Session, scores: str) -> None:
+    """Refuse a named output that does not have the shape of scores; axes of 1 do not count.
+
+    Raises:
+        UsageError: it says what to name or return instead.
+    """
+    port = next(p for p in session.outputs if p.name == scores)
+    sizes = (
+        [size for size in port.shape[1:] if size != 1] if len(port.shape) > 2 else port.shape[1:]
+    )
+    named = 0 if session.metadata is None else len(session.metadata.class_names)
+    fault = "" if len(port.shape) == 1 else shape_fault(scores, tuple(sizes) or (1,), named)
+    if not port.dtype.startswith("float"):
+        fault = f"'{scores}' holds {port.dtype}, and scores are floats"
+    if not fault:
+        return
+    known = session.roles.scores
+    other = f"--scores {known}" if known and known != scores else "another output with --scores"
+    python = f"scores={known!r}" if known and known != scores else "another output as scores="
+    line = f"or let forward return scores [N, classes], of class capsules v `{ONE_LINE}`, and export again."
+    raise UsageError(
+        f"'{scores}' does not hold the scores of classes.",
+        f"{fault}.",
+        f"Name {python}, {line}",
+        command=f"Name {other}, {line}",
+    )
+
+
+def _reason(session: Session, scores: str) -> str:
+    """Why the output of scores that a file states is that, or one called as in files of the package."""
+    if session.metadata is None:
+        return f"it is called {scores}, as scores are in files of capsedge"
+    chosen = session.metadata.chosen_scores
+    return "the file states it" if chosen is None else chosen.reason
+
+
+def _chosen(session: Session, classes: int, outputs: Arrays) -> Choice | None:
+    """The scores of a file that states none, by its outputs' values; None where no output has their shape.
+
+    Raises:
+        UsageError: several may be meant, or the file would have to compute them of one.
+    """
+    inputs = {port.name for port in session.inputs}
+    found = {name: value for name, value in outputs.items() if name not in inputs}
+    others = {name: value for name, value in outputs.items() if name in inputs}
+    shape = next(iter(others.values())).shape[1:] if others else ()
+    wide = max(classes, 2)
+    if not has_candidates(found, wide, shape):
+        return None
+    choice = choose(found, wide, at_least=True, images=shape, others=others, adds=False)
+    if choice.form == CAPSULES:
+        check_computed(choice)
+    return choice
+
+
+def _task(session: Session, scores: str) -> tuple[bool, float]:
+    # A logit of 0 is a probability of one half.
+    logits = session.roles.kind == "logits" and scores == session.roles.scores
+    return session.roles.multi_label, 0.0 if logits else DEFAULT_THRESHOLD
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a file may lose.
+
+    Attributes:
+        max_drop: points: of accuracy lost; without labels of answers changed; for numbers the mean error in
+            per cent of the output's range. None for the default of each, `DEFAULT_MAX_DROP`.
+        max_error: for numbers, the largest error in per cent of the output's range.
+    """
+
+    max_drop: float | None = None
+    max_error: float = DEFAULT_MAX_ERROR
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_drop", self.max_drop), ("max_error", self.max_error)):
+            if value is not None and not value >= 0:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{name} is {value:g}.",
+                    "It must be 0 points or more.",
+                    f"Use for example {name}=1.",
+                    command=f"Use for example {option} 1.",
+                )
+
+    def limit(self, judged_by: str) -> float:
+        """The allowed ``Outcome.drop``."""
+        return DEFAULT_MAX_DROP[judged_by] if self.max_drop is None else self.max_drop
+
+    def failures(self, outcome: Outcome) -> list[str]:
+        """A sentence for everything that is not met."""
+        found = []
+        most = self.limit(outcome.judged_by)
+        if not outcome.drop <= most + _ROUNDING:
+            found.append(f"{outcome.drop:.2f} {LOST[outcome.judged_by]}, {most:g} allowed.")
+        if outcome.judged_by == AGREEMENT and outcome.surest > outcome.typical:
+            found.append(
+                f"An answer changed that FP32 gave with a margin of {outcome.surest:.3g}; half of the "
+                f"answers have margins below {outcome.typical:.3g}."
+            )
+        found += [
+            f"'{o.name}' is off by up to {100 * o.largest_share:.2f} % of its range, "
+            f"{self.max_error:g} allowed."
+            for o in outcome.outputs
+            if not 100 * o.largest_share <= self.max_error
+        ]
+        return found
+
+    def passes(self, outcome: Outcome) -> bool:
+        """Whether an outcome meets everything."""
+        return not self.failures(outcome)
+
+    def to_dict(self, outcome: Outcome) -> dict[str, float | str]:
+        """What was judged and allowed, for a file's metadata."""
+        allowed: dict[str, float | str] = {
+            "judged_by": outcome.judged_by,
+            "max_drop": self.limit(outcome.judged_by),
+        }
+        return allowed | ({"max_error": self.max_error} if outcome.judged_by == ERROR else {})
+
+
+# --- Answers of a file on samples, compared with those of another file ---
+
+
+RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)
+Array = NDArray[Any]
+Answers = dict[str, list[Array]]
+"""The judged outputs: the results of every run, of as many samples as the run had."""
+Progress = Callable[[int, int], None]
+
+
+def change(drop: float) -> str:
+    """Points in words: ``0.25 points lost``; ``2.00 points gained`` for a negative drop."""
+    return f"{abs(drop):.2f} points {'gained' if round(drop, 2) < 0 else 'lost'}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A file compared with its FP32 source.
+
+    Attributes:
+        images: number of images (samples) compared.
+        accuracy: share of correct decisions; None without labels.
+        reference: the source's accuracy; None without labels.
+        agreement: share of equal decisions; 1 where numbers are compared.
+        error: root mean squared difference of the scores; of numbers as a share of their range.
+        surest: the largest margin of the source's answers that changed; 0 if none did.
+        typical: the median of all of the source's margins.
+        outputs: the errors of outputs that are compared by number.
+    """
+
+    images: int
+    accuracy: float | None
+    reference: float | None
+    agreement: float
+    error: float
+    surest: float = 0.0
+    typical: float = 0.0
+    outputs: tuple[OutputError, ...] = ()
+
+    @property
+    def judged_by(self) -> str:
+        """``accuracy``, ``agreement`` (without labels) or ``error`` (numbers)."""
+        if self.outputs:
+            return ERROR
+        return AGREEMENT if self.accuracy is None or self.reference is None else ACCURACY
+
+    @property
+    def drop(self) -> float:
+        """Points of accuracy lost; without labels, points of decisions changed; for numbers, the largest mean
+        error of an output in per cent of its range."""
+        if self.outputs:
+            return 100.0 * max(o.mean_share for o in self.outputs)
+        if self.accuracy is None or self.reference is None:
+            return 100.0 * (1.0 - self.agreement)
+        return 100.0 * (self.reference - self.accuracy)
+
+    @property
+    def change(self) -> str:
+        """The drop in words: points lost, or gained where the accuracy rose."""
+        return change(self.drop)
+
+    def __str__(self) -> str:
+        if self.outputs:
+            return f"mean error {self.drop:.3g} % of the range"
+        if self.accuracy is None or self.reference is None:
+            return f"{self.agreement:.2%} of the decisions are those of FP32"
+        return f"accuracy {self.accuracy:.2%}, {self.reference:.2%} in FP32"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        document: dict[str, Any] = {"judged_by": self.judged_by, "images": self.images}
+        if self.outputs:
+            return document | {
+                "mean_error_percent": self.drop,
+                "outputs": [o.to_dict() for o in self.outputs],
+            }
+        document |= {
+            "accuracy": self.accuracy,
+            "accuracy_fp32": self.reference,
+            "drop_points": self.drop,
+            "agreement": self.agreement,
+            "score_rms_error": self.error,
+        }
+        if self.judged_by == AGREEMENT:
+            document |= {"largest_margin_changed": self.surest, "median_margin": self.typical}
+        return document
+
+
+def answers(
+    session: Session, data: ImageSet, judge: Judge, progress: Progress | None = None
+) -> Answers:
+    """The judged outputs of all samples.
+
+    Raises:
+        ArtefactError: a score is NaN or infinite.
+        UsageError: the arrays do not fit, or the outputs are too large to be held.
+    """
+    names = [judge.scores] if judge.scores is not None else list(judge.numbers)
+    found: Answers = {name: [] for name in names}
+    done = held = 0
+    for count, _, outputs in runs(session, data):
+        done += count
+        for name in names:
+            value = np.asarray(outputs[name])
+            found[name].append(_scores(value, count) if judge.scores is not None else value)
+            held += found[name][-1].nbytes
+        if held > limits.ARRAY_BYTES:
+            raise UsageError(
+                "The outputs of these samples are too large to be compared.",
+                f"They take over {limits.ARRAY_BYTES // limits.GIB} GiB after {done} of {len(data)}.",
+                f"Use fewer samples: `limit={max(done // 2, 1)}`.",
+                command=f"Use fewer samples: --limit {max(done // 2, 1)}",
+            )
+        if progress is not None:
+            progress(done, len(data))
+    if judge.scores is not None:
+        _check_finite(session, judge.scores, found[judge.scores])
+    return found
+
+
+def samples(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:
+    """All inputs and outputs of the first samples that have these as their first axis."""
+    parts: dict[str, list[Array]] = {}
+    for size, inputs, outputs in runs(session, data.first(min(count, len(data)))):
+        for name, value in {**inputs, **outputs}.items():
+            if np.ndim(value) and len(value) >= size:
+                parts.setdefault(name, []).append(np.asarray(value)[:size])
+    whole = max((sum(map(len, part)) for part in parts.values()), default=0)
+    joined = {name: np.concatenate(part) for name, part in parts.items()}
+    return {name: value for name, value in joined.items() if len(value) == whole}
+
+
+def _scores(value: Array, count: int) -> Array:
+    """Scores ``[n, J]``: of a run of ``count`` samples, or of one without a batch."""
+    rows = value.shape[0] if value.ndim > 1 else 1
+    flat = value.reshape(rows, -1)
+    return flat[:count].astype(np.float32)
+
+
+def _check_finite(session: Session, name: str, found: list[Array]) -> None:
+    bad = sum(int((~np.isfinite(part)).any(1).sum()) for part in found)
+    if bad:
+        raise ArtefactError(
+            f"{session.path} computes {name} that are NaN or infinite.",
+            f"On {bad} of {sum(map(len, found))} images.",
+            "Keep more layers in FP32: `precision='mixed'`.",
+            command="Keep more layers in FP32: --precision mixed.",
+        )
+
+
+def compare(reference: Answers, found: Answers, data: ImageSet, judge: Judge) -> Outcome:
+    """Answers of a file against those of its source.
+
+    Args:
+        reference, found: of the source and of the file.
+        data: the samples, with labels where they are known.
+        judge: what the answers are.
+
+    Raises:
+        ArtefactError: the file computes NaN or infinite values where its source does not.
+    """
+    if judge.scores is None:
+        outputs = tuple(
+            _error(name, reference[name], found[name], judge.batched) for name in judge.numbers
+        )
+        error = max((o.rms_share for o in outputs), default=0.0)
+        return Outcome(len(data), None, None, 1.0, error, outputs=outputs)
+    expected, actual = (np.concatenate(a[judge.scores]) for a in (reference, found))
+    return of_scores(expected, actual, data.labels, judge.multi_label, judge.threshold)
+
+
+def of_scores(
+    expected: Array, actual: Array, labels: Array | None, multi_label: bool, threshold: float
+) -> Outcome:
+    """Scores of classes ``[N, J]`` against those of a source.
+
+    Args:
+        labels: the classes ``[N]``, where they are known.
+        multi_label, threshold: as of `Decisions`.
+    """
+    decisions = Decisions(multi_label, threshold)
+    decisions.update(expected, actual, labels)
+    return Outcome(
+        decisions.images,
+        decisions.accuracy_found,
+        decisions.accuracy_reference,
+        decisions.agreement,
+        float(np.sqrt(np.square(expected.astype(np.float64) - actual).mean())),
+        max((flip.margin for flip in decisions.flips), default=0.0),
+        float(np.median(decisions.margins(expected))),
+    )
+
+
+def _error(name: str, reference: list[Array], found: list[Array], batched: bool) -> OutputError:
+    count = ErrorCount(name, has_columns([r.shape for r in reference], batched))
+    for expected, actual in zip(reference, found, strict=True):
+        if expected.dtype.kind == "f" and expected.shape == actual.shape:
+            lost = np.isfinite(expected) & ~np.isfinite(actual)
+            if lost.any():
+                raise ArtefactError(
+                    f"The file that was made computes '{name}' that are NaN or infinite.",
+                    f"{int(lost.sum())} values of one run, which are finite in FP32.",
+                    "Keep more layers in FP32: `precision='mixed'`.",
+                    command="Keep more layers in FP32: --precision mixed.",
+                )
+        count.update(expected, actual)
+    return count.result()
+
+
+def latency(session: Session, data: ImageSet) -> float:
+    """Median milliseconds of one run of the smallest batch; for ranking candidates, not for reports."""
+    if session.metadata is not None:
+        feeds: Mapping[str, Array] = random_inputs(session, session.backend.batches.smallest)
+    else:  # sizes that the file leaves free are the data's
+        size = samples_of_a_run(session, data) or 1
+        _, feeds, _ = next(runs(session, data.first(size)))
+    return summarize(take_times(lambda: session.run(feeds), RANKING)).median

@@ -1,0 +1,286 @@
+"""Runs on calibration images; disjoint splits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from capsedge.calibration.ranges import BINS, Histogram
+from capsedge.datasets import ImageSet
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.graph.proto import copy_of, values_of
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.session import Session
+
+# --- Running a file on a set of samples: one input or several, with a batch or without ---
+
+
+Array = NDArray[Any]
+BATCH = 32  # images per run, whose activations are all in memory
+
+
+def runs(
+    session: Session, data: ImageSet, *, padded: bool = True
+) -> Iterator[tuple[int, Mapping[str, Array], Mapping[str, Array]]]:
+    """Samples, inputs and outputs of every run, in order.
+
+    A file of another tool with a free batch runs on one sample at a time: nothing says that its outputs have
+    the batch as their first axis, or that they do not depend on the other samples of a batch.
+
+    Args:
+        padded: whether an incomplete batch of a file with a fixed one is filled up with its last sample;
+            otherwise its samples are left out.
+
+    Raises:
+        UsageError: the arrays do not fit the inputs.
+    """
+    prepared = session.metadata is not None or data.preprocessing is not None
+    if prepared and len(session.inputs) == 1:
+        name = session.inputs[0].name
+        fixed = session.backend.batches.fixed
+        if not padded:
+            data = data.first(len(data) - len(data) % (fixed or 1))
+        for batch in data.batches(fixed or BATCH):
+            if not padded:  # values inside the network need not have a row per image
+                yield len(batch), {name: batch}, session.run({name: batch})
+                continue
+            for images, outputs in session.run_batches(batch, batch_size=BATCH):
+                yield len(images), {name: images}, outputs
+        return
+    check_fits(session, data)
+    size = samples_of_a_run(session, data)
+    for start in range(0, len(data), size or 1):
+        part = range(start, min(start + (size or 1), len(data)))
+        if len(part) < (size or 1) and not padded:
+            return
+        feeds = {
+            port.name: _feed(port, values, part, size) for port, values in _arrays(session, data)
+        }
+        yield len(part), feeds, session.run(feeds)
+
+
+def samples_of_a_run(session: Session, data: ImageSet) -> int | None:
+    """How many samples one run takes; None where the inputs have no axis for them."""
+    if any(_whole(port, values) for port, values in _arrays(session, data)):
+        return None
+    return session.backend.batches.fixed or (1 if session.metadata is None else BATCH)
+
+
+def check_fits(session: Session, data: ImageSet) -> None:
+    """Refuse arrays that the inputs do not take.
+
+    Raises:
+        UsageError: the type or the shape of one does not fit.
+    """
+    for port, values in _arrays(session, data):
+        sample = values.shape if _whole(port, values) else (None, *values.shape[1:])
+        wanted = (len(values), *port.shape) if _whole(port, values) else port.shape
+        fits = not port.shape or (
+            len(sample) == len(wanted)
+            and all(
+                not isinstance(w, int) or w == s
+                for w, s in zip(wanted[1:], values.shape[1:], strict=True)
+            )
+        )
+        kinds = {"f": "f", "i": "iu", "u": "iu", "b": "b"}
+        kind = port.dtype[0] if port.dtype[0] in kinds else ""
+        if not fits or (kind and values.dtype.kind not in kinds[kind]):
+            free = ["N", *(d if isinstance(d, int) else "?" for d in wanted[1:])]
+            raise UsageError(
+                f"The arrays do not fit the model's input '{port.name}'.",
+                f"They are {values.dtype} {list(values.shape)}; the model takes {port.dtype} "
+                + f"{free}.".replace("'", ""),
+                "Give them as the model takes them; the first axis counts the samples.",
+            )
+
+
+def _arrays(session: Session, data: ImageSet) -> list[tuple[Port, Array]]:
+    first, *others = session.inputs
+    return [(first, data.images), *((port, data.others[port.name]) for port in others)]
+
+
+def _whole(port: Port, values: Array) -> bool:
+    """Whether an input takes one sample as it is: it has one axis less than the array of all samples."""
+    return values.ndim == len(port.shape) + 1
+
+
+def _feed(port: Port, values: Array, part: range, size: int | None) -> Array:
+    if size is None:
+        sample = values[part.start]
+        chosen = sample if _whole(port, values) else sample[None]
+    else:
+        chosen = values[[min(k, part[-1]) for k in range(part.start, part.start + size)]]
+    return np.ascontiguousarray(chosen.astype(port.dtype, copy=False)).reshape(chosen.shape)
+
+
+# --- Run the FP32 file on the calibration images and record its activations ---
+
+
+Progress = Callable[[int, int], None]
+
+
+def watch(
+    model: onnx.ModelProto,
+    tensors: list[str],
+    data: ImageSet,
+    ops: str = "auto",
+) -> Iterator[tuple[int, dict[str, NDArray[np.float32]]]]:
+    """Values of some tensors, batch by batch, with the number of images.
+
+    If the file has a fixed batch, images beyond a multiple of it are left out.
+
+    Args:
+        ops: as for ``capsedge.load``.
+
+    Raises:
+        UsageError: the file's fixed batch is larger than there are images.
+    """
+    copy = copy_of(model)
+    known = {o.name for o in copy.graph.output} | {i.name for i in copy.graph.input}
+    # With their shapes, as far as they are known: ONNX Runtime folds and plans by what outputs declare.
+    values = values_of(model)
+    copy.graph.output.extend(
+        values.get(t, helper.make_tensor_value_info(t, TensorProto.FLOAT, None))
+        for t in tensors
+        if t not in known
+    )
+    session = load_bytes(copy.SerializeToString(), "the watched model", ops=ops)
+    fixed = None if samples_of_a_run(session, data) is None else session.backend.batches.fixed
+    if fixed is not None and len(data) < fixed:
+        raise UsageError(
+            f"{len(data)} images are too few to calibrate on.",
+            f"The model has a fixed batch of {fixed} and cannot run fewer at once.",
+            f"Give {fixed} or more, or export the model with a free batch.",
+        )
+    # The first dimension of inner tensors need not be the batch, so that the padding of an incomplete batch
+    # could not be removed from them.
+    for count, feeds, outputs in runs(session, data, padded=False):
+        found = {**outputs, **feeds}
+        yield count, {t: found[t] for t in tensors}
+
+
+def histograms(
+    model: onnx.ModelProto,
+    tensors: list[str],
+    data: ImageSet,
+    progress: Progress | None = None,
+) -> dict[str, Histogram]:
+    """Histogram of every tensor over all images, in two runs: first the range, then the counts.
+
+    Raises:
+        ArtefactError: a tensor has values that are NaN or infinite.
+    """
+    limits = magnitudes(model, tensors, data)
+    counts = {t: np.zeros(BINS, np.int64) for t in tensors}
+    sums: dict[str, NDArray[np.float64]] = {}
+    rows = dict.fromkeys(
+        tensors, 0
+    )  # which are more than images where a batch is folded with positions
+    done = 0
+    for number, values in watch(model, tensors, data):
+        for t in tensors:
+            if values[t].ndim == 4:
+                sums[t] = sums.get(t, 0) + values[t].mean(axis=(2, 3), dtype=np.float64).sum(0)
+                rows[t] += len(values[t])
+            low, high = limits[t]
+            if high > low:
+                counts[t] += np.histogram(values[t], BINS, (low, high))[0]
+            else:
+                counts[t][0] += values[t].size
+        done += number
+        if progress is not None:
+            progress(done, len(data))
+    none = np.zeros(0)
+    return {
+        t: Histogram(*limits[t], counts[t], sums.get(t, none) / max(rows[t], 1)) for t in tensors
+    }
+
+
+def magnitudes(
+    model: onnx.ModelProto, tensors: list[str], data: ImageSet, finite: bool = True
+) -> dict[str, tuple[float, float]]:
+    """Smallest and largest value of every tensor over all images; 0 and 0 for one without elements.
+
+    Args:
+        finite: False lets values be infinite, as masks are, or NaN: such a tensor has infinite limits.
+
+    Raises:
+        ArtefactError: a tensor has values that are NaN or infinite, and may not.
+    """
+    limits: dict[str, tuple[float, float]] = {}
+    for _, values in watch(model, tensors, data):
+        for t in tensors:
+            if values[t].size == 0:
+                continue
+            low, high = float(values[t].min()), float(values[t].max())
+            if not np.isfinite([low, high]).all():
+                if not finite:
+                    limits[t] = (-np.inf, np.inf)
+                    continue
+                raise ArtefactError(
+                    "The model computes NaN or infinite values on the calibration images.",
+                    f"The first is in the tensor '{t}'.",
+                    "Check the images, and the file with `capsedge.verify`.",
+                    command="Check the images, and the file with `capsedge verify`.",
+                )
+            seen = limits.get(t, (low, high))
+            limits[t] = (min(low, seen[0]), max(high, seen[1]))
+    return {t: limits.get(t, (0.0, 0.0)) for t in tensors}
+
+
+# --- Requirements on calibration and evaluation images ---
+
+
+def check_calibration(data: ImageSet, of: int | None = None) -> list[str]:
+    """Refuse images that give no useful range; returns warnings.
+
+    Args:
+        of: the number of images that they were drawn from, where the others are kept to compare on.
+
+    Raises:
+        UsageError: there is only one image, or all values of all images are the same.
+    """
+    if len(data) < 2:
+        told = "One image is" if of in (None, 1) else f"{of} images are"
+        kept = (
+            ""
+            if of in (None, 1)
+            else f"Of the {of}, 1 is left to calibrate on and the others compare. "
+        )
+        raise UsageError(
+            f"{told} not enough to calibrate on.",
+            f"{kept}Every activation would get the range of one image, and other images would be clipped.",
+            "Give 100 or more images like those that the model will see.",
+        )
+    if all(float(np.ptp(batch)) == 0.0 for batch in data.batches(256)):
+        raise UsageError(
+            "The calibration images are constant.",
+            f"Every value of the {len(data)} images of {data.source} is the same within its batch.",
+            "Give images like those that the model will see.",
+        )
+    if len(data) < 32:
+        return [f"only {len(data)} calibration images: ranges may be too small; use 100 or more"]
+    return []
+
+
+def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
+    """Refuse to report accuracy on calibration images.
+
+    Raises:
+        UsageError: an evaluation image was calibrated on.
+    """
+    common = int(evaluation.occurs_in(calibration).sum())
+    if common:
+        raise UsageError(
+            "Accuracy would be reported on images that were calibrated on.",
+            f"{common} of {len(evaluation)} evaluation images are among the {len(calibration)} "
+            "calibration images.",
+            "Give other images as `data=`.",
+            command="Give other images with --data.",
+        )

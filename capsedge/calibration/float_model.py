@@ -1,0 +1,371 @@
+"""The FP32 file to quantize, and everything that is derived from it once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from capsedge.calibration import accuracy as evaluate
+from capsedge.calibration import collect, fp16, int8_cpu, int8_qdq
+from capsedge.calibration.accuracy import Answers, Judge, Outcome
+from capsedge.calibration.quantizable_layers import (
+    LEAST_ELEMENTS,
+    Kept,
+    Unit,
+    calibrated_tensors,
+    find_units,
+    float_tensors,
+)
+from capsedge.calibration.ranges import Table
+from capsedge.datasets import ImageSet
+from capsedge.datasets.chance import check_above_chance
+from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.graph.cleanup import plain
+from capsedge.graph.proto import Graph, opset_of
+from capsedge.graph.random_nodes import refuse_random
+from capsedge.graph.target_runtimes import finish
+from capsedge.runtime.files import reading
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing, export_again
+from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.score_checks import score_warnings
+from capsedge.runtime.scores import mask_of
+
+QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
+TARGETS = ("ort-cpu", *QDQ)
+INT4_FROM = 20  # the exporter's opset, to which opset 21 adds only types
+MADE = "the file that was made"
+RECORD = "capsedge_quantization"  # the property of a file of another tool; ours have metadata
+LEAST_OPSET = {"ort-cpu": 10, **dict.fromkeys(QDQ, 13)}  # for QLinearConv; for scales by channel
+Progress = Callable[[str, int, int], None]
+_QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
+
+
+class Source:
+    """An FP32 file, and the files that can be made from it.
+
+    Args:
+        path: the file.
+        bodies: whether the files made from it contain function bodies; without them, they run only with the
+            operator library.
+        runtime: runtime that the files made from it are for, a key of ``graph.target_runtimes.TARGETS``; None for
+            ONNX Runtime and TensorRT.
+        scores: the output that decides the class, if the user names it.
+
+    Attributes:
+        content: the bytes of the file, which is read once.
+        sha256: of the content.
+        session: a session that runs it.
+        metadata: of the file; None for a file of another tool.
+        model: the graph.
+        judge: what files made from it are judged by.
+
+    Raises:
+        ArtefactError: the file is quantized already, or damaged.
+        UnsupportedModelError: nothing in it can be quantized.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        bodies: bool = True,
+        runtime: str | None = None,
+        scores: str | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.content = read_bytes(self.path)
+        self.sha256 = hashlib.sha256(self.content).hexdigest()
+        self.session = load_bytes(self.content, self.path)
+        self.metadata: ModelMetadata | None = self.session.metadata
+        self.model = onnx.load_model_from_string(self.content)
+        self._check_single()
+        self._check_not_quantized()
+        refuse_random(self.model, str(self.path))
+        if self.metadata is None:
+            self.model = plain(self.model)
+        self.graph = Graph(self.model)
+        self.units, self.kept = find_units(self.graph)
+        if not self.units:
+            raise UnsupportedModelError(
+                f"{path} has no layer that can be quantized.",
+                _why_nothing(self.graph, self.kept),
+                "Quantize an FP32 file with convolutions, matrix products or capsule operators.",
+            )
+        self._bodies, self._runtime, self._named = bodies, runtime, scores
+        self.judge = Judge.of(self.session, scores)
+        self._answers: dict[int, tuple[ImageSet, Answers]] = {}
+
+    def _check_single(self) -> None:
+        if self.metadata is not None and self.metadata.cascade is not None:
+            small = self.metadata.cascade.small.file
+            raise UsageError(
+                f"{self.path} is a cascade of two networks.",
+                "What it was measured to do holds for these two as they are.",
+                f"Quantize {small} or the large network, then join them again: `capsedge.cascade`.",
+                command=f"Quantize {small} or the large network, then join them again with "
+                "`capsedge cascade`.",
+            )
+
+    def _check_not_quantized(self) -> None:
+        model = self.model
+        nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
+        quantized = {n.op_type for n in nodes} & _QUANTIZED
+        precision = "fp32" if self.metadata is None else self.metadata.precision
+        for entry in model.metadata_props:
+            if entry.key == RECORD:
+                precision = "stated in its property " + RECORD
+        if precision != "fp32" or quantized:
+            raise ArtefactError(
+                f"{self.path} is already quantized.",
+                f"Its precision is {precision}"
+                + (f"; it has {', '.join(sorted(quantized))} nodes." if quantized else "."),
+                "Quantize the FP32 file that it was made from.",
+            )
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How images are prepared for the input; None if the file does not state it."""
+        return None if self.metadata is None else self.metadata.preprocessing
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The type of every input, by name."""
+        return {port.name: port.dtype for port in self.session.inputs}
+
+    def judge_on(self, data: ImageSet) -> list[str]:
+        """Choose the judge by the evaluation data, whose labels may tell which output decides; warnings.
+
+        Raises:
+            UsageError: several outputs may decide, or there are labels beyond the scores.
+        """
+        labels = data.labels
+        classes = 0 if labels is None or len(labels) == 0 else int(labels.max()) + 1
+        self.judge = Judge.of(
+            self.session, self._named, classes, lambda: evaluate.samples(self.session, data)
+        )
+        if self.judge.scores is None and (labels is not None or data.ignored):
+            return [f"the labels are not used: {self.judge.why}"]
+        known = self.judge.scores == self.session.roles.scores
+        warnings = list(score_warnings(self.session)) if known else []
+        if self.metadata is None and self.judge.scores is not None:
+            mask = mask_of(self.judge.scores, evaluate.samples(self.session, data))
+            warnings += [f"{self.judge.scores} is {mask}"] if mask else []
+        if labels is None:
+            return warnings
+        port = next(p for p in self.session.outputs if p.name == self.judge.scores)
+        wide = port.shape[-1] if len(port.shape) == 2 else None
+        if isinstance(wide, int) and classes > wide:
+            raise UsageError(
+                f"{data.source} has labels up to {classes - 1}.",
+                f"'{port.name}' has {wide} scores, for the classes 0 to {wide - 1}.",
+                "Give labels that count the model's classes from 0.",
+            )
+        return warnings
+
+    def check_reference(self, data: ImageSet, progress: Progress | None = None) -> list[str]:
+        """Refuse to judge by an accuracy that is chance; warnings where the images are too few to tell.
+
+        Raises:
+            UsageError: the FP32 file answers no better than guesses.
+        """
+        found = self.answers(data, progress)
+        accuracy = evaluate.compare(found, found, data, self.judge).reference
+        if accuracy is None or self.judge.scores is None:
+            return []
+        classes = found[self.judge.scores][0].shape[1]
+        return check_above_chance(
+            accuracy, len(data), classes, self.judge.scores, data.source, str(self.path)
+        )
+
+    def check_opset(self, precision: str, target: str) -> None:
+        """Refuse a file whose operators are older than those that a target needs.
+
+        Raises:
+            UnsupportedModelError: its opset is too old.
+        """
+        least, opset = (
+            (1 if precision == "fp16" else LEAST_OPSET.get(target, 1)),
+            opset_of(self.model),
+        )
+        if opset < least:
+            new = self.path.with_suffix(".fused.onnx").name
+            convert = f"Convert it first: `capsedge.optimize({str(self.path)!r}, {new!r})`."
+            command = (
+                f"Convert it first: `capsedge optimize {shlex.quote(str(self.path))} -o {new}`."
+            )
+            if self.graph.fused:  # `optimize` leaves such files as they are
+                convert = command = export_again(self.metadata)
+            raise UnsupportedModelError(
+                f"{self.path} has opset {opset}, too old for {precision} and {target}.",
+                f"The nodes that it needs exist from opset {least} on.",
+                convert,
+                command=command,
+            )
+
+    def calibrate(
+        self, data: ImageSet, method: str, path: Path | None, progress: Progress | None = None
+    ) -> Table:
+        """The table of this file on these images; read from ``path`` if it exists, otherwise written there.
+
+        Raises:
+            ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
+        """
+        checksum = data.digest()
+        tensors = calibrated_tensors(self.graph, self.units)
+        if path is not None and reading.kind(path) is not None:
+            table = Table.load(path)
+            table.check(self.sha256, checksum, method, tensors, path)
+            return table
+        step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
+        histograms = collect.histograms(self.model, tensors, data, step)
+        table = Table.from_histograms(
+            self.sha256, checksum, method, len(data), data.source, histograms
+        )
+        if path is not None:
+            table.save(path)
+        return table
+
+    def half(self, data: ImageSet) -> tuple[onnx.ModelProto, list[Kept]]:
+        """The file in FP16, and the nodes that stay in FP32."""
+        tensors = float_tensors(self.model)
+        limits = collect.magnitudes(self.model, tensors, data, finite=False)
+        model, kept = fp16.emit(self.model, limits)
+        self._finish(model)
+        return model, kept
+
+    def _finish(self, model: onnx.ModelProto) -> None:
+        """Attach what the file needs to run; a file of another tool is checked by running it.
+
+        Raises:
+            UnsupportedModelError: a file of another tool cannot be brought into the runtime's form.
+        """
+        if self.metadata is not None:
+            finish(model, self._bodies, self._runtime)
+        elif self._runtime is not None or self.graph.fused:
+            try:
+                finish(model, self._bodies, self._runtime)
+            except Exception as error:  # onnx raises many kinds, none of them ours
+                clean = f"Clean it up first: `capsedge.optimize({str(self.path)!r}, 'clean.onnx')`."
+                command = f"Clean it up first: `capsedge optimize {shlex.quote(str(self.path))}`."
+                if self.graph.fused:  # `optimize` leaves such files as they are
+                    clean = command = export_again(self.metadata)
+                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise UnsupportedModelError(
+                    f"{self.path} cannot be written for this target.",
+                    f"ONNX says: {first[:300]}",
+                    clean,
+                    command=command,
+                ) from error
+
+    def emit(
+        self, assignment: Mapping[str, str], table: Table, target: str
+    ) -> tuple[onnx.ModelProto, list[Kept]]:
+        """The file with every unit as assigned, and the nodes that stay in FP32.
+
+        Raises:
+            UsageError: there is no such target.
+        """
+        if target == "ort-cpu":
+            model = int8_cpu.emit(self.model, self.units, assignment, table)
+            kept = list(self.kept)
+        elif target in QDQ:
+            chosen, kept = int8_qdq.placement(self.graph, self.units, target)
+            model = int8_qdq.emit(self.model, chosen, assignment, table)
+            kept = [*self.kept, *kept]
+        else:
+            raise UsageError(f"There is no target '{target}'.", "", f"Known: {', '.join(TARGETS)}.")
+        kept += [
+            Kept(u.name, u.kind, "assigned", "the search keeps it in FP32")
+            for u in self.units
+            if assignment.get(u.name, "fp32") == "fp32" and u.name not in {k.node for k in kept}
+        ]
+        self._finish(model)
+        return model, kept
+
+    def quantizable(self, target: str) -> list[Unit]:
+        """The units that are faster or smaller in INT8 on a target."""
+        if target in QDQ:
+            return int8_qdq.placement(self.graph, self.units, target)[0]
+        return self.units
+
+    def levels(self, target: str) -> tuple[str, ...]:
+        """The precisions of a unit that mixed precision chooses from; 4-bit weights need the operators of a
+        new opset, which a file with older ones cannot import."""
+        int4 = target == "ort-cpu" and opset_of(self.model) >= INT4_FROM
+        return ("fp32", "int8", "int4") if int4 else ("fp32", "int8")
+
+    def answers(self, data: ImageSet, progress: Progress | None = None) -> Answers:
+        """The FP32 file's answers, computed once per set of images."""
+        if id(data) not in self._answers:
+            step = None if progress is None else (lambda k, n: progress("FP32", k, n))
+            found = evaluate.answers(self.session, data, self.judge, step)
+            self._answers[id(data)] = data, found
+        return self._answers[id(data)][1]
+
+    def outcome(
+        self, model: onnx.ModelProto, data: ImageSet, progress: Progress | None = None
+    ) -> Outcome:
+        """Compare a model made from this file with this file."""
+        reference = self.answers(data, progress)
+        step = None if progress is None else (lambda k, n: progress("quantized", k, n))
+        session = load_bytes(model.SerializeToString(), MADE)
+        found = evaluate.answers(session, data, self.judge, step)
+        return evaluate.compare(reference, found, data, self.judge)
+
+    def described(
+        self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]
+    ) -> None:
+        """Write the precision and origin of a model into its metadata."""
+        merged = {
+            **({} if self.metadata is None else self.metadata.calibration),
+            "source": {
+                "file": self.path.name,
+                "sha256": self.sha256,
+                "bytes": len(self.content),
+            },
+            **calibration,
+        }
+        if self.metadata is None:
+            properties = {e.key: e.value for e in model.metadata_props}
+            properties[RECORD] = json.dumps({"precision": precision, **merged}, sort_keys=True)
+        else:
+            described = dataclasses.replace(self.metadata, precision=precision, calibration=merged)
+            properties = described.to_properties()
+        onnx.helper.set_model_props(model, properties)
+
+
+def _why_nothing(graph: Graph, kept: list[Kept]) -> str:
+    if kept:
+        return "; ".join(f"{k.node}: {k.numbers}" for k in kept[:5]) + "."
+    weights = [t for t in graph.initializers.values() if math.prod(t.dims) >= LEAST_ELEMENTS]
+    types = {onnx.helper.tensor_dtype_to_string(t.data_type).split(".")[-1] for t in weights}
+    if types and "FLOAT" not in types:
+        return f"Its weights are {', '.join(sorted(types))}, not FP32."
+    return "It has no convolution, matrix product or capsule operator whose weight is an FP32 constant."
+
+
+def uniform(units: list[Unit], level: str) -> dict[str, str]:
+    """Every unit in the same precision."""
+    return {u.name: level for u in units}
+
+
+def rounded(outcome: Outcome) -> dict[str, Any]:
+    """An outcome for a file's metadata, rounded, since metadata adds noticeably to a small file."""
+    return {k: _rounded(v) for k, v in outcome.to_dict().items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, (float, np.floating)):
+        return round(float(value), 6) if np.isfinite(value) else None
+    if isinstance(value, list):
+        return [{k: _rounded(v) for k, v in each.items()} for each in value]
+    return value

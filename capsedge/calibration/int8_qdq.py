@@ -1,0 +1,99 @@
+"""INT8 by Q/DQ pairs, for TensorRT, OpenVINO and LiteRT: symmetric, zero point 0, around convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from capsedge.calibration import quantizable_layers
+from capsedge.calibration.quantizable_layers import Kept, Unit
+from capsedge.calibration.ranges import Table
+from capsedge.graph.proto import Graph, initializer, replace_graph
+
+LEAST_CHANNELS = 16
+
+
+def placement(
+    graph: Graph, units: list[Unit], target: str = "tensorrt"
+) -> tuple[list[Unit], list[Kept]]:
+    """The units that a runtime executes faster in INT8, and why the others stay in FP32.
+
+    Only convolutions: Q/DQ does not fuse into plugins, and the products of votes are too small for INT8 to
+    pay off. For TensorRT narrow convolutions stay too, as in ModelOpt's placement (``graph_utils.py``): one
+    side must have 16 channels, and so must the other unless the outputs are a multiple of 8.
+    """
+    chosen, kept = [], []
+    for unit in units:
+        dims = list(graph.initializers[unit.weight].dims)
+        if unit.kind != "conv":
+            kept.append(
+                Kept(unit.name, unit.kind, "not-fused", "Q/DQ fuses into convolutions only")
+            )
+        elif target == "tensorrt" and _narrow(*dims[:2]):
+            numbers = f"{dims[1]} to {dims[0]} channels, fewer than {LEAST_CHANNELS}"
+            kept.append(Kept(unit.name, "Conv", "narrow", numbers))
+        else:
+            chosen.append(unit)
+    return chosen, kept
+
+
+def _narrow(outputs: int, inputs: int) -> bool:
+    few = min(outputs, inputs) < LEAST_CHANNELS
+    return max(outputs, inputs) < LEAST_CHANNELS or (few and outputs % 8 != 0)
+
+
+def emit(
+    model: onnx.ModelProto, units: list[Unit], assignment: Mapping[str, str], table: Table
+) -> onnx.ModelProto:
+    """Q/DQ on both inputs of every chosen convolution, none on its output; biases stay FP32.
+
+    The weight is stored in INT8, followed by a DequantizeLinear along axis 0. No node is inserted between a
+    convolution and its ReLU: it would break their fusion.
+    """
+    graph = Graph(model)
+    chosen = {u.weight for u in units if assignment.get(u.name) == "int8" and u.kind == "conv"}
+    nodes: list[onnx.NodeProto] = []
+    more: dict[str, onnx.TensorProto] = {}
+    dequantized: dict[str, str] = {}
+    zero = "zero_int8"
+    more[zero] = initializer(zero, np.int8(0))
+    for node in graph.nodes:
+        if node.op_type != "Conv" or node.input[1] not in chosen:
+            nodes.append(node)
+            continue
+        x, w = node.input[0], node.input[1]
+        if x not in dequantized:
+            entry = table.entries[x]
+            amax = max(abs(entry.low), abs(entry.high))
+            scale = np.float32(amax / 127 if amax > 0 else 1.0)
+            more[f"{x}_scale"] = initializer(f"{x}_scale", scale)
+            dequantized[x] = f"{x}_dequantized"
+            q = f"{x}_int8"
+            nodes += [
+                helper.make_node("QuantizeLinear", [x, f"{x}_scale", zero], [q]),
+                helper.make_node("DequantizeLinear", [q, f"{x}_scale", zero], [dequantized[x]]),
+            ]
+        integers, steps = quantizable_layers.quantize(graph.array(w), (1, 2, 3))
+        # TensorRT requires positive scales; a channel of zeros is zero with any scale.
+        steps = np.where(steps > 0, steps, np.float32(1)).reshape(-1)
+        zeros = f"zeros_{len(steps)}"
+        more[f"{w}_int8"] = initializer(f"{w}_int8", integers)
+        more[f"{w}_scale"] = initializer(f"{w}_scale", steps.astype(np.float32))
+        more[zeros] = initializer(zeros, np.zeros(len(steps), np.int8))
+        if not any(f"{w}_dequantized" in n.output for n in nodes):
+            nodes.append(
+                helper.make_node(
+                    "DequantizeLinear",
+                    [f"{w}_int8", f"{w}_scale", zeros],
+                    [f"{w}_dequantized"],
+                    axis=0,
+                )
+            )
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        made.input[0], made.input[1] = dequantized[x], f"{w}_dequantized"
+        nodes.append(made)
+    return replace_graph(model, nodes, more, {})

@@ -1,0 +1,321 @@
+"""Sensitivity, search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, inliner
+
+from capsedge.calibration import collect
+from capsedge.calibration.accuracy import ERROR, LOST, Gate, Outcome, latency
+from capsedge.calibration.float_model import MADE, Source, uniform
+from capsedge.calibration.int8_cpu import activation_parameters
+from capsedge.calibration.quantizable_layers import title as title_text
+from capsedge.calibration.ranges import Table
+from capsedge.datasets import ImageSet
+from capsedge.graph.proto import copy_of, initializer, operator_nodes
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.reporting import new_figure, save_figure
+from capsedge.spec.operators import ROUTING_OPERATORS, Mark, mark_of, operator_of
+
+# --- Mixed precision: the smallest and the fastest assignment that passes the accuracy gate ---
+
+
+SEARCHED = 0.75  # of the errors that are allowed, on the images of a search
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An assignment that was tried.
+
+    Attributes:
+        assignment: precision of every unit.
+        bytes: size of the file.
+        milliseconds: time per image, for ranking.
+        outcome: comparison with FP32 on the search images.
+        fits: whether the loss is allowed.
+    """
+
+    assignment: dict[str, str]
+    bytes: int
+    milliseconds: float
+    outcome: Outcome
+    fits: bool
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values."""
+        return {
+            "assignment": self.assignment,
+            "bytes": self.bytes,
+            "milliseconds": self.milliseconds,
+            "fits": self.fits,
+            **self.outcome.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """All candidates, in the order in which they were tried."""
+
+    candidates: list[Candidate]
+
+    @property
+    def smallest(self) -> Candidate | None:
+        """The smallest file within the allowed drop; None if nothing fits."""
+        return min((c for c in self.candidates if c.fits), key=lambda c: c.bytes, default=None)
+
+    @property
+    def fastest(self) -> Candidate | None:
+        """The fastest file within the allowed drop; None if nothing fits."""
+        fitting = (c for c in self.candidates if c.fits)
+        return min(fitting, key=lambda c: c.milliseconds, default=None)
+
+    def pareto(self) -> list[Candidate]:
+        """The candidates that no other beats in size, time and error at once, smallest first."""
+
+        def beaten(c: Candidate) -> bool:
+            mine = (c.bytes, c.milliseconds, c.outcome.error)
+            others = ((o.bytes, o.milliseconds, o.outcome.error) for o in self.candidates)
+            return any(
+                o != mine and all(a <= b for a, b in zip(o, mine, strict=True)) for o in others
+            )
+
+        return sorted((c for c in self.candidates if not beaten(c)), key=lambda c: c.bytes)
+
+
+def search(
+    source: Source,
+    table: Table,
+    data: ImageSet,
+    target: str,
+    gate: Gate,
+    threads: int = 2,
+    tried: Callable[[Candidate], None] | None = None,
+) -> Search:
+    """Lower one unit after another, starting with those that save most for their damage.
+
+    From all-INT8 the units go to 4 bits in the order of score error per byte saved; each step is kept only
+    if it passes the gate (``_fits``). If INT8 itself does not fit, the units that do most
+    damage first go back to FP32.
+
+    Args:
+        data: images to search on; accuracy is reported on other images.
+        gate: what may be lost.
+    """
+    units = source.quantizable(target)
+    candidates: list[Candidate] = []
+
+    def candidate(assignment: dict[str, str]) -> Candidate:
+        model, _ = source.emit(assignment, table, target)
+        outcome = source.outcome(model, data)
+        content = model.SerializeToString()
+        time = latency(load_bytes(content, MADE, threads=threads), data)
+        candidates.append(
+            Candidate(dict(assignment), len(content), time, outcome, _fits(gate, outcome))
+        )
+        if tried is not None:
+            tried(candidates[-1])
+        return candidates[-1]
+
+    candidate(uniform(units, "fp32"))
+    current = candidate(uniform(units, "int8"))
+    alone = {u.name: _alone(source, table, data, target, u.name, "int8") for u in units}
+    for name in sorted(alone, key=lambda n: -alone[n].error):
+        if current.fits:
+            break
+        current = candidate({**current.assignment, name: "fp32"})
+    if "int4" in source.levels(target):
+        lower = {u.name: _alone(source, table, data, target, u.name, "int4") for u in units}
+        price = {u.name: lower[u.name].error / u.elements for u in units}
+        for name in sorted(price, key=lambda n: price[n]):
+            if current.assignment[name] != "int8":
+                continue
+            lowered = candidate({**current.assignment, name: "int4"})
+            if lowered.fits:
+                current = lowered
+    return Search(candidates)
+
+
+def _fits(gate: Gate, outcome: Outcome) -> bool:
+    """Whether an outcome passes the gate with room to spare.
+
+    No more decisions may change than points may be lost; errors may have `SEARCHED` of what is allowed, since
+    they were the least of many candidates' on these images, and will be larger on others.
+
+    The network may have been trained on the search images. It is more certain of those than of others, so
+    that accuracy alone would be too optimistic.
+    """
+    limit = gate.limit(outcome.judged_by)
+    if outcome.judged_by == ERROR:
+        kept = SEARCHED * limit, SEARCHED * gate.max_error
+        return replace(gate, max_drop=kept[0], max_error=kept[1]).passes(outcome)
+    changed = 100.0 * (1.0 - outcome.agreement)
+    return gate.passes(outcome) and changed <= limit
+
+
+def _alone(
+    source: Source, table: Table, data: ImageSet, target: str, name: str, level: str
+) -> Outcome:
+    model, _ = source.emit({name: level}, table, target)
+    return source.outcome(model, data)
+
+
+def plot(result: Search, gate: Gate, path: Path) -> None:
+    """Plot drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
+    whole = max(c.bytes for c in result.candidates)
+    judged_by = result.candidates[0].outcome.judged_by
+    label, max_drop = LOST[judged_by], gate.limit(judged_by)
+    figure = new_figure(7, 4)
+    axis = figure.subplots()
+    for fits, colour, title in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):
+        some = [c for c in result.candidates if c.fits == fits]
+        axis.scatter(
+            [whole / c.bytes for c in some],
+            [c.outcome.drop for c in some],
+            [
+                12 * c.milliseconds / min(x.milliseconds for x in result.candidates) + 12
+                for c in some
+            ],
+            colour,
+            label=title,
+        )
+    front = [c for c in result.pareto() if c.fits]
+    axis.plot(
+        [whole / c.bytes for c in front], [c.outcome.drop for c in front], "-", color="#9aa5b1"
+    )
+    axis.axhline(max_drop, color="#c1121f", linewidth=0.8, linestyle="--")
+    axis.set_xlabel("times smaller than FP32 (area: time per image)")
+    axis.set_ylabel(label)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    save_figure(figure, path)
+
+
+def levels(assignment: dict[str, str]) -> str:
+    """An assignment in one line."""
+    return ", ".join(f"{name} {level}" for name, level in assignment.items())
+
+
+# The damage that each layer and each routing iteration does to the decisions when it alone is in
+# 8 bits
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One layer or routing iteration alone in 8 bits.
+
+    Attributes:
+        name: the layer; for an iteration, also its number: its couplings and poses are in 8 bits.
+        kind: ``conv``, ``routing``, ``linear`` or ``iteration``.
+        saved: bytes by which the file becomes smaller.
+        outcome: comparison with FP32.
+    """
+
+    name: str
+    kind: str
+    saved: int
+    outcome: Outcome
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON values."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "saved_bytes": self.saved,
+            **self.outcome.to_dict(),
+        }
+
+
+def sensitivity(
+    source: Source,
+    table: Table,
+    data: ImageSet,
+    calibration: ImageSet,
+    target: str = "ort-cpu",
+    done: Callable[[str], None] | None = None,
+) -> list[Damage]:
+    """The damage of every layer and routing iteration alone, largest first, by the root mean squared error
+    of the scores, which ranks even where no decision changes."""
+    found = []
+    for unit in source.quantizable(target):
+        model, _ = source.emit({unit.name: "int8"}, table, target)
+        outcome = source.outcome(model, data)
+        found.append(Damage(unit.name, unit.kind, len(source.content) - model.ByteSize(), outcome))
+        if done is not None:
+            done(unit.name)
+    for name, model in _iterations(source, calibration):
+        found.append(Damage(name, "iteration", 0, source.outcome(model, data)))
+        if done is not None:
+            done(name)
+    return sorted(found, key=lambda d: -d.outcome.error)
+
+
+def _iterations(source: Source, calibration: ImageSet) -> list[tuple[str, onnx.ModelProto]]:
+    """One model per iteration of every routing node, with the results of the iteration rounded to 8 bits."""
+    inlined = inliner.inline_local_functions(source.model)
+    sites = _sites(source.model, inlined)
+    tensors = [t for _, names in sites for t in names]
+    limits = collect.magnitudes(inlined, tensors, calibration)
+    return [(name, _rounded(inlined, names, limits)) for name, names in sites]
+
+
+def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, list[str]]]:
+    """The marked tensors of an inlined model by layer and iteration, in order."""
+    layers = [
+        title_text(n.input[ROUTING_OPERATORS[operator_of(n.op_type)].weight])
+        for n in operator_nodes(model)
+        if operator_of(n.op_type) in ROUTING_OPERATORS
+    ]
+    sites: list[tuple[str, list[str]]] = []
+    taken: set[Mark] = set()
+    place, passes = -1, dict.fromkeys(layers, 0)
+    for node in inlined.graph.node:
+        for name in node.output:
+            mark = mark_of(name)
+            if mark is None:
+                continue
+            fresh = not taken or mark in taken or mark.operator not in {t.operator for t in taken}
+            if fresh:
+                place, taken = place + 1, set()
+                layer = layers[place] if place < len(layers) else f"routing {place + 1}"
+                passes[layer] = passes.get(layer, 0) + 1
+            taken.add(mark)
+            # If a node is a single pass, the passes are the iterations of the layer.
+            iterates = ROUTING_OPERATORS[mark.operator].iterates
+            title_ = f"{layer}, iteration {mark.iteration if iterates else passes[layer]}"
+            if sites and sites[-1][0] == title_:
+                sites[-1][1].append(name)
+            else:
+                sites.append((title_, [name]))
+    return sites
+
+
+def _rounded(
+    model: onnx.ModelProto, tensors: list[str], limits: dict[str, tuple[float, float]]
+) -> onnx.ModelProto:
+    """A copy in which some tensors are rounded to uint8."""
+    copy = copy_of(model)
+    nodes = list(copy.graph.node)
+    del copy.graph.node[:]
+    for node in nodes:
+        after = []
+        for k, name in enumerate(node.output):
+            if name in tensors:
+                scale, zero = activation_parameters(*limits[name])
+                copy.graph.initializer.append(initializer(f"{name}_scale", np.float32(scale)))
+                copy.graph.initializer.append(initializer(f"{name}_zero", np.uint8(zero)))
+                parameters = [f"{name}_scale", f"{name}_zero"]
+                node.output[k] = f"{name}_exact"
+                after += [
+                    helper.make_node(
+                        "QuantizeLinear", [f"{name}_exact", *parameters], [f"{name}_q"]
+                    ),
+                    helper.make_node("DequantizeLinear", [f"{name}_q", *parameters], [name]),
+                ]
+        copy.graph.node.extend([node, *after])
+    del copy.graph.value_info[:]
+    return copy

@@ -1,0 +1,250 @@
+"""What can be quantized; 8- and 4-bit weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from capsedge.graph.proto import Graph, attributes_of, values_of
+from capsedge.spec.operators import DOMAIN, OPERATORS
+
+# --- The parts of a model that can be quantized: its units, each a layer with its weights ---
+
+
+LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would take as much space
+MAX_PRODUCTS = 65000  # in a 32-bit sum: docs/reference/operators.md, QuantizedConv
+_STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # index of the weight among the inputs
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer that gets one precision.
+
+    Attributes:
+        name: name of the layer, from the exporter's name of its weight.
+        kind: ``conv``; ``routing`` (a capsule operator that has a variant with INT8 weights); ``linear``
+            (weights that are stored in few bits and used in FP32).
+        weight: the initializer.
+        elements: of the weight.
+    """
+
+    name: str
+    kind: str
+    weight: str
+    elements: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A node kept in FP32, with the reason and its numbers."""
+
+    node: str
+    op: str
+    rule: str
+    numbers: str
+
+    def to_dict(self) -> dict[str, str]:
+        """JSON values."""
+        return {"node": self.node, "op": self.op, "rule": self.rule, "numbers": self.numbers}
+
+
+def title(weight: str) -> str:
+    """The name of a layer from the name of its weight."""
+    return weight.removeprefix("model.").removesuffix(".weight")
+
+
+def weight_place(node: onnx.NodeProto) -> int | None:
+    """The index of a node's input that is a weight that can be in 8 bits; None if there is none."""
+    if node.domain == "":
+        return _STANDARD.get(node.op_type)
+    spec = OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
+    return spec.weight if spec is not None and spec.int8 else None
+
+
+def float_weight(graph: Graph, node: onnx.NodeProto, place: int) -> str | None:
+    """The FP32 initializer at an index of a node's inputs."""
+    if len(node.input) <= place:
+        return None
+    tensor = graph.initializers.get(node.input[place])
+    return tensor.name if tensor is not None and tensor.data_type == TensorProto.FLOAT else None
+
+
+def is_sum(graph: Graph, node: onnx.NodeProto) -> bool:
+    """Whether a product is a sum: by a constant vector of equal numbers, as the exporter writes it."""
+    if node.op_type != "MatMul" or node.domain:
+        return False
+    for name in node.input:
+        tensor = graph.initializers.get(name)
+        if tensor is None or 1 not in tensor.dims or 0 in tensor.dims:
+            continue
+        if np.ptp(numpy_helper.to_array(tensor)) == 0:
+            return True
+    return False
+
+
+def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
+    """Why a convolution cannot run in 8 bits; empty if it can."""
+    if float_weight(graph, node, 1) is None:
+        return "its weight is not an FP32 constant"
+    if len(node.input) > 2 and node.input[2] and float_weight(graph, node, 2) is None:
+        return "its bias is not an FP32 constant"
+    dims = list(graph.initializers[node.input[1]].dims)
+    a = attributes_of(node)
+    if len(dims) != 4:
+        return f"it has {len(dims) - 2} spatial dimensions, not 2"
+    if a.get("group", 1) != 1:
+        return f"it has {a['group']} groups, not 1"
+    if a.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return "its padding is computed (auto_pad)"
+    if math.prod(dims[1:]) > MAX_PRODUCTS:
+        return f"{math.prod(dims[1:])} products of 8 bits overflow a 32-bit sum"
+    return ""
+
+
+def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
+    """The layers that can be quantized, in the graph's order, and the weights that cannot."""
+    kinds: dict[str, str] = {}
+    kept: list[Kept] = []
+    for node in graph.nodes:
+        kept += _inside(node)
+        place = weight_place(node)
+        name = None if place is None else float_weight(graph, node, place)
+        if name is None or is_sum(graph, node):
+            continue
+        elements = math.prod(graph.initializers[name].dims)
+        if node.op_type == "Conv":
+            problem = conv_problem(graph, node)
+            if problem:
+                kept.append(Kept(title(name), "Conv", "shape", problem))
+                continue
+            kind = "conv"
+        elif elements < LEAST_ELEMENTS:
+            numbers = f"{elements} weights, fewer than {LEAST_ELEMENTS}"
+            kept.append(Kept(title(name), node.op_type, "small", numbers))
+            continue
+        else:
+            kind = "routing" if node.domain == DOMAIN else "linear"
+        # A weight shared by several nodes is one unit, of the kind that computes in 8 bits.
+        if kinds.get(name) in (None, "linear"):
+            kinds[name] = kind
+    units = [
+        Unit(title(name), kind, name, math.prod(graph.initializers[name].dims))
+        for name, kind in kinds.items()
+    ]
+    return units, kept
+
+
+def _inside(node: onnx.NodeProto) -> list[Kept]:
+    """The layers in the subgraphs of a node."""
+    found = []
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            for inner in graph.node:
+                if inner.domain == "" and inner.op_type in _STANDARD:
+                    numbers = f"inside a {node.op_type}"
+                    found.append(
+                        Kept(inner.name or inner.output[0], inner.op_type, "subgraph", numbers)
+                    )
+                found += _inside(inner)
+    return found
+
+
+def calibrated_tensors(graph: Graph, units: Iterable[Unit]) -> list[str]:
+    """The activations whose range the convolutions need: inputs and results."""
+    wanted: dict[str, None] = {}
+    weights = {u.weight for u in units if u.kind == "conv"}
+    for node in graph.nodes:
+        if node.op_type == "Conv" and node.input[1] in weights:
+            wanted[node.input[0]] = None
+            wanted[graph.result(node)] = None
+    return list(wanted)
+
+
+def float_tensors(model: onnx.ModelProto) -> list[str]:
+    """Inputs and node outputs of the graph that are FP32."""
+    graph = model.graph
+    made = {o for n in graph.node for o in n.output} | {i.name for i in graph.input}
+    return [
+        name
+        for name, v in values_of(model).items()
+        if v.type.tensor_type.elem_type == TensorProto.FLOAT and name in made
+    ]
+
+
+# --- Weights in 8 and 4 bits: symmetric, one scale per output channel ---
+
+
+LARGEST = 127  # -128 stays unused: symmetric
+LARGEST4 = 7
+MULTIPLIERS = LARGEST // LARGEST4  # a 4-bit weight times this still fits 8 bits
+SMALLEST_GROUP = 8  # weights that share a multiplier
+
+
+def quantize(
+    weight: NDArray[Any], axes: tuple[int, ...], least: NDArray[Any] | None = None
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Weights as INT8 and their scales, which cover the largest magnitude.
+
+    Args:
+        weight: the weight in FP32.
+        axes: axes along which values share a scale; the scale keeps them with length 1.
+        least: the smallest scales allowed; none by default.
+
+    Returns:
+        ``weight`` ~ ``integers * scale``; a channel of zeros has the scale 0.
+    """
+    w = weight.astype(np.float64)
+    scale = (np.abs(w).max(axis=axes, keepdims=True) / LARGEST).astype(np.float32)
+    if least is not None:
+        scale = np.maximum(scale, least).astype(np.float32)
+    return _steps(w, scale).round().clip(-LARGEST, LARGEST).astype(np.int8), scale
+
+
+def quantize4(
+    weight: NDArray[Any], scale: NDArray[np.float32]
+) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """4-bit weights that give INT8 weights of a given scale: ``four * multiplier``.
+
+    The multiplier is a small integer, shared along the last two axes (the elements of a kernel or of a pose
+    matrix), so that a group of small weights keeps small steps although its channel has one scale. The
+    multiplier with the least squared error is chosen.
+
+    Returns:
+        ``four`` in -7..7, and the multipliers, with length 1 along the shared axes.
+    """
+    steps = _steps(weight.astype(np.float64), scale)
+    axes = tuple(range(steps.ndim - 2, steps.ndim))
+    while np.prod([steps.shape[k] for k in axes]) < SMALLEST_GROUP and axes[0] > 1:
+        axes = (axes[0] - 1, *axes)
+    best = np.ones([1 if k in axes else n for k, n in enumerate(steps.shape)])
+    least = np.full(best.shape, np.inf)
+    for multiplier in range(1, MULTIPLIERS + 1):
+        four = (steps / multiplier).round().clip(-LARGEST4, LARGEST4)
+        error = np.square(steps - four * multiplier).sum(axis=axes, keepdims=True)
+        best = np.where(error < least, multiplier, best)
+        least = np.minimum(error, least)
+    four = (steps / best).round().clip(-LARGEST4, LARGEST4)
+    return four.astype(np.int8), best.astype(np.int8)
+
+
+def _steps(w: NDArray[np.float64], scale: NDArray[np.float32]) -> NDArray[np.float64]:
+    exact = np.broadcast_to(scale.astype(np.float64), w.shape)
+    return np.divide(w, exact, out=np.zeros_like(w), where=exact > 0)
+
+
+def int4_tensor(name: str, values: NDArray[np.int8]) -> onnx.TensorProto:
+    """An INT4 initializer: two values per byte, the first in the low half (onnx.proto, TensorProto)."""
+    flat = values.reshape(-1).astype(np.uint8) & 0xF
+    if len(flat) % 2:
+        flat = np.append(flat, np.uint8(0))
+    packed = (flat[0::2] | (flat[1::2] << 4)).astype(np.uint8)
+    tensor = TensorProto(name=name, data_type=TensorProto.INT4, dims=values.shape)
+    tensor.raw_data = packed.tobytes()
+    return tensor

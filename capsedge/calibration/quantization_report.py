@@ -1,0 +1,237 @@
+"""Report; precision read back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from capsedge.calibration import mixed_precision
+from capsedge.calibration.accuracy import ERROR, Gate, Outcome
+from capsedge.calibration.quantizable_layers import Kept
+from capsedge.errors import ArtefactError
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.onnxruntime_backend import register_operators
+from capsedge.runtime.files.text import size
+from capsedge.runtime.files.writing import temporary_folder
+from capsedge.runtime.onnx_file.summary import summarize
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+
+# --- The precision that is actually executed, read back from ONNX Runtime's optimized graph ---
+
+
+# Nodes that compute with weights or route; all others move or normalize values.
+COMPUTING = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
+INTEGER = {
+    "QLinearConv",
+    "QLinearMatMul",
+    "QGemm",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
+    "ConvInteger",
+    "QuantizedConv",
+}
+# Nodes that pass values on without changing their type.
+MOVING = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Gather", "ReorderOutput"}
+NAMES = {
+    TensorProto.FLOAT: "fp32",
+    TensorProto.FLOAT16: "fp16",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "int8",
+    TensorProto.DOUBLE: "fp64",
+}
+
+
+@dataclass(frozen=True)
+class Executed:
+    """One kind of computing node in the executed graph.
+
+    Attributes:
+        op: its type, with its domain if that is not the default.
+        precision: of its arithmetic, or ``int8 weights`` for a routing operator that computes in FP32.
+        count: number of such nodes.
+    """
+
+    op: str
+    precision: str
+    count: int
+
+    def to_dict(self) -> dict[str, str | int]:
+        """JSON values."""
+        return {"op": self.op, "precision": self.precision, "count": self.count}
+
+
+def optimized(data: bytes, name: str = "the file", threads: int = 1) -> onnx.ModelProto:
+    """The graph that ONNX Runtime makes of a file on loading; with the operator library, if there is one.
+
+    Args:
+        data: the content of the file.
+        name: the file's name in errors.
+
+    Raises:
+        ArtefactError: ONNX Runtime refuses the file.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    library = find_library()
+    if library is not None:
+        register_operators(options, library, summarize(data, name).capsedge_types)
+    with temporary_folder() as folder:
+        options.optimized_model_filepath = str(folder / "optimized.onnx")
+        try:
+            onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's errors have no common public base
+            raise ArtefactError(
+                f"ONNX Runtime cannot load {name}.", str(error).strip().splitlines()[0]
+            ) from error
+        return onnx.load(options.optimized_model_filepath)
+
+
+def executed(data: bytes, name: str = "the file") -> list[Executed]:
+    """The computing nodes of a file's optimized graph by precision; arguments as for `optimized`."""
+    graph = optimized(data, name).graph
+    kinds = {t.name: t.data_type for t in graph.initializer}
+    kinds |= {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
+    for node in graph.node:
+        if node.op_type == "Cast":
+            kind = next(a.i for a in node.attribute if a.name == "to")
+        elif node.op_type == "DequantizeLinear":
+            kind = kinds.get(node.input[1], TensorProto.UNDEFINED)
+        elif node.op_type in MOVING:
+            kind = kinds.get(node.input[0], TensorProto.UNDEFINED)
+        else:
+            continue
+        kinds.setdefault(node.output[0], kind)
+    counts: Counter[tuple[str, str]] = Counter()
+    for node in graph.node:
+        operator = operator_of(node.op_type)
+        name = f"{node.domain}::{operator}" if node.domain not in ("", "ai.onnx") else operator
+        if operator in INTEGER:
+            counts[name, "int8"] += 1
+        elif node.domain == DOMAIN and operator in OPERATORS:
+            types = [kinds.get(i, TensorProto.UNDEFINED) for i in node.input]
+            precision = next((NAMES[k] for k in types if k in NAMES), "unknown")
+            if OPERATORS[operator].in_8_bits:
+                precision = "int8 weights"
+            counts[name, precision] += 1
+        elif node.op_type in COMPUTING:
+            types = [kinds.get(i, TensorProto.UNDEFINED) for i in node.input[:2]]
+            precision = next((NAMES[k] for k in reversed(types) if k in NAMES), "fp32")
+            counts[name, precision] += 1
+    return [Executed(op, precision, n) for (op, precision), n in sorted(counts.items())]
+
+
+# --- The report of a quantization ---
+
+
+@dataclass(frozen=True, repr=False)
+class QuantizationReport(Summarized):
+    """The settings and measurements of a quantization.
+
+    Attributes:
+        output: the file; if it was rejected, the name that it was kept under; None if none was requested.
+        precision, method, target: as requested.
+        size, source_size: bytes of the file and of the FP32 file.
+        outcome: comparison with the FP32 file on the evaluation images, in the same runtime.
+        kept: the nodes that stay in FP32, with rule and numbers.
+        executed: the computing nodes by precision, read back from ONNX Runtime's optimized graph.
+        executed_fp32: the same for the FP32 file.
+        assignment: precision of every layer.
+        search: all candidates, for mixed precision.
+        gate: what the file was allowed to lose.
+        judged: the outputs that it was judged by, in words.
+        images: numbers of images for calibration, search and evaluation, and what the last are.
+        warnings: warnings about the images, for the user.
+        model: the file's bytes.
+        foreign: whether the FP32 file is another tool's.
+        own_module: the class of the user's own module that the FP32 file was exported from; else empty.
+        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if not stated.
+    """
+
+    output: Path | None
+    precision: str
+    method: str
+    target: str
+    size: int
+    source_size: int
+    outcome: Outcome
+    kept: list[Kept]
+    executed: list[Executed]
+    executed_fp32: list[Executed]
+    assignment: dict[str, str]
+    search: mixed_precision.Search | None
+    gate: Gate
+    judged: str
+    images: dict[str, Any]
+    warnings: tuple[str, ...]
+    model: bytes = field(repr=False)
+    foreign: bool
+    own_module: str
+    checkpoint_sha256: str
+
+    def _summary(self) -> Summary:
+        verdict = "PASSED" if self.passed else "FAILED"
+        name = "not written" if self.output is None else str(self.output)
+        ratio = f"{size(self.size)}, {self.size / self.source_size:.0%} of FP32"
+        told = f"{verdict}: {self.outcome} on {self.outcome.images} images"
+        told += f" ({self.images['evaluated_on']})"
+        kept = f"{len(self.kept)} nodes" if self.kept else "nothing"
+        rows = [
+            Row("file", name),
+            Row("precision", f"{self.precision} for {self.target}, method {self.method}"),
+            Row("size", ratio),
+            Row("against FP32", told),
+            Row("judged by", self.judged),
+            Row("kept in FP32", kept),
+            *(Row("warning", warning) for warning in self.warnings),
+        ]
+        first = f"{short(Path(name).name)}: {self.precision}, {ratio}"
+        return Summary("QuantizationReport", [first, told], rows)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the file passed the gate."""
+        return self.gate.passes(self.outcome)
+
+    @property
+    def max_drop(self) -> float:
+        """The allowed ``outcome.drop``."""
+        return self.gate.limit(self.outcome.judged_by)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "output": None if self.output is None else str(self.output),
+            "passed": self.passed,
+            "precision": self.precision,
+            "method": self.method,
+            "target": self.target,
+            "bytes": self.size,
+            "bytes_fp32": self.source_size,
+            "size_ratio": self.size / self.source_size,
+            "judged": self.judged,
+            "max_drop_points": self.max_drop,
+            "max_error_percent": self.gate.max_error if self.outcome.judged_by == ERROR else None,
+            "outcome": self.outcome.to_dict(),
+            "assignment": self.assignment,
+            "kept_in_fp32": [k.to_dict() for k in self.kept],
+            "executed": [e.to_dict() for e in self.executed],
+            "executed_fp32": [e.to_dict() for e in self.executed_fp32],
+            "search": None
+            if self.search is None
+            else {
+                "candidates": [c.to_dict() for c in self.search.candidates],
+                "pareto": [c.to_dict() for c in self.search.pareto()],
+            },
+            "images": self.images,
+            "warnings": list(self.warnings),
+        }

@@ -1,0 +1,541 @@
+"""`capsedge.quantize`: QuantizeOptions -> file, gate, report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from capsedge.calibration import mixed_precision
+from capsedge.calibration.accuracy import AGREEMENT, DEFAULT_MAX_ERROR, ERROR, Gate, Outcome
+from capsedge.calibration.collect import check_calibration, check_disjoint, check_fits
+from capsedge.calibration.float_model import MADE, TARGETS, Progress, Source, rounded, uniform
+from capsedge.calibration.mixed_precision import Damage
+from capsedge.calibration.mixed_precision import sensitivity as measure_sensitivity
+from capsedge.calibration.quantizable_layers import Kept, Unit
+from capsedge.calibration.quantization_report import Executed, QuantizationReport, executed
+from capsedge.calibration.ranges import Table, observer
+from capsedge.datasets import ImageSet, read_images
+from capsedge.datasets.read import as_images
+from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.graph.shapes import state_shapes
+from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
+from capsedge.runtime.files.writing import (
+    FILE,
+    OUTPUT,
+    REJECTED,
+    GivenModel,
+    as_file,
+    as_path,
+    beside,
+    check_apart,
+    check_writable,
+    write_bytes,
+)
+from capsedge.runtime.metadata import ModelMetadata
+
+# --- FP32 file in, quantized file out, subject to an accuracy gate ---
+
+
+PRECISIONS = ("int8", "fp16", "mixed")
+PREFERENCES = ("size", "speed")
+SEARCH_IMAGES = 2000
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Three sets of images; the evaluation shares no image with the others.
+
+    Attributes:
+        calibration: images that ranges are taken from.
+        search: images that assignments of mixed precision are compared on.
+        evaluation: images that accuracy is reported on.
+        warnings: warnings about the images, for the user.
+    """
+
+    calibration: ImageSet
+    search: ImageSet
+    evaluation: ImageSet
+    warnings: tuple[str, ...]
+
+
+def split(
+    source: Source,
+    calibration: Path | ImageSet,
+    evaluation: Path | ImageSet | None,
+    count: int,
+    seed: int = 0,
+    limit: int | None = None,
+) -> Splits:
+    """Draw the calibration images and find the evaluation images.
+
+    Without evaluation data, the test split of a folder of calibration data is used; if there is none, the
+    images that were not drawn.
+
+    Args:
+        count: number of calibration images to draw.
+        limit: largest number of evaluation images.
+
+    Raises:
+        UsageError: the data cannot be read, is too little, does not fit, or the evaluation overlaps.
+    """
+    pool = _read(source, calibration, "train")
+    drawn = pool.draw(count + SEARCH_IMAGES, seed)
+    if evaluation is not None:
+        tested = _read(source, evaluation, "test")
+    else:
+        tested = pool if isinstance(calibration, ImageSet) else _read(source, calibration, "test")
+        apart = drawn.without(tested)
+        if len(apart) > len(drawn) // 2:
+            drawn = apart  # a few images may be in both splits
+        else:
+            drawn = pool.draw(min(count, len(pool) // 2), seed)
+            tested = pool.without(drawn)
+    if len(tested) == 0:
+        raise UsageError(
+            "There is nothing left to compare the file with FP32 on.",
+            f"{pool.source} holds {len(pool)} images.",
+            "Give other images as `data=`, with labels for the accuracy.",
+            command="Give other images with --data, with labels for the accuracy.",
+        )
+    if limit is not None:
+        tested = tested.draw(limit, seed)
+    chosen = drawn.draw(count, seed)
+    rest = drawn.without(chosen)
+    warnings = check_calibration(chosen, len(pool)) + source.judge_on(tested)
+    check_disjoint(chosen if len(rest) == 0 else drawn, tested)
+    if len(rest) < 100:
+        rest = chosen
+    return Splits(chosen, rest, tested, tuple(warnings))
+
+
+def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
+    found = data
+    if not isinstance(found, ImageSet):
+        classes = not source.session.roles.values
+        found = read_images(
+            found, source.preprocessing, split, inputs=source.inputs, classes=classes
+        )
+    missing = [name for name in list(source.inputs)[1:] if name not in found.others]
+    if missing:
+        raise UsageError(
+            f"{found.source} has no arrays for the input {missing[0]}.",
+            f"The model's inputs are {', '.join(source.inputs)}.",
+            "Give one array [N, ...] by the name of each input (numpy.savez in a file).",
+        )
+    if source.metadata is None:
+        check_fits(source.session, found)
+    return found
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be made.
+
+    Attributes:
+        precision: ``int8``, ``fp16`` or ``mixed``.
+        method: method of the calibration.
+        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
+        gate: what may be lost on the evaluation images.
+        table: file of the calibration table: read if it exists, otherwise written.
+        prefer: which assignment of mixed precision to write: ``size`` or ``speed``.
+    """
+
+    precision: str = "int8"
+    method: str = "mse"
+    target: str = "ort-cpu"
+    gate: Gate = field(default_factory=Gate)
+    table: Path | None = None
+    prefer: str = "size"
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A quantized model: the nodes that stay, the precision of every layer, and the search for it."""
+
+    model: onnx.ModelProto
+    kept: list[Kept]
+    assignment: dict[str, str]
+    search: mixed_precision.Search | None = None
+
+
+def quantize_source(
+    source: Source,
+    output: Path | None,
+    splits: Splits,
+    request: Request,
+    progress: Progress | None = None,
+) -> QuantizationReport:
+    """Make a quantized file and write it if it passes the gate.
+
+    A file that does not pass is written with ``.rejected`` appended to its name.
+
+    Args:
+        output: the file to write; None for no file.
+
+    Raises:
+        UsageError: an argument is wrong.
+        UnsupportedModelError: the file's operators are too old for the target.
+        ArtefactError: the table is stale, or nothing runs in the requested precision.
+        ParityError: too much is lost; its attribute ``report`` is the report.
+    """
+    _check_choices(request.precision, request.target, request.prefer)
+    source.check_opset(request.precision, request.target)
+    outputs = [] if output is None else [output, beside(output, REJECTED)]
+    for file in outputs[:1]:
+        check_writable(file)
+    tables = [] if request.table is None else [request.table]
+    check_apart([*outputs, *tables], [source.path])
+    doubts = source.check_reference(splits.evaluation, progress)
+    splits = replace(splits, warnings=(*splits.warnings, *doubts))
+    made = _made(source, splits, request, progress)
+    outcome = source.outcome(made.model, splits.evaluation, progress)
+    source.described(made.model, request.precision, _description(splits, request, outcome, made))
+    state_shapes(made.model)
+    content = made.model.SerializeToString()
+    runs = executed(content, MADE)
+    if request.precision != "fp16" and request.target == "ort-cpu":
+        _check_executed(runs, made.assignment, source.units)
+    passed = request.gate.passes(outcome)
+    place = output if passed or output is None else beside(output, REJECTED)
+    report = _report(source, splits, request, made, outcome, place, content, runs)
+    if place is not None:
+        write_bytes(place, content)
+    if not passed:
+        raise Rejected(report)
+    return report
+
+
+def _made(source: Source, splits: Splits, request: Request, progress: Progress | None) -> _Made:
+    if request.precision == "fp16":
+        model, kept = source.half(splits.calibration)
+        return _Made(model, kept, uniform(source.units, "fp16"))
+    ranges = source.calibrate(splits.calibration, request.method, request.table, progress)
+    search: mixed_precision.Search | None = None
+    assignment = uniform(source.quantizable(request.target), "int8")
+    if request.precision == "mixed":
+        search, assignment = _searched(source, ranges, splits, request, progress)
+    model, kept = source.emit(assignment, ranges, request.target)
+    return _Made(model, kept, assignment, search)
+
+
+def _report(
+    source: Source,
+    splits: Splits,
+    request: Request,
+    made: _Made,
+    outcome: Outcome,
+    place: Path | None,
+    content: bytes,
+    runs: list[Executed],
+) -> QuantizationReport:
+    return QuantizationReport(
+        output=place,
+        precision=request.precision,
+        method=request.method,
+        target=request.target,
+        size=len(content),
+        source_size=len(source.content),
+        outcome=outcome,
+        kept=made.kept,
+        executed=runs,
+        executed_fp32=executed(source.content, str(source.path)),
+        assignment=made.assignment,
+        search=made.search,
+        gate=request.gate,
+        judged=_judged(source),
+        images={
+            "calibration": len(splits.calibration),
+            "search": len(splits.search) if made.search is not None else 0,
+            "evaluation": len(splits.evaluation),
+            "evaluated_on": splits.evaluation.described,
+        },
+        warnings=splits.warnings,
+        model=content,
+        foreign=source.metadata is None or not source.metadata.architecture,
+        own_module=_own_module(source.metadata),
+        checkpoint_sha256="" if source.metadata is None else source.metadata.checkpoint_sha256,
+    )
+
+
+def _own_module(metadata: ModelMetadata | None) -> str:
+    """The class of the user's module; a model of the package has its configuration in the file."""
+    return "" if metadata is None or metadata.configuration else metadata.architecture
+
+
+def _judged(source: Source) -> str:
+    """The outputs that were judged, in words."""
+    judge = source.judge
+    if judge.scores is not None:
+        return f"the class of {judge.scores} ({judge.why})"
+    return f"the numbers of {', '.join(judge.numbers)} ({judge.why})"
+
+
+def _description(splits: Splits, request: Request, outcome: Outcome, made: _Made) -> dict[str, Any]:
+    """Data, gate and outcome, for a file's metadata."""
+    described: dict[str, Any] = {
+        "target": request.target,
+        "method": "magnitudes" if request.precision == "fp16" else request.method,
+        "images": len(splits.calibration),
+        "data": splits.calibration.source,
+        "data_sha256": splits.calibration.digest(),
+        "evaluation": {
+            "data": splits.evaluation.source,
+            "split": splits.evaluation.split,
+            "sha256": splits.evaluation.digest(),
+            **rounded(outcome),
+            **request.gate.to_dict(outcome),
+        },
+        "kept_fp32": len(made.kept),
+    }
+    return described | ({"assignment": made.assignment} if request.precision == "mixed" else {})
+
+
+def _check_choices(precision: str, target: str, prefer: str) -> None:
+    for kind, value, known in (
+        ("precision", precision, PRECISIONS),
+        ("target", target, TARGETS),
+        ("preference", prefer, PREFERENCES),
+    ):
+        if value not in known:
+            raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
+
+
+class Rejected(ParityError):
+    """More was lost than the gate allows."""
+
+    def __init__(self, report: QuantizationReport) -> None:
+        o = report.outcome
+        if o.judged_by == AGREEMENT:
+            measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
+        elif o.judged_by == ERROR or o.accuracy is None or o.reference is None:
+            measured = "Compared with FP32"
+        else:
+            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
+        mixed = report.precision == "mixed"
+        other, option = ("", "") if mixed else ("`precision='mixed'`, ", "--precision mixed, ")
+        super().__init__(
+            f"The {report.precision} file loses too much.",
+            f"{measured} on {o.images} images ({report.images['evaluated_on']})"
+            + (f"; kept as {report.output}. " if report.output is not None else ". ")
+            + " ".join(report.gate.failures(o)),
+            f"Try {other}another `method=`, more `calib_images=`, or allow more with "
+            "`max_drop=`" + (" and `max_error=`." if o.judged_by == ERROR else "."),
+            report=report,
+            command=f"Try {option}another --method, more --calib-images, or allow more with "
+            "--max-drop" + (" and --max-error." if o.judged_by == ERROR else "."),
+        )
+
+
+def _searched(
+    source: Source,
+    table: Table,
+    splits: Splits,
+    request: Request,
+    progress: Progress | None,
+) -> tuple[mixed_precision.Search, dict[str, str]]:
+    number = 0
+
+    def tried(_: mixed_precision.Candidate) -> None:
+        nonlocal number
+        number += 1
+        if progress is not None:
+            progress("candidates", number, number)
+
+    result = mixed_precision.search(
+        source, table, splits.search, request.target, request.gate, tried=tried
+    )
+    best = result.smallest if request.prefer == "size" else result.fastest
+    assert best is not None  # FP32 itself is a candidate
+    return result, best.assignment
+
+
+def _check_executed(runs: list[Executed], assignment: Mapping[str, str], units: list[Unit]) -> None:
+    """Refuse a file whose layers are not executed in 8 bits as they should; some only store weights."""
+    computing = {unit.name for unit in units if unit.kind != "linear"}
+    integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
+    if integers and not any(e.precision.startswith("int8") for e in runs):
+        raise ArtefactError(
+            "ONNX Runtime runs nothing of this file in 8 bits.",
+            "Its optimized graph has: "
+            + ", ".join(f"{e.count} {e.op} {e.precision}" for e in runs),
+            "Report this with the version of ONNX Runtime.",
+        )
+
+
+# ``capsedge.quantize``: turns a model and images into a smaller model with a report on its
+# accuracy
+
+
+OPS = ("auto", "fused")
+Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
+
+
+@dataclass(frozen=True)
+class SensitivityReport:
+    """The damage that each layer and each routing iteration does alone in 8 bits.
+
+    Attributes:
+        damage: the largest first.
+        warnings: warnings about the images, for the user.
+    """
+
+    damage: tuple[Damage, ...]
+    warnings: tuple[str, ...]
+
+
+def quantize(
+    model: GivenModel,
+    path: Path | str | None = None,
+    *,
+    calib_data: Images,
+    calib_images: int = 512,
+    data: Images | None = None,
+    limit: int | None = None,
+    precision: str = "int8",
+    method: str = "mse",
+    target: str = "ort-cpu",
+    ops: str = "auto",
+    max_drop: float | None = None,
+    max_error: float = DEFAULT_MAX_ERROR,
+    scores: str | None = None,
+    table: Path | None = None,
+    prefer: str = "size",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> QuantizationReport:
+    """Quantize a model, subject to a gate.
+
+    Without labels the gate is on the agreement with FP32: the share of answers that change, none of which
+    FP32 may have given with more than its median margin. Outputs that decide no class (a regression, a file
+    of another tool) are compared by number: mean and largest error in per cent of the output's range.
+
+    Args:
+        model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
+        path: the file to write; None for no file: the report has the bytes.
+        calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
+            folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
+            prepared floats ``[N, C, H, W]``. For a file of another tool: arrays ``[N, ...]`` as the model
+            takes them, for several inputs by name.
+        calib_images: number of images drawn from them.
+        data: images to compare with FP32 on, given in the same ways, with labels to report accuracy; by
+            default the test split of a ``calib_data`` folder, or the images that were not drawn.
+        limit: the largest number of these to use, drawn at random.
+        precision: ``int8``, ``fp16`` or ``mixed``.
+        method: how a range is chosen: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
+        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
+        ops: ``auto``: capsule operators with function bodies; ``fused``: without, for the operator library.
+        max_drop: allowed loss, in points: of accuracy (0.1 by default); without labels, of answers changed
+            (1); for numbers, the mean error in per cent of the output's range (1).
+        max_error: for numbers, the largest error allowed, in per cent of the output's range.
+        scores: the output whose largest value decides the class, for a file that does not say so.
+        table: file of the calibration table: read if it exists, otherwise written.
+        prefer: which file of the mixed-precision search: the smallest (``size``) or fastest (``speed``).
+        seed: seed of the random choice of images.
+        progress: called with (stage, done, total).
+
+    Returns:
+        The settings and measurements; ``report.model`` is the file's bytes.
+
+    Raises:
+        UsageError: an argument or the images are wrong, or the file would be judged on calibration images.
+        ParityError: more was lost than the gate allows. Its ``report`` is the
+            `QuantizationReport`; the file is kept as ``PATH.rejected``.
+        ArtefactError: the model or the table is damaged or stale, or the model is quantized already.
+        UnsupportedModelError: nothing in the model can be quantized.
+
+    Example:
+        >>> report = capsedge.quantize("digits.onnx", "digits.int8.onnx", calib_data="mnist")
+        >>> print(report.size, report.outcome.drop)
+    """
+    gate = Gate(max_drop, max_error)
+    output = None if path is None else as_path(path, OUTPUT)
+    table = None if table is None else as_path(table, FILE)
+    request = Request(precision, method, target, gate, table, prefer)
+    with _prepared(
+        model, calib_data, calib_images, data, limit, method, target, ops, seed, scores
+    ) as (source, splits):
+        return quantize_source(source, output, splits, request, progress)
+
+
+def sensitivity(
+    model: GivenModel,
+    *,
+    calib_data: Images,
+    calib_images: int = 512,
+    data: Images | None = None,
+    limit: int | None = None,
+    method: str = "mse",
+    target: str = "ort-cpu",
+    scores: str | None = None,
+    table: Path | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SensitivityReport:
+    """Rank layers and routing iterations by the damage that each does alone in 8 bits.
+
+    Arguments and errors are those of `quantize`; only the table is written.
+    """
+    with _prepared(
+        model, calib_data, calib_images, data, limit, method, target, "auto", seed, scores
+    ) as (source, splits):
+        source.check_opset("int8", target)
+        doubts = source.check_reference(splits.evaluation, progress)
+        ranges = source.calibrate(splits.calibration, method, table, progress)
+        damage = measure_sensitivity(source, ranges, splits.evaluation, splits.calibration, target)
+        return SensitivityReport(tuple(damage), (*splits.warnings, *doubts))
+
+
+@contextmanager
+def _prepared(
+    model: GivenModel,
+    calib_data: Images,
+    calib_images: int,
+    data: Images | None,
+    limit: int | None,
+    method: str,
+    target: str,
+    ops: str,
+    seed: int,
+    scores: str | None,
+) -> Iterator[tuple[Source, Splits]]:
+    """The model to quantize and the images, after a check of the arguments."""
+    observer(method)
+    if ops not in OPS:
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+    runtime = target if target in RUNTIMES else None
+    if runtime is not None and ops == "fused":
+        raise UsageError(
+            f"A file for {runtime} cannot have the form 'fused'.",
+            f"{runtime} does not know the operators of the domain capsedge.",
+            "Leave `ops=` out.",
+            command="Leave --ops out.",
+        )
+    with as_file(model) as file:
+        source = Source(file, ops == "auto", runtime, scores)
+        evaluation = None if data is None else _images(data, source)
+        yield (
+            source,
+            split(source, _images(calib_data, source), evaluation, calib_images, seed, limit),
+        )
+
+
+def _images(given: Images, source: Source) -> Path | ImageSet:
+    """Images in a form that `split` accepts; pixels get the model's preprocessing.
+
+    Raises:
+        UsageError: arrays do not fit the model.
+    """
+    if isinstance(given, (str, Path)):
+        return Path(given)
+    if not isinstance(given, ImageSet):
+        given = as_images(given, source.preprocessing, source.inputs)
+    if given.preprocessing is None and given.images.dtype == np.uint8:
+        return replace(given, preprocessing=source.preprocessing)
+    return given

@@ -1,0 +1,253 @@
+"""The options that state what a file says of itself, the same for every command that writes ONNX files."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from capsedge.cli._options import words
+from capsedge.cli._parameters import Option
+from capsedge.cli._paths import READS_DATA, READS_LIST
+from capsedge.errors import UsageError
+from capsedge.runtime.files import reading
+from capsedge.spec import limits
+
+_PANEL = "What the file says of itself"
+_TASKS = ("classification", "single-label", "multi-label", "regression")
+_RESIZE = ("stretch", "pad", "crop", "center")
+_KINDS = ("length", "logits", "probability")
+_ORDERS = ("RGB", "BGR")
+_PER_IMAGE = ("standardize", "min-max")
+# Range of the pixels that the network was trained on: factor from 0..255, and what is subtracted.
+_RANGES = {"0-1": (1 / 255, 0.0), "0-255": (1.0, 0.0), "-1-1": (2 / 255, 1.0)}
+
+
+def _option(name: str, text: str) -> Any:
+    return Option(f"--{name}", help=text, panel=_PANEL)
+
+
+Typical = Annotated[
+    Path | None,
+    _option(
+        "typical-data",
+        "Images as in training: a data set folder, npz, idx or images. The file then tells when an image "
+        "has nothing to see.",
+    ),
+    READS_DATA,
+]
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a file says of itself."""
+
+    classes: Annotated[
+        Path | None,
+        _option("classes", "Names of the classes: a text file with one per line, or a,b,c."),
+        READS_LIST,
+    ] = None
+    task: Annotated[str | None, _option("task", "classification, multi-label or regression.")] = (
+        None
+    )
+    size: Annotated[
+        str | None,
+        _option(
+            "size", "Input height and width, such as 28x28; by default those that the graph fixes."
+        ),
+    ] = None
+    pixel_range: Annotated[
+        str | None,
+        _option("range", "Pixels in training: 0-1 (the default), 0-255 or -1-1."),
+    ] = None
+    mean: Annotated[
+        str | None,
+        _option(
+            "mean", "Mean to subtract, on the scale of --range: one number, or one per channel."
+        ),
+    ] = None
+    std: Annotated[str | None, _option("std", "Standard deviation to divide by, after --mean.")] = (
+        None
+    )
+    per_image: Annotated[
+        str | None,
+        _option(
+            "per-image",
+            "Normalize each image by itself: standardize, or min-max (stretch to the full range).",
+        ),
+    ] = None
+    order: Annotated[
+        str | None, _option("order", "Order of the input's channels: RGB, or BGR as in OpenCV.")
+    ] = None
+    resize: Annotated[
+        str | None,
+        _option(
+            "resize", "How images are brought to the input size: stretch, pad, crop or center."
+        ),
+    ] = None
+    scores: Annotated[
+        str | None,
+        _option("scores", "Output that decides the class, if it is not called lengths or logits."),
+    ] = None
+    score_kind: Annotated[
+        str | None,
+        _option(
+            "score-kind",
+            "What that output holds: length, logits or probability; by default judged by its values.",
+        ),
+    ] = None
+    poses: Annotated[
+        str | None,
+        _option("poses", "Output with a pose for each class, if it is not called poses."),
+    ] = None
+    values: Annotated[
+        str | None, _option("values", "Outputs that hold a regression's values; all by default.")
+    ] = None
+    outputs: Annotated[
+        str | None, _option("outputs", "Names of a regression's values, such as yaw,pitch,roll.")
+    ] = None
+    units: Annotated[
+        str | None, _option("units", "Their units: one for all, such as degrees, or one for each.")
+    ] = None
+
+    def keywords(self) -> dict[str, Any]:
+        """The keywords ``class_names``, ``preprocessing``, ``task`` and ``outputs`` of `capsedge.export`.
+
+        Raises:
+            UsageError: an option has a wrong value, or contradicts another.
+        """
+        return _keywords(**vars(self))
+
+
+def _keywords(**given: Any) -> dict[str, Any]:
+    from capsedge.runtime.metadata import Outputs
+
+    _known("task", given["task"], _TASKS)
+    _known("score-kind", given["score_kind"], _KINDS)
+    lists = {name: _list(name, given[name]) for name in ("values", "outputs", "units")}
+    outputs = Outputs(
+        given["scores"] or "", given["score_kind"] or "", given["poses"] or "",
+        lists["values"], lists["outputs"], lists["units"],
+    )  # fmt: skip
+    stated = {
+        "class_names": None if given["classes"] is None else class_names(given["classes"]),
+        "preprocessing": _preprocessing(given) or None,
+        "task": given["task"],
+        "outputs": outputs if outputs != Outputs() else None,
+    }
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def _known(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise UsageError(f"Bad --{option} {value}.", "", f"Known: {', '.join(known)}.")
+
+
+def _list(option: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found) and option != "units":
+        raise UsageError(f"Bad --{option} '{text}'.", "A name is empty.", "Use for example a,b,c.")
+    return found
+
+
+def class_names(source: Path) -> list[str]:
+    """The names in a text file with one per line, or those separated by commas.
+
+    Raises:
+        UsageError: there is no such file, or it is not such a list.
+    """
+    text = str(source)
+    if reading.kind(source) is None:
+        if "," not in text:
+            raise UsageError(
+                f"There is no file {source}.",
+                "--classes names a text file with one class a line, or lists the classes.",
+                "Check the name, or give the classes as a,b,c.",
+            )
+        return _named(text.split(","), "--classes", "name")
+    with reading.opened(source, "Name a text file.") as file:
+        data = file.read(limits.METADATA_BYTES + 1)
+    if len(data) > limits.METADATA_BYTES:
+        raise UsageError(f"{source} is too large for a list of classes.", "", "Name a text file.")
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8 text.", f"{error}.", "Save it as UTF-8.") from None
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return _named(lines, str(source), "line")
+
+
+def _named(parts: list[str], source: str, what: str) -> list[str]:
+    names = [part.strip() for part in parts]
+    for number, name in enumerate(names, start=1):
+        if not name or not name.isprintable():
+            problem = "is empty" if not name else "has characters that cannot be printed"
+            raise UsageError(
+                f"{source}: {what} {number} {problem}.",
+                "It names a class.",
+                "Give every class a name.",
+            )
+    if not names:
+        raise UsageError(f"{source} names no class.", "", "Write one name a line.")
+    return names
+
+
+def _preprocessing(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the preprocessing that the options state."""
+    changes: dict[str, Any] = {}
+    if given["size"] is not None:
+        changes["height"], changes["width"] = _size(given["size"])
+    if any(given[name] is not None for name in ("pixel_range", "mean", "std")):
+        chosen = "0-1" if given["pixel_range"] is None else given["pixel_range"]
+        _known("range", chosen, tuple(_RANGES))
+        scale, offset = _RANGES[chosen]
+        mean = _numbers("mean", "0" if given["mean"] is None else given["mean"])
+        std = _numbers("std", "1" if given["std"] is None else given["std"])
+        if 0.0 in std:
+            raise UsageError("Bad --std 0.", "Pixels are divided by it.", "Use another number.")
+        changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
+    for name, known in (("per_image", _PER_IMAGE), ("order", _ORDERS), ("resize", _RESIZE)):
+        _known(name.replace("_", "-"), given[name], known)
+        if given[name] is not None:
+            changes[name] = given[name]
+    if given["per_image"] == "standardize":
+        for name in ("pixel_range", "mean", "std"):
+            if given[name] is not None:
+                raise UsageError(
+                    f"--per-image standardize and --{name.removeprefix('pixel_')} exclude each other.",
+                    "The image's own mean and deviation take their place.",
+                    "Give one of them.",
+                )
+        changes |= {"mean": (0.0,), "std": (1.0,)}
+    return changes
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, cross, width = text.lower().partition("x")
+    if cross and height.isascii() and height.isdecimal() and width.isascii() and width.isdecimal():
+        found = int(height[:9]), int(width[:9])
+        if min(found) > 0:
+            return found
+    raise UsageError(
+        f"Bad --size '{text}'.",
+        "It is height and width in pixels.",
+        "Use for example --size 28x28.",
+    )
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in words(text))
+    except ValueError:
+        found = ()
+    if not found or not all(map(math.isfinite, found)):
+        raise UsageError(
+            f"Bad --{option} '{text}'.",
+            "It is a number, or one per channel, separated by commas.",
+            "Use for example 0.485,0.456,0.406.",
+        )
+    return found

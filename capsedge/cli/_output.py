@@ -1,0 +1,275 @@
+"""Say, log, tables, progress.
+
+Everything that a person reads goes through ``say`` (results) or ``log`` (everything else), and tables go
+through ``print_table``: file names and names in files may contain terminal control codes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from capsedge.errors import CapsedgeError, EnvironmentProblem
+from capsedge.runtime.files.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# --- Printing and errors, shared by the verbs ---
+
+
+def say(*lines: object) -> None:
+    """Print results to the standard output, one per line."""
+    for line in lines or ("",):
+        print(printable(line))
+
+
+def log(*lines: object) -> None:
+    """Print messages to the standard error; the standard output is for results."""
+    print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
+
+
+def print_json(document: Any) -> None:
+    """Print a result as one JSON document."""
+    import json  # `capsedge --version` has no need of it
+
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def require(*packages: str, what: str, fix: str) -> None:
+    """Refuse to start without the packages that a verb needs.
+
+    Args:
+        packages: names of modules.
+        what: a sentence that states what needs them.
+        fix: the command that installs them.
+
+    Raises:
+        EnvironmentProblem: a package is missing or cannot be imported, or ONNX Runtime is too old.
+    """
+    from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+
+    for package in packages:
+        try:
+            import_onnxruntime() if package == "onnxruntime" else import_module(package)
+        except ImportError as error:
+            raise EnvironmentProblem(what, f"{error}.", fix) from error
+
+
+def report(error: CapsedgeError, as_json: bool) -> None:
+    """Print an error for a person (stderr), and also as JSON (stdout) where JSON was requested."""
+    if as_json:
+        document = {
+            "error": error.what,
+            "why": error.why,
+            **({"details": list(error.details)} if error.details else {}),
+            "fix": error.command,
+            "exit_code": int(error.exit_code),
+        }
+        with suppress(OSError):  # printing itself may be what failed
+            print_json(document)
+    log_error(error)
+
+
+def log_error(error: CapsedgeError) -> None:
+    """Print an error for a person: what failed, why, details, and the fix, one line each."""
+    what, *more = (part for part in (error.what, error.why, *error.details, error.command) if part)
+    log(f"error: {what}", *more)
+
+
+def report_bug(error: BaseException) -> None:
+    """Print an unexpected error; its traceback only with CAPSEDGE_DEBUG=1."""
+    if os.environ.get("CAPSEDGE_DEBUG") == "1":
+        raise error
+    log(
+        f"error: capsedge failed unexpectedly: {type(error).__name__}: {error}",
+        "This is a bug. Run again with CAPSEDGE_DEBUG=1 for the traceback and report both.",
+    )
+
+
+# --- Tables: drawn on a terminal, plain aligned columns in a pipe or a file ---
+
+
+SHORT = 16  # cells of up to this many characters are not broken over lines
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    essential: Sequence[str] = (),
+) -> None:
+    """Print a titled table to the standard output; empty column names print no heading.
+
+    Args:
+        title, columns, rows: the table.
+        essential: columns that are shown where a terminal is too narrow for all.
+    """
+    title = printable(title)
+    columns, rows = _printable(columns), [_printable(row) for row in rows]
+    if sys.stdout.isatty():
+        _draw(title, columns, rows, essential)
+        return
+    lines = [list(row) for row in rows]
+    if any(columns):
+        lines.insert(0, list(columns))
+    widths = [max(len(line[k]) for line in lines) for k in range(len(columns))] if lines else []
+    print(title)
+    for line in lines:
+        print("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+    print()
+
+
+def _printable(cells: Sequence[str]) -> list[str]:
+    return [printable(cell) for cell in cells]
+
+
+def _draw(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    essential: Sequence[str],
+) -> None:
+    """Draw the table. If it is too wide, draw its essential columns; if those are too wide as well, transpose
+    the table, as many rows at a time as fit."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not rows or not any(columns) or _width([columns, *rows]) <= console.width:
+        _grid(console, title, [columns, *rows])
+        return
+    kept = [k for k, name in enumerate(columns) if name in essential]
+    narrow = [[line[k] for k in kept] for line in (columns, *rows)]
+    if kept and _width(narrow) <= console.width:
+        _grid(console, title, narrow)
+        left_out = ", ".join(name for name in columns if name and name not in essential)
+        console.print(
+            f"Left out: {left_out}. Widen the terminal, or pipe the output.", markup=False
+        )
+        return
+    while rows:
+        count = 1
+        while count < len(rows) and _width(_turned(columns, rows[: count + 1])) <= console.width:
+            count += 1
+        _grid(console, title, _turned(columns, rows[:count]))
+        title, rows = "", rows[count:]
+
+
+def _turned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    return list(zip(columns, *rows, strict=True))
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    """The least number of characters that a table needs across, borders included."""
+    return 1 + sum(3 + min(SHORT, max(map(len, column))) for column in zip(*lines, strict=True))
+
+
+def _grid(console: Console, title: str, lines: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    heading, *rows = lines
+    table = Table(
+        title=Text(title) if title else None, title_justify="left", show_header=any(heading)
+    )
+    for name, *cells in zip(*lines, strict=True):
+        short = max(map(len, [name, *cells])) <= SHORT
+        table.add_column(Text(name), overflow="fold", no_wrap=short and any(heading))
+    for row in rows:
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    console.print(table)
+
+
+def _style(cell: str) -> str:
+    return {"ok": "green", "missing": "yellow", "broken": "red", "over": "red"}.get(cell, "")
+
+
+# --- The progress of long comparisons, on stderr ---
+
+
+_SLOW = 5.0  # seconds without a line
+
+
+def said(as_json: bool) -> Callable[[str], None]:
+    """A line for each stage of the work; none where the answer is for a program."""
+    return (lambda _: None) if as_json else lambda stage: log(f"{stage} ...")
+
+
+@contextmanager
+def comparing() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; elsewhere a line after every quarter of a comparison of many inputs or seconds."""
+    if not sys.stderr.isatty():
+        quarters, last = 0, time.monotonic()
+
+        def line(done: int, total: int) -> None:
+            nonlocal quarters, last
+            slow = time.monotonic() - last >= _SLOW and done < total
+            if (total >= 1000 or slow) and 4 * done // total > quarters:
+                quarters, last = 4 * done // total, time.monotonic()
+                log(f"compared {done} of {total} inputs")
+
+        yield line
+        return
+    with bar("comparing") as update:
+        yield update
+
+
+@contextmanager
+def bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar on a terminal, with the time that is left where the whole is known."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for every stage on a terminal; elsewhere a line at the end of long stages."""
+    if not sys.stderr.isatty():
+
+        def line(stage: str, done: int, total: int) -> None:
+            if stage == "candidates" or (done == total and total >= 1000):
+                log(f"{stage}: {done}" + ("" if stage == "candidates" else " images"))
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    tasks: dict[str, Any] = {}
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield update

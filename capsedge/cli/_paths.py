@@ -1,0 +1,208 @@
+"""The files that a verb reads and writes, declared by its parameters and checked before it starts.
+
+Every parameter that is a path names its role in its annotation, ``Annotated[Path, Option(...),
+WRITES]``; a test enforces this.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.writing import check_apart, check_creatable, check_writable
+
+Check = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Role:
+    """How a verb uses a path, or a text that names one.
+
+    Attributes:
+        reads: whether it is read.
+        flat: whether a folder is read without its subfolders.
+        check: refuses what is read if it is missing, or no file of its kind; by default a missing path.
+        any_of: whether one of several paths is enough; the verb reports the others.
+        written: returns the files that are written for it.
+        creates: whether the verb creates the folder of what is written.
+        named: the path in the value; None if it names none.
+    """
+
+    reads: bool = False
+    flat: bool = False
+    check: Check = lambda path: _check_present(path)
+    any_of: bool = False
+    written: Callable[[Path], list[Path]] = lambda _: []
+    creates: bool = False
+    named: Callable[[Any], Path | None] = Path
+
+
+def _check_present(path: Path) -> None:
+    if reading.kind(path) is None:
+        raise UsageError(f"Cannot read {path}.", "There is no such file.", "Check the path.")
+
+
+def check_data(path: Path) -> None:
+    if reading.kind(path) is None:
+        raise UsageError(f"There is no {path}.", "", "Name a folder or file with images.")
+
+
+def _check_repository(path: Path) -> None:
+    if reading.kind(path) is None:
+        raise UsageError(
+            f"There is no folder {path}.", "", "Write one with `capsedge deploy triton`."
+        )
+
+
+def check_model(path: Path) -> None:
+    from capsedge.runtime.engine_metadata import is_engine
+    from capsedge.runtime.onnx_file.summary import check_file
+
+    if is_engine(path):
+        _check_present(path)
+    else:
+        check_file(path)
+
+
+def _check_image(path: Path) -> None:
+    from capsedge.runtime.images.decoding import check_image
+
+    check_image(path)
+
+
+def file_or_name(text: Any) -> Path | None:
+    """The file, unless the text is the name of a model."""
+    path = Path(text)
+    plain = path.name == str(text) and not path.suffix
+    return None if plain and reading.kind(path) is None else path
+
+
+def _code(text: str) -> Path | None:
+    """The file in ``file.py:Name``."""
+    place = text.rpartition(":")[0]
+    return Path(place) if place.endswith(".py") else None
+
+
+def _arrays(text: str) -> Path | None:
+    """The file among values that are shapes otherwise."""
+    return Path(text) if text.endswith((".npy", ".npz")) else None
+
+
+def _list(text: Any) -> Path | None:
+    """The file, unless the text is a list."""
+    return None if "," in str(text) and reading.kind(text) is None else Path(text)
+
+
+def _image(path: Path) -> Path | None:
+    """The file or folder; ``-`` is left to the verb."""
+    return None if str(path) == "-" else path
+
+
+READS = Role(reads=True)
+READS_MODEL = Role(reads=True, check=check_model)
+READS_MODEL_OR_NAME = Role(reads=True, check=check_model, named=file_or_name)
+READS_OR_NAME = Role(reads=True, named=file_or_name)
+READS_DATA = Role(reads=True, check=check_data)
+READS_IMAGES = Role(reads=True, flat=True, check=_check_image, any_of=True, named=_image)
+READS_REPOSITORY = Role(reads=True, check=_check_repository, named=file_or_name)
+READS_CODE = Role(reads=True, named=_code)
+READS_ARRAYS = Role(reads=True, named=_arrays)
+READS_LIST = Role(reads=True, named=_list)
+WRITES = Role(written=lambda path: [path])
+# Read if it exists, written at the end.
+UPDATES = Role(reads=True, check=lambda _: None, written=lambda path: [path])
+
+
+def role_of(annotation: Any) -> Role | None:
+    """The role that a parameter's annotation names."""
+    return next((m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Role)), None)
+
+
+def judged(command: Callable[..., None]) -> Callable[..., None]:
+    """The verb, preceded by a check of the paths in its parameters."""
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        _judge(_roles(command), values, dry=bool(values.get("dry_run")))
+        command(**values)
+
+    return run
+
+
+def _roles(command: Callable[..., None]) -> dict[str, Role]:
+    # Not typing.get_type_hints: with a default of None, Python 3.10 hides the role in an Optional.
+    declared = inspect.signature(command, eval_str=True).parameters
+    found = {name: role_of(parameter.annotation) for name, parameter in declared.items()}
+    return {name: role for name, role in found.items() if role is not None}
+
+
+def _judge(roles: Mapping[str, Role], values: Mapping[str, Any], dry: bool) -> None:
+    """Refuse paths that cannot be read or written, before packages are imported.
+
+    Args:
+        dry: whether nothing is written.
+
+    Raises:
+        UsageError: a path is missing, of the wrong kind, not permitted, or both read and written.
+        ArtefactError: a model's file is empty or too large.
+    """
+    inputs, flat, outputs = _package(), list[Path](), list[Path]()
+    for name, role in roles.items():
+        value = values.get(name)
+        given = value if isinstance(value, list) else [value] if value else []
+        paths = [path for path in map(role.named, given) if path is not None]
+        if role.reads:
+            _check_readable(paths, role)
+        for path in paths:
+            written = role.written(path)
+            if not written:
+                (flat if role.flat else inputs).append(path)
+            outputs += [] if dry else _writable(written, role.creates)
+    if outputs:
+        check_apart(outputs, inputs, flat)
+
+
+def _writable(files: list[Path], creates: bool) -> list[Path]:
+    """The files to write whose folder is there; the others are refused, or their folder will be made."""
+    found = []
+    for file in files:
+        if creates and reading.kind(file.parent) is None:
+            check_creatable(file.parent)
+        else:
+            check_writable(file)
+            found.append(file)
+    return found
+
+
+def _check_readable(paths: list[Path], role: Role) -> None:
+    """Refuse what is missing, a pipe, a socket or a device, or may not be read."""
+    present = []
+    for path in paths:
+        kind = reading.kind(path)
+        if kind not in (None, reading.FILE, reading.FOLDER):
+            raise UsageError(
+                f"Cannot read {path}.",
+                f"It is a {kind}.",
+                "Name a file or, where accepted, a folder.",
+            )
+        if kind is not None:
+            present.append(path)
+            if not os.access(path, os.R_OK):
+                raise UsageError(f"Cannot read {path}.", "You may not read it.", "Check its mode.")
+    for path in paths:
+        if not (role.any_of and present):
+            role.check(path)
+
+
+def _package() -> list[Path]:
+    """The files that verbs read by default."""
+    from capsedge.runtime.zoo import default_model, zoo_checkpoints
+
+    return [default_model(), *zoo_checkpoints()]

@@ -1,0 +1,190 @@
+"""Streams and signals."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
+from capsedge.runtime.files.writing import FULL
+from capsedge.spec import limits
+
+# The standard streams: usable by every print, and the end of a command that cannot write to them
+
+
+READER_GONE = 141  # 128 plus the number of SIGPIPE
+
+# The standard output or a temporary file cannot be written; for a verb's paths, `check_writable` reports it.
+_UNWRITABLE = FULL | {errno.EIO, errno.EAGAIN, errno.EBADF, errno.ENXIO}
+_PLACE = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV,
+}  # fmt: skip
+
+
+class _Messages(io.FileIO):
+    """The standard error: a message that cannot be written is dropped, and the work continues."""
+
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return len(data) if written is None else written
+
+
+def prepare() -> None:
+    """Provide streams that accept every print, even where one is closed, full, or limited to ASCII."""
+    # Otherwise the next file opened gets the number of a closed stream, and the output of libraries with it.
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(handle)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Lives as long as the process.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if sys.platform == "win32" and sys.stderr.isatty():
+        return  # its console takes no bytes
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        messages = _Messages(sys.stderr.fileno(), "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(
+            io.BufferedWriter(messages),
+            encoding=sys.stderr.encoding,
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+
+
+def reader_gone(error: OSError) -> bool:
+    """Whether a write failed because the reader of a pipe has ended."""
+    return isinstance(error, BrokenPipeError) or (
+        sys.platform == "win32" and error.errno == errno.EINVAL and error.filename is None
+    )
+
+
+def silence() -> None:
+    """Discard unprinted output; otherwise Python complains about it when it exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def problem_of(error: OSError) -> CapsedgeError | None:
+    """Turn a system error of the standard output or of a path into a readable one; None for a bug."""
+    why = f"{error.strerror or error}."
+    if error.errno in _UNWRITABLE:
+        return EnvironmentProblem(
+            "Writing failed.",
+            why,
+            "Free some space, or send the output elsewhere (TMPDIR names the folder of temporary files).",
+        )
+    if error.errno in _PLACE and error.filename is not None:
+        return UsageError(f"{os.fsdecode(error.filename)} cannot be used.", why, "Check the path.")
+    return None
+
+
+# Interrupts and requests to end: the command cleans up and exits with 128 plus the signal's
+# number
+
+
+INTERRUPTED = 128 + signal.SIGINT  # as in shells
+_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if sys.platform != "win32":
+    _SIGNALS.append(signal.SIGHUP)
+_received = 0
+
+
+class Terminated(KeyboardInterrupt):
+    """Another process, or the closing of the terminal, asked this process to end."""
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Make signals raise inside the block, so that temporary files are removed; later they end the process.
+
+    Signals that are already ignored when the command starts stay ignored.
+    """
+    ours = [
+        number
+        for number in _SIGNALS
+        if signal.getsignal(number)
+        not in (signal.SIG_IGN, None)  # None: a handler not set by Python
+    ]
+    for number in ours:
+        signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, _end)
+
+
+def exit_code() -> int:
+    """The exit code for the signal received; 0 if there was none."""
+    return 128 + _received if _received else 0
+
+
+def _raise(number: int, _: FrameType | None) -> None:
+    global _received
+    _received = number
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+# --- An image from the standard input, which the command line names ``-`` ---
+
+
+_NAME = Path("-")
+
+
+class Content(io.BytesIO):
+    """What came from the standard input, under the name that errors give it."""
+
+    name = "The standard input"
+
+
+def contents(files: Sequence[Path]) -> dict[int, Content]:
+    """What came from the standard input, by the number of the file that is named ``-``.
+
+    Raises:
+        UsageError: it is named twice, is a terminal, is closed, empty or cannot be read.
+    """
+    places = [number for number, file in enumerate(files) if file == _NAME]
+    if len(places) > 1:
+        raise UsageError(
+            "- is given twice.", "The standard input holds one image.", "Give it once."
+        )
+    return {number: Content(_read()) for number in places}
+
+
+def _read() -> bytes:
+    """All bytes up to one over the limit, by which the decoder refuses more."""
+    fix = "Send it an image: capsedge infer - < image.png."
+    if sys.stdin is None:
+        raise UsageError("The standard input is closed.", "- reads an image from it.", fix)
+    if sys.stdin.isatty():
+        raise UsageError("The standard input is a terminal.", "- reads an image from it.", fix)
+    try:
+        data = sys.stdin.buffer.read(limits.IMAGE_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            "The standard input cannot be read.", f"{error.strerror or error}.", fix
+        ) from error
+    if not data:
+        why = "The command before the pipe has written nothing, or the file has 0 bytes."
+        raise UsageError("The standard input is empty.", why, fix)
+    return data

@@ -1,0 +1,355 @@
+"""Npy, npz, idx within limits.
+
+Read without numpy's own reader, which allocates what a header claims, and evaluates it as Python.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.reading import opened, size
+from capsedge.spec import limits
+
+# --- Limits on the sizes that a file claims, checked before memory is allocated ---
+
+
+def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | None = None) -> int:
+    """Size in bytes of an array to read.
+
+    Args:
+        shape: the shape that the file claims.
+        width: bytes per element.
+        stored: size of the file in bytes, if it is compressed.
+
+    Raises:
+        UsageError: the array is too large.
+    """
+    most = limits.ARRAY_BYTES
+    if stored is not None:
+        most = min(most, max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * stored))
+    # A size of zero counts as one: numpy checks the other sizes of such an array, too.
+    claimed = math.prod(max(1, size) for size in shape) * width
+    if claimed > most:
+        packed = "" if stored is None else f" of its {stored:,}"
+        raise UsageError(
+            f"{path} is too large.",
+            f"It claims {claimed:,} bytes, and {most:,}{packed} are read.",
+            "Read fewer images with `limit=`, or store fewer in one file.",
+            command="Read fewer images with --limit, or store fewer in one file.",
+        )
+    return math.prod(shape) * width
+
+
+# Numpy arrays, single and in archives
+# (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html)
+
+
+_MAGIC = b"\x93NUMPY"
+_HEADER_BYTES = 1 << 16
+_CHUNK = 1 << 20
+_FIELD = re.compile(
+    r"\s*(?:'descr'\s*:\s*'(?P<descr>[<>|=][biuf][1248])'"
+    r"|'fortran_order'\s*:\s*(?P<order>True|False)"
+    r"|'shape'\s*:\s*\((?P<shape>[\s0-9,L]{0,400})\))\s*(?:,|(?=\}))"
+)
+_SIZE = re.compile(r"\s*([0-9]{1,18})L?\s*")
+
+
+class Arrays:
+    """The arrays of an open npz file.
+
+    Attributes:
+        names: of the arrays.
+
+    Args:
+        path: its name, for errors.
+        archive: its content.
+        stored: its bytes.
+    """
+
+    def __init__(self, path: Path, archive: Archive, stored: int) -> None:
+        self._path, self._archive, self._stored = path, archive, stored
+        self.names = [n.removesuffix(".npy") for n in archive.names if n.endswith(".npy")]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def read(self, name: str, count: int | None = None) -> NDArray[Any]:
+        """An array of numbers.
+
+        Args:
+            count: the first so many along the first axis; all with None.
+
+        Raises:
+            UsageError: it is not there, damaged, too large, or of another type.
+        """
+        try:
+            with self._archive.member(f"{name}.npy") as member:
+                return read_array(self._path, member, name, self._stored, count)
+        except BadArchive as error:
+            raise _unreadable(self._path, error) from error
+
+
+def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
+    """The array of an npy file.
+
+    Args:
+        count: the first so many along the first axis; all with None.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or of another type.
+    """
+    with opened(path) as file:
+        return read_array(path, file, "the array", size(file), count)
+
+
+def read_array(
+    path: Path, member: IO[bytes], name: str, stored: int, count: int | None = None
+) -> NDArray[Any]:
+    """One array of numbers in numpy's format.
+
+    Args:
+        path, name: what it is called in errors.
+        stored: bytes of the file that it is in.
+        count: as for `Arrays.read`.
+
+    Raises:
+        UsageError: it is damaged, too large, or of another type.
+    """
+    dtype, fortran, shape = header(path, member, name)
+    partly = bool(shape) and count is not None and count < shape[0] and not fortran
+    if partly and count is not None:
+        shape = (count, *shape[1:])
+    expected = check_bytes(path, shape, dtype.itemsize, stored)
+    data = np.empty(expected, np.uint8)
+    view, at = data.data, 0
+    while at < expected and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
+        at += found
+    if at < expected:
+        raise UsageError(f"{path} is not whole.", f"'{name}' has {at:,} bytes of {expected:,}.")
+    if not partly and member.read(1):  # also checks the sum of what was read
+        raise UsageError(f"{path} cannot be read.", f"'{name}' goes on after its end.")
+    array = data.view(dtype).reshape(shape, order="F" if fortran else "C")
+    native = array.astype(dtype.newbyteorder("="), copy=False)
+    return native if count is None else native[:count] if native.ndim else native
+
+
+def header(path: Path, member: IO[bytes], name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+    head = member.read(8)
+    wide = len(head) == 8 and head[6] > 1
+    packed = member.read(4 if wide else 2)
+    if not head.startswith(_MAGIC) or len(packed) < (4 if wide else 2) or head[6] > 3:
+        raise _foreign(path, name, "it is not a NumPy array")
+    (length,) = struct.unpack("<I" if wide else "<H", packed)
+    if length > _HEADER_BYTES:
+        raise _foreign(path, name, f"its header has {length:,} bytes")
+    text = member.read(length).decode("latin-1").strip()
+    found: dict[str, str] = {}
+    at = 1
+    while match := _FIELD.match(text, at):
+        at = match.end()
+        found |= {key: value for key, value in match.groupdict().items() if value is not None}
+    if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
+        raise _foreign(path, name, "its header is not one of plain numbers")
+    sizes = [part for part in found["shape"].split(",") if part.strip()]
+    matches = [_SIZE.fullmatch(part) for part in sizes]
+    shape = tuple(int(match[1]) for match in matches if match)
+    if len(shape) != len(sizes) or len(shape) > 8:
+        raise _foreign(path, name, f"its shape is ({found['shape'].strip()[:80]})")
+    try:
+        dtype = np.dtype(found["descr"])
+    except TypeError:  # a size that its kind of number does not come in
+        raise _foreign(path, name, f"its type is {found['descr']}") from None
+    return dtype, found["order"] == "True", shape
+
+
+def _foreign(path: Path, name: str, why: str) -> UsageError:
+    return UsageError(
+        f"'{name}' of {path} cannot be read.",
+        f"{why[0].upper()}{why[1:]}.",
+        "Save arrays of whole or floating-point numbers with numpy.savez.",
+    )
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an npz file by name, or the one of an npy file under the name ``array``.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or of another format.
+    """
+    if path.suffix == ".npy":
+        return {"array": read_single(path)}
+    if path.suffix != ".npz":
+        raise UsageError(
+            f"{path} is not a file of arrays.",
+            f"Its suffix is '{path.suffix}'.",
+            "Give .npy or .npz.",
+        )
+    with opened_arrays(path) as arrays:
+        return {name: arrays.read(name) for name in arrays.names}
+
+
+def by_name(given: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
+    """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name.
+
+    Args:
+        label: what the arrays are called in errors.
+
+    Raises:
+        UsageError: an input has no array.
+    """
+    if all(name in given for name in names):
+        return [given[name] for name in names]
+    if len(names) == 1 and (len(given) == 1 or "images" in given):
+        return [given.get("images", next(iter(given.values())))]
+    raise UsageError(
+        f"{label} does not name the inputs.",
+        f"It holds {', '.join(given) or 'nothing'}; the network takes {', '.join(names)}.",
+        "Save them with numpy.savez(path, " + ", ".join(f"{n}=..." for n in names) + ").",
+    )
+
+
+def _unreadable(path: Path, error: BadArchive) -> UsageError:
+    return UsageError(
+        f"{path} cannot be read.",
+        f"{error}.",
+        "It needs an array 'images', and 'labels' for accuracy, as numpy.savez writes them.",
+    )
+
+
+@contextmanager
+def opened_arrays(path: Path) -> Iterator[Arrays]:
+    """The arrays of an npz file, while the block runs.
+
+    Raises:
+        UsageError: the file is missing or no archive.
+    """
+    with opened(path) as file:
+        try:
+            archive = Archive(file)
+        except BadArchive as error:
+            raise _unreadable(path, error) from error
+        yield Arrays(path, archive, size(file))
+
+
+# --- The idx format of MNIST (http://yann.lecun.com/exdb/mnist), gzipped or plain ---
+
+
+_UNSIGNED_BYTE = 8
+_IDX_CHUNK = 1 << 16
+_MOST = 1 << 20  # bytes unpacked at once
+_MEMBERS = 1 << 16  # of one gzip file; tools that can seek in it write one every 64 KiB
+
+
+def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes.
+
+    Args:
+        count: the first so many along the first axis; all with None.
+
+    Raises:
+        UsageError: the file is missing, damaged, too large, or holds another type.
+    """
+    with opened(path) as file:
+        stored = size(file)
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        content: BufferedReader | _Gunzip = _Gunzip(file, path) if packed else file
+        head = _filled(content, bytearray(4))
+        if (
+            len(head) < 4
+            or bytes(head[:3]) != bytes((0, 0, _UNSIGNED_BYTE))
+            or not 1 <= head[3] <= 4
+        ):
+            raise UsageError(
+                f"{path} is not an idx file of bytes.",
+                f"It begins with {head.hex(' ') or 'nothing'}, an idx file with 00 00 08.",
+                "Name an idx, npz or image file, or a data set folder.",
+            )
+        axes = head[3]
+        dimensions = _filled(content, bytearray(4 * axes))
+        if len(dimensions) < 4 * axes:
+            raise UsageError(f"{path} is not whole.", "It ends in its header.", "Get it again.")
+        shape = struct.unpack(f">{axes}I", dimensions)
+        partly = count is not None and count < shape[0]
+        if count is not None and partly:
+            shape = (count, *shape[1:])
+        expected = check_bytes(path, shape, 1, stored if packed else None)
+        if not packed and expected > stored:
+            raise UsageError(f"{path} is not whole.", f"{stored:,} bytes of {expected:,}.")
+        data = np.empty(expected, np.uint8)
+        found = len(_filled(content, data.data))
+        if found < expected:
+            raise UsageError(f"{path} is not whole.", f"{found:,} bytes of {expected:,}.")
+        if not partly and _filled(content, bytearray(1)):
+            raise UsageError(
+                f"{path} is not an idx file.", f"It continues after its {expected:,} bytes."
+            )
+    return data.reshape(shape)
+
+
+def _filled(
+    content: BufferedReader | _Gunzip, target: bytearray | memoryview
+) -> bytearray | memoryview:
+    """The target as far as there is content for it."""
+    at, view = 0, memoryview(target)
+    while at < len(view) and (count := content.readinto(view[at : at + _MOST])):
+        at += count
+    return target[:at]
+
+
+class _Gunzip:
+    """What a gzip file unpacks to, no more of it than is asked for."""
+
+    def __init__(self, file: BufferedReader, path: Path) -> None:
+        self._file, self._path = file, path
+        self._member = zlib.decompressobj(wbits=31)
+        self._members = 1
+        self._left = b""
+
+    def readinto(self, target: memoryview) -> int:
+        """The next bytes, as many as fit or fewer; none at the end."""
+        found = self._some(len(target))
+        target[: len(found)] = found
+        return len(found)
+
+    def _some(self, most: int) -> bytes:
+        while True:
+            if self._member.eof:
+                rest = (self._member.unused_data or self._file.read(_IDX_CHUNK)).lstrip(b"\0")
+                if not rest:
+                    return b""
+                self._members += 1
+                if self._members > _MEMBERS:
+                    raise self._damaged(f"it has over {_MEMBERS:,} members")
+                self._member, self._left = zlib.decompressobj(wbits=31), rest
+            packed = self._left or self._file.read(_IDX_CHUNK)
+            found = self._inflate(packed, most)
+            if found:
+                return found
+            if not packed and not self._member.eof:
+                raise self._damaged("it ends early")
+
+    def _inflate(self, packed: bytes, most: int) -> bytes:
+        try:
+            found = self._member.decompress(packed, most)
+        except zlib.error as error:
+            raise self._damaged(str(error)) from error
+        self._left = self._member.unconsumed_tail
+        return found
+
+    def _damaged(self, why: str) -> UsageError:
+        return UsageError(f"{self._path} is not a complete gzip file.", f"{why}.", "Get it again.")

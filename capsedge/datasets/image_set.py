@@ -1,0 +1,215 @@
+"""The one type for a set of images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.images.inputs import ImageReader
+from capsedge.runtime.images.preprocessing import prepare_all
+from capsedge.runtime.metadata import Preprocessing
+
+Floats = NDArray[np.float32]
+_PREPARED = 32  # images at once
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with or without labels.
+
+    Attributes:
+        source: where they come from.
+        images: pixels ``[N, H, W, C]`` uint8, or what a model's first input takes: prepared floats
+            ``[N, C, H, W]``, or arrays ``[N, ...]`` of any shape for a file of another tool.
+        labels: their classes ``[N]``; None if not known.
+        preprocessing: how pixels become a model's input; None if they are prepared, or without a model.
+        names: file names of single images; empty for other sources.
+        split: the split of a data set: ``train``, ``test`` or ``validation``; empty for a source that is not
+            divided.
+        whole: whether these are all images of the source.
+        others: what the model's other inputs take ``[N, ...]``, by name.
+        ignored: what the source has and nothing uses, such as a regression's labels; else empty.
+        targets: values to estimate ``[N, K]``; None if not known.
+    """
+
+    source: str
+    images: NDArray[Any]
+    labels: NDArray[np.int64] | None = None
+    preprocessing: Preprocessing | None = None
+    names: tuple[str, ...] = ()
+    split: str = ""
+    whole: bool = True
+    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    ignored: str = ""
+    targets: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def described(self) -> str:
+        """Which images these are, for the figures that are measured on them."""
+        which = f"{self.split} split" if self.split else "no train/test split"
+        return f"{self.source}, {which}"
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """The labels, which the set must have.
+
+        Raises:
+            UsageError: it has no labels.
+        """
+        if self.labels is None:
+            raise UsageError(
+                f"{self.source} has no labels.",
+                "",
+                "Give labelled images: one sub-folder per class, or an npz file with 'labels'.",
+            )
+        return self.labels
+
+    def inputs(self) -> Iterator[Floats]:
+        """The images as a model's input ``[C, H, W]``, a few prepared at once; whole numbers as they are."""
+        for batch in self.batches(_PREPARED):
+            yield from batch
+
+    def batches(self, size: int) -> Iterator[Floats]:
+        """Prepared batches ``[n, C, H, W]``."""
+        for start in range(0, len(self), size):
+            images = self.images[start : start + size]
+            if self.preprocessing is not None:
+                yield np.stack(prepare_all(images, self.preprocessing))
+            else:
+                yield images.astype(np.float32 if images.dtype.kind == "f" else images.dtype)
+
+    def digest(self) -> str:
+        """SHA-256 of the images and labels as they are held: the identity of the set, in hexadecimal.
+
+        It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
+        (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``
+        if there are none; ``targets`` follow where they are known, then arrays of other inputs in the
+        order of their names, as ``input NAME``. So it depends on the order, but neither on the origin of the
+        images (source, names, split) nor on a model's preprocessing.
+        """
+        total = hashlib.sha256()
+        targets = () if self.targets is None else (("targets", self.targets),)
+        others = [(f"input {name}", self.others[name]) for name in sorted(self.others)]
+        for name, array in (("images", self.images), ("labels", self.labels), *targets, *others):
+            if array is None:
+                total.update(f"{name} none\n".encode())
+                continue
+            values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+            shape = ",".join(map(str, values.shape))
+            total.update(f"{name} {values.dtype.str} {shape}\n".encode())
+            total.update(values.reshape(-1).view(np.uint8).data)
+        return total.hexdigest()
+
+    def occurs_in(self, other: ImageSet) -> NDArray[np.bool_]:
+        """Which of the images are in another set ``[N]``, whatever their labels.
+
+        Images are the same if their pixels are; if the sets have different forms (pixels and prepared floats,
+        or pixels of different sizes), they are the same if they give the same input of the model.
+        """
+        if self._form == other._form:
+            mine, theirs = self._pixel_checksums, other._pixel_checksums
+        else:
+            mine, theirs = self._input_checksums, other._input_checksums
+        known = set(theirs)
+        return np.array([checksum in known for checksum in mine], bool)
+
+    @property
+    def _form(self) -> tuple[Any, ...]:
+        return self.images.dtype, self.images.shape[1:], self.preprocessing
+
+    @cached_property
+    def _pixel_checksums(self) -> list[bytes]:
+        return self._checksums(self.images)
+
+    @cached_property
+    def _input_checksums(self) -> list[bytes]:
+        return self._checksums(self.inputs())
+
+    def _checksums(self, images: Iterable[NDArray[Any]]) -> list[bytes]:
+        others = [self.others[name] for name in sorted(self.others)]
+        found = []
+        for image, *rest in zip(images, *others, strict=True):
+            total = hashlib.sha256(image.tobytes())
+            for value in rest:
+                total.update(value.tobytes())
+            found.append(total.digest())
+        return found
+
+    def take(self, indices: NDArray[np.intp]) -> ImageSet:
+        """Some of the images, in the order given."""
+        labels = None if self.labels is None else self.labels[indices]
+        targets = None if self.targets is None else self.targets[indices]
+        names = tuple(self.names[k] for k in indices) if self.names else ()
+        others = {name: array[indices] for name, array in self.others.items()}
+        return replace(
+            self,
+            images=self.images[indices],
+            labels=labels,
+            names=names,
+            whole=False,
+            others=others,
+            targets=targets,
+        )
+
+    def first(self, count: int | None) -> ImageSet:
+        """At most ``count`` of the images, the first ones; all with None."""
+        if count is None or count >= len(self):
+            return self
+        return self.take(np.arange(count))
+
+    def draw(self, count: int, seed: int = 0) -> ImageSet:
+        """At most ``count`` of the images, drawn at random (seeded), in their own order."""
+        if count >= len(self):
+            return self
+        drawn = np.random.default_rng(seed).permutation(len(self))[:count]
+        return self.take(np.sort(drawn))
+
+    def without(self, other: ImageSet) -> ImageSet:
+        """The images that do not occur in ``other`` (`occurs_in`)."""
+        kept = np.flatnonzero(~self.occurs_in(other))
+        return self if len(kept) == len(self) else self.take(kept)
+
+
+def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int = 4096) -> ImageSet:
+    """At most ``limit`` images of an iterator: files, Pillow images, or arrays of pixels
+    (``Session.predict`` says which); without preprocessing, prepared floats ``[C, H, W]``.
+
+    Raises:
+        UsageError: an image cannot be read, or there is none.
+    """
+    taken = list(islice(images, limit))
+    if prep is not None:
+        prepared = list(ImageReader(prep).images(taken))
+    else:
+        prepared = [np.asarray(x, np.float32) for x in taken]
+    if not prepared:
+        raise UsageError("The iterator gave no images.", "", "Give 100 or more.")
+    stacked = np.stack(prepared)
+    check_finite(stacked, "The iterator")
+    return ImageSet("an iterator", stacked)
+
+
+def check_finite(images: NDArray[Any], source: object) -> None:
+    """Refuse prepared images with values that are NaN or infinite.
+
+    Raises:
+        UsageError: there are such values.
+    """
+    if images.dtype.kind == "f" and not np.isfinite(images).all():
+        bad = int((~np.isfinite(images)).reshape(len(images), -1).any(1).sum())
+        raise UsageError(
+            f"{source} has values that are NaN or infinite.",
+            f"{bad} of {len(images)} images have them.",
+            "Clean the arrays; or give uint8 pixels [N, H, W, C] to have them prepared.",
+        )

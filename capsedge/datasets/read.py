@@ -1,0 +1,370 @@
+"""Finding and reading a set of images: the formats of data set folders, archives, idx files and images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.datasets import array_files, cifar, folders
+from capsedge.datasets.array_files import check_bytes
+from capsedge.datasets.image_set import ImageSet, check_finite
+from capsedge.errors import UsageError
+from capsedge.runtime.files.formats import tell
+from capsedge.runtime.files.reading import listing
+from capsedge.runtime.metadata import Preprocessing
+
+_IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
+_IDX_STEMS = {"train": "train", "test": "t10k"}
+# Names of the files or folders of a split, the one that is meant first.
+_NAMES = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
+_SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(_NAMES["test"][1:], "validation")
+# What may be read as data; other formats that are recognized are refused by name.
+_DATA = ("npz", "zip", "npy", "image", "idx", "compressed", "folder")
+
+
+def read_images(
+    source: Path | str,
+    prep: Preprocessing | None,
+    split: str,
+    limit: int | None = None,
+    inputs: Mapping[str, str] | None = None,
+    classes: bool = True,
+) -> ImageSet:
+    """Images, or other inputs, to evaluate or to calibrate a model on, with labels if they are known.
+
+    Args:
+        source: a data set folder as `read_split` reads, an npz file with ``images`` or an array for each of
+            the model's inputs (and ``labels``), an npy file, an idx file of images (its labels beside it), a
+            folder of images, or one image.
+        prep: the model's preprocessing; with None only prepared arrays are accepted.
+        split: split of a data set folder: ``train`` or ``test``.
+        limit: number of images to read, from the first on.
+        inputs: the model's inputs: numpy's type by name; None where the model is not known.
+        classes: whether labels are numbers of classes. Those of an archive for a regression are not read.
+
+    Raises:
+        UsageError: the source cannot be read, is empty, or does not fit the model.
+    """
+    source = Path(source)
+    if not os.path.lexists(source):
+        raise UsageError(f"There is no {source}.", "", "Name a folder or file with images.")
+    found = tell(source)
+    key = "" if found is None else found.key
+    if key and key not in _DATA:
+        raise _no_data(source)
+    if key in ("npz", "zip") or source.suffix == ".npz":
+        data = _archive(source, limit, prep, inputs or {}, classes)
+    elif key == "npy":
+        data = _checked(
+            ImageSet(source.name, array_files.read_single(source, limit)), source, prep, inputs
+        )
+    elif prep is None:
+        raise UsageError(
+            f"{source} cannot be prepared for this model.",
+            "The model's file does not state the preprocessing.",
+            _PREPARED,
+        )
+    elif key == "folder":
+        files = folders.images_of(source)
+        data = (
+            _images(source, files, prep, limit) if files else read_split(source, split, prep, limit)
+        )
+    elif key == "image":
+        data = _images(source, [source], prep, None)
+    else:
+        data = _idx(source, limit)
+    if len(data) == 0:
+        raise UsageError(
+            f"{source} holds no images.",
+            "",
+            "Name a folder with images, an npz or an idx file.",
+        )
+    return replace(data, preprocessing=None if data.images.dtype.kind == "f" else prep)
+
+
+def read_split(
+    source: Path | str, split: str, prep: Preprocessing, limit: int | None = None
+) -> ImageSet:
+    """One split of a data set: pixels ``[N, H, W, C]`` and labels.
+
+    Args:
+        source: a folder with MNIST-like idx files (``train-images-idx3-ubyte[.gz]`` and so on), with the
+            python batches of CIFAR-10 (``data_batch_1`` and so on), with ``train.npz`` / ``test.npz``
+            (or ``train_*.npz``), with ``train/`` and ``test/`` folders of images, one sub-folder per class;
+            or one npz file with ``images`` and ``labels``.
+        split: ``train`` or ``test``; without test images, a validation split is taken for them.
+        prep: the model's preprocessing, used to size images of a folder.
+        limit: number of images to read, from the first on.
+
+    Returns:
+        A set whose ``split`` is ``train``, ``test`` or ``validation``; empty where the source is one set, in
+        one file or with one sub-folder per class, which is read whatever the split.
+
+    Raises:
+        UsageError: there is no data in a known format, it lacks the split, or it is damaged.
+    """
+    source = Path(source)
+    found = tell(source) if os.path.lexists(source) else None
+    if source.suffix == ".npz" or (found is not None and found.key == "npz"):
+        return _labelled(_archive(source, limit, prep, {}))
+    if found is not None and found.key != "folder":
+        raise _no_data(source)
+    names = listing(source)
+    for ending in (".gz", ""):
+        images = f"{_IDX_STEMS[split]}{_IDX_IMAGES}{ending}"
+        if images in names:
+            return replace(_labelled(_idx(source / images, limit)), split=split)
+    batches = [
+        n for n in names if n.startswith("data_batch_" if split == "train" else "test_batch")
+    ]
+    if batches:
+        return replace(_cifar(source, batches, limit), split=split)
+    for name in _NAMES[split]:
+        archives = [n for n in names if n.startswith(name) and n.endswith(".npz")]
+        if archives:
+            data = _labelled(_archive(source / archives[0], limit, prep, {}))
+            return replace(data, split=_SPLITS[name])
+    inside, of = _classes_of(source, split)
+    pixels, labels = folders.read_classes(inside, prep, limit)
+    if len(pixels) == 0:
+        raise _no_classes(source, inside, split)
+    return ImageSet(source.name, pixels, labels, split=of, whole=limit is None)
+
+
+def _classes_of(source: Path, split: str) -> tuple[Path, str]:
+    """The folder with the classes' sub-folders, and the split that it is; empty if the source is one set.
+
+    A class may be called ``train`` too: a split has sub-folders of its own.
+    """
+    for name in _NAMES[split]:
+        if folders.holds_folders(source / name):
+            return source / name, _SPLITS[name]
+    return source, ""
+
+
+def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
+    """The error for a folder without labelled images."""
+    layout = f"{inside}/CLASS/image.png, one sub-folder per class"
+    if images := folders.images_of(inside):
+        count = "1 image lies" if len(images) == 1 else f"{len(images)} images lie"
+        return UsageError(
+            f"{inside} holds images, but no labels.",
+            f"{count} in the folder itself; a label is the name of the sub-folder that an image is in.",
+            f"Sort them: {layout}; or save an npz file with 'images' and 'labels' (docs/reference/data.md).",
+        )
+    given = sorted(n for n in listing(source) if n.split(".")[0].split("_")[0] in _SPLITS)
+    if inside == source and given:
+        names = " or ".join(_NAMES[split][:2])
+        return UsageError(
+            f"{source} has no {split} images.",
+            f"It holds {', '.join(given)}.",
+            f"Add {names}, in the same format (docs/reference/data.md).",
+        )
+    return UsageError(
+        f"{inside} holds no data in a known format.",
+        "Known are MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, and one sub-folder of "
+        "images per class.",
+        f"Lay images out as {layout}; or name a folder with one of the others (docs/reference/data.md).",
+    )
+
+
+def _labelled(data: ImageSet) -> ImageSet:
+    """A set to train on: pixels, and a label for each."""
+    if data.images.dtype != np.uint8:
+        raise UsageError(
+            f"{data.source}: images are {data.images.dtype} {list(data.images.shape)}.",
+            "They must be uint8 [N, H, W] or [N, H, W, C].",
+        )
+    if len(data.classes) and data.classes.min() < 0:
+        raise UsageError(f"{data.source} has labels below 0.", "", "Classes are counted from 0.")
+    return data
+
+
+def _archive(
+    source: Path,
+    limit: int | None,
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str],
+    classes: bool = True,
+) -> ImageSet:
+    with array_files.opened_arrays(source) as arrays:
+        first, *more = _named(source, arrays, list(inputs))
+        images = arrays.read(first, limit)
+        others = {name: arrays.read(name, limit) for name in more}
+        known = "labels" in arrays
+        labels = _labels(source, arrays.read("labels", limit)) if known and classes else None
+    whole = limit is None or len(images) < limit if images.ndim else True
+    if images.ndim and labels is not None and labels.shape != (len(images),):
+        raise _other_count(source, labels, images)
+    ignored = "labels" if known and not classes else ""
+    data = ImageSet(source.name, images, labels, whole=whole, others=others, ignored=ignored)
+    return _checked(data, source, prep, inputs)
+
+
+def _other_count(source: Path, labels: NDArray[Any], images: NDArray[Any]) -> UsageError:
+    return UsageError(
+        f"{source} has labels {list(labels.shape)} for {len(images)} images.",
+        "Every image has one label: the number of its class, counted from 0.",
+        f"Save labels [{len(images)}], in the order of the images (docs/reference/data.md).",
+    )
+
+
+def _named(source: Path, arrays: array_files.Arrays, inputs: list[str]) -> list[str]:
+    """The names of the arrays for the model's inputs: their own, or for a single one ``images``, or any."""
+    if inputs and all(name in arrays for name in inputs):
+        return inputs
+    given = [name for name in arrays.names if name != "labels"]
+    if len(inputs) > 1:
+        raise UsageError(
+            f"{source} does not have an array for every input of the model.",
+            f"It has {', '.join(given) or 'none'}; the inputs are {', '.join(inputs)}.",
+            "Save the arrays under the names of the inputs with numpy.savez.",
+        )
+    return given if inputs and len(given) == 1 else ["images"]
+
+
+def as_images(
+    given: NDArray[Any] | Mapping[str, NDArray[Any]],
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str],
+) -> ImageSet:
+    """Arrays as `read_images` reads them from files: one for a single input, or one by the name of each.
+
+    Raises:
+        UsageError: an array is missing or unknown, or does not fit the model.
+    """
+    named = dict(given) if isinstance(given, Mapping) else {next(iter(inputs), "images"): given}
+    if set(named) != set(inputs):
+        raise UsageError(
+            "The arrays do not match the model's inputs.",
+            f"Given: {', '.join(map(str, named))}; the inputs are {', '.join(inputs)}.",
+            "Give one array [N, ...] by the name of each input.",
+        )
+    first, *more = inputs
+    others = {name: np.asarray(named[name]) for name in more}
+    return _checked(
+        ImageSet("an array", np.asarray(named[first]), others=others), "The array", prep, inputs
+    )
+
+
+def _checked(
+    data: ImageSet,
+    source: Path | str,
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str] | None,
+) -> ImageSet:
+    """The set, if its arrays are pixels that can be prepared, or prepared.
+
+    Raises:
+        UsageError: they are neither.
+    """
+    images = data.images
+    takes = next(iter((inputs or {}).values()), "")
+    if prep is not None or not inputs:
+        if images.dtype == np.uint8 and images.ndim in (3, 4):
+            images = images[..., None] if images.ndim == 3 else images
+        elif images.dtype.kind != "f" or images.ndim != 4:
+            raise UsageError(
+                f"{source}: images are {images.dtype} {list(images.shape)}.",
+                "They must be uint8 pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
+            )
+    elif images.dtype.kind in "iu" and takes.startswith("float"):
+        raise UsageError(
+            f"{source} has whole numbers, {images.dtype} {list(images.shape)}; the model takes {takes}.",
+            "The model's file does not state the preprocessing, so pixels cannot be prepared for it.",
+            _PREPARED,
+        )
+    for name, array in (
+        (source, images),
+        *((f"'{n}' of {source}", a) for n, a in data.others.items()),
+    ):
+        if array.ndim < 1 or (images.ndim and len(array) != len(images)):
+            raise UsageError(
+                f"{name} has the shape {list(array.shape)}.",
+                "The first axis of every array counts the samples.",
+                "Save arrays [N, ...] with the same N.",
+            )
+        check_finite(array, name)
+    return replace(data, images=images)
+
+
+_PREPARED = (
+    "Give the arrays as the model takes them, such as floats [N, C, H, W], in an npz or npy file."
+)
+
+
+def _no_data(source: Path) -> UsageError:
+    found = tell(source)
+    assert found is not None
+    fix, command = found.advice(source)
+    return UsageError(
+        f"{source} is {found.name}.",
+        "Data are folders of images, npz, npy and idx files (docs/reference/data.md).",
+        fix,
+        command=command,
+    )
+
+
+def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
+    whole = labels.dtype.kind in "bi" or (
+        bool(np.isfinite(labels).all())
+        and bool((labels == np.rint(labels)).all())
+        and (labels.size == 0 or -(2**53) <= labels.min() <= labels.max() <= 2**53)
+    )
+    if not whole:
+        raise UsageError(
+            f"{source}: labels are {labels.dtype} {list(labels.shape)}.",
+            "They must be whole numbers, the class of each image counted from 0.",
+            "Leave them out; or, if they are values to estimate, describe the model's file as a regression: "
+            "`capsedge.optimize(model, path, task='regression')` (docs/reference/metadata.md).",
+            command="Leave them out; or, if they are values to estimate, describe the model's file as a "
+            "regression: capsedge optimize MODEL.onnx -o NEW.onnx --task regression "
+            "(docs/reference/metadata.md)",
+        )
+    return labels.astype(np.int64)
+
+
+def _images(source: Path, files: list[Path], prep: Preprocessing, limit: int | None) -> ImageSet:
+    chosen = files[:limit]
+    images = folders.read_prepared(chosen, prep)
+    names = tuple(file.name for file in chosen)
+    return ImageSet(source.name, images, names=names, whole=len(chosen) == len(files))
+
+
+def _idx(source: Path, limit: int | None) -> ImageSet:
+    images = array_files.read(source, limit)
+    if images.ndim != 3:
+        raise UsageError(
+            f"{source} holds no images.",
+            f"Its shape is {list(images.shape)}.",
+            "It must be [N, H, W].",
+        )
+    beside = source.with_name(source.name.replace(_IDX_IMAGES, _IDX_LABELS))
+    labels = None
+    if beside != source and os.path.lexists(beside):
+        labels = array_files.read(beside, limit).astype(np.int64)
+        if labels.shape != (len(images),):
+            raise _other_count(beside, labels, images)
+    whole = limit is None or len(images) < limit
+    return ImageSet(source.name, images[..., None], labels, whole=whole)
+
+
+def _cifar(source: Path, names: list[str], limit: int | None) -> ImageSet:
+    pixels: list[NDArray[np.uint8]] = []
+    labels: list[NDArray[np.int64]] = []
+    count = 0
+    for name in names:
+        if limit is not None and count >= limit:
+            break
+        more, classes = cifar.read(source / name)
+        count += len(classes)
+        check_bytes(source, (count, *more.shape[1:]))
+        pixels.append(more)
+        labels.append(classes)
+    return ImageSet(source.name, np.concatenate(pixels), np.concatenate(labels)).first(limit)

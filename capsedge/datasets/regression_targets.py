@@ -1,0 +1,220 @@
+"""Targets.csv; typical images.
+
+Two formats: a folder with the table ``targets.csv``, whose columns are ``file`` and the names of the values;
+or an npz file (also ``test.npz`` in a folder) with ``images`` and ``targets`` ``[N, K]``.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.datasets import array_files, folders
+from capsedge.datasets.image_set import ImageSet
+from capsedge.datasets.read import as_images, read_images
+from capsedge.errors import UsageError
+from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.writing import DATA, as_path
+from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.typical_input import TypicalInput, spans_of
+from capsedge.spec import limits
+
+# --- Images with values to estimate, such as the angles of a head ---
+
+
+TABLE, ARCHIVE = "targets.csv", "test.npz"
+_FILE = "file"
+
+
+def read_targets(
+    source: Path | str, prep: Preprocessing, names: Sequence[str], limit: int | None = None
+) -> ImageSet:
+    """Images and the values that a network should estimate of them.
+
+    Args:
+        source: a folder with ``targets.csv`` or ``test.npz``, or an npz file.
+        prep: the network's preprocessing.
+        names: of its values, which are columns of the table. An npz file has them in their order.
+        limit: number of images to read, from the first on.
+
+    Returns:
+        A set with ``targets``.
+
+    Raises:
+        UsageError: the source cannot be read, has no values, or others.
+    """
+    source = Path(source)
+    if os.path.isdir(source) and os.path.lexists(source / TABLE):
+        return _of_table(source, prep, names, limit)
+    archive = source / ARCHIVE if os.path.isdir(source) else source
+    if archive.suffix != ".npz" or not os.path.lexists(archive):
+        raise UsageError(
+            f"{source} has no values to compare with.",
+            f"The network estimates {', '.join(names)}, not classes.",
+            f"Give a folder of images with a table {TABLE} (columns {_FILE},{','.join(names)}), or an npz "
+            "file with 'images' and 'targets' [N, K] (docs/reference/data.md).",
+        )
+    images = read_images(archive, prep, "test", limit, classes=False)
+    return replace(images, targets=_of_archive(archive, len(images), len(names), limit))
+
+
+def _of_archive(path: Path, images: int, values: int, limit: int | None) -> NDArray[np.float64]:
+    with array_files.opened_arrays(path) as arrays:
+        found = arrays.read("targets", limit)
+    if found.dtype.kind not in "fiu" or found.shape != (images, values):
+        raise UsageError(
+            f"{path}: 'targets' is {found.dtype} {list(found.shape)}.",
+            f"It must be numbers [{images}, {values}]: a value of each kind for each image.",
+        )
+    if not np.isfinite(found).all():
+        raise UsageError(
+            f"{path}: 'targets' has values that are NaN or infinite.", "", "Leave those images out."
+        )
+    return found.astype(np.float64)
+
+
+def _of_table(
+    source: Path, prep: Preprocessing, names: Sequence[str], limit: int | None
+) -> ImageSet:
+    rows = list(_rows(source / TABLE, names, limit))
+    if not rows:
+        raise UsageError(f"{source / TABLE} has no rows.", "", "Give a row for each image.")
+    files = [source / file for file, _ in rows]
+    return ImageSet(
+        source.name,
+        folders.read_pixels(files, prep),
+        preprocessing=prep,
+        names=tuple(file for file, _ in rows),
+        whole=limit is None or len(rows) < limit,
+        targets=np.array([values for _, values in rows], np.float64),
+    )
+
+
+def _rows(path: Path, names: Sequence[str], limit: int | None) -> Iterator[tuple[str, list[float]]]:
+    """File and values of each row."""
+    with opened(path) as file:
+        if size(file) > limits.TABLE_BYTES:
+            raise UsageError(
+                f"{path} is larger than {limits.TABLE_BYTES // limits.MIB} MiB.", "It is not read."
+            )
+        try:
+            text = file.read(limits.TABLE_BYTES).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path} is not UTF-8.", f"{error}.", "Save it as UTF-8.") from error
+    table = csv.DictReader(text.splitlines())
+    try:
+        lacking = [name for name in (_FILE, *names) if name not in (table.fieldnames or ())]
+        if lacking:
+            raise UsageError(
+                f"{path} has no column '{lacking[0]}'.",
+                f"Its columns are {', '.join(table.fieldnames or ()) or 'none'}.",
+                f"Its first line should be {_FILE},{','.join(names)}.",
+            )
+        for k, row in enumerate(table):
+            if k == limit:
+                return
+            yield _inside(path, row[_FILE]), [_value(path, k + 2, row, name) for name in names]
+    except csv.Error as error:
+        raise UsageError(f"{path} is not a table.", f"{error}.", "Save it as CSV again.") from error
+
+
+def _inside(path: Path, file: str | None) -> str:
+    """The name of a file in the folder of the table or below."""
+    parts = PurePosixPath(file or "")
+    if not file or parts.is_absolute() or ".." in parts.parts or "\\" in file:
+        raise UsageError(
+            f"{path} names the file '{file or ''}'.", "Files lie beside the table or below.", ""
+        )
+    return file
+
+
+def _value(path: Path, line: int, row: dict[str, str], name: str) -> float:
+    try:
+        value = float(row[name])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(f"{path}, line {line}: {name} is '{row[name]}'.", "It must be a number.")
+    return value
+
+
+# --- The criterion for nothing to see, from images as in training ---
+
+
+Typical: TypeAlias = "str | os.PathLike[str] | NDArray[Any] | ImageSet | TypicalInput"
+
+
+def typical_input_from(data: Typical, preprocessing: Preprocessing) -> TypicalInput:
+    """When an image has nothing to see: what no image of ``data`` is like (docs/reference/metadata.md).
+
+    Args:
+        data: 100 images or more as in training: a data set folder (its split ``train``), a folder of images,
+            an npz, npy or idx file; uint8 pixels ``[N, H, W]`` or ``[N, H, W, C]``; prepared floats
+            ``[N, C, H, W]``; or a criterion, which is returned.
+        preprocessing: of the model.
+
+    Returns:
+        The criterion, for ``typical`` of `capsedge.export` and `capsedge.optimize`.
+
+    Raises:
+        UsageError: the images cannot be read, or are too few or too small.
+
+    Example:
+        >>> pixels = np.random.default_rng(0).integers(0, 256, (200, 28, 28), np.uint8)
+        >>> typical_input_from(pixels, capsedge.Preprocessing(28, 28, 1)).images
+        200
+    """
+    if isinstance(data, TypicalInput):
+        return data
+    if isinstance(data, np.ndarray):
+        data = as_images({"images": data}, preprocessing, {"images": "float32"})
+    elif not isinstance(data, ImageSet):
+        data = read_images(as_path(data, DATA), preprocessing, "train")
+    pixels = data.images.dtype.kind != "f"
+    data = replace(data, preprocessing=preprocessing if pixels else None)
+    _check_shapes(data, preprocessing)
+    try:
+        return spans_of(data.inputs(), preprocessing.layout, data.digest())
+    except ValueError as error:
+        raise UsageError(
+            f"{data.source} does not show what images look like.",
+            f"{error}.",
+            "Give images as in training, the more the better: thousands.",
+        ) from error
+
+
+def _check_shapes(data: ImageSet, preprocessing: Preprocessing) -> None:
+    """Raise a UsageError for prepared images of another size than the model's."""
+    shape = data.images.shape[1:]
+    if data.preprocessing is None and shape != preprocessing.shape:
+        raise UsageError(
+            f"{data.source} has images {list(shape)}.",
+            f"Prepared for the model, they are {list(preprocessing.shape)}.",
+            "Give uint8 pixels, which are prepared, or floats of this size.",
+        )
+
+
+def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInput] | None:
+    """`typical_input_from` for a preprocessing that is not known yet; None without data.
+
+    Raises:
+        UsageError: there is no such file, said before any work.
+    """
+    if data is None:
+        return None
+    if not isinstance(data, (TypicalInput, np.ndarray, ImageSet)):
+        path = as_path(data, DATA)
+        if not os.path.lexists(path):
+            raise UsageError(f"There is no {path}.", "", "Name a folder or file with images.")
+        data = Path(path)
+    given = data
+    return functools.cache(lambda preprocessing: typical_input_from(given, preprocessing))

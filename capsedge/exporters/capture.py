@@ -1,0 +1,499 @@
+"""Torch.export, translation, a free batch from two captures.
+
+The nodes made here are in a domain of our own, ``TORCH_DOMAIN``, with the couplings as an output,
+because the torch operators have it; ``graph.passes`` then makes ``capsedge`` nodes of them. A private
+domain also keeps ONNX's global registry free of ``capsedge`` schemas, which would stop shape inference
+through the function bodies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, defs, helper, numpy_helper
+from onnxscript.values import Opset
+from torch import Tensor, nn
+
+import capsedge.models.ops  # noqa: F401  (registers the torch operators)
+from capsedge.errors import CapsedgeError, UnsupportedModelError
+from capsedge.exporters.subject import Subject
+from capsedge.exporters.user_subject import Flat, NoFreeBatch, PerImage, sized
+from capsedge.graph.passes import TORCH_DOMAIN
+from capsedge.graph.proto import copy_of, initializer, replace
+from capsedge.models.user_module import first_line, is_user_code, line_of, node_lines, place
+from capsedge.spec.operators import OPERATORS, Operator
+
+# --- One graph with a free batch of two that were captured at different batches ---
+
+
+Integers = NDArray[np.int64]
+
+
+class NotAlike(ValueError):
+    """The graphs differ in more than numbers that follow the batch."""
+
+
+def merge(
+    small: onnx.ModelProto, large: onnx.ModelProto, batches: tuple[int, int], name: str
+) -> onnx.ModelProto:
+    """The graph in which every whole number that differs is computed from the batch that comes in.
+
+    A number that is ``a`` at one batch and ``b`` at the other is a multiple of the batch plus a constant;
+    it is read off the two. Captured from code without branches on the batch, the nodes are the same.
+
+    Args:
+        batches: of the two.
+        name: of the free dimension.
+
+    Raises:
+        NotAlike: nodes, attributes or weights differ, or a number does not follow the batch.
+    """
+    model, other = (_constants_stored(copy_of(m)) for m in (small, large))
+    if len(model.graph.node) != len(other.graph.node):
+        raise NotAlike("the number of nodes depends on the batch")
+    for a, b in zip(model.graph.node, other.graph.node, strict=True):
+        if _key(a) != _key(b):
+            raise NotAlike(f"{a.op_type} {a.name} depends on the batch")
+    stored = {t.name: t for t in other.graph.initializer}
+    if {t.name for t in model.graph.initializer} != stored.keys():
+        raise NotAlike("the constants depend on the batch")
+    nodes: list[onnx.NodeProto] = []
+    kept: list[onnx.TensorProto] = []
+    for tensor in model.graph.initializer:
+        a, b = (numpy_helper.to_array(t) for t in (tensor, stored[tensor.name]))
+        if (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        ):
+            kept.append(tensor)
+            continue
+        times, plus = _line(tensor.name, a, b, batches)
+        if times.ndim == 1 and _one(times, plus) and _only_reshapes(model, tensor.name):
+            kept.append(initializer(tensor.name, np.where(times != 0, -1, a)))
+            continue
+        nodes += _computed(tensor.name, times, plus, model.graph.input[0].name, kept)
+    replace(model.graph.initializer, kept)
+    replace(model.graph.node, [*nodes, *model.graph.node])
+    del model.graph.value_info[:]
+    for mine, its in zip(_values(model), _values(other), strict=True):
+        for d, e in zip(
+            mine.type.tensor_type.shape.dim, its.type.tensor_type.shape.dim, strict=True
+        ):
+            if d.dim_value != e.dim_value:
+                if (d.dim_value, e.dim_value) != batches:
+                    raise NotAlike(f"a dimension of {mine.name} is a multiple of the batch")
+                d.dim_param = name
+    return model
+
+
+def _values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from model.graph.input
+    yield from model.graph.output
+
+
+def _constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Constant nodes made initializers."""
+    left = []
+    for node in model.graph.node:
+        if node.op_type == "Constant" and not node.domain:
+            attribute = node.attribute[0]
+            value = helper.get_attribute_value(attribute)
+            array = numpy_helper.to_array(value) if attribute.name == "value" else np.asarray(value)
+            if array.dtype == np.float64 and attribute.name != "value":
+                array = array.astype(np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+        else:
+            left.append(node)
+    replace(model.graph.node, left)
+    return model
+
+
+def _key(node: onnx.NodeProto) -> tuple[object, ...]:
+    attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+    return node.op_type, node.domain, tuple(node.input), tuple(node.output), attributes
+
+
+def _line(
+    name: str, a: NDArray[np.generic], b: NDArray[np.generic], batches: tuple[int, int]
+) -> tuple[Integers, Integers]:
+    """``a = times·batch + plus``."""
+    if a.shape != b.shape or a.dtype != np.int64 or b.dtype != np.int64:
+        raise NotAlike(f"the constant {name} depends on the batch")
+    whole_a, whole_b = a.astype(np.int64), b.astype(np.int64)
+    times, rest = np.divmod(whole_b - whole_a, batches[1] - batches[0])
+    if rest.any():
+        raise NotAlike(f"the constant {name} does not follow the batch")
+    return times, whole_a - times * batches[0]
+
+
+def _one(times: Integers, plus: Integers) -> bool:
+    """Whether a shape has one dimension that is a multiple of the batch, and no other that is inferred."""
+    one = np.count_nonzero(times) == 1
+    return bool(one and not plus[times != 0].any() and (plus >= 0).all())
+
+
+def _only_reshapes(model: onnx.ModelProto, name: str) -> bool:
+    """Whether a shape, or a part that is put together with known sizes, is used for nothing else."""
+    uses = [n for n in model.graph.node if name in n.input]
+    stored = {
+        t.name: numpy_helper.to_array(t)
+        for t in model.graph.initializer
+        if t.data_type == TensorProto.INT64
+    }
+    for node in uses:
+        if node.op_type == "Concat":
+            others = [i for i in node.input if i != name]
+            known = all(i in stored and (stored[i] > 0).all() for i in others)
+            if not known or len(others) + 1 != len(node.input):
+                return False
+            if not _only_reshapes(model, node.output[0]):
+                return False
+        elif node.op_type != "Reshape" or node.input[1] != name:
+            return False
+    return True
+
+
+def _computed(
+    name: str, times: Integers, plus: Integers, source: str, kept: list[onnx.TensorProto]
+) -> Iterator[onnx.NodeProto]:
+    """Nodes that make ``times·batch + plus`` of the first dimension of an input."""
+    kept += [initializer(f"{name}/times", times), initializer(f"{name}/plus", plus)]
+    yield helper.make_node("Shape", [source], [f"{name}/batch"], start=0, end=1)
+    batch = f"{name}/batch"
+    if times.ndim == 0:
+        kept.append(initializer(f"{name}/scalar", np.zeros(0, np.int64)))
+        yield helper.make_node("Reshape", [batch, f"{name}/scalar"], [f"{name}/one"])
+        batch = f"{name}/one"
+    yield helper.make_node("Mul", [batch, f"{name}/times"], [f"{name}/product"])
+    yield helper.make_node("Add", [f"{name}/product", f"{name}/plus"], [name])
+
+
+# --- PyTorch's capsule operators to ONNX nodes while ``torch.onnx.export`` runs ---
+
+
+_ATTRIBUTE_TYPES = {
+    "int": defs.OpSchema.AttrType.INT,
+    "ints": defs.OpSchema.AttrType.INTS,
+    "float": defs.OpSchema.AttrType.FLOAT,
+    "floats": defs.OpSchema.AttrType.FLOATS,
+}
+_PYTHON_TYPES = {"int": int, "ints": list[int], "float": float, "floats": list[float]}
+_TYPES = ["tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)"]
+
+
+def _register(operator: Operator) -> None:
+    if defs.has(operator.name, TORCH_DOMAIN):
+        return
+    outputs = [*operator.output_names, *(["couplings"] if operator.couplings else [])]
+    parameter, option = defs.OpSchema.FormalParameter, defs.OpSchema.FormalParameterOption
+    defs.register_schema(
+        defs.OpSchema(
+            operator.name,
+            TORCH_DOMAIN,
+            1,
+            inputs=[
+                parameter(
+                    v.name, "T", param_option=option.Optional if v.optional else option.Single
+                )
+                for v in operator.inputs
+            ],
+            outputs=[parameter(n, "T") for n in outputs],
+            type_constraints=[("T", _TYPES, "a floating-point type")],
+            attributes=[
+                defs.OpSchema.Attribute(a.name, _ATTRIBUTE_TYPES[a.type], required=True)
+                for a in operator.attributes
+            ],
+        )
+    )
+
+
+def _translation(operator: Operator, opset: Opset) -> Callable[..., Any]:
+    """A function of the PyTorch operator's arguments that makes the ONNX node."""
+    inputs = dict.fromkeys(operator.input_names, Any)
+    types = {**inputs, **{a.name: _PYTHON_TYPES[a.type] for a in operator.attributes}}
+    kinds = {a.name: a.type for a in operator.attributes}
+
+    def translate(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(types, args, strict=False)), **kwargs}
+        tensors = [given.pop(name) for name in operator.input_names]
+        for name, value in given.items():
+            if kinds[name] == "int":  # PyTorch also has booleans
+                given[name] = int(value)
+            elif kinds[name] in ("ints", "floats"):
+                given[name] = list(value)
+        return getattr(opset, operator.name)(*tensors, **given)
+
+    # torch distinguishes inputs from attributes by these.
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    translate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, either, annotation=kind) for name, kind in types.items()]
+    )
+    translate.__annotations__ = types
+    translate.__name__ = operator.torch
+    return translate
+
+
+def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The table for ``torch.onnx.export(custom_translation_table=...)``; may be called repeatedly."""
+    table: dict[Callable[..., Any], Callable[..., Any]] = {}
+    opset = Opset(TORCH_DOMAIN, 1)
+    for operator in OPERATORS.values():
+        if operator.torch:
+            _register(operator)
+            function = getattr(torch.ops.capsedge, operator.torch).default
+            table[function] = _translation(operator, opset)
+    return table
+
+
+# PyTorch module in, ONNX graph of the translation's nodes out; the batch free wherever that is
+# possible
+
+
+BATCH = "N"
+aten = torch.ops.aten
+_TWO = (3, 5)  # batches that a module is captured at where its code fixes them
+_FIXED = "Constraints violated"
+_NODE = re.compile(r"Error when translating node %(\w+)")
+_NO_ONNX = re.compile(r"Error when translating node.*?target=(torch\.ops\.[\w.]+?)\]", re.DOTALL)
+_DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
+
+
+def capture(
+    module: nn.Module, subject: Subject, opset: int, batch: int | None
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """The graph of a module, and the program that it was made of.
+
+    With a free batch, a module whose code fixes the batch while it is captured (``[W] * x.size(0)``) is
+    captured one image at a time (``torch.func.vmap``) at two batches, and the two are made one.
+
+    Args:
+        module: the subject's, or one that wraps it.
+
+    Raises:
+        NoFreeBatch: ``batch`` is None, and its code fixes the batch.
+        UnsupportedModelError: torch cannot capture it; the error names the user's line.
+    """
+    if batch is not None:
+        return _only(module, subject.example, subject, opset)
+    flat = subject.module if isinstance(subject.module, Flat) else None
+    if flat is None or not flat.each:
+        try:
+            with _specialized() as lines:
+                return _captured(module, subject.example, subject, opset, free=True)
+        except CapsedgeError:
+            raise
+        except Exception as error:  # torch raises many kinds of errors here, none of them ours
+            if flat is None:
+                raise _explained(error, lines) from error
+            first: UnsupportedModelError = _explained(error, lines)
+    else:
+        first = NoFreeBatch(
+            "The batch cannot be free: the module takes one image at a time.",
+            "torch.func.vmap, which would take each image of a batch for itself, does not run its code.",
+            "Use x.size(0) where the code says a batch of 1, or fix the batch with batch=1 (--batch 1).",
+            batch=1,
+        )
+    try:
+        found = [
+            _captured(PerImage(flat).eval(), sized(subject.example, n), subject, opset, free=False)
+            for n in _TWO
+        ]
+        return merge(found[0][0], found[1][0], _TWO, BATCH), found[0][1]
+    except Exception as error:  # as above, and NotAlike
+        raise first from error
+
+
+def _only(
+    module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """Captured at the batch of the example."""
+    try:
+        return _captured(module, example, subject, opset, free=False)
+    except CapsedgeError:
+        raise
+    except Exception as error:
+        raise _explained(error) from error
+
+
+class _Untranslated(Exception):
+    """A captured program that could not be written as ONNX.
+
+    Attributes:
+        line: the user's, of the node that PyTorch names; empty where it names none.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, error: Exception) -> None:
+        super().__init__(str(error))
+        named = _NODE.search(str(error))
+        # Taking composite operators apart adds underscores to a name.
+        nodes = [
+            n for n in program.graph.nodes if named and n.name.strip("_") == named[1].strip("_")
+        ]
+        self.line = next((line for n in nodes for line in node_lines(n)), "")
+
+
+def _captured(
+    module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int, free: bool
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    dims = tuple({0: torch.export.Dim(BATCH)} for _ in example) if free else None
+    variadic = isinstance(module, (Flat, PerImage)) or hasattr(module, "variadic")
+    shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
+    with _quiet(), torch.no_grad():
+        program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
+        _name_squeezed_axes(program)
+        try:
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                dynamic_shapes=shapes,
+                input_names=list(subject.inputs),
+                output_names=list(subject.outputs),
+                custom_translation_table=translation_table(),
+                optimize=False,  # it would delete small epsilons
+                verbose=False,
+            )
+        except Exception as error:
+            raise _Untranslated(program, error) from error
+    assert made is not None
+    return made.model_proto, made.exported_program or program
+
+
+def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
+    """Let every ``squeeze`` name its axes, in place.
+
+    ``squeeze()`` is captured at a batch of several images, and the rest of the graph counts on the axes that
+    it left there. In a file without names, a batch of one image would lose its axis too.
+    """
+    squeezes = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.op != "call_function" or node.target not in squeezes:
+                continue
+            source, *named = node.args
+            before, after = source.meta["val"].shape, node.meta["val"].shape
+            axes = named[0] if named else range(len(before))
+            axes = [axes] if isinstance(axes, int) else axes
+            axes = sorted({axis % len(before) for axis in axes}) if len(before) else []
+            ones = [axis for axis in axes if isinstance(before[axis], int) and before[axis] == 1]
+            if len(before) - len(ones) != len(after):
+                continue
+            if ones:
+                node.target, node.args = aten.squeeze.dims, (source, ones)
+            else:  # a view of itself, which ONNX has no form of
+                node.target, node.args = aten.clone.default, (source,)
+    program.graph_module.recompile()
+
+
+def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedModelError:
+    """What stopped torch, with the user's line and the way out.
+
+    Args:
+        lines: those that make a number of a free batch; None where the batch is fixed.
+    """
+    cause = error.__cause__ or error
+    text = f"{type(cause).__name__} {cause}"
+    where = line_of(error) or line_of(cause) or getattr(error, "line", "")
+    if any(sign in text for sign in _DECIDES):
+        return UnsupportedModelError(
+            "PyTorch cannot capture this module as a graph: its code decides by the values of its input.",
+            where or first_line(cause),
+            "A graph has one way through. Compute both and choose with torch.where(condition, a, b), or "
+            "leave the `if`, `.item()` or `.tolist()` out of what is exported.",
+        )
+    if _FIXED in text:
+        return NoFreeBatch(
+            "The batch cannot be free: the module's code fixes it.",
+            "While it is captured, it makes a plain number of the batch."
+            if lines
+            else first_line(cause),
+            "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
+            "batch=1 (--batch 1).",
+            batch=1,
+            details=list(dict.fromkeys((lines or [])[:3])),
+        )
+    unknown = _NO_ONNX.search(text)
+    if unknown is not None:
+        return UnsupportedModelError(
+            "The module cannot be written as ONNX.",
+            f"ONNX has no form of {unknown[1]}.",
+            "Write that line with other operations, or leave it out of what is exported.",
+            details=[where] if where else [],
+        )
+    if ".numpy()" in text or "numpy" in where:
+        return UnsupportedModelError(
+            "PyTorch cannot capture this module as a graph: its code leaves PyTorch for numpy.",
+            f"{type(cause).__name__}: {first_line(cause)}",
+            "Use torch's functions (torch.clip, torch.linalg, ...) instead of numpy's.",
+            details=[where] if where else [],
+        )
+    what = "PyTorch cannot capture this module as a graph"
+    why = f"{type(cause).__name__}: {first_line(cause)}"
+    details = [where] if where else []
+    if lines is None:
+        return UnsupportedModelError(
+            f"{what}.", why, "Write that line with other operations.", details=details
+        )
+    return NoFreeBatch(
+        f"{what} with a free batch.",
+        why,
+        "Write that line with other operations, or fix the batch with batch=1 (--batch 1).",
+        batch=1,
+        details=details,
+    )
+
+
+@contextlib.contextmanager
+def _specialized() -> Iterator[list[str]]:
+    """Collects the user's lines that make a plain number of the free batch."""
+    lines: list[str] = []
+    kept = {name: getattr(torch.SymInt, name, None) for name in ("__index__", "__int__")}
+
+    def noting(inner: Any) -> Any:
+        def convert(self: Any) -> int:
+            frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
+            if frames and not self.node.is_constant():
+                lines.append(place(frames[-1].filename, frames[-1].lineno or 0))
+            return int(inner(self))
+
+        return convert
+
+    for name, inner in kept.items():
+        if inner is not None:
+            setattr(torch.SymInt, name, noting(inner))
+    try:
+        yield lines
+    finally:
+        for name, inner in kept.items():
+            if inner is not None:
+                setattr(torch.SymInt, name, inner)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch, which logs, warns, and prints whole graphs before it raises; errors are still raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,248 @@
+"""The report of an export."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ParityError
+from capsedge.graph.fusion import Recognition
+from capsedge.runtime.files.text import size
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.scores import LENGTHS, LOGITS
+from capsedge.tolerance import MOST
+
+
+@dataclass(frozen=True)
+class CaseParity:
+    """One output of one input case: exported file against the eager FP32 module.
+
+    Attributes:
+        case: name of the input case and its batch.
+        output: name of the output.
+        max_abs: largest absolute difference.
+        max_rel: largest ``difference / size``, where the size is the largest magnitude along the reference's
+            last axis (the pose), at least ``atol``.
+        reference_error: largest difference of the module from itself in FP64: how well FP32 defines the
+            output. Zero if the comparison passes without it.
+        excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
+        passed: whether it is within the tolerance.
+        outside: whether the case lies outside the range of the user's own inputs; it is then not required to
+            pass.
+        ill_conditioned: whether it fails where FP32 does not define the module's own output: it differs there
+            from FP64 by more than any tolerance may grow (`tolerance.MOST`).
+    """
+
+    case: str
+    output: str
+    max_abs: float
+    max_rel: float
+    reference_error: float
+    excess: float
+    passed: bool
+    outside: bool = False
+    ill_conditioned: bool = False
+
+
+@dataclass(frozen=True)
+class ScoresTaken:
+    """The output that decides the class.
+
+    Attributes:
+        output: its name.
+        kind: ``length``, ``logits`` or ``probability``.
+        reason: why this one.
+    """
+
+    output: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.output} ({self.kind}): {self.reason}"
+
+
+def scores_taken(stated: ModelMetadata | None, outputs: Sequence[str]) -> ScoresTaken | None:
+    """The output that decides the class, as the file states it, or as its outputs are named."""
+    if stated is None or stated.task == REGRESSION:
+        return None
+    chosen = stated.chosen_scores
+    reason = chosen.reason if chosen else "the name of scores in files of capsedge"
+    if stated.outputs is not None:
+        return ScoresTaken(stated.outputs.scores, stated.outputs.kind, reason)
+    named = {LENGTHS: "length", LOGITS: "logits"}
+    name = next((n for n in outputs if n in named), None)
+    return None if name is None else ScoresTaken(name, named[name], reason)
+
+
+@dataclass(frozen=True, repr=False)
+class ExportReport(Summarized):
+    """The result of an export.
+
+    Attributes:
+        path: the file; it is not written by a dry run or if a comparison fails.
+        size: bytes of the file.
+        opset, ir_version: of the file.
+        ops: ``auto``, ``fused`` or ``portable``.
+        inputs, outputs: name and shape; a string is a free dimension.
+        operators: nodes by type.
+        functions: function bodies in the file.
+        rewrites: the effect of each exact rewrite.
+        recognition: routing of a user's own module that became capsule operators (``found``), and what
+            stayed as it was, with the reason (``left``).
+        notes: what a person should know of it.
+        atol, rtol: tolerances of the comparison.
+        parity: every comparison made.
+        dry_run: whether the file was left unwritten.
+        scores: the output that decides the class; None where the file states none.
+        doubts: why the scores may say nothing.
+    """
+
+    path: Path
+    size: int
+    opset: int
+    ir_version: int
+    ops: str
+    inputs: dict[str, list[int | str]]
+    outputs: dict[str, list[int | str]]
+    operators: dict[str, int]
+    functions: int
+    rewrites: dict[str, str]
+    recognition: Recognition
+    notes: tuple[str, ...]
+    atol: float
+    rtol: float
+    parity: tuple[CaseParity, ...]
+    dry_run: bool = False
+    scores: ScoresTaken | None = None
+    doubts: tuple[str, ...] = ()
+
+    def _summary(self) -> Summary:
+        verdict = "PASSED" if self.passed else "FAILED"
+        difference = max((p.max_abs for p in self.required), default=0.0)
+        written = "not written (dry run)" if self.dry_run else str(self.path)
+        proof = f"{verdict}, largest difference {difference:.2g} in {len(self.parity)} comparisons"
+        rows = [
+            Row("file", f"{written}, {size(self.size)}"),
+            Row("against PyTorch", proof),
+            *([Row("scores", str(self.scores))] if self.scores else []),
+            Row("operators", ", ".join(f"{n} {kind}" for kind, n in self.operators.items())),
+            *(Row(name, effect) for name, effect in self.rewrites.items()),
+            *(Row("note", note) for note in (*self.notes, *self.warnings)),
+        ]
+        nodes = f"{sum(self.operators.values())} nodes, ops '{self.ops}'"
+        first = f"{short(self.path.name)}: {size(self.size)}, {nodes}"
+        return Summary("ExportReport", [first, proof], rows)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every required comparison is within its tolerance; the file is written only then."""
+        return all(p.passed or p.outside for p in self.parity)
+
+    @property
+    def ill_conditioned(self) -> bool:
+        """Whether all that fails does where FP32 does not define the module's output."""
+        failed = [p for p in self.parity if not p.passed and not p.outside]
+        return bool(failed) and all(p.ill_conditioned for p in failed)
+
+    @property
+    def required(self) -> tuple[CaseParity, ...]:
+        """The comparisons that have to pass: all, where every case lies outside the user's inputs."""
+        return required(self.parity)
+
+    @property
+    def worst(self) -> CaseParity:
+        """The required comparison that came closest to its tolerance, or beyond it."""
+        return max(self.required, key=lambda p: p.excess)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence for each output that differs on hard cases outside the range of the user's inputs, and
+        the doubts about the scores."""
+        failed = [p for p in self.parity if p.outside and not p.passed]
+        said = []
+        for name in dict.fromkeys(p.output for p in failed):
+            cases = [p for p in failed if p.output == name]
+            worst = max(cases, key=lambda p: p.excess)
+            where = (
+                f"'{name}' differs on {len(cases)} hard cases outside the range of your inputs, "
+            )
+            if math.isfinite(worst.max_abs):
+                said.append(
+                    f"{where}at worst by {worst.max_abs:.3g} ({worst.case}, {worst.excess:.3g} times the "
+                    "tolerance)"
+                )
+            else:
+                said.append(f"{where}and is not finite in the file on '{worst.case}'")
+        return (*said, *self.doubts)
+
+    def check(self, cause: str = "") -> None:
+        """Raise if a comparison failed.
+
+        Args:
+            cause: where the difference comes from, for the message.
+
+        Raises:
+            ParityError: a comparison failed; it states the worst one, and its ``report`` is this report.
+        """
+        failed = [p for p in self.parity if not p.passed and not p.outside]
+        if not failed:
+            return
+        worst = max(failed, key=lambda p: p.excess)
+        if not math.isfinite(worst.max_abs):
+            found = "the file's values are not finite, or of another shape"
+        else:
+            found = (
+                f"largest difference {worst.max_abs:.3g}, {worst.excess:.3g} times the tolerance "
+                f"(atol {self.atol:g}, rtol {self.rtol:g})"
+            )
+        what = "The exported model does not reproduce PyTorch's outputs; nothing was written."
+        if self.ill_conditioned:
+            what = "FP32 does not define the module's outputs on all inputs; nothing was written."
+            cause = (
+                f"PyTorch's own result there differs by {worst.reference_error:.3g} between FP32 and FP64. "
+                f"That is rounding, grown beyond what a tolerance may allow (1/{round(1 / MOST)} of the "
+                "largest value): the network is ill-conditioned on this input."
+            )
+        raise ParityError(
+            what,
+            f"Output '{worst.output}' on input '{worst.case}': {found}; "
+            f"{len(failed)} of {len(self.parity)} comparisons failed.",
+            "Allow more with atol= or rtol= (--atol, --rtol), or state the range that matters with inputs= "
+            "(--inputs).",
+            report=self,
+            details=[cause] if cause else [],
+        )
+
+    @property
+    def max_abs(self) -> float:
+        """Largest absolute difference over all outputs and required cases."""
+        return max(p.max_abs for p in self.required)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        values = asdict(self)
+        values["path"] = str(self.path)
+        values["parity"] = {
+            "atol": self.atol,
+            "rtol": self.rtol,
+            "max_abs": _finite(self.max_abs),
+            "cases": [{k: _finite(v) for k, v in case.items()} for case in values.pop("parity")],
+        }
+        del values["atol"], values["rtol"], values["doubts"]
+        values["warnings"] = list(self.warnings)
+        return values
+
+
+def required(parity: Sequence[CaseParity]) -> tuple[CaseParity, ...]:
+    """The comparisons within the range of the user's inputs; all, where none is."""
+    return tuple(p for p in parity if not p.outside) or tuple(parity)
+
+
+def _finite(value: Any) -> Any:
+    """A JSON value; None for an infinite difference."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,146 @@
+"""What is given to ``export``, judged before any work: the module, and the user's own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from capsedge.datasets.array_files import by_name, read_arrays
+from capsedge.errors import UsageError
+from capsedge.graph.passes import OPS
+from capsedge.models import CapsuleModel
+from capsedge.runtime.files.writing import in_words
+
+OPSETS = range(18, 22)
+Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
+_OWN = "model.load_state_dict(torch.load(path, weights_only=True)); capsedge.export(model, ...)"
+
+
+def check_module(model: object) -> None:
+    """Refuse what is not a module, and say how to get one from it.
+
+    Raises:
+        UsageError: it is a path, a state dict, a class, or anything else.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, (str, Path)):
+        raise UsageError(
+            f"'{model}' is a path; export takes a module.",
+            "A file of weights does not hold the network's code.",
+            "For a checkpoint of this package: capsedge.export(capsedge.load_checkpoint(path), ...). For a "
+            f"network of your own: model = CapsNet(); {_OWN} (docs/how-to/your-model.md).",
+        )
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise UsageError(
+            f"{model.__name__} is a class; export takes a module.",
+            "A class has no weights.",
+            f"Make one and load its weights: model = {model.__name__}(...); model.load_state_dict(...).",
+        )
+    if isinstance(model, Mapping):
+        raise UsageError(
+            "A state dict is not a module.",
+            "It holds the weights without the network's code.",
+            "Build the network and load it: model.load_state_dict(state); capsedge.export(model, ...)",
+        )
+    found = in_words(model)
+    raise UsageError(
+        f"{found[0].upper()}{found[1:]} is not a PyTorch module.",
+        "export takes a torch.nn.Module.",
+        "Wrap a function in a module; for an ONNX file use capsedge.optimize.",
+    )
+
+
+def check_options(
+    opset: int, ops: str, batch: int | None, iterations: int | None, atol: float, rtol: float
+) -> None:
+    if opset not in OPSETS:
+        raise UsageError(
+            f"Opset {opset} cannot be exported.",
+            f"The function bodies are written for opsets {OPSETS[0]} to {OPSETS[-1]}.",
+            "Use 20, the newest that every TensorRT from 10.0 on reads.",
+        )
+    if ops not in OPS:
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+    for name, value in (("batch", batch), ("iterations", iterations)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} is {value}.", "It must be at least 1.")
+    if not (atol >= 0 and rtol >= 0 and atol + rtol > 0):
+        raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
+
+
+def batch_of(model: nn.Module, batch: int | None) -> int | None:
+    """The batch to fix; a network whose author's code averages over the batch has only one.
+
+    Raises:
+        UsageError: another one is asked for.
+    """
+    fixed = model.config.fixed_batch if isinstance(model, CapsuleModel) else None
+    if fixed is not None and batch not in (None, fixed):
+        raise UsageError(
+            f"This network is exported with batch {fixed} only, not {batch}.",
+            "Its author's code averages agreements over the batch, so that other batches give other results.",
+            f"Leave the batch out, or make it {fixed}.",
+        )
+    return batch if fixed is None else fixed
+
+
+def check_parameters(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type != "cpu" or (
+            tensor.dtype.is_floating_point and tensor.dtype != torch.float32
+        ):
+            raise UsageError(
+                "Export starts from an FP32 module on the CPU.",
+                f"'{name}' is {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}.",
+                "Call model.float().cpu() first; `capsedge quantize` makes FP16 and INT8 files.",
+            )
+
+
+def own_inputs(
+    given: Inputs, names: Sequence[str], example: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """The user's inputs as tensors of the example's types, one for each input.
+
+    Args:
+        given: an npz or npy file, an array or tensor, a sequence of them, or a mapping by input name.
+
+    Raises:
+        UsageError: they do not fit the inputs.
+    """
+    label = str(given) if isinstance(given, (str, Path)) else "inputs"
+    if isinstance(given, (str, Path)):
+        given = read_arrays(Path(given))
+    if isinstance(given, Mapping):
+        given = by_name(given, names, label)
+    values = [given] if isinstance(given, (Tensor, np.ndarray)) else list(given)
+    if len(values) != len(names):
+        raise UsageError(
+            f"{label} holds {len(values)} inputs.", f"The network takes {', '.join(names)}.", ""
+        )
+    found = []
+    for name, value, like in zip(names, values, example, strict=True):
+        x = torch.as_tensor(np.ascontiguousarray(value))
+        if x.ndim == 0 or not len(x) or x.shape[1:] != like.shape[1:]:
+            raise UsageError(
+                f"{label} does not fit the input '{name}'.",
+                f"It is {list(x.shape)}; wanted [n, {', '.join(map(str, like.shape[1:]))}].",
+                "Give the inputs as the network sees them, the batch first.",
+            )
+        if like.dtype.is_floating_point and not x.dtype.is_floating_point:
+            raise UsageError(
+                f"{label} holds whole numbers for the input '{name}'.",
+                f"The network takes {str(like.dtype).removeprefix('torch.')}.",
+                "Give the inputs as the network sees them, scaled and normalized.",
+            )
+        if x.dtype.is_floating_point and not torch.isfinite(x).all():
+            raise UsageError(f"{label} holds NaN or infinite values.", "", "Leave them out.")
+        found.append(x.to(like.dtype))
+    if len({len(x) for x in found}) > 1:
+        raise UsageError(f"{label} holds different numbers of inputs.", "", "Give as many of each.")
+    return tuple(found)

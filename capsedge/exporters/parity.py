@@ -1,0 +1,387 @@
+"""Validity, ONNX Runtime, parity; why it differs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError
+from capsedge.exporters.export_report import CaseParity, ExportReport
+from capsedge.exporters.subject import Subject
+from capsedge.exporters.user_subject import in_double, run_double
+from capsedge.graph import Rewrites
+from capsedge.models.user_module import first_line, line_of, node_lines
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.routing_trace import PREFIX
+from capsedge.tolerance import TRACE, Tolerance, excess, undefined
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+# --- Checks of a file before it is written: loading in ONNX Runtime, parity with PyTorch ---
+
+
+def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.InferenceSession:
+    """Load a model in ONNX Runtime on the CPU.
+
+    Raises:
+        CapsedgeError: ONNX Runtime refuses it.
+        EnvironmentProblem: it is missing.
+    """
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        why, *more = str(error).strip().split("\n")
+        raise CapsedgeError(
+            "ONNX Runtime cannot load the exported model.", why, details=more
+        ) from error
+
+
+Case = tuple[str, list[Tensor]]
+MOST_GIVEN = 64  # of the user's inputs that are compared
+
+
+def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
+    """Random and hard inputs of the shapes and types of the example, one list of tensors per case.
+
+    Zeros; values of 1e-6 and 1e3 times the usual; all equal (every child ties); one spike. Integers, which
+    may be indices, are the example's, or lie between the example's at the same position.
+    """
+    generator, indices = (torch.Generator().manual_seed(seed) for seed in (0, 4))
+
+    def fill(kind: str, batch: int) -> list[Tensor]:
+        inputs = []
+        for x in example:
+            shape = (batch, *x.shape[1:])
+            if not x.dtype.is_floating_point:
+                rows = x[torch.arange(batch) % len(x)]
+                inputs.append(rows if kind == "uniform" else drawn_within(x, batch, indices))
+                continue
+            value = torch.rand(shape, generator=generator)
+            if kind == "normal":
+                value = torch.randn(shape, generator=generator)
+            elif kind == "zero":
+                value = torch.zeros(shape)
+            elif kind == "tiny":
+                value *= 1e-6
+            elif kind == "huge":
+                value *= 1e3
+            elif kind == "equal":
+                value = torch.full(shape, 0.5)
+            elif kind == "spike":
+                value = torch.zeros(shape)
+                value.flatten(1)[:, value[0].numel() // 2] = 1.0
+            inputs.append(value.to(x.dtype))
+        return inputs
+
+    kinds = ("uniform", "normal", "zero", "tiny", "huge", "equal", "spike")
+    return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
+
+
+def drawn_within(example: Tensor, batch: int, generator: torch.Generator) -> Tensor:
+    """Rows drawn between the least and the largest of the example at each position; whole where it is."""
+    least, most = (v.double() for v in (example.amin(0), example.amax(0)))
+    drawn = torch.rand((batch, *least.shape), generator=generator, dtype=torch.float64)
+    whole = bool((example.double() == example.double().round()).all())
+    wanted = (
+        least + torch.floor(drawn * (most - least + 1)) if whole else least + drawn * (most - least)
+    )
+    return wanted.clamp(least, most).to(example.dtype)
+
+
+def given_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
+    """The user's own inputs in batches of these sizes, the first of them."""
+    cases: list[Case] = []
+    at, count = 0, len(inputs[0])
+    for n in itertools.cycle(batches):
+        if at + n > min(count, MOST_GIVEN):
+            break
+        cases.append((f"your inputs {at} to {at + n - 1}", [x[at : at + n] for x in inputs]))
+        at += n
+    if not cases:  # fewer than the least batch: repeated
+        n = batches[0]
+        rows = torch.arange(n) % count
+        cases.append((f"your inputs, repeated to batch {n}", [x[rows] for x in inputs]))
+    return cases
+
+
+def compare(
+    session: onnxruntime.InferenceSession,
+    module: nn.Module,
+    names: Sequence[str],
+    cases: Sequence[Case],
+    atol: float,
+    rtol: float,
+    own: Sequence[Tensor] = (),
+) -> tuple[CaseParity, ...]:
+    """Compare a loaded file with the eager module on every case.
+
+    An element passes by ``tolerance.excess``, where the noise is the difference of the FP32 module
+    from itself in FP64 along the last axis, in a trace over an iteration of an image. The FP64 run is made
+    only for a case that fails without it.
+
+    Args:
+        module: returns a tuple of tensors, one per name.
+        own: the user's own inputs; cases outside their range are marked.
+
+    Returns:
+        One result per case and output; an output that is not finite does not pass.
+    """
+    results = []
+    feeds = [i.name for i in session.get_inputs()]
+    for case, tensors in cases:
+        with torch.no_grad():
+            wanted = [t.numpy() for t in module(*tensors)]
+        arrays = dict(zip(feeds, [t.numpy() for t in tensors], strict=True))
+        found = session.run(list(names), arrays)
+        rows = [
+            _compare(case, *each, None, atol, rtol)
+            for each in zip(names, found, wanted, strict=True)
+        ]
+        if not all(r.passed for r in rows):
+            precise = _run_exact(module, tensors, wanted)
+            rows = [
+                _compare(case, *each, atol, rtol)
+                for each in zip(names, found, wanted, precise, strict=True)
+            ]
+        results.extend(rows)
+    beyond = outside(cases, own) if own else set[str]()
+    return tuple(replace(r, outside=r.case in beyond) for r in results)
+
+
+def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
+    """The cases with values below the least or above the largest of the user's inputs."""
+    found = set()
+    for name, tensors in cases:
+        for x, own in zip(tensors, inputs, strict=True):
+            if x.dtype.is_floating_point and (x.min() < own.min() or x.max() > own.max()):
+                found.add(name)
+    return found
+
+
+def _run_exact(
+    module: nn.Module, tensors: Sequence[Tensor], wanted: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The module's outputs in FP64; in FP32 if its code fixes a type and it cannot run in FP64."""
+    try:
+        with torch.no_grad():
+            return [t.numpy() for t in run_double(in_double(module), tensors)]
+    except Exception:  # of the user's code: any kind
+        return list(wanted)
+
+
+def _shared_axes(name: str, rank: int) -> tuple[int, ...]:
+    """The axes along which rounding is shared: a pose; in a trace, all that an iteration makes of an image,
+    because every vote has a part in every parent, and each parent in all couplings."""
+    return tuple(range(2, rank)) if name.startswith(PREFIX) else (-1,)
+
+
+def _compare(
+    case: str,
+    name: str,
+    found: np.ndarray,
+    wanted: np.ndarray,
+    precise: np.ndarray | None,
+    atol: float,
+    rtol: float,
+) -> CaseParity:
+    if found.shape != wanted.shape or not np.isfinite(found.astype(np.float64)).all():
+        infinite = float("inf")
+        return CaseParity(case, name, infinite, infinite, 0.0, infinite, False)
+    reference = wanted.astype(np.float64)
+    difference = np.abs(found.astype(np.float64) - reference)
+    own = np.zeros_like(reference) if precise is None else reference - precise
+    size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
+    error = np.abs(own).max(axis=_shared_axes(name, own.ndim), keepdims=True, initial=0.0)
+    tolerance = Tolerance(max(atol, TRACE.atol) if name.startswith(PREFIX) else atol, rtol)
+    ratio = excess(difference, reference, tolerance, error)
+    worst = float(ratio.max(initial=0.0))
+    relative = float((difference / np.maximum(size, atol)).max(initial=0.0))
+    return CaseParity(
+        case,
+        name,
+        float(difference.max(initial=0.0)),
+        relative,
+        float(error.max(initial=0.0)),
+        worst,
+        worst <= 1.0,
+        ill_conditioned=bool((undefined(reference, error) & (ratio > 1)).any()),
+    )
+
+
+# Why a file differs from its module: whether rewrites have a part in it, and the first node that
+# differs
+
+
+Make = Callable[[int | None, Rewrites, bool], tuple[onnx.ModelProto, torch.export.ExportedProgram]]
+"""Batch, rewrites and recognition to a graph that runs, and the program that it was made of."""
+
+
+def diagnose(
+    subject: Subject,
+    make: Make,
+    batch: int | None,
+    rewrites: Rewrites,
+    cases: Sequence[Case],
+    report: ExportReport,
+) -> str:
+    """Where the worst required difference comes from, in a sentence or two; empty if that cannot be told."""
+    failed = [p for p in report.parity if not p.passed and not p.outside]
+    worst = max(failed, key=lambda p: p.excess)
+    case = next(c for c in cases if c[0] == worst.case)
+
+    def agrees(rewrites: Rewrites, recognize: bool) -> bool:
+        session = session_of(make(batch, rewrites, recognize)[0])
+        found = compare(
+            session, subject.reference, subject.compared, [case], report.atol, report.rtol
+        )
+        return all(p.passed for p in found)
+
+    try:
+        if agrees(Rewrites.none(), recognize=False):
+            return f"The plain export agrees: {_part(agrees, rewrites, bool(report.recognition.found))}."
+        model, program = make(len(case[1][0]), Rewrites.none(), False)
+        node = _first_node(model, program, case[1], Tolerance(report.atol, report.rtol))
+    except CapsedgeError as error:
+        return f"The cause could not be found: {error.what}"
+    except Exception as error:  # of torch or ONNX Runtime; the comparison itself must still be told
+        return f"The cause could not be found: {first_line(error)}"
+    plain = "Rewrites have no part in it: the plain export differs too."
+    return f"{plain} {node}"
+
+
+def _part(agrees: Callable[[Rewrites, bool], bool], rewrites: Rewrites, recognized: bool) -> str:
+    if recognized and agrees(rewrites, False):
+        return "the difference comes from the operators that replaced its routing"
+    for each in fields(rewrites):
+        if getattr(rewrites, each.name) and agrees(replace(rewrites, **{each.name: False}), True):
+            return f"the rewrite '{each.name}' makes the difference; leave it out"
+    return "several rewrites together make the difference; leave all of them out"
+
+
+def _first_node(
+    model: onnx.ModelProto,
+    program: torch.export.ExportedProgram,
+    tensors: Sequence[Tensor],
+    tolerance: Tolerance,
+) -> str:
+    """The first value of the program that the file computes differently."""
+    recorded = _Recorder(program.module())
+    with torch.no_grad():
+        recorded.run(*tensors)
+    made = {o for n in model.graph.node for o in n.output}
+    have = {o.name for o in model.graph.output}
+    names = [n for n in recorded.values if n in made]
+    model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in have)
+    session = session_of(model)
+    feeds = {i.name: t.numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
+    found = session.run(names, feeds)
+    for name, array in zip(names, found, strict=True):
+        wanted, line = recorded.values[name]
+        if _differs(array, wanted, tolerance):
+            maker = next(n for n in model.graph.node if name in n.output)
+            return f"First to differ: '{name}' ({maker.op_type})" + (f", {line}." if line else ".")
+    return "No node differs by itself: rounding grows on the way."
+
+
+def _differs(found: np.ndarray, wanted: np.ndarray, tolerance: Tolerance) -> bool:
+    if found.shape != wanted.shape:
+        return True
+    if wanted.dtype.kind != "f":
+        return not np.array_equal(found, wanted)
+    reference = np.atleast_1d(wanted.astype(np.float64))
+    finite = np.isfinite(reference)
+    off = np.abs(np.atleast_1d(found.astype(np.float64)) - np.where(finite, reference, 0))[finite]
+    size = np.abs(reference[finite]).max(initial=0.0)
+    whole = np.full((len(off), 1), size)
+    return bool(len(off)) and not excess(off[:, None], whole, tolerance, 0.0).max() <= 1
+
+
+class _Recorder(torch.fx.Interpreter):
+    """Runs a program and keeps every tensor with the user's line that made it."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.values: dict[str, tuple[np.ndarray, str]] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor) and n.op == "call_function":
+            self.values[n.name] = (value.detach().numpy().copy(), next(node_lines(n), ""))
+        return value
+
+
+# Which hard inputs a user's module takes: one that it fails on itself says nothing about the file
+
+
+_NOT_FINITE = "it gives values that are NaN or infinite"
+
+
+def taken(
+    module: nn.Module, cases: Sequence[Case], example: Sequence[Tensor], batches: Sequence[int]
+) -> tuple[list[Case], tuple[str, ...]]:
+    """The cases that the module takes, and what to say of the others.
+
+    Each kind is tried at the smallest batch, and everything where one is refused. Inputs within the range of
+    the example, position by position, then stand in for those.
+
+    Args:
+        cases: of `checks.input_cases`, named ``kind, batch n``.
+        example: the user's.
+
+    Raises:
+        UnsupportedModelError: it takes none of them.
+    """
+    smallest = min(len(tensors[0]) for _, tensors in cases)
+    refused = {n: w for n, t in cases if len(t[0]) == smallest and (w := _refusal(module, t))}
+    if not refused:
+        return list(cases), ()
+    refused = {name: why for name, tensors in cases if (why := _refusal(module, tensors))}
+    generator = torch.Generator().manual_seed(3)
+    standing_in: list[Case] = [
+        (f"within your example, batch {n}", [drawn_within(x, n, generator) for x in example])
+        for n in batches
+    ]
+    kept = [(name, tensors) for name, tensors in cases if name not in refused]
+    for name, tensors in standing_in:
+        why = _refusal(module, tensors)
+        if not why:
+            kept.append((name, tensors))
+        elif not kept:
+            raise UnsupportedModelError(
+                "There is no input to compare the file with PyTorch on.",
+                f"On every input that was tried, the example's own range included, the module fails: {why}",
+                "Give inputs that it takes: --example inputs.npz, an array for each input, batch first.",
+            )
+    kinds = ", ".join(dict.fromkeys(name.partition(",")[0] for name in refused))
+    why = next(iter(refused.values()))
+    return kept, (
+        f"the module itself does not take these hard inputs, which were left out: {kinds} ({why})",
+    )
+
+
+def _refusal(module: nn.Module, tensors: Sequence[Tensor]) -> str:
+    """Why the module does not take an input, with the user's line; empty where it does."""
+    try:
+        with torch.no_grad():
+            outputs = module(*tensors)
+    except Exception as error:  # of the user's code: any kind
+        where = line_of(error)
+        said = f"{type(error).__name__}: {first_line(error)}"
+        return f"{said}; {where}" if where else said
+    finite = all(torch.isfinite(v).all() for v in outputs if v.is_floating_point())
+    return "" if finite else _NOT_FINITE

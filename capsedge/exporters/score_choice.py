@@ -1,0 +1,126 @@
+"""The scores of a user's own module: chosen by what its outputs do, before the long work of an export."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from capsedge.errors import UsageError
+from capsedge.exporters.subject import Subject
+from capsedge.exporters.user_subject import Flat, Scored
+from capsedge.runtime.describe import (
+    NAMED,
+    Description,
+    check_takes_images,
+    preprocessing_for,
+    task_of,
+)
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
+from capsedge.runtime.score_checks import kind_of, probes
+from capsedge.runtime.scores import AS_IT_IS, CAPSULES, LENGTHS, Chosen, choose
+
+
+def with_scores(
+    subject: Subject, description: Description, stated: ModelMetadata, batch: int | None
+) -> tuple[Subject, Description, ModelMetadata]:
+    """A described network of images with an output of scores, and metadata that name it and say why.
+
+    Class capsules without scores get an output of their lengths. A regression, and scores that the user names
+    and the module returns, stay as they are.
+
+    Args:
+        batch: the batch that is fixed; None for a free one.
+
+    Raises:
+        UsageError: it takes no images, none of its outputs holds scores, or several may.
+    """
+    assert isinstance(subject.module, Flat)  # as every module of a user's own
+    sizes = tuple(subject.example[0].shape[1:])
+    shapes = {n: t.shape for n, t in zip(subject.inputs, subject.example, strict=True)}
+    check_takes_images("The network", shapes)
+    try:
+        if task_of(description, stated) == REGRESSION:
+            return subject, description, stated
+        preprocessing = preprocessing_for(description, sizes, stated.preprocessing, "The network")
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError("The network cannot be described so.", f"{error}.") from error
+    if not subject.example[0].dtype.is_floating_point:
+        dtype = str(subject.example[0].dtype).removeprefix("torch.")
+        raise UsageError(
+            "The network cannot be described so.",
+            f"Its input takes {dtype}, and images are floats.",
+        )
+    images = probes(sizes, preprocessing)
+    outputs = _outputs(subject, images.images, batch)
+    given = description.outputs or Outputs()
+    named = given.scores or (stated.outputs.scores if stated.outputs else "")
+    if named and named not in outputs:
+        raise UsageError(
+            f"There is no output {named}.",
+            f"The network has {', '.join(outputs)}.",
+            f"Name one of them: outputs=Outputs(scores={next(iter(outputs))!r}).",
+            command=f"Name one of them: --scores {next(iter(outputs))}.",
+        )
+    names = description.class_names if description.class_names is not None else stated.class_names
+    choice = choose(
+        {named: outputs[named]} if named else outputs,
+        len(names),
+        inside=images.inside,
+        images=sizes,
+    )
+    chosen = Chosen(NAMED if named else choice.reason)
+    if choice.form == AS_IT_IS:
+        if named:
+            return subject, description, stated
+        scores, values = choice.output, outputs[choice.output]
+    else:
+        made = Scored(subject.outputs.index(choice.output), choice.classes, choice.form == CAPSULES)
+        values = Scored(0, made.classes, made.capsules)(
+            [torch.from_numpy(outputs[choice.output])]
+        ).numpy()
+        subject, scores = _with_output(subject, made)
+        what = "lengths of the capsules" if made.capsules else "values of"
+        reason = f"{what} {choice.output}, which export adds: {choice.output} is {NAMED}"
+        if not named:
+            reason = f"{what} {choice.output}, which export adds, as {choice.reason}"
+        chosen = Chosen(reason, choice.output, choice.classes, made.capsules)
+    kind = given.kind or kind_of(values[images.inside])
+    sized = outputs[choice.poses].shape[1:2] if choice.poses else ()
+    poses = choice.poses if sized == (choice.classes,) else ""
+    said = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
+    stated = dataclasses.replace(stated, outputs=said, chosen_scores=chosen)
+    return subject, dataclasses.replace(description, outputs=said), stated
+
+
+def _outputs(
+    subject: Subject, images: NDArray[np.float32], batch: int | None
+) -> dict[str, NDArray[np.float32]]:
+    """What the module computes of images ``[n, ...]``; those with the images as their first axis."""
+    size = batch or 8
+    parts: dict[str, list[Tensor]] = {}
+    for start in range(0, len(images), size):
+        rows = torch.from_numpy(images[start : start + size])
+        padded = torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])
+        with torch.no_grad():
+            found = subject.module(padded)
+        for name, value in zip(subject.outputs, found, strict=True):
+            if value.ndim and len(value) == size:
+                parts.setdefault(name, []).append(value[: len(rows)])
+    return {name: torch.cat(values).numpy() for name, values in parts.items()}
+
+
+def _with_output(subject: Subject, made: Scored) -> tuple[Subject, str]:
+    """The subject with one more output, and its name."""
+    flat = subject.module
+    assert isinstance(flat, Flat)
+    name = LENGTHS if made.capsules else "scores"
+    while name in subject.outputs:
+        name = f"class_{name}"
+    module = Flat(flat.module, flat.ranks, flat.each, made).eval()
+    return dataclasses.replace(subject, module=module, outputs=(*subject.outputs, name)), name

@@ -1,0 +1,361 @@
+"""What TensorRT's parser gets: never a model-local function, which its versions treat
+differently.
+
+*native* is standard operators only. *fused* keeps the capsule operators that the plugin library has, marked
+for its registry; the others become standard operators.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper, inliner, numpy_helper
+
+from capsedge.errors import ParityError, UnsupportedModelError, UsageError
+from capsedge.graph.cleanup import simplify
+from capsedge.graph.functions import inline_functions
+from capsedge.graph.proto import (
+    constants_of,
+    copy_of,
+    keep_signature,
+    operator_nodes,
+    opset_of,
+    replace,
+    set_opset,
+)
+from capsedge.graph.rewrites import without_parents
+from capsedge.runtime.backends.engine_layers import Layer, computing
+from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
+from capsedge.runtime.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.engine_metadata import PRECISIONS
+from capsedge.runtime.onnx_file.layer_map import node_name, places
+from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+
+# What TensorRT's parser gets: never a model-local function, which its versions treat differently
+
+
+_INLINED = "capsedge.inlined"
+_QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
+_NEWEST_OPSET = 20  # the newest that TensorRT 10.3 parses
+
+
+def native(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in standard operators only.
+
+    Raises:
+        UnsupportedModelError: a capsule operator has no function body.
+    """
+    check(model)
+    try:
+        lowered = inline_functions(model) if model.functions else model
+    except ValueError as error:
+        raise UnsupportedModelError(
+            "The model's capsule operators cannot become standard operators.",
+            f"{error}.",
+            "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
+        ) from error
+    left = sorted({operator_of(n.op_type) for n in operator_nodes(lowered)})
+    if left:
+        raise UnsupportedModelError(
+            "The model's capsule operators cannot become standard operators.",
+            f"No function body for {', '.join(left)}.",
+            "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
+        )
+    return _prepared(lowered)
+
+
+def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
+    """A copy whose capsule operators are TensorRT plugins.
+
+    Args:
+        namespace: under which the registry knows the plugins.
+
+    Raises:
+        UnsupportedModelError: an operator has neither a plugin nor a function body.
+    """
+    check(model)
+    copy = copy_of(model)
+    bodies = {(f.name, f.overload): f for f in copy.functions if f.domain == DOMAIN}
+    constants = constants_of(copy)
+    kept, used = [], []
+    for node in operator_nodes(copy):
+        body = bodies.get((node.op_type, node.overload))
+        operator = operator_of(node.op_type)
+        # With zero parents only one product is left, which needs no plugin.
+        if operator in PLUGINS and not (body and without_parents(node, constants, {})):
+            kept.append(node)
+        elif body is None:
+            raise UnsupportedModelError(
+                f"The model's {operator} cannot become TensorRT.",
+                "It has neither a plugin nor a function body.",
+                "Export it with bodies: `capsedge export --ops auto`.",
+            )
+        else:
+            node.domain = _INLINED
+            used.append(body)
+    replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
+    for body in {(f.name, f.overload): f for f in used}.values():
+        function = copy.functions.add()
+        function.CopyFrom(body)
+        function.domain = _INLINED
+    for node in kept:
+        node.op_type, node.overload = operator_of(node.op_type), ""
+    if copy.functions:
+        copy.opset_import.append(helper.make_opsetid(_INLINED, 1))
+        inlined = inliner.inline_local_functions(copy)
+        set_opset(inlined, _INLINED, None)
+        keep_signature(inlined, model)
+        copy = inlined
+    # What an inlined body computes from weights is a weight for TensorRT.
+    folded = simplify(copy)
+    keep_signature(folded, model)
+    return _prepared(folded, {"plugin_version": PLUGIN_VERSION, "plugin_namespace": namespace})
+
+
+def _prepared(model: onnx.ModelProto, mark: Mapping[str, str] | None = None) -> onnx.ModelProto:
+    """A copy without functions and without what reaches no output, its plugins marked.
+
+    Constants are folded before (``graph.cleanup``): GraphSurgeon folds with ONNX Runtime, which
+    `capsedge build` does without.
+
+    Args:
+        mark: attributes by which TensorRT's registry finds the plugin of a capsule operator.
+    """
+    graph = gs.import_onnx(model)
+    graph.functions.clear()
+    for node in graph.nodes:
+        if node.domain == DOMAIN:
+            node.attrs.update(mark or {})
+    prepared: onnx.ModelProto = gs.export_onnx(graph.cleanup())
+    prepared.metadata_props.extend(model.metadata_props)
+    return prepared
+
+
+def has_plugins(model: onnx.ModelProto) -> bool:
+    """Whether the plugin library could run any of the model's operators."""
+    return any(operator_of(node.op_type) in PLUGINS for node in operator_nodes(model))
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Refuse models that TensorRT cannot parse, before minutes are spent.
+
+    Raises:
+        UnsupportedModelError: the file was made for another target, or is a cascade.
+    """
+    if any(entry.key == CASCADE_KEY for entry in model.metadata_props):
+        raise UnsupportedModelError(
+            "TensorRT cannot run a cascade.",
+            "How many images its large network runs on is known only at run time, inside the graph; an "
+            "engine fixes its shapes beforehand.",
+            "Build an engine of each of the two networks, and run the second on the images in doubt; or run "
+            "the cascade in ONNX Runtime.",
+        )
+    operators = {operator_of(n.op_type) for n in operator_nodes(model)}
+    foreign = sorted(o for o in operators if o in OPERATORS and OPERATORS[o].in_8_bits)
+    if foreign:
+        raise _other_target(f"It has {', '.join(foreign)}, which are kernels for the CPU.")
+    if opset_of(model) > _NEWEST_OPSET:
+        raise UnsupportedModelError(
+            f"The model has opset {opset_of(model)}.",
+            f"TensorRT 10.3 parses up to {_NEWEST_OPSET}.",
+            "Export it again: `capsedge export --opset 20`.",
+        )
+    constants = constants_of(model)
+    for node in model.graph.node:
+        if node.op_type not in _QUANTIZE or len(node.input) < 3 or not node.input[2]:
+            continue
+        zero = constants.get(node.input[2])
+        if zero is None or zero.data_type != onnx.TensorProto.INT8:
+            # Biases are kept in INT32 by other tools; TensorRT wants them in floating point.
+            raise _other_target(f"The zero point of {node.op_type} '{node.name}' is not INT8.")
+        if numpy_helper.to_array(zero).any():
+            raise _other_target(f"{node.op_type} '{node.name}' has a zero point other than 0.")
+
+
+def _other_target(why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "The model was quantized for another target than TensorRT.",
+        f"{why} TensorRT accepts INT8 only with the zero point 0.",
+        "Quantize it for TensorRT: `capsedge quantize --target tensorrt`.",
+    )
+
+
+def choose_batch(
+    model: onnx.ModelProto, asked: tuple[int, int, int] | None
+) -> tuple[int, int, int]:
+    """The batches to build for: those asked for, else the file's own, else 1.
+
+    Raises:
+        UsageError: several are asked for and the file is fixed to one.
+    """
+    fixed = [d.dim_value for d in _batches(model) if d.HasField("dim_value")]
+    if asked is None:
+        return (int(fixed[0]) if fixed else 1,) * 3
+    if fixed and asked[0] != asked[2]:
+        raise UsageError(
+            f"The model is fixed to batch {fixed[0]}.",
+            "An engine for several batches needs a file whose batch is free.",
+            f"Build with `--batch {fixed[0]}`, or export again without `--batch`.",
+        )
+    return asked
+
+
+def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """A copy whose batch is a number: everything is static then, and TensorRT optimises for it.
+
+    Raises:
+        UsageError: the file is fixed to another batch.
+    """
+    copy = copy_of(model)
+    free = {d.dim_param for d in _batches(copy) if not d.HasField("dim_value")}
+    for dimension in _batches(copy):
+        if dimension.HasField("dim_value") and dimension.dim_value != batch:
+            raise UsageError(
+                f"The model is fixed to batch {dimension.dim_value}, not {batch}.",
+                "It was exported with `--batch`.",
+                f"Build with `--batch {dimension.dim_value}`, or export with a free batch.",
+            )
+    graph = copy.graph
+    for value in (*graph.input, *graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param and dimension.dim_param in free:
+                dimension.dim_value = batch
+    del graph.value_info[:]
+    return copy
+
+
+def _batches(model: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
+    given = {t.name for t in model.graph.initializer}
+    shapes = [v.type.tensor_type.shape for v in model.graph.input if v.name not in given]
+    return [shape.dim[0] for shape in shapes if shape.dim]
+
+
+# Names for the nodes given to TensorRT, by the layers of the model; an engine's layers report
+# them
+
+
+def name_nodes(model: onnx.ModelProto, source: Path) -> None:
+    """Name the nodes of a lowered model after the layers of the file that it was made from.
+
+    Nodes of files that do not name their layers keep their names.
+    """
+    running = Graph(nodes=[_node(node) for node in model.graph.node])
+    found = places(read_structure(source), running)
+    for number, (node, place) in enumerate(zip(model.graph.node, found, strict=True)):
+        if place.group:
+            node.name = node_name(place, node.op_type, number)
+
+
+def _node(node: onnx.NodeProto) -> Node:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return Node(
+        op=node.op_type,
+        domain=node.domain,
+        overload=node.overload,
+        name=node.name,
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        attributes=attributes,
+        bodies=(),
+    )
+
+
+# The precision that was asked for, and the one that TensorRT built: read back, never assumed
+
+
+# What a file of each precision must and may compute in; FP32 is everywhere for what has to stay in it.
+_NEEDED = {"fp32": {"FP32"}, "fp16": {"FP16"}, "int8": {"INT8"}, "mixed": {"FP16", "INT8"}}
+_STRANGE = {"fp32": {"FP16", "BF16", "FP8", "INT8"}, "fp16": {"INT8", "FP8"}}
+_COUNTED = {"FP32", "FP16", "BF16", "FP8", "INT8"}
+
+
+def of_model(model: onnx.ModelProto) -> str:
+    """What a graph's types say: ``fp32``, ``fp16``, ``int8``, or ``mixed`` for both of the last."""
+    quantized = any(n.op_type == "DequantizeLinear" for n in model.graph.node)
+    types = {t.data_type for t in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Cast":
+            types |= {a.i for a in node.attribute if a.name == "to"}
+    half = bool(types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+    if quantized:
+        return "mixed" if half else "int8"
+    return "fp16" if half else "fp32"
+
+
+def resolve(asked: str | None, model: onnx.ModelProto) -> str:
+    """The precision to build, which is always the file's own.
+
+    Args:
+        asked: by the caller; None takes what the file has.
+
+    Raises:
+        UsageError: the file has another one.
+    """
+    found = of_model(model)
+    if asked is None or asked == found or (asked == "int8" and found == "mixed"):
+        return asked or found
+    if asked not in PRECISIONS:
+        raise UsageError(f"Unknown precision '{asked}'.", "", f"Known: {', '.join(PRECISIONS)}.")
+    raise UsageError(
+        f"The model is {found}, not {asked}.",
+        "TensorRT computes in the types of the graph; capsedge changes them before building, with "
+        "calibration images and a comparison.",
+        "Export the model again with `capsedge export`."
+        if asked == "fp32"
+        else f"Make the file first: `capsedge quantize MODEL.onnx --precision {asked} --target tensorrt`.",
+    )
+
+
+def count(layers: Iterable[Layer]) -> dict[str, int]:
+    """How many computing layers have data of each floating-point or INT8 type."""
+    counts: Counter[str] = Counter()
+    for layer in computing(layers):
+        counts.update(layer.types & _COUNTED)
+    return dict(sorted(counts.items()))
+
+
+def count_products(layers: Iterable[Layer]) -> dict[str, int]:
+    """How many convolutions and matrix products compute with inputs of each type."""
+    counts: Counter[str] = Counter()
+    for layer in layers:
+        if layer.is_product:
+            counts.update(layer.input_types & _COUNTED)
+    return dict(sorted(counts.items()))
+
+
+def compare(asked: str, layers: Sequence[Layer]) -> None:
+    """Check that the engine has the requested precision.
+
+    INT8 means a convolution or a matrix product with INT8 inputs: a quantizer alone has INT8 data too, and
+    computes nothing.
+
+    Raises:
+        ParityError: a type that was asked for is not in the engine, or one that was not is.
+    """
+    counts, products = count(layers), count_products(layers)
+    found = {kind for kind in counts if kind != "INT8"} | ({"INT8"} & set(products))
+    absent = sorted(_NEEDED[asked] - found)
+    extra = sorted(_STRANGE.get(asked, {"FP8"}) & set(counts))
+    if not absent and not extra:
+        return
+    words = [
+        "none with INT8 inputs among the convolutions and matrix products"
+        if kind == "INT8"
+        else f"none with {kind}"
+        for kind in absent
+    ] + [f"{kind} was not requested" for kind in extra]
+    unknown = sum(not layer.types for layer in computing(layers))
+    if unknown:
+        words.append(f"TensorRT does not report the types of {unknown} layers")
+    listed = ", ".join(f"{n} layers with {kind}" for kind, n in counts.items()) or "no layer"
+    raise ParityError(
+        f"TensorRT did not build the requested precision: {asked}.",
+        f"It built {listed}; {'; '.join(words)}.",
+        "Nothing was written. Check the file's types with `capsedge inspect`, and report this with "
+        "the version of TensorRT.",
+    )

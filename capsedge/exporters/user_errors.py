@@ -1,0 +1,70 @@
+"""Failures of other libraries on a user's module, told as answers about the module."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import onnx
+import torch
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError
+from capsedge.graph.passes import is_foreign
+from capsedge.models.user_module import first_line, line_of, node_lines
+
+_NODE = re.compile(r"while running (?P<kind>\w+) node\. Name:'(?P<name>[^']*)'")
+_WAY_OUT = (
+    "Fix the batch with batch=1 (--batch 1), write that line with other operations, or give inputs that the "
+    "module takes with inputs= (--inputs)."
+)
+
+
+@contextlib.contextmanager
+def about_the_module(
+    made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]],
+) -> Iterator[None]:
+    """Raise what other libraries raise, and what the user's code raises, as errors about the module.
+
+    Args:
+        made: the graph and the program that it was made of, as soon as there are any: they lead to the line.
+
+    Raises:
+        UnsupportedModelError: in the place of the other; an error of this package stays as it is.
+    """
+    try:
+        yield
+    except CapsedgeError as error:
+        if type(error) is not CapsedgeError:
+            raise
+        details = [*error.details, *_lines(error.why, made)]
+        raise UnsupportedModelError(error.what, error.why, _WAY_OUT, details=details) from error
+    except Exception as error:
+        where = line_of(error)
+        if not where and not is_foreign(error):
+            raise
+        why = first_line(error)
+        if where:
+            raise UnsupportedModelError(
+                "The module fails on an input of the comparison.",
+                f"{type(error).__name__}: {why}",
+                "Give inputs that it takes with inputs= (--inputs).",
+                details=[where],
+            ) from error
+        raise UnsupportedModelError(
+            "The module's graph does not run in ONNX Runtime as it does in PyTorch.",
+            why,
+            _WAY_OUT,
+            details=_lines(why, made),
+        ) from error
+
+
+def _lines(why: str, made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]]) -> list[str]:
+    """The user's line of the node that ONNX Runtime names."""
+    failed = _NODE.search(why)
+    if failed is None or not made:
+        return []
+    model, program = made[-1]
+    outputs = {o for n in model.graph.node if n.name == failed["name"] for o in n.output}
+    found = (next(node_lines(n), "") for n in program.graph.nodes if n.name in outputs)
+    return [line for line in found if line]

@@ -1,0 +1,560 @@
+"""Subject: a module of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
+from capsedge.exporters.determinism import check_repeatable
+from capsedge.exporters.subject import Subject
+from capsedge.models.user_module import (
+    first_line,
+    is_user_code,
+    line_of,
+    lines_with,
+    on_cpu,
+    reductions_over_batch,
+)
+from capsedge.runtime.metadata import ModelMetadata
+
+# A user's own module with a plain tuple of outputs: of a batch, of one image at a time, in FP64
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores ``[N, J]`` made of an output.
+
+    Attributes:
+        output: its number among the values.
+        classes: J.
+        capsules: whether it holds capsules, whose lengths are the scores; otherwise it has axes of 1 more.
+    """
+
+    output: int
+    classes: int
+    capsules: bool
+
+    def __call__(self, values: Sequence[Tensor]) -> Tensor:
+        """The scores; axes of 1 do not count."""
+        flat = values[self.output].flatten(1)
+        if not self.capsules:
+            return flat
+        capsules = flat.reshape(flat.shape[0], self.classes, flat.shape[1] // self.classes)
+        lengths: Tensor = torch.linalg.vector_norm(capsules, dim=-1)
+        return lengths
+
+
+class Flat(nn.Module):
+    """A user's module whose output, of any form, is made a plain tuple of tensors.
+
+    Args:
+        module: the user's.
+        ranks: dimensions of each output, where they are known: ``squeeze()`` at batch 1 is undone.
+        each: whether the module takes one image at a time; a batch is then taken apart.
+        scored: makes scores of one of the outputs, the last output then; None for none.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        ranks: Sequence[int] | None = None,
+        each: bool = False,
+        scored: Scored | None = None,
+    ) -> None:
+        super().__init__()
+        self.module, self.each, self.scored = module, each, scored
+        self.ranks = None if ranks is None else tuple(ranks)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if self.each and inputs[0].shape[0] != 1:
+            rows = [self._whole(*(x[k : k + 1] for x in inputs)) for k in range(len(inputs[0]))]
+            return tuple(torch.cat(column) for column in zip(*rows, strict=True))
+        return self._whole(*inputs)
+
+    def _whole(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        copies = [x.clone() for x in inputs]  # code may write into its input, which others read
+        with on_cpu():
+            result = self.module(*copies)
+        values = _apart(tuple(named(result).values()), inputs)
+        if self.ranks is not None and len(self.ranks) == len(values):
+            values = tuple(
+                v[None] if v.ndim == rank - 1 and inputs[0].shape[0] == 1 else v
+                for v, rank in zip(values, self.ranks, strict=True)
+            )
+        return values if self.scored is None else (*values, self.scored(values))
+
+
+def _apart(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Outputs that are no input and no other output: in a file each has a name of its own."""
+    found: list[Tensor] = []
+    for value in values:
+        known = any(value is other for other in (*inputs, *found))
+        found.append(value * 1 if known else value)
+    return tuple(found)
+
+
+class PerImage(nn.Module):
+    """A flat module applied to every image on its own, however its code treats the batch."""
+
+    def __init__(self, flat: Flat) -> None:
+        super().__init__()
+        self.flat = flat
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        def one(*image: Tensor) -> tuple[Tensor, ...]:
+            return tuple(v.reshape(v.shape[1:]) for v in self.flat(*(x[None] for x in image)))
+
+        result = torch.func.vmap(one)(*inputs)
+        return tuple(result)
+
+
+def named(result: Any) -> dict[str, Tensor]:
+    """The tensors of a module's output by name: keys, fields, or ``output_0``, ``output_1``, ...
+
+    Names of nested outputs are joined by ``_``. None stands for an output that is not there.
+
+    Raises:
+        UnsupportedModelError: there is something else in it, or nothing.
+    """
+    found: dict[str, Tensor] = {}
+    wrong: list[str] = []
+
+    def walk(name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.is_complex():
+            wrong.append(f"{name or 'the output'} (complex numbers: return torch.view_as_real(x))")
+        elif isinstance(value, Tensor):
+            found[name or "output"] = value
+        elif isinstance(value, Mapping):
+            for key, each in value.items():
+                walk(f"{name}_{key}" if name else str(key), each)
+        elif isinstance(value, tuple) and hasattr(value, "_fields"):
+            walk(name, dict(zip(value._fields, value, strict=True)))
+        elif isinstance(value, (tuple, list)):
+            for k, each in enumerate(value):
+                walk(f"{name or 'output'}_{k}", each)
+        elif value is not None:
+            wrong.append(f"{name or 'the output'} ({type(value).__name__})")
+
+    walk("", result)
+    if wrong or not found:
+        raise UnsupportedModelError(
+            "The module's outputs cannot be exported.",
+            f"Not a tensor of real numbers: {', '.join(wrong)}."
+            if wrong
+            else "forward returns nothing.",
+            "Return a tensor, a tuple, a named tuple or a dict of tensors.",
+        )
+    return found
+
+
+def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
+    """The first image of each, repeated to a batch; a copy, which code may write into."""
+    return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
+
+
+def in_double(module: nn.Module) -> nn.Module:
+    """A copy in FP64."""
+    return copy.deepcopy(module).double()
+
+
+def run_double(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A flat module's outputs in FP64; tensors that its code makes are FP64 too."""
+    with default_double():
+        result = module(*(t.double() if t.dtype.is_floating_point else t for t in inputs))
+    return tuple(result)
+
+
+@contextlib.contextmanager
+def default_double() -> Iterator[None]:
+    """Tensors that code makes without a type are FP64 while it lasts."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# A user's own module as the subject of an export: its inputs, its outputs, and what its batch
+# does
+
+
+Example = Tensor | Sequence[Tensor]
+_LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with
+_LARGEST_FIXED, _TRIED = 512, 6  # images of a batch that code fixes; sizes that are tried
+_NUMBERS = re.compile(r"(?<![\w.])\d+(?![\w.])")
+_ANY_BATCH = (
+    "Check the shape of the example; where the code says a number of images, use x.size(0), or fix the batch "
+    "to that number with batch= (--batch)."
+)
+_FP64, _FP32 = 1e-9, 1e-4  # of the largest magnitude: what batching may change by rounding
+
+
+class NoFreeBatch(UnsupportedModelError):
+    """A module that cannot have a free batch.
+
+    Args:
+        batch: a fixed one that it can have, every image independent of the others.
+    """
+
+    def __init__(
+        self, what: str, why: str, fix: str, *, batch: int, details: Sequence[str] = ()
+    ) -> None:
+        self.batch = batch
+        super().__init__(what, why, fix, details=details)
+
+    @property
+    def note(self) -> str:
+        """The fixed batch in a line, with its reason."""
+        what = self.what[0].lower() + self.what[1:].rstrip(".")
+        where = "; ".join((self.why.rstrip("."), *self.details[:1]))
+        return f"the batch is fixed at {self.batch}: {what} ({where})"
+
+
+def of_module(
+    module: nn.Module,
+    example: Example | None,
+    batch: int | None,
+    output_names: Sequence[str] | None,
+    metadata: ModelMetadata | None,
+) -> Subject:
+    """The subject for a user's own module.
+
+    Raises:
+        UsageError: there is no example, it does not fit, or the names do not fit the outputs.
+        NoFreeBatch: ``batch`` is None, and the module works at another fixed batch.
+        UnsupportedModelError: an output is not a tensor, or the batch cannot be free.
+    """
+    tensors = _tensors(example)
+    inputs = _input_names(module, len(tensors))
+    flat, names = _flat(module, tensors, batch)
+    if output_names is not None:
+        if len(output_names) != len(names):
+            raise UsageError(
+                f"{len(output_names)} output names were given.",
+                f"The module has {len(names)} outputs: {', '.join(names)}.",
+            )
+        names = tuple(output_names)
+    count = batch or min(max(2, len(tensors[0])), _LARGEST_EXAMPLE)
+    shaped = tuple(t[torch.arange(count) % len(t)].clone() for t in tensors)
+    return Subject(flat.eval(), inputs, names, shaped, metadata, (1, 2, 5))
+
+
+def _tensors(example: Example | None) -> tuple[Tensor, ...]:
+    if example is None:
+        raise UsageError(
+            "A module of your own needs an example input.",
+            "Its input shapes are otherwise unknown.",
+            "Pass example=torch.zeros(2, ...), or a tuple of tensors for several inputs.",
+        )
+    several = isinstance(example, (list, tuple))
+    given: tuple[Any, ...] = tuple(example) if several else (example,)
+    wrong = next((t for t in given if not isinstance(t, Tensor)), None)
+    if isinstance(wrong, np.ndarray):
+        raise UsageError(
+            "The example is a numpy array.",
+            "A module of PyTorch takes tensors.",
+            "Pass example=torch.from_numpy(array).float(), or torch.rand(2, ...).",
+        )
+    if wrong is not None:
+        raise UsageError(
+            f"The example {'holds' if several else 'is'} a value of type {type(wrong).__name__}.",
+            "A module of PyTorch takes tensors.",
+            "Pass a tensor, such as torch.rand(2, 1, 28, 28), or a tuple of them.",
+        )
+    tensors: tuple[Tensor, ...] = given
+    if not tensors or any(t.ndim == 0 for t in tensors):
+        raise UsageError("Every input needs a batch dimension.", "", "Put the batch first.")
+    return tensors
+
+
+def _input_names(module: nn.Module, count: int) -> tuple[str, ...]:
+    """The names of ``forward``'s parameters.
+
+    Raises:
+        UsageError: it needs more inputs, or takes fewer.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    names = [p.name for p in plain]
+    needed = [p.name for p in plain if p.default is p.empty]
+    variadic = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    if count < len(needed) or (count > len(names) and not variadic):
+        raise UsageError(
+            f"The example has {count} input{'s' * (count > 1)}.",
+            f"forward takes {', '.join(names) or 'none'}"
+            + (f", of which {', '.join(needed)} must be given." if needed != names else "."),
+            "Give one example for each input. A label that only training needs should be optional: "
+            f"forward(self, {names[0] if names else 'x'}, y=None).",
+        )
+    return (*names, *(f"input_{i}" for i in range(len(names), count)))[:count]
+
+
+def _flat(
+    module: nn.Module, tensors: tuple[Tensor, ...], batch: int | None
+) -> tuple[Flat, tuple[str, ...]]:
+    """The module made flat, and the names of its outputs; judged at the batches that it must take."""
+    if batch is not None and batch > 1:
+        result = _run(module, sized(tensors, batch), batch)
+        _check_repeatable(module, tensors, batch)
+        return Flat(module), tuple(result)
+    failure: CapsedgeError | None = None
+    several: dict[str, Tensor] | None = None
+    try:
+        several = _run(module, sized(tensors, 2), 2)
+    except CapsedgeError as error:
+        failure = error
+    if several is None or batch == 1:
+        try:
+            alone = _run(module, sized(tensors, 1), 1)
+        except CapsedgeError as error:
+            if failure is None or batch is not None:
+                raise
+            raise _at_its_own_batch(module, tensors, failure) from error
+        _check_repeatable(module, tensors, 1)
+        ranks = [v.ndim for v in (alone if several is None else several).values()]
+        return Flat(module, ranks, each=several is None and batch is None), tuple(alone)
+    _check_repeatable(module, tensors, 2)
+    _check_batch_axis(module, several)
+    _check_alone(module, tensors, several)
+    flat = Flat(module, [v.ndim for v in several.values()])
+    _check_independent(flat, tensors, tuple(several))
+    return flat, tuple(several)
+
+
+def _at_its_own_batch(
+    module: nn.Module, tensors: tuple[Tensor, ...], failure: CapsedgeError
+) -> CapsedgeError:
+    """What to say of a module that works neither at batch 1 nor at 2: at which batch it does, if any.
+
+    Tried are the rows of the example, what the code calls a batch, and the numbers in the line that fails.
+    """
+    named = _batch_sizes(module)
+    written = (int(number) for line in failure.details for number in _NUMBERS.findall(line))
+    sizes = dict.fromkeys((len(tensors[0]), *named.values(), *written))
+    for batch in [k for k in sizes if 2 < k <= _LARGEST_FIXED][:_TRIED]:
+        try:
+            result = _run(module, sized(tensors, batch), batch)
+        except CapsedgeError:
+            continue
+        if all(v.ndim and v.shape[0] == batch for v in result.values()):
+            _check_repeatable(module, tensors, batch)
+            _check_apart(module, tensors, tuple(result), batch)
+            return NoFreeBatch(
+                f"The module works at batch {batch} alone.",
+                failure.why,
+                failure.fix,
+                batch=batch,
+                details=failure.details,
+            )
+    if not named:
+        return failure
+    return UnsupportedModelError(failure.what, failure.why, _ANY_BATCH, details=failure.details)
+
+
+def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str, Tensor]:
+    """The module's outputs.
+
+    Raises:
+        UnsupportedModelError: it fails; the error names the user's line.
+    """
+    try:
+        with torch.no_grad(), on_cpu():
+            result = module(*inputs)
+        return named(result)
+    except CapsedgeError:
+        raise
+    except (Exception, SystemExit) as error:  # of the user's code: any kind
+        lines, fix = _fixed_batch(module, batch)
+        lines = [line_of(error), *lines]
+        raise UnsupportedModelError(
+            f"The module fails on an example of {', '.join(str(list(t.shape)) for t in inputs)}.",
+            f"{type(error).__name__}: {first_line(error)}",
+            fix or _ANY_BATCH,
+            details=[line for line in lines if line],
+        ) from error
+
+
+def _check_repeatable(module: nn.Module, tensors: tuple[Tensor, ...], batch: int) -> None:
+    """Refuse a module whose answers are drawn, before anything else is said of it."""
+    cases = sized(tensors, batch), _drawn(tensors, batch)
+    check_repeatable(module, lambda inputs: _run(module, tuple(inputs), batch), cases)
+
+
+def _drawn(tensors: Sequence[Tensor], batch: int, seed: int = 7) -> tuple[Tensor, ...]:
+    """Uniform numbers of the shapes of the example; integer inputs repeat it."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.rand((batch, *t.shape[1:]), generator=generator).to(t.dtype)
+        if t.dtype.is_floating_point
+        else sized([t], batch)[0]
+        for t in tensors
+    )
+
+
+def _fixed_batch(module: nn.Module, batch: int) -> tuple[list[str], str]:
+    """The line that says another batch, and the way out; nothing where there is none."""
+    fixed = next(((n, k) for n, k in _batch_sizes(module).items() if k != batch), None)
+    if fixed is None:
+        return [], ""
+    name, size = fixed
+    return lines_with(module, name), (
+        f"Where the code says {name}, use x.size(0), the batch that comes in; or fix the batch to {size} "
+        f"with batch={size} (--batch {size})."
+    )
+
+
+def _batch_sizes(module: nn.Module) -> dict[str, int]:
+    """Whole numbers that the module, or the file of its class, keeps under a name with "batch" in it."""
+    found = {}
+    for each in module.modules():
+        code = sys.modules.get(type(each).__module__)
+        places = [("self.", vars(each))]
+        if code is not None and is_user_code(getattr(code, "__file__", None) or "<none>"):
+            places.append(("", vars(code)))
+        for prefix, values in places:
+            for key, value in values.items():
+                if "batch" in key.lower() and type(value) is int:
+                    found[prefix + key] = value
+    return found
+
+
+def _check_batch_axis(module: nn.Module, outputs: Mapping[str, Tensor]) -> None:
+    wrong = next((n for n, v in outputs.items() if v.ndim == 0 or v.shape[0] != 2), None)
+    if wrong is not None:
+        lines, fix = _fixed_batch(module, 2)
+        raise UnsupportedModelError(
+            f"The output '{wrong}' does not begin with the batch.",
+            f"For two images its shape is {list(outputs[wrong].shape)}.",
+            fix
+            or "Return one row for each image (the batch first), leave the output out, or fix the batch "
+            "with batch=1 (--batch 1).",
+            details=lines,
+        )
+
+
+def _check_alone(
+    module: nn.Module, tensors: tuple[Tensor, ...], several: Mapping[str, Tensor]
+) -> None:
+    """Refuse a free batch to a module that computes something else of one image than of several.
+
+    Raises:
+        NoFreeBatch: it fails, or its outputs have other shapes, but for a batch axis dropped at the end.
+        UnsupportedModelError: the same, and images depend on each other.
+    """
+    fix = "Change that line, or fix a batch that the module works at with batch=2 (--batch 2)."
+    squeezes = lines_with(module, ".squeeze()") or lines_with(module, "torch.squeeze(")
+    if squeezes:
+        fix = "Name the axis, squeeze(-1), so that an axis of one image stays."
+    try:
+        alone = _run(module, sized(tensors, 1), 1)
+    except UnsupportedModelError as error:
+        why, details = error.why, [*error.details, *squeezes]
+    else:
+        shapes = {name: alone[name].shape if name in alone else None for name in several}
+        wrong = [n for n, v in several.items() if shapes[n] not in ((1, *v.shape[1:]), v.shape[1:])]
+        if not wrong:
+            return
+        name, details = wrong[0], squeezes
+        found = "none" if shapes[name] is None else str(list(alone[name].shape))
+        why = f"Output '{name}' has the shape {list(several[name].shape)} for two images and {found} for one."
+    _check_apart(module, tensors, tuple(several), 2)
+    raise NoFreeBatch(
+        "The module works at batch 2, and not at batch 1.",
+        why,
+        fix,
+        batch=2,
+        details=list(dict.fromkeys(details)),
+    )
+
+
+def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str, ...]) -> None:
+    """Refuse a module in which an image's answer depends on the others in its batch.
+
+    Raises:
+        UnsupportedModelError: it does; the error names a line that reduces over the batch.
+    """
+    batch = _drawn(tensors, 3)
+    together, alone, exact = _both(flat, batch, tuple(t[:1] for t in batch))
+    for name, many, one in zip(names, together, alone, strict=True):
+        off = _differing(many[:1], one, exact)
+        if off is not None:
+            raise _dependent(
+                flat,
+                tensors,
+                7,
+                f"Output '{name}' of one image differs by {off:.3g} when two others come along",
+                "Use batch=1 (--batch 1), which is what one image at a time computes",
+            )
+
+
+def _check_apart(
+    module: nn.Module, tensors: tuple[Tensor, ...], names: tuple[str, ...], batch: int
+) -> None:
+    """The same of a module that takes no image alone: half of a batch is exchanged for other images.
+
+    Raises:
+        UnsupportedModelError: the answers of the other half change.
+    """
+    flat, kept = Flat(module), (batch + 1) // 2
+    one, other = _drawn(tensors, batch), _drawn(tensors, batch, seed=8)
+    mixed = tuple(torch.cat([a[:kept], b[kept:]]) for a, b in zip(one, other, strict=True))
+    before, after, exact = _both(flat, one, mixed)
+    for name, a, b in zip(names, before, after, strict=True):
+        off = _differing(a[:kept], b[:kept], exact)
+        if off is not None:
+            raise _dependent(
+                flat,
+                tensors,
+                batch,
+                f"Output '{name}' of an image differs by {off:.3g} when others of its batch are exchanged",
+                f"Fix the batch with batch={batch} (--batch {batch})",
+            )
+
+
+def _differing(found: Tensor, wanted: Tensor, exact: bool) -> float | None:
+    """How far apart answers are that should be one, beyond rounding; None where they are one."""
+    a, b = found.double(), wanted.double()
+    if a.shape != b.shape or not b.numel() or not torch.isfinite(b).all():
+        return None
+    off = (a - b).abs().max()
+    return float(off) if off > (_FP64 if exact else _FP32) * b.abs().max() + 1e-12 else None
+
+
+def _dependent(
+    flat: Flat, tensors: tuple[Tensor, ...], batch: int, why: str, way_out: str
+) -> UnsupportedModelError:
+    """What to say where images depend on each other."""
+    with reductions_over_batch(batch) as lines, torch.no_grad():
+        flat(*sized(tensors, batch))
+    return UnsupportedModelError(
+        "An image's answer depends on the other images of its batch, so the batch cannot be free.",
+        f"{why}: routing that averages its agreements over the batch, BatchNorm in training mode, or the "
+        "like.",
+        f"{way_out}; or leave out what joins the images (an average over axis 0, .train() in forward) and "
+        "train again.",
+        details=lines[:1],
+    )
+
+
+def _both(
+    flat: Flat, one: tuple[Tensor, ...], other: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], bool]:
+    """Outputs of two batches, in FP64 where the code allows it."""
+    with torch.no_grad():
+        try:
+            exact = in_double(flat)
+            return run_double(exact, one), run_double(exact, other), True
+        except Exception:  # code that fixes a type
+            return flat(*one), flat(*other), False

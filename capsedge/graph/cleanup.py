@@ -1,0 +1,208 @@
+"""Dead nodes, folding, normal form of foreign files.
+
+Not ``onnxscript.optimizer.optimize`` (which ``torch.onnx.export(optimize=True)`` runs too): its rule
+``x + 0 -> x`` takes any constant up to 1e-8 for zero, and so removes the epsilon that keeps a squash
+of the zero vector finite.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+from onnx import TensorProto, numpy_helper
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer, rewriter
+from onnxscript.rewriter.rules import common as rules
+
+from capsedge.errors import UnsupportedModelError
+from capsedge.graph.proto import constants_of, copy_of, replace
+from capsedge.spec.operators import DOMAIN
+
+# Constant folding and clean-up of a graph, exact but for the folding of batch normalization into
+# weights
+
+
+FOLD_LIMIT = 1 << 30  # size of one folded constant
+
+_RULES = [
+    rules.no_op_cast_rule,
+    rules.cast_cast_rule,
+    rules.no_op_transpose_rule,
+    rules.transpose_transpose_rule,
+    rules.reshape_reshape_rule,
+    rules.unsqueeze_unsqueeze_rule,
+    rules.squeeze_reshape_1d_rule,
+    rules.flatten_to_reshape_rule,
+    rules.no_op_expand_rule,
+    rules.materialize_reshape_shape_rule,
+    rules.cast_constant_of_shape_rule,
+    rules.cast_constant_of_shape_without_value_rule,
+    rules.collapse_slice_rule,
+    rules.collapse_slice2_rule,
+    rules.fuse_pad_into_conv_rule,
+    rules.fuse_batchnorm_into_conv_rule,
+    rules.fuse_batchnorm_into_conv_transpose_rule,
+    rules.fuse_batchnorm_into_gemm_rule,
+]
+_ROUNDS = 3  # one step opens the way for another: a fold, a rewrite, a fold
+
+
+def fold(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
+    """A copy with constants of at most ``limit`` bytes folded, and nothing else changed."""
+    graph = ir.from_proto(model)
+    optimizer.fold_constants(graph, input_size_limit=limit, output_size_limit=limit)
+    return ir.to_proto(graph)
+
+
+def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with constants folded into initializers, casts and transposes merged, duplicates shared.
+
+    Nodes that reach no output are removed, as are functions that nothing calls.
+    """
+    graph = ir.from_proto(model)
+    for _ in range(_ROUNDS):
+        optimizer.fold_constants(graph, input_size_limit=FOLD_LIMIT, output_size_limit=FOLD_LIMIT)
+        graph = rewriter.rewrite(graph, pattern_rewrite_rules=_RULES)
+    for each in (
+        passes.RemoveUnusedNodesPass(),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+    ):
+        graph = each(graph).model
+    simplified = ir.to_proto(graph)
+    simplified.ir_version = model.ir_version
+    return simplified
+
+
+# What a graph does not need: dead nodes, unused tensors, constant fills, notes of where it was
+# made
+
+
+def captured(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that graphs inside nodes (If, Loop) may use."""
+    inner = [
+        each
+        for node in graph.node
+        for a in node.attribute
+        for each in ([a.g] if a.HasField("g") else a.graphs)
+    ]
+    names = {i for g in inner for n in g.node for i in n.input} | {
+        o.name for g in inner for o in g.output
+    }
+    return names.union(*(captured(g) for g in inner))
+
+
+def remove_dead_nodes(model: onnx.ModelProto, keep_domain: str | None = None) -> int:
+    """Remove the nodes and initializers that reach no output; returns how many nodes.
+
+    Args:
+        keep_domain: nodes of this domain, and what they need, stay although they reach no output.
+    """
+    graph = model.graph
+    live = {o.name for o in graph.output} | captured(graph)
+    kept = []
+    for node in reversed(graph.node):
+        if node.domain == keep_domain or any(o in live for o in node.output):
+            kept.append(node)
+            live.update(node.input)
+    removed = len(graph.node) - len(kept)
+    replace(graph.node, reversed(kept))
+    remove_unused_tensors(model)
+    return removed
+
+
+def remove_unused_tensors(model: onnx.ModelProto) -> None:
+    """Remove the initializers and value descriptions that no node uses."""
+    graph = model.graph
+    used = {i for n in graph.node for i in n.input} | {o.name for o in graph.output}
+    used |= captured(graph)
+    made = {o for n in graph.node for o in n.output}
+    replace(graph.initializer, [t for t in graph.initializer if t.name in used])
+    replace(graph.value_info, [v for v in graph.value_info if v.name in used and v.name in made])
+
+
+def fold_fills(model: onnx.ModelProto) -> None:
+    """Turn ``ConstantOfShape`` of a constant shape into an initializer (zeros that stand for "none")."""
+    constants = constants_of(model)
+    kept = []
+    for node in model.graph.node:
+        if node.op_type == "ConstantOfShape" and node.input[0] in constants:
+            shape = numpy_helper.to_array(constants[node.input[0]])
+            fill = (
+                numpy_helper.to_array(node.attribute[0].t) if node.attribute else np.zeros(1, "f4")
+            )
+            if int(np.prod(shape)) <= FOLD_LIMIT:
+                value = np.full(shape, fill.reshape(-1)[0], fill.dtype)
+                model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+                continue
+        kept.append(node)
+    replace(model.graph.node, kept)
+    remove_unused_tensors(model)
+
+
+def strip_notes(model: onnx.ModelProto) -> None:
+    """Remove what the exporter wrote about the machine it ran on: stack traces, source paths."""
+    graph = model.graph
+    graph.name = "capsedge"
+    for item in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+        del item.metadata_props[:]
+        item.doc_string = ""
+    del graph.metadata_props[:]
+    del model.metadata_props[:]
+    model.doc_string = ""
+
+
+# Files of other tools in the form that the rest of this room expects; what they compute stays the
+# same
+
+
+IR_VERSION = 8  # weights need not be inputs from IR version 4 on
+
+
+def plain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without functions of other domains, without weights among its inputs (as in IR version 3), and
+    with FP32 constants as initializers.
+
+    Raises:
+        UnsupportedModelError: it has sparse weights, or imports no standard operators.
+    """
+    if not any(e.domain in ("", "ai.onnx") for e in model.opset_import):
+        raise UnsupportedModelError(
+            "The file imports no standard operators.", "", "Export it again with a standard opset."
+        )
+    if model.graph.sparse_initializer:
+        raise UnsupportedModelError(
+            "The file has sparse weights.",
+            f"The first is '{model.graph.sparse_initializer[0].values.name}'.",
+            "Export it again with dense weights.",
+        )
+    functions = [(f.domain, f.name) for f in model.functions if f.domain != DOMAIN]
+    made = onnx.inliner.inline_selected_functions(model, functions) if functions else copy_of(model)
+    graph = made.graph
+    stored = {t.name for t in graph.initializer}
+    replace(graph.input, [i for i in graph.input if i.name not in stored])
+    nodes = []
+    for node in graph.node:
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if (
+            node.op_type == "Constant"
+            and value is not None
+            and value.data_type == TensorProto.FLOAT
+        ):
+            value.name = node.output[0]
+            graph.initializer.append(value)
+        else:
+            nodes.append(node)
+    for (
+        node
+    ) in nodes:  # ONNX Runtime's own rewrites trip over outputs that are named empty at the end
+        while node.output and not node.output[-1]:
+            del node.output[-1]
+    replace(graph.node, [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes])
+    made.ir_version = max(made.ir_version, IR_VERSION)
+    return made

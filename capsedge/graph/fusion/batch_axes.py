@@ -1,0 +1,259 @@
+"""Which axis of every tensor counts the images, node by node; ``batch_rules`` has what each does with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from capsedge.graph import proto
+from capsedge.graph.cleanup import remove_dead_nodes
+from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion.values import Array, Values
+
+NAME = "N"
+END = np.iinfo(np.int64).max  # of a slice: all there is
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor counts images: its axis has ``outer`` times images times ``inner`` elements.
+
+    Attributes:
+        row: of a tensor that holds one image only, which; None where it holds all.
+    """
+
+    axis: int
+    outer: int = 1
+    inner: int = 1
+    row: int | None = None
+
+    @property
+    def pure(self) -> bool:
+        """Whether the axis counts nothing else."""
+        return self.outer == self.inner == 1
+
+    def moved(self, by: int) -> Place:
+        """The same with other axes before it."""
+        return replace(self, axis=self.axis + by)
+
+
+class Freeing:
+    """One walk over the nodes.
+
+    Args:
+        last: where several axes of 1 may count the images after a Reshape, take the last, not the first.
+
+    Attributes:
+        graph, batch: as it is.
+        places: of the tensors that depend on the input.
+        nodes, stored: the new graph's.
+    """
+
+    def __init__(self, graph: Values, last: bool) -> None:
+        self.graph, self.batch, self.last = graph, graph.batch, last
+        self.places: dict[str, Place] = {}
+        self.nodes: list[onnx.NodeProto] = []
+        self.stored: dict[str, Array] = {}
+        self.node = onnx.NodeProto()
+
+    def model(self, rules: Mapping[str, Callable[[Freeing], None]]) -> onnx.ModelProto:
+        """The new model.
+
+        Args:
+            rules: what each operator does with the axis of the images, by type.
+
+        Raises:
+            NotRecognized: the reason and the node.
+        """
+        for name, dims in self.graph.dims.items():
+            if not dims or dims[0] not in (0, self.batch):
+                raise NotRecognized(f"the input '{name}' does not begin with the images")
+            self.places[name] = Place(0)
+        for node in self.graph.nodes:
+            if not node.output or all(o in self.graph.constant for o in node.output if o):
+                continue
+            self.node = node
+            rule = rules.get(node.op_type)
+            if node.domain not in ("", "ai.onnx") or rule is None:
+                raise self.wrong(f"nothing is known of {node.op_type}")
+            rule(self)
+        return self._made()
+
+    def wrong(self, why: str) -> NotRecognized:
+        """The reason, with the node."""
+        node = self.node
+        return NotRecognized(f"{why} (node '{node.name or node.output[0]}', {node.op_type})")
+
+    # What rules ask.
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, at the batch as it is."""
+        return self.graph.shapes[name]
+
+    def images(self, place: Place) -> int:
+        """How many images a tensor holds."""
+        return self.batch if place.row is None else 1
+
+    def varying(self) -> list[str]:
+        """The node's inputs that depend on the images."""
+        return [i for i in self.node.input if i in self.places]
+
+    def only(self) -> Place:
+        """The place of the first input, which alone depends on the images."""
+        if self.varying() != [self.node.input[0]]:
+            raise self.wrong("more than its first input depends on the image")
+        return self.places[self.node.input[0]]
+
+    def value(self, k: int) -> Array | None:
+        """An input that is constant; None where it is left out."""
+        if k >= len(self.node.input) or not self.node.input[k]:
+            return None
+        if self.node.input[k] in self.places:
+            raise self.wrong("its sizes depend on the image")
+        return np.asarray(self.graph.value[self.node.input[k]])
+
+    # What rules do.
+
+    def keep(self, *places: Place, inputs: Sequence[str] | None = None) -> None:
+        """Take the node over, perhaps with other inputs; one place for all outputs, or one each."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(self.node)
+        if inputs is not None:
+            proto.replace(copy.input, inputs)
+        self.nodes.append(copy)
+        for k, name in enumerate(filter(None, self.node.output)):
+            self.places[name] = places[min(k, len(places) - 1)]
+
+    def put(self, op_type: str, inputs: Sequence[str], place: Place) -> None:
+        """Another node in the place of this one."""
+        self.nodes.append(
+            helper.make_node(op_type, list(inputs), [self.node.output[0]], name=self.node.name)
+        )
+        self.places[self.node.output[0]] = place
+
+    def store(self, value: Array) -> str:
+        """A new constant."""
+        name = f"{self.node.output[0]}/free{len(self.stored)}"
+        self.stored[name] = value
+        return name
+
+    def viewed(self, source: str) -> None:
+        """This node as a Reshape: the images stay where they are in the order of the elements."""
+        place = self.places[source]
+        at = self.found_again(place, self.shape(source), self.shape(self.node.output[0]))
+        target = list(self.shape(self.node.output[0]))
+        if 0 in target:
+            raise self.wrong("it has no elements")
+        target[at.axis] = -1
+        self.put("Reshape", [source, self.store(np.array(target, np.int64))], at)
+
+    def found_again(self, place: Place, old: Sequence[int], new: Sequence[int]) -> Place:
+        """The place in another shape of the same elements."""
+        images = self.images(place)
+        before = math.prod(old[: place.axis]) * place.outer
+        found = []
+        for axis, size in enumerate(new):
+            ahead = math.prod(new[:axis])
+            outer, rest = divmod(before, ahead or 1)
+            if ahead and not rest and size and size % (outer * images) == 0:
+                found.append(Place(axis, outer, size // (outer * images), place.row))
+        if not found:
+            raise self.wrong("it takes the images apart")
+        pure = [p for p in found if p.pure]
+        if pure:
+            return pure[-1 if self.last else 0]
+        return min(found, key=lambda p: p.outer)
+
+    def single(self, name: str, axis: int, size: int) -> str:
+        """A constant for all images: its rows along the axis, which must be equal, as one.
+
+        Args:
+            axis: counted from the end.
+            size: of the axis in what depends on the images.
+        """
+        value = np.asarray(self.graph.value[name])
+        axis += value.ndim
+        if axis < 0 or value.shape[axis] == 1:
+            return name
+        if value.shape[axis] != size:
+            raise self.wrong("it repeats the images")
+        one = np.take(value, [0], axis)
+        if not np.array_equal(
+            np.broadcast_to(one, value.shape), value, equal_nan=value.dtype.kind == "f"
+        ):
+            raise self.wrong(f"its constant '{name}' differs from image to image")
+        return self.store(one)
+
+    def repeated(self, name: str, place: Place, like: str) -> str:
+        """A constant with as many rows as there are images, for nodes that do not broadcast."""
+        shape = list(self.shape(name))
+        one = self.single(name, place.axis - len(shape), self.images(place))
+        if not place.pure:
+            raise self.wrong("its images are merged with others")
+        tag = f"{self.node.output[0]}/free{len(self.nodes)}"
+        shape[place.axis] = 1
+        parts = [
+            self.store(np.array(shape[: place.axis], np.int64)),
+            f"{tag}/images",
+            self.store(np.array(shape[place.axis + 1 :], np.int64)),
+        ]
+        axis = self.places[like].axis
+        self.nodes += [
+            helper.make_node("Shape", [like], [parts[1]], start=axis, end=axis + 1),
+            helper.make_node("Concat", parts, [f"{tag}/shape"], axis=0),
+            helper.make_node("Expand", [one, f"{tag}/shape"], [f"{tag}/rows"]),
+        ]
+        return f"{tag}/rows"
+
+    def _made(self) -> onnx.ModelProto:
+        copy = proto.copy_of(self.graph.model)
+        graph = copy.graph
+        for value in graph.input:
+            value.type.tensor_type.shape.dim[0].dim_param = NAME
+        for value in graph.output:
+            self._open(value)
+        known = {k: np.asarray(v) for k, v in self.graph.value.items() if k in self.graph.constant}
+        known |= self.stored
+        self._keep_integers()
+        made = {o for n in self.nodes for o in n.output}
+        used = {i for n in self.nodes for i in n.input} - made - {""}
+        proto.replace(graph.node, self.nodes)
+        proto.replace(
+            graph.initializer,
+            [proto.initializer(n, known[n]) for n in sorted(used) if n in known],
+        )
+        ends = [o.name for o in graph.output if o.name not in made and o.name in known]
+        for name in ends:
+            graph.initializer.append(proto.initializer(f"{name}/stored", known[name]))
+            graph.node.append(helper.make_node("Identity", [f"{name}/stored"], [name]))
+        del graph.value_info[:]
+        remove_dead_nodes(copy)
+        return copy
+
+    def _keep_integers(self) -> None:
+        """Weights that are stored in integers stay so: the nodes that dequantize them go along."""
+        known: dict[int, onnx.NodeProto] = {}
+        for name in {
+            i for n in self.nodes for i in n.input
+        } & self.graph.constant - self.graph.weights.keys():
+            if self.graph.is_quantized(name):
+                known |= {id(n): n for n in self.graph.makers(name)}
+        kept = [n for n in self.graph.nodes if id(n) in known]
+        self.nodes = [*kept, *self.nodes]
+
+    def _open(self, value: onnx.ValueInfoProto) -> None:
+        """Give an output its free dimension."""
+        place = self.places.get(value.name)
+        if place is None:
+            return
+        if not place.pure or place.row is not None:
+            raise NotRecognized(f"the output '{value.name}' has no axis for the images")
+        kind = value.type.tensor_type
+        shape: list[int | str] = list(self.shape(value.name))
+        shape[place.axis] = NAME
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind.elem_type, shape))

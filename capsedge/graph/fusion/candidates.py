@@ -1,0 +1,171 @@
+"""Where routing may be: every softmax, and the tensors that look like the votes that it weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import onnx
+
+from capsedge.graph.fusion.layouts import squeezed
+from capsedge.graph.fusion.values import Values
+
+_LOOKED_AT = 4  # candidates of one group
+_NEAR = 60  # nodes between votes and their softmax at most
+_LOG_SUM_NEAR = 6  # nodes between a difference and the logarithm in it at most
+_PRODUCTS = ("Mul", "Div")
+_BOUNDS = ("Clip", "Max")
+_SUMS = ("ReduceSum", "ReduceL1")
+_VIEWS = ("Unsqueeze", "Reshape", "Expand", "Identity", "Squeeze")
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A softmax that depends on the input.
+
+    Attributes:
+        name: its result.
+        axis: size of the axis that it sums over.
+    """
+
+    name: str
+    axis: int
+
+
+@dataclass
+class Group:
+    """Softmaxes that seem to weigh the same votes.
+
+    Attributes:
+        votes: candidates, the likeliest first.
+        anchors: in topological order.
+    """
+
+    votes: list[str]
+    anchors: list[Anchor]
+
+
+def anchors(graph: Values) -> list[Anchor]:
+    """Every softmax, whether one node or written out."""
+    found: dict[str, Anchor] = {}
+    for node in graph.nodes:
+        name = node.output[0] if node.output else ""
+        if not name or name in graph.constant or node.domain or name not in graph.floats:
+            continue
+        axis = _axis(graph, node, found)
+        if axis:
+            found[name] = Anchor(name, axis)
+    return list(found.values())
+
+
+def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int | None:
+    """Size of the axis that a softmax sums over; None for any other node.
+
+    Args:
+        softmaxes: those before the node; what they make is not normalized again.
+    """
+    shape = graph.shapes[node.output[0]]
+    if node.op_type == "Softmax" and shape:
+        return shape[int(graph.attribute(node, "axis", -1))]
+    total = None
+    if node.op_type == "Exp":
+        log = _before_views(graph, node.input[0])
+        if log is not None and log.op_type == "LogSoftmax":
+            return graph.shapes[log.output[0]][int(graph.attribute(log, "axis", -1))]
+        total = _log_sum(graph, log, softmaxes)
+    elif node.op_type == "Div":
+        above, summed = node.input[0], _before_views(graph, node.input[1])
+        total = _sum_of(graph, above, summed, softmaxes)
+    elif node.op_type == "Mul":
+        for above, below in (node.input, reversed(node.input)):
+            inverse = _before_views(graph, below)
+            if inverse is not None and inverse.op_type == "Reciprocal":
+                summed = _before_views(graph, inverse.input[0])
+                total = _sum_of(graph, above, summed, softmaxes)
+    size = graph.sizes[node.output[0]]
+    parts = graph.sizes[total] if total else 0
+    return size // parts if parts and size % parts == 0 else None
+
+
+def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
+    """The node that makes a tensor, before it was reshaped, repeated or kept from zero."""
+    maker = graph.maker.get(name)
+    while maker is not None and maker.op_type in (*_VIEWS, *_BOUNDS):
+        maker = graph.maker.get(maker.input[0])
+    return maker
+
+
+def _sum_of(
+    graph: Values, terms: str, maker: onnx.NodeProto | None, softmaxes: Container[str]
+) -> str | None:
+    """What a node makes, where that is the sum of these exponentials, or products with some."""
+    if maker is None or maker.op_type not in _SUMS or maker.input[0] != terms:
+        return None
+    near, read = [terms], set[str]()
+    while near:
+        name = near.pop()
+        factor = graph.maker.get(name)
+        if factor is None or name in softmaxes or name in read:
+            continue
+        read.add(name)
+        if factor.op_type == "Exp":
+            return str(maker.output[0])
+        if factor.op_type in (*_PRODUCTS, *_VIEWS, *_BOUNDS):
+            near += [i for i in factor.input if i in graph.sources]
+    return None
+
+
+def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[str]) -> str | None:
+    """The sum whose logarithm is subtracted: ``x - log(sum(exp x))``, also with the maximum taken out."""
+    if minus is None or minus.op_type != "Sub":
+        return None
+    near = graph.distances(minus.input[1])
+    for name, distance in near.items():
+        maker = graph.maker.get(name)
+        if maker is None or distance > _LOG_SUM_NEAR:
+            continue
+        if maker.op_type == "ReduceLogSumExp":
+            return name
+        if maker.op_type == "Log":
+            summed = _before_views(graph, maker.input[0])
+            if summed is None:
+                return None
+            return _sum_of(graph, summed.input[0], summed, softmaxes)
+    return None
+
+
+def groups(graph: Values) -> list[Group]:
+    """The anchors by the tensor that is likeliest to be their votes."""
+    found: dict[str, Group] = {}
+    for anchor in anchors(graph):
+        votes = _candidates(graph, anchor)
+        if not votes:
+            found[anchor.name] = Group([], [anchor])
+            continue
+        for name in votes:
+            graph.find_twins(name)
+        same = next((k for k in found if k == votes[0] or k in graph.twins[votes[0]]), votes[0])
+        found.setdefault(same, Group(votes, [])).anchors.append(anchor)
+        if same == votes[0]:
+            found[same].votes = votes
+    return list(found.values())
+
+
+def _candidates(graph: Values, anchor: Anchor) -> list[str]:
+    """Ancestors with several elements for every coupling that two nodes or more read."""
+    size = graph.sizes[anchor.name]
+    leaky = size // anchor.axis * (anchor.axis - 1)
+    ranked = []
+    for name, distance in graph.distances(anchor.name).items():
+        if not 0 < distance <= _NEAR or name not in graph.floats:
+            continue
+        votes = graph.sizes[name]
+        if len(squeezed(graph.shapes[name])) < 3:
+            continue
+        fits = votes >= size and votes % size == 0
+        if not fits and not (leaky and votes >= leaky and votes % leaky == 0):
+            continue
+        readers = len({id(n) for n in graph.users.get(name, ())})
+        if readers >= 2:
+            ranked.append((distance - 3 * readers, name))
+    return [name for _, name in sorted(ranked)[:_LOOKED_AT]]

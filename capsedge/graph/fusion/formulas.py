@@ -1,0 +1,245 @@
+"""The routing procedures over given votes ``U [n, j, i, p]``, with the liberties of other code.
+
+Formulas and sources: docs/reference/operators.md. What is particular to other code stands in the hypotheses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from capsedge.graph.fusion.values import Array
+
+_TINY = 1e-300
+OVER = {"j": (1,), "i": (2,), "ji": (1, 2)}
+
+
+def softmax(b: Array, axes: tuple[int, ...], leaky: bool = False) -> Array:
+    """Softmax over axes; ``leaky`` adds a term exp 0 to its sum."""
+    top = b.max(axis=axes, keepdims=True)
+    top = np.maximum(top, 0) if leaky else top
+    e = np.exp(b - top)
+    return np.asarray(e / (e.sum(axis=axes, keepdims=True) + (np.exp(-top) if leaky else 0.0)))
+
+
+def squash(s: Array, form: str, epsilon: float, over: str = "p") -> Array:
+    """``A``: n²/(1+n²)·s/(n+e); ``B``: n²/(1+n²)·s/√(n²+e); ``D``: s·n/(1+n²); ``E``: (1-exp -n)·s/(n+e);
+    ``F``: s·√(n²+e)/(1+n²+e); ``H``: s·√(n²+e)/(½+n²+e).
+
+    Args:
+        over: ``p`` the pose (last axis), ``j`` the last axis but one, ``element`` each for itself.
+    """
+    square = s * s if over == "element" else (s * s).sum({"p": -1, "j": -2}[over], keepdims=True)
+    n = np.sqrt(square)
+    if form == "A":
+        return np.asarray(square / (1 + square) * (s / (n + epsilon + _TINY)))
+    if form == "B":
+        return np.asarray(square / (1 + square) * s / np.sqrt(square + epsilon + _TINY))
+    if form == "D":
+        return np.asarray(s * n / (1 + square))
+    if form in "FH":
+        square = square + epsilon
+        return np.asarray(s * np.sqrt(square) / ({"F": 1.0, "H": 0.5}[form] + square + _TINY))
+    if form == "E":
+        return np.asarray(-np.expm1(-n) * s / (n + epsilon + _TINY))
+    raise ValueError(form)
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A kind of dynamic routing.
+
+    Attributes:
+        iterations: weighted sums.
+        over: what the softmax runs over: ``j`` parents, ``i`` children, ``ji`` both, ``groups`` parents
+            with the same place in their groups.
+        form, epsilon, axis: of the squash; the axis ``group`` is that of all poses of a group together.
+        group: how many neighbouring parents are a group: the elements of a pose where each has logits of its
+            own, or the positions that a softmax or a squash runs over.
+        prior: start logits ``[j, i]``, or zero.
+        bias: added to the sums ``[j, p]``, or zero.
+        scale: of the agreements.
+        leaky: whether there is one more parent, with logit zero.
+        replace: whether agreements replace the logits instead of adding to them.
+        batch_mean: whether agreements are averaged over the images.
+        normalize: whether agreements are with the sums divided by their norms instead of the poses.
+        norm_epsilon: added to the square of such a norm.
+    """
+
+    iterations: int = 1
+    over: str = "j"
+    form: str = "B"
+    epsilon: float = 0.0
+    axis: str = "p"
+    group: int = 1
+    prior: Array = field(default_factory=lambda: np.zeros(()))
+    bias: Array = field(default_factory=lambda: np.zeros(()))
+    scale: float = 1.0
+    leaky: bool = False
+    replace: bool = False
+    batch_mean: bool = False
+    normalize: bool = False
+    norm_epsilon: float = 0.0
+
+    def __call__(self, votes: Array) -> Array:
+        """Parents ``[n, j, p]``."""
+        start = np.zeros((1, *votes.shape[1:3])) + self.prior
+        b = start
+        for t in range(self.iterations):
+            s = (self.couplings(b)[:, :, None] @ votes)[:, :, 0] + self.bias
+            v = self._squash(s)
+            if t + 1 < self.iterations:
+                a = self.scale * (votes @ self._parents(s, v)[..., None])[..., 0]
+                a = a.mean(0, keepdims=True) if self.batch_mean else a
+                b = a if self.replace else b + a
+        return v
+
+    def couplings(self, b: Array) -> Array:
+        """The softmax of logits ``[n, j, i]``."""
+        if self.over != "groups":
+            return softmax(b, OVER[self.over], self.leaky)
+        return softmax(b.reshape(len(b), -1, self.group, b.shape[2]), (1,)).reshape(b.shape)
+
+    def _squash(self, s: Array) -> Array:
+        if self.axis != "group":
+            return squash(s, self.form, self.epsilon, self.axis)
+        vectors = s.reshape(len(s), -1, self.group * s.shape[2])
+        return squash(vectors, self.form, self.epsilon).reshape(s.shape)
+
+    def _parents(self, s: Array, v: Array) -> Array:
+        """What votes are compared with."""
+        if not self.normalize:
+            return v
+        square = (s * s).sum(-1, keepdims=True)
+        return np.asarray(s / np.sqrt(square + self.norm_epsilon + _TINY))
+
+
+def m_step(votes: Array, r: Array, epsilon: float) -> tuple[Array, Array, Array, Array]:
+    """Mass ``[n,j]``, means ``[n,j,p]``, squared deviations ``[n,j,i,p]``, variances ``[n,j,p]``."""
+    mass = r.sum(2)
+    mean = (r[:, :, None] @ votes)[:, :, 0] / (mass + epsilon)[..., None]
+    off = (votes - mean[:, :, None]) ** 2
+    variance = (r[:, :, None] @ off)[:, :, 0] / (mass + epsilon)[..., None] + epsilon
+    return mass, mean, off, variance
+
+
+def logistic(x: Array) -> Array:
+    """The logistic function, without overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+@dataclass(frozen=True)
+class EM:
+    """A kind of EM routing.
+
+    Attributes:
+        temperatures: inverse, one per iteration.
+        beta_u, beta_a: ``[j]``; the cost is that of docs/reference/operators.md.
+        epsilon: in the divisions and added to the variances.
+        normalized: whether an activation is divided by itself plus epsilon first.
+        ones_first: whether responsibilities begin at one instead of one over the parents.
+    """
+
+    temperatures: tuple[float, ...]
+    beta_u: Array
+    beta_a: Array
+    epsilon: float
+    normalized: bool = False
+    ones_first: bool = False
+
+    def __call__(self, votes: Array, a: Array) -> tuple[Array, Array]:
+        """Poses ``[n, j, p]`` and activations ``[n, j]`` from votes and activations ``[n, i]``."""
+        if self.normalized:
+            a = a / (a + self.epsilon)
+        parents, pose = votes.shape[1], votes.shape[3]
+        r = np.full((1, parents, 1), 1.0 if self.ones_first else 1 / parents)
+        for t, temperature in enumerate(self.temperatures):
+            mass, mean, off, variance = m_step(votes, r * a[:, None], self.epsilon)
+            logs = 0.5 * np.log(variance).sum(-1)
+            logit = temperature * (self.beta_a - (self.beta_u * pose + logs) * mass)
+            if t + 1 < len(self.temperatures):
+                r = responsibilities(logit, logs, off, variance)
+        return mean, logistic(logit)
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """The pass of Efficient-CapsNet, and what only resembles it.
+
+    Attributes:
+        scale: of the agreements with the sum of all votes.
+        bias: added after the softmax ``[j, i]``, or zero.
+        epsilon: of the squash.
+        form: of the squash.
+        over: what the softmax runs over.
+    """
+
+    scale: float
+    bias: Array = field(default_factory=lambda: np.zeros(()))
+    epsilon: float = 0.0
+    form: str = "E"
+    over: str = "j"
+
+    def couplings(self, votes: Array) -> Array:
+        """The softmax alone ``[n, j, i]``."""
+        total = votes.sum(2)[..., None]
+        return softmax(self.scale * (votes @ total)[..., 0], OVER[self.over])
+
+    def sums(self, votes: Array) -> Array:
+        """The weighted sums ``[n, j, p]``."""
+        return np.asarray(((self.couplings(votes) + self.bias)[:, :, None] @ votes)[:, :, 0])
+
+    def __call__(self, votes: Array) -> Array:
+        """Parents ``[n, j, p]``."""
+        return squash(self.sums(votes), self.form, self.epsilon)
+
+
+def responsibilities(logit: Array, logs: Array, off: Array, variance: Array) -> Array:
+    """The E-step: ``[n, j, i]``."""
+    b = -np.logaddexp(0, -logit) - logs
+    return softmax(b[..., None] - 0.5 * (off @ (1 / variance)[..., None])[..., 0], (1,))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One pass of inverted attention.
+
+    Attributes:
+        agreement_scale: factor of the agreements; 0 for the uniform pass.
+        scale, bias: of the layer normalization ``[p]``.
+        epsilon: of the layer normalization.
+        over: what the softmax runs over.
+    """
+
+    agreement_scale: float
+    scale: Array
+    bias: Array
+    epsilon: float
+    over: str = "j"
+
+    def sums(self, votes: Array, parent: Array | None = None) -> Array:
+        """The weighted sums ``[n, j, p]``."""
+        if parent is None:
+            return np.asarray(votes.sum(2) / votes.shape[1])
+        logits = self.agreement_scale * (votes @ parent[..., None])[..., 0]
+        return (softmax(logits, OVER[self.over])[:, :, None] @ votes)[:, :, 0]
+
+    def __call__(self, votes: Array, parent: Array | None = None) -> Array:
+        """Parents ``[n, j, p]``."""
+        s = self.sums(votes, parent)
+        off = s - s.mean(-1, keepdims=True)
+        return np.asarray(
+            off / np.sqrt((off * off).mean(-1, keepdims=True) + self.epsilon) * self.scale
+            + self.bias
+        )
+
+
+def difference(found: Array, wanted: Array) -> float:
+    """Largest difference relative to the largest magnitude wanted; infinite values are not compared."""
+    finite = np.isfinite(wanted)
+    if found.shape != wanted.shape or not finite.any():
+        return float("inf")
+    size = float(np.abs(wanted[finite]).max())
+    return float(np.abs(np.where(finite, found - wanted, 0)).max() / max(size, _TINY))

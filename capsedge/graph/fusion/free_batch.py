@@ -1,0 +1,128 @@
+"""A free batch where provable.
+
+Literals that name the batch become free: targets of Reshapes and Expands, bounds of slices, rows of constants
+that repeat. Images that a trace took apart and joined again (``x[0], x[1], ...``) become one branch. This is
+structure alone; whether the graph computes the same is proven afterwards by running it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import onnx
+
+from capsedge.errors import UnsupportedModelError
+from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion.batch_axes import Freeing
+from capsedge.graph.fusion.batch_rules import RULES
+from capsedge.graph.fusion.proof import FREED, Original, equal, prove
+from capsedge.graph.fusion.values import Values
+from capsedge.graph.proto import copy_of
+
+# --- A free batch for a graph that is written for one ---
+
+
+def free_batch(graph: Values) -> onnx.ModelProto:
+    """The graph with a batch that is free, as far as its structure tells; to be proven.
+
+    Raises:
+        NotRecognized: the reason and the node.
+    """
+    first = ""
+    for last in (False, True):
+        try:
+            return Freeing(graph, last).model(RULES)
+        except NotRecognized as error:
+            first = first or str(error)
+    raise NotRecognized(first)
+
+
+# --- The batch that the new file has: free where that can be proven, or what is asked for ---
+
+
+_LARGEST = 512  # images of a file whose batch is fixed
+
+
+def with_batch(
+    model: onnx.ModelProto,
+    graph: Values,
+    original: Original,
+    wanted: int | Literal["free", "keep"],
+) -> tuple[onnx.ModelProto, Values, list[str]]:
+    """The model with the batch that is wanted, its values, and what to say of it.
+
+    Raises:
+        UnsupportedModelError: a number is wanted that the file cannot have.
+    """
+    notes: list[str] = []
+    if wanted in ("keep", graph.batch) and not graph.free:
+        return model, graph, [_in_name_only(graph)] if graph.dims_say_free else []
+    if not graph.free:
+        try:
+            model, graph = _freed(graph, original)
+            tried = ", ".join(map(str, FREED))
+            notes.append(
+                f"the batch was fixed at {original.batch} and is free now: every image alone gives what it "
+                f"gave there, in batches of {tried}"
+            )
+        except NotRecognized as error:
+            if wanted != "free":
+                raise UnsupportedModelError(
+                    f"The batch cannot be {wanted}: the file is fixed at {graph.batch}.",
+                    f"It cannot be freed: {error}.",
+                    "Leave the batch as it is, or export the network anew with a free batch.",
+                ) from error
+            notes += [_in_name_only(graph)] if graph.dims_say_free else []
+            notes.append(f"the batch stays fixed at {graph.batch}: {error}")
+    if isinstance(wanted, int):
+        model = pinned(model, wanted)
+        graph = Values(model)
+    return model, graph, notes
+
+
+def _in_name_only(graph: Values) -> str:
+    return (
+        "the batch is free in name only: the file runs only at the batch that it was traced with, "
+        f"{graph.batch}"
+    )
+
+
+def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
+    """The model with a free batch, proven.
+
+    Raises:
+        NotRecognized: why there is none.
+    """
+    if graph.batch > _LARGEST:
+        raise NotRecognized(f"more than {_LARGEST} images at once are not tried")
+    freed = free_batch(graph)
+    values = Values(freed)
+    if not values.free or values.batch == original.batch:
+        raise NotRecognized("its nodes run at no other batch")
+    try:
+        comparisons = prove(original, freed, values)
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        raise NotRecognized("its nodes run at no other batch") from error
+    if not equal(comparisons):
+        worst = max(comparisons, key=lambda c: c.excess)
+        raise NotRecognized(
+            f"an image's answer would depend on the others, or differ ('{worst.output}', {worst.case}: "
+            f"{worst.difference:.2g})"
+        )
+    return freed, values
+
+
+def pinned(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """A copy whose free batch is a number."""
+    copy = copy_of(model)
+    names = set()
+    for value in copy.graph.input:
+        first = value.type.tensor_type.shape.dim[0]
+        names.add(first.dim_param)
+        first.dim_value = batch
+    for value in copy.graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param and dim.dim_param in names:
+                dim.dim_value = batch
+    del copy.graph.value_info[:]
+    return copy

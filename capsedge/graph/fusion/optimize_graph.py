@@ -1,0 +1,499 @@
+"""Bytes in, better bytes out: convert, clean, fuse, prove; `python -m` entry of the sandbox.
+
+Calls go one way: from here to the batch (`batching`), to the matcher (`recognition`), which asks `accept` of
+each hypothesis, and to the proof (`finishing`, `proof`).
+
+The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
+the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.inliner
+import onnx.version_converter
+
+from capsedge.errors import ParityError, UnsupportedModelError
+from capsedge.graph.cleanup import remove_dead_nodes, simplify
+from capsedge.graph.fusion import Found, Left, NotRecognized, Recognition
+from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
+from capsedge.graph.fusion.free_batch import with_batch
+from capsedge.graph.fusion.matcher import Made, applied, candidates, recognition_of
+from capsedge.graph.fusion.proof import (
+    NOWHERE,
+    TOLERANCE,
+    Comparison,
+    Original,
+    equal,
+    finished,
+    prove,
+)
+from capsedge.graph.fusion.unroll import unroll
+from capsedge.graph.fusion.values import Array, Values, first_line, session_of
+from capsedge.graph.proto import copy_of, initializer, opset_of, replace
+from capsedge.graph.random_nodes import refuse_random
+from capsedge.graph.rewrites import write_exact_sigmoids
+from capsedge.graph.shapes import state_shapes
+from capsedge.runtime.files.sandbox import confine
+
+# --- What a file computes although it is known: sizes, bounds of slices, targets of Reshapes ---
+
+
+_BATCHES = (2, 3, 5)
+_LARGEST = 1 << 20  # elements of a value that becomes an initializer
+
+
+def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """A copy with initializers for values that depend on fixed sizes alone; how many.
+
+    Such a value is made of shapes and constants and is looked at for three batches. One that never differs
+    is constant; of a Reshape's target one entry may differ where no other is 0 or -1, and -1 in its place
+    says the same, since a Reshape keeps the number of elements. Dequantized weights stay integers.
+    """
+    try:
+        graph = Values(model)
+    except NotRecognized:
+        return model, 0
+    if not graph.free:
+        return model, 0
+    targets = {n.input[1] for n in graph.nodes if n.op_type == "Reshape"}
+    wanted = sorted(
+        {
+            name
+            for users in (n.input for n in graph.nodes if n.output[0] not in graph.constant)
+            for name in users
+            if name in graph.constant and name not in graph.weights and not graph.is_quantized(name)
+        }
+    )
+    if not wanted:
+        return model, 0
+    views = [n.output[0] for n in graph.nodes if n.op_type == "Reshape" and n.input[1] in wanted]
+    probe = copy_of(model)
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in (*wanted, *views))
+    try:
+        session = session_of(probe)
+        runs = [session.run([*wanted, *views], graph.feeds(b)) for b in _BATCHES]
+    except Exception:  # ONNX Runtime's errors have no common public base
+        return model, 0
+    seen = [r[: len(wanted)] for r in runs]
+    shapes = zip(*([np.array(np.shape(v)) for v in r[len(wanted) :]] for r in runs), strict=True)
+    known: dict[str, Array] = {}
+    for name, values in zip(wanted, zip(*seen, strict=True), strict=True):
+        value = _constant([np.asarray(v) for v in values], name in targets)
+        if value is not None and value.size <= _LARGEST:
+            known[name] = value
+    copy = copy_of(model)
+    # A target with -1 of its own says less than the shape that comes out of it.
+    found = {name: _constant(list(each), True) for name, each in zip(views, shapes, strict=True)}
+    made = 0
+    for node in copy.graph.node:
+        shape = found.get(node.output[0]) if node.output else None
+        if shape is not None and node.input[1] not in known:
+            node.input[1] = f"{node.output[0]}/shape"
+            copy.graph.initializer.append(initializer(node.input[1], shape))
+            made += 1
+    for name, value in known.items():
+        copy.graph.initializer.append(initializer(f"{name}/constant", value))
+    for node in copy.graph.node:
+        for k, name in enumerate(node.input):
+            # A target with -1 in it is none for other nodes.
+            if name in known and (-1 not in known[name] or (node.op_type == "Reshape" and k == 1)):
+                node.input[k] = f"{name}/constant"
+    remove_dead_nodes(copy)
+    return copy, len(known) + made
+
+
+def _constant(runs: list[Array], target: bool) -> Array | None:
+    """What runs at several batches say that a value is; None where it is not constant."""
+    first = runs[0]
+    if any(r.shape != first.shape or r.dtype != first.dtype for r in runs):
+        return None
+    varying = np.any([r != first for r in runs], axis=0)
+    if not varying.any():
+        return first
+    rest = first[~varying] if target and first.ndim == 1 else np.zeros(1)
+    if varying.sum() > 1 or (rest == 0).any() or (rest == -1).any():
+        return None
+    return np.where(varying, -1, first).astype(np.int64)
+
+
+# From the bytes of a foreign file to a better file: converted, cleaned, recognized, proven
+
+
+OLDEST, LEAST, WANTED = 8, 18, 20
+Stage = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Improved:
+    """A better file.
+
+    Attributes:
+        model: the file.
+        recognition: what was found and left.
+        notes: of the clean-up and of the file, for a person.
+        opset_before, opset: of the standard operators.
+        nodes_before, nodes: of the graph.
+        batch: ``free``, or the number that the file is fixed to.
+        inputs: sizes (0 where free) and numpy type of each.
+        comparisons: with the original bytes.
+    """
+
+    model: bytes
+    recognition: Recognition
+    notes: tuple[str, ...]
+    opset_before: int
+    opset: int
+    nodes_before: int
+    nodes: int
+    batch: str
+    inputs: dict[str, tuple[list[int], str]]
+    comparisons: tuple[Comparison, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only, without the model."""
+        document = {
+            k: v for k, v in vars(self).items() if k not in ("model", "recognition", "comparisons")
+        }
+        worst = max(self.comparisons, key=lambda c: c.excess, default=None)
+        return document | {
+            **self.recognition.to_dict(),
+            "notes": list(self.notes),
+            "comparisons": len(self.comparisons),
+            "atol": TOLERANCE.atol,
+            "rtol": TOLERANCE.rtol,
+            "worst": None if worst is None else asdict(worst),
+            "largest_difference": max((c.difference for c in self.comparisons), default=None),
+        }
+
+
+def improve(
+    data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
+) -> Improved:
+    """Convert, clean, recognize and prove.
+
+    Args:
+        data: of a file that ``read_harmless`` took.
+        stage: told what is being done.
+        batch: ``free`` where that can be proven, ``keep`` what the file has, or a number.
+
+    Raises:
+        UnsupportedModelError: its opset is too old, or it cannot be converted or run, or have that batch.
+        ParityError: even the cleaned file would not compute what the original does.
+    """
+    stage("loading")
+    source = onnx.load_model_from_string(data)
+    _check_opset(source)
+    refuse_random(source)
+    original, sigmoids = _original(data, source)
+    plain = _prepared(source)
+    before = opset_of(plain)
+    if before < LEAST:
+        stage(f"converting from opset {before}")
+    converted = _converted(plain, before)
+    stage("cleaning")
+    cleaned, notes = _cleaned(converted)
+    notes += sigmoids
+    graph = _values(cleaned)
+    wide = widened(converted) if has_halves(converted) else None
+    original.batch = 0 if graph.free else graph.batch
+    if wide is not None:
+        truth, _ = _with_exact_sigmoids(wide)
+        original.truth = Original(truth.SerializeToString(), original.batch)
+    stage("looking for a free batch")
+    as_it_is = graph
+    cleaned, graph, said = with_batch(cleaned, graph, original, batch)
+    notes += said
+    stage("recognizing")
+    made, left = candidates(cleaned if wide is None else widened_as(cleaned, wide))
+    for edit, _ in made if wide is not None else ():
+        between_casts(edit, graph.kinds)
+    stage("proving")
+    better, comparisons, recognition = _borne(original, cleaned, made, left, graph)
+    notes += _unrouted(recognition, left)
+    if not equal(comparisons):
+        wanted = batch if as_it_is.free else "keep"
+        better, graph, said = with_batch(
+            _with_exact_sigmoids(converted)[0], as_it_is, original, wanted
+        )
+        comparisons = prove(original, better, graph)
+        notes = ["the clean-up changed the numbers and was not kept", *said]
+        if not equal(comparisons):
+            raise _unprovable(comparisons)
+    state_shapes(better)
+    if original.refused:
+        case, why = next(iter(original.refused.items()))
+        count = len(original.refused)
+        notes.append(
+            f"{count} of the inputs tried are none of this file, which fails on them: {case}: {why}"
+        )
+    return Improved(
+        better.SerializeToString(),
+        recognition,
+        tuple(notes),
+        before,
+        opset_of(better),
+        len(source.graph.node),
+        len(better.graph.node),
+        "free" if graph.free else str(graph.batch),
+        {
+            k: (d, str(onnx.helper.tensor_dtype_to_np_dtype(graph.types[k])))
+            for k, d in graph.dims.items()
+        },
+        tuple(comparisons),
+    )
+
+
+def _borne(
+    original: Original,
+    cleaned: onnx.ModelProto,
+    made: Sequence[Made],
+    left: Sequence[Left],
+    graph: Values,
+) -> tuple[onnx.ModelProto, list[Comparison], Recognition]:
+    """The file with as many of the operators as the comparison with the original bears.
+
+    Args:
+        made: what may be put in.
+        left: what is not recognized.
+        graph: tells inputs and batch.
+
+    Returns:
+        The new file, the comparisons of the whole of it, what was found and left.
+    """
+    search = _Search(original, cleaned, graph)
+    kept = search.keep([], list(made))
+    changed, found = applied(cleaned, kept)
+    better, comparisons = search.tried(kept)
+    reasons = [Left(f.place, f"{f.operator}: {why}") for f, why in search.refused]
+    recognition = recognition_of(changed, found, left)
+    return better, comparisons, Recognition(recognition.found, (*recognition.left, *reasons))
+
+
+class _Search:
+    """Which edits the whole file bears, by halves: an edit at fault among k takes some 2 log k proofs."""
+
+    def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
+        self.original, self.cleaned, self.graph = original, cleaned, graph
+        self.refused: list[tuple[Found, str]] = []
+        self.proofs: dict[tuple[int, ...], tuple[onnx.ModelProto, list[Comparison]]] = {}
+
+    def keep(self, base: list[Made], more: list[Made]) -> list[Made]:
+        """The base and those of more that can be added to it."""
+        if not more:
+            return base
+        _, comparisons = self.tried(base + more)
+        if equal(comparisons):
+            return base + more
+        if len(more) == 1:
+            self.refused.append((more[0][1], _differing(comparisons)))
+            return base
+        half = len(more) // 2
+        return self.keep(self.keep(base, more[:half]), more[half:])
+
+    def tried(self, made: list[Made]) -> tuple[onnx.ModelProto, list[Comparison]]:
+        """The file with these edits, and its proof."""
+        key = tuple(id(edit) for edit, _ in made)
+        if key not in self.proofs:
+            changed, found = applied(self.cleaned, made)
+            self.proofs = {key: finished(self.original, changed, bool(found), self.graph)}
+        return self.proofs[key]
+
+
+def _differing(comparisons: list[Comparison]) -> str:
+    """Why a file with an operator is refused."""
+    reason = "the whole file would differ from the original"
+    worst = max(comparisons, key=lambda c: c.excess, default=None)
+    if worst is None:
+        return reason
+    return f"{reason} by {worst.difference:.3g} ({worst.output}, {worst.case})"
+
+
+def _unrouted(recognition: Recognition, left: Sequence[Left]) -> list[str]:
+    """Why there is no routing in the report, where neither an operator nor a line of it says so."""
+    squashes = sum(found.operator == "Squash" for found in recognition.found)
+    if recognition.left or squashes < len(recognition.found):
+        return []
+    if left:
+        return [f"no routing was recognized: {left[0].reason}"]
+    said = "no routing was recognized: no softmax weighs anything by what comes in"
+    if not squashes:
+        return [f"{said}; other ways to route are not looked for"]
+    return [
+        f"{said}, though there are capsules ({squashes} squash{'es' * (squashes > 1)}). One pass over equal "
+        "couplings is a mean of the votes and needs no operator; couplings without a softmax are not looked "
+        "for"
+    ]
+
+
+def _original(data: bytes, source: onnx.ModelProto) -> tuple[Original, list[str]]:
+    """What the new file is compared with, and what to say of it."""
+    exact, count = _with_exact_sigmoids(source)
+    if not count:
+        return Original(data), []
+    note = f"{count} Sigmoid{'s' * (count > 1)} written exactly: ONNX Runtime's is 0 below -18"
+    return Original(exact.SerializeToString()), [note]
+
+
+def _values(model: onnx.ModelProto) -> Values:
+    try:
+        return Values(model)
+    except NotRecognized as error:
+        raise UnsupportedModelError(
+            "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
+        ) from error
+
+
+def _unprovable(comparisons: list[Comparison]) -> ParityError:
+    """What to say of a file that cannot be changed."""
+    worst = max(comparisons, key=lambda c: c.excess)
+    if worst.case == NOWHERE:
+        return ParityError(
+            "Nothing can be proven of the file; nothing was written.",
+            f"Its output '{worst.output}' is not finite on any input that was tried.",
+            "Use the file as it is.",
+        )
+    return ParityError(
+        "The file cannot be changed without changing what it computes; nothing was written.",
+        f"Output '{worst.output}' on input '{worst.case}': largest difference "
+        f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
+        f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
+        "Use the file as it is.",
+    )
+
+
+def _check_opset(source: onnx.ModelProto) -> None:
+    if not any(e.domain in ("", "ai.onnx") for e in source.opset_import):
+        raise UnsupportedModelError(
+            "The file imports no standard operators.", "", "Use the file as it is."
+        )
+    if opset_of(source) < OLDEST:
+        raise UnsupportedModelError(
+            f"The file has opset {opset_of(source)}.",
+            f"Files from opset {OLDEST} on are read.",
+            "Export it anew.",
+        )
+
+
+def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """The file as ONNX defines it, where ONNX Runtime computes another Sigmoid; and how many it has."""
+    exact = copy_of(model)
+    try:
+        count = write_exact_sigmoids(exact)
+    except onnx.shape_inference.InferenceError:
+        return model, 0
+    if not count:
+        return model, 0
+    exact.ir_version = max(exact.ir_version, 4)  # before, every initializer is an input
+    return exact, count
+
+
+def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
+    """Without functions of its own and without weights among the inputs (as IR version 3 has them)."""
+    model = onnx.inliner.inline_local_functions(source) if source.functions else copy_of(source)
+    stored = {t.name for t in model.graph.initializer}
+    replace(model.graph.input, [i for i in model.graph.input if i.name not in stored])
+    model.ir_version = max(model.ir_version, 8)
+    return model
+
+
+def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    if opset >= LEAST:
+        return model
+    try:
+        converted = onnx.version_converter.convert_version(model, WANTED)
+    except Exception as error:  # the converter raises many kinds, none of them ours
+        raise UnsupportedModelError(
+            f"The file cannot be converted from opset {opset} to {WANTED}.",
+            f"ONNX's version converter says: {first_line(error)}",
+            f"Export it anew with opset {LEAST} or later.",
+        ) from error
+    converted.ir_version = max(converted.ir_version, 8)
+    return converted
+
+
+def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+    notes: list[str] = []
+    remove_dead_nodes(model)
+    cleaned = _simplified(model, notes)
+    cleaned, loops = unroll(cleaned)
+    if loops:
+        notes.append(f"{loops} loop{'s' * (loops > 1)} of a fixed number of passes written out")
+        cleaned = _simplified(cleaned, notes)
+    cleaned, made = constant_shapes(cleaned)
+    if made:
+        notes.append(f"{made} computed shapes made constant")
+        cleaned = _simplified(cleaned, notes)
+    del cleaned.graph.value_info[:]
+    return cleaned, notes
+
+
+def _signature(model: onnx.ModelProto) -> list[str]:
+    return [v.name for v in (*model.graph.input, *model.graph.output)]
+
+
+def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
+    """The model simplified; itself where that fails, as it may on what other tools write."""
+    try:
+        simplified = simplify(model)
+        if _signature(simplified) != _signature(model):
+            raise ValueError("inputs and outputs would change their names")
+        return simplified
+    except Exception as error:  # of many kinds, none of them ours
+        note = f"constants could not be folded: {first_line(error)}"
+        notes += [note] if note not in notes else []
+        return copy_of(model)
+
+
+# The process that takes a foreign file apart: `capsedge.runtime.files.sandbox`, with the batch
+# as its word
+
+
+def main() -> None:
+    """Improve the file on the standard input under the limits that the arguments name."""
+    (word,) = confine()
+    batch = int(word) if word.isdigit() else word
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries print
+    from capsedge.errors import CapsedgeError
+    from capsedge.graph.fusion.values import first_line
+
+    data = sys.stdin.buffer.read()
+    model = b""
+    try:
+        improved = improve(data, _say, batch)  # type: ignore[arg-type]
+        document, model = improved.to_dict(), improved.model
+    except CapsedgeError as error:
+        document = {"error": [type(error).__name__, error.what, error.why, error.fix]}
+    except MemoryError:
+        document = {"error": ["UnsupportedModelError", "The file needs too much memory.", "", ""]}
+    except Exception as error:  # what other libraries raise on odd files
+        traceback.print_exc()
+        why = f"While {_stages[-1]}, {type(error).__name__} says: {first_line(error)}"
+        words = ["The file cannot be worked on.", why, "Use the file as it is."]
+        document = {"error": ["UnsupportedModelError", *words]}
+    answer.write(json.dumps(document).encode() + b"\n" + model)
+    answer.close()
+
+
+_stages = ["starting"]
+
+
+def _say(what: str) -> None:
+    _stages.append(what)
+    print(f"stage: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""Whole file against the original; drop the operator at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from capsedge.errors import UnsupportedModelError
+from capsedge.graph.functions import attach_functions
+from capsedge.graph.fusion.edit import store_halves
+from capsedge.graph.fusion.values import Array, Values, first_line, session_of
+from capsedge.graph.portable import merge_views
+from capsedge.graph.proto import copy_of
+from capsedge.graph.rewrites import replace_layer_norms, write_exact_sigmoids
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
+from capsedge.tolerance import MOST, NOISE, Tolerance, excess
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+# --- The whole file against the original bytes, before anything is written ---
+
+
+TOLERANCE = Tolerance(1e-5, 1e-4)
+NOWHERE = "any"  # the case of an output that is finite in none
+ROUNDED = 2.0  # draws of the rounding are two, and others may do more
+_BATCHES = (1, 3)
+FREED = (1, 2, 3, 7)  # for a batch that the original does not have
+_ROUNDING = 2.0**-24
+_HALF_DIGIT = 2.0**-10  # of FP16
+# What may be added in FP16: 2^7 of its roundings, 2^-11. Sums are in FP32, and its exponentials end at 11.
+_MOST_HALF = 2.0**-4
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output on one input.
+
+    Attributes:
+        case, output: which.
+        difference: largest, absolute.
+        excess: the largest share of what is allowed (``tolerance.excess``), the noise being what
+            rounding the input does to the original, times ``ROUNDED``; infinite where the two cannot be
+            compared.
+    """
+
+    case: str
+    output: str
+    difference: float
+    excess: float
+
+
+class Original:
+    """The file as it came, for any number of images.
+
+    Args:
+        data: its bytes.
+
+    Attributes:
+        batch: the number of images that it is fixed at; 0 where it is free.
+        truth: of a file in FP16, the same in FP32, which both files are compared with.
+        refused: the inputs that it does not run on, and what ONNX Runtime says.
+
+    A file of a fixed batch is run as often as needed, every image once, among images of other inputs. So a
+    function in which images depend on each other is found out.
+    """
+
+    def __init__(self, data: bytes, batch: int = 0) -> None:
+        self.session = _session(data)
+        self.truth: Original | None = None
+        self.refused: dict[str, str] = {}
+        self.names = [o.name for o in self.session.get_outputs()]
+        self.batch = batch
+
+    def run(self, feeds: dict[str, Array]) -> list[Array]:
+        """All outputs."""
+        images = len(next(iter(feeds.values())))
+        if self.batch in (0, images):
+            return [np.asarray(v) for v in self.session.run(self.names, feeds)]
+        parts = []
+        for start in range(0, images, self.batch):
+            chunk = {name: x[start : start + self.batch] for name, x in feeds.items()}
+            parts.append(self.session.run(self.names, {k: self._full(v) for k, v in chunk.items()}))
+        return [
+            self._joined([np.asarray(p[k]) for p in parts], images) for k in range(len(self.names))
+        ]
+
+    def _full(self, rows: Array) -> Array:
+        """Rows and as many others as the batch wants."""
+        shape = (self.batch - len(rows), *rows.shape[1:])
+        if np.issubdtype(rows.dtype, np.floating):
+            drawn = np.random.default_rng(8).random(shape).astype(rows.dtype)
+        else:  # whatever they stand for, these are known to be taken
+            drawn = np.resize(rows[::-1], shape)
+        return np.concatenate([rows, drawn])
+
+    def _joined(self, parts: list[Array], images: int) -> Array:
+        if parts[0].ndim == 0 or len(parts[0]) != self.batch:
+            return parts[0]
+        return np.concatenate(parts)[:images]
+
+
+def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
+    """Run both on random and hard inputs; where the original is not finite nothing is compared.
+
+    An input that the original does not run on (an index beyond its table) is none of its inputs.
+
+    A file in FP16 is compared with what it would give in FP32: the new file may be as far from that as the
+    original is. An output of the original that is nowhere finite proves nothing: its excess is infinite.
+
+    Args:
+        original: the file as it came.
+        graph: tells inputs and batch of the new file.
+    """
+    after = session_of(model, optimized=True)
+    found: list[Comparison] = []
+    seen: set[str] = set()
+    for case, feeds in _cases(graph, original.batch):
+        try:
+            wanted = original.run(feeds)
+        except Exception as error:  # ONNX Runtime's errors have no common public base
+            original.refused[case] = first_line(error)
+            continue
+        given = after.run(original.names, feeds)
+        if original.truth is None:
+            # What rounding leaves as it is (zero, integers) need not run again.
+            moved = [original.run(m) for m in _rounded(feeds)] or [wanted]
+            own = [_noise(wanted[k], [m[k] for m in moved]) for k in range(len(wanted))]
+            truth = wanted
+        else:
+            truth = original.truth.run(_wide(feeds))
+            own = [_error(wanted[k], truth[k]) for k in range(len(wanted))]
+        for k, name in enumerate(original.names):
+            one = np.asarray(given[k])
+            if one.shape != wanted[k].shape or one.dtype != wanted[k].dtype:
+                found.append(Comparison(case, name, float("inf"), float("inf")))
+            else:
+                most = MOST if original.truth is None else _MOST_HALF
+                found.append(_compare(case, name, one, truth[k], wanted[k], own[k], most))
+            if np.isfinite(wanted[k].astype(np.float64)).any():
+                seen.add(name)
+    if not found and original.refused:
+        raise UnsupportedModelError(
+            "The file fails on every input that was tried.",
+            f"ONNX Runtime says: {next(iter(original.refused.values()))}",
+            "Only files that run can be proven; export it anew.",
+        )
+    infinite = float("inf")
+    unseen = [name for name in original.names if name not in seen]
+    return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
+
+
+def equal(comparisons: Sequence[Comparison]) -> bool:
+    """Whether something was compared, and all of it is within tolerance."""
+    return bool(comparisons) and all(c.excess <= 1 for c in comparisons)
+
+
+def _session(original: bytes) -> onnxruntime.InferenceSession:
+    """The original as ONNX Runtime loads it.
+
+    Raises:
+        UnsupportedModelError: it does not.
+    """
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    keep_to_itself(options)
+    try:
+        return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        raise UnsupportedModelError(
+            "ONNX Runtime cannot load the file.",
+            f"It says: {first_line(error)}",
+            "Only files that run can be proven; export it anew.",
+        ) from error
+
+
+def _cases(graph: Values, fixed: int) -> Iterator[tuple[str, dict[str, Array]]]:
+    rng = np.random.default_rng(11)
+    free = FREED if fixed else _BATCHES
+    for batch in free if graph.free else (graph.batch,):
+        for kind in ("uniform", "normal", "zero", "tiny", "large", "equal", "spike"):
+            feeds = {}
+            for name, plain in graph.feeds(batch, seed=12).items():
+                x = plain
+                if name in graph.tables:
+                    entries = 1 if kind == "zero" else graph.tables[name]
+                    x = rng.integers(entries, size=x.shape).astype(plain.dtype)
+                elif np.issubdtype(x.dtype, np.floating):
+                    x = _drawn(kind, x.shape, rng).astype(plain.dtype)
+                feeds[name] = x
+            yield f"{kind}, batch {batch}", feeds
+
+
+def _drawn(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    if kind == "equal":
+        return np.full(shape, 0.5)
+    x = np.zeros(shape)
+    if kind == "spike":
+        x.reshape(len(x), -1)[:, x[0].size // 2] = 1.0
+        return x
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    return {"zero": 0.0, "tiny": 1e-6, "large": 1e3}.get(kind, 1.0) * rng.random(shape)
+
+
+def _rounded(feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
+    """The inputs rounded at random, where that changes any."""
+    for seed in range(2):
+        moved = _moved(feeds, seed)
+        if any(not np.array_equal(moved[name], x) for name, x in feeds.items()):
+            yield moved
+
+
+def _moved(feeds: dict[str, Array], seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: (x * (1 + _ROUNDING * rng.choice((-1.0, 1.0), x.shape))).astype(x.dtype)
+        if np.issubdtype(x.dtype, np.floating)
+        else x
+        for name, x in feeds.items()
+    }
+
+
+def _wide(feeds: dict[str, Array]) -> dict[str, Array]:
+    """FP16 inputs as FP32."""
+    return {k: x if _is_exact(x) else x.astype(np.float32) for k, x in feeds.items()}
+
+
+def _is_exact(x: Array) -> bool:
+    """Whether its numbers have at least FP32's digits, or are whole."""
+    return x.dtype.itemsize != 2 or np.issubdtype(x.dtype, np.integer)
+
+
+def _noise(wanted: Array, moved: list[Array]) -> Array:
+    """How far rounding of the input moves each pose of the original."""
+    reference = np.atleast_1d(wanted.astype(np.float64))
+    own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
+    return np.asarray(ROUNDED * own.max(-1, keepdims=True, initial=0))
+
+
+def _error(wanted: Array, truth: Array) -> Array:
+    """How far an original in FP16 is from the truth, as noise: its largest error, and its last digit."""
+    off = np.abs(wanted.astype(np.float64) - truth.astype(np.float64))
+    largest = off[np.isfinite(off)].max(initial=0)
+    return np.asarray((largest + _HALF_DIGIT * np.abs(np.nan_to_num(truth)).max(initial=0)) / NOISE)
+
+
+def _compare(
+    case: str, name: str, found: Array, truth: Array, wanted: Array, noise: Array, most: float
+) -> Comparison:
+    """What was found against the truth, where the original is finite."""
+    reference = np.atleast_1d(truth.astype(np.float64))
+    finite = np.isfinite(reference) & np.isfinite(np.atleast_1d(wanted.astype(np.float64)))
+    clean = np.where(finite, reference, 0)
+    off = np.where(finite, np.abs(np.atleast_1d(found.astype(np.float64)) - clean), 0)
+    if not np.isfinite(off).all():
+        return Comparison(case, name, float("inf"), float("inf"))
+    ratio = excess(off, clean, TOLERANCE, noise, most)
+    return Comparison(case, name, float(off.max(initial=0)), float(ratio.max(initial=0)))
+
+
+# --- The last steps of a new file, and its proof against the original ---
+
+
+IR_VERSION = 10
+
+
+def finished(
+    original: Original, model: onnx.ModelProto, recognized: bool, graph: Values
+) -> tuple[onnx.ModelProto, list[Comparison]]:
+    """A copy with views merged and function bodies, and its comparisons with the original.
+
+    Args:
+        model: the cleaned graph, with the operators put in.
+        recognized: whether there are any.
+        graph: tells inputs and batch.
+
+    Returns:
+        The file, and the comparisons; the excess is infinite where it does not run.
+    """
+    finished = copy_of(model)
+    described = list(finished.graph.value_info)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(finished, data_prop=True)
+        known = {v.name for v in described}
+        finished.graph.value_info.extend(
+            v for v in inferred.graph.value_info if v.name not in known
+        )
+        if recognized:
+            replace_layer_norms(finished)
+        write_exact_sigmoids(finished)
+        merged = copy_of(finished)
+        merge_views(merged)
+        finished = merged
+    except onnx.shape_inference.InferenceError:
+        pass  # views stay as they are
+    try:
+        if recognized:
+            finished.ir_version = max(finished.ir_version, IR_VERSION)
+            attach_functions(finished)
+        if original.truth is not None:
+            store_halves(finished)
+        return finished, prove(original, finished, graph)
+    except Exception as error:  # ONNX Runtime's errors have no common public base
+        infinite = float("inf")
+        return finished, [Comparison(first_line(error), "", infinite, infinite)]

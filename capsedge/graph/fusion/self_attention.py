@@ -1,0 +1,240 @@
+"""SelfAttentionRouting: fit and write.
+
+The softmax itself tells the axes and the scale; what is added to it is the same for all votes, so that two
+inputs tell the bias; the weighted sum is then known, and its squash tells form and epsilon.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion.accept import LOOSE, STRICT, Verdict, is_wide, judge, some_places
+from capsedge.graph.fusion.candidates import Anchor
+from capsedge.graph.fusion.dynamic import result_roles
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.formulas import SelfAttention, difference
+from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
+from capsedge.graph.fusion.values import Array, Function, Values
+from capsedge.graph.fusion.votes import Source, order_of
+
+# Self-attention routing over given votes: agreements with the sum of all votes (Efficient-
+# CapsNet)
+
+
+_ENDS = 24  # tensors after the softmax that may be the result
+_NEAR = 1e-6  # of couplings and sums
+
+
+@dataclass(frozen=True)
+class FoundSelfAttention:
+    """The pass in a graph.
+
+    Attributes:
+        votes, result: tensors of the graph.
+        roles: of the votes, ``[n, j, i, p]``.
+        layout: of the result, ``[n, j, p]``.
+        kind: what it computes.
+        verdict: of the acceptance.
+    """
+
+    votes: str
+    result: str
+    roles: Layout
+    layout: Layout
+    kind: SelfAttention
+    verdict: Verdict
+
+
+def fit_self_attention(graph: Values, votes: str, anchor: Anchor) -> FoundSelfAttention:
+    """The pass that a softmax belongs to.
+
+    Raises:
+        NotRecognized: none that agrees.
+    """
+    size, couplings = graph.sizes[votes], graph.sizes[anchor.name]
+    region = graph.determined(votes)
+    if anchor.name not in region:
+        raise NotRecognized("its logits depend on more than the votes")
+    if size % couplings or size == couplings:
+        raise NotRecognized("one coupling for each vote")
+    after = graph.order[anchor.name]
+    ends = [
+        t for t in region if graph.order[t] > after and t in graph.floats and graph.sizes[t] < size
+    ][:_ENDS]
+    search = _Search(graph, votes, anchor, ends)
+    shape = graph.shapes[votes]
+    for roles in vote_layouts(shape, graph.batch, size // couplings, set(shape)):
+        for kind in search.softmaxes(roles):
+            if kind.over == "i":
+                raise NotRecognized(
+                    "self-attention routing with a softmax over the children: no operator has that"
+                )
+            return search.accepted(search.squashed(roles, search.with_bias(roles, kind)))
+    raise NotRecognized("no agreement of the votes with their sum")
+
+
+class _Search:
+    """The tensors after the softmax, on two inputs."""
+
+    def __init__(self, graph: Values, votes: str, anchor: Anchor, ends: list[str]) -> None:
+        self.graph, self.votes, self.anchor, self.ends = graph, votes, anchor, ends
+        rng = np.random.default_rng(1)
+        self.x = [0.3 * rng.standard_normal(graph.shapes[votes]) for _ in range(2)]
+        function = graph.function([votes], [anchor.name, *ends])
+        self.given: list[Mapping[str, Array]] = [
+            dict(zip([anchor.name, *ends], function(x), strict=True)) for x in self.x
+        ]
+        numbers = graph.numbers([votes], [anchor.name, *ends])
+        self.scalars = sorted({float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1})
+
+    def softmaxes(self, roles: Layout) -> Iterator[SelfAttention]:
+        """Kinds whose couplings are those of the softmax."""
+        p = roles.sizes[3]
+        scales = {1.0, p**-0.5, *self.scalars, *(1 / s for s in self.scalars if s)}
+        wanted = list(self._coupled(roles, self.anchor.name))
+        u = roles.read(self.x[0])
+        sizes = dict(zip("ji", roles.sizes[1:3], strict=True))
+        for scale, over in itertools.product(sorted(scales), "ji"):
+            if not 1e-3 < abs(scale) < 1e3 or sizes[over] != self.anchor.axis:
+                continue
+            kind = SelfAttention(scale, over=over)
+            c = kind.couplings(u)
+            if any(
+                difference(c, lay.read(self.given[0][self.anchor.name])) < _NEAR for lay in wanted
+            ):
+                yield kind
+
+    def with_bias(self, roles: Layout, kind: SelfAttention) -> SelfAttention:
+        """The kind with what is added to its couplings, where its weighted sum is among the ends."""
+        cases = [(roles.read(x), given) for x, given in zip(self.x, self.given, strict=True)]
+        couplings = [kind.couplings(u) for u, _ in cases]
+        for end in self.ends:
+            for layout in self._coupled(roles, end):
+                added = [
+                    layout.read(g[end]) - c for c, (_, g) in zip(couplings, cases, strict=True)
+                ]
+                bias = added[0].mean(0)
+                if (
+                    all(np.abs(a - bias).max() < _NEAR for a in added)
+                    and np.abs(bias).max() > 1e-12
+                ):
+                    return replace(kind, bias=bias.astype(np.float32).astype(np.float64))
+        return kind
+
+    def squashed(self, roles: Layout, kind: SelfAttention) -> FoundSelfAttention:
+        """The kind with its squash, not judged yet."""
+        parts, batch = result_roles(roles)
+        u = roles.read(self.x[0])
+        n, j, _, p = roles.sizes
+        epsilons = [0.0, *(s for s in self.scalars if 0 < s <= 1e-2)]
+        some = some_places(roles.sizes)
+        places = [
+            (end, layout)
+            for end in self.ends
+            if self.graph.sizes[end] == n * j * p
+            for layout in layouts(self.graph.shapes[end], parts, batch)
+        ]
+        guesses = [
+            (
+                difference(replace(kind, form=f)(u[some]), lay.read(self.given[0][end])[some]),
+                end,
+                lay,
+                f,
+            )
+            for f in "EBD"
+            for end, lay in places
+        ]
+        error, end, layout, form = min(guesses, key=lambda g: g[0], default=(1.0, "", roles, "E"))
+        if error > 1e-3:
+            raise NotRecognized(
+                "self-attention routing without a squash of its sum: no operator has that"
+            )
+        if form != "E":
+            raise NotRecognized("self-attention routing with another squash: no operator has that")
+        function = self.graph.function([self.votes], [end])
+        kinds = [replace(kind, epsilon=e) for e in epsilons]
+        verdicts = [(self._verdict(function, roles, layout, k), k) for k in kinds]
+        # Of those that agree equally well, an epsilon of the file goes before none.
+        verdict, best = min(verdicts, key=lambda v: (max(v[0].excess, 1e-3), -v[1].epsilon))
+        return FoundSelfAttention(self.votes, end, roles, layout, best, verdict)
+
+    @staticmethod
+    def accepted(found: FoundSelfAttention) -> FoundSelfAttention:
+        """Itself, if it agrees well enough."""
+        if not found.verdict.accepted:
+            raise NotRecognized(
+                f"self-attention routing fits but for {found.verdict.excess:.2g} times the tolerance "
+                f"({found.verdict.case})"
+            )
+        return found
+
+    def _coupled(self, roles: Layout, name: str) -> Iterator[Layout]:
+        """Ways in which a tensor may hold couplings ``[n, j, i]``."""
+        n, j, i, _ = roles.sizes
+        if self.graph.sizes[name] == n * j * i:
+            batch = None if roles.batch is None else 0
+            yield from layouts(self.graph.shapes[name], [roles.part(k) for k in range(3)], batch)
+
+    def _verdict(
+        self, function: Function, roles: Layout, layout: Layout, kind: SelfAttention
+    ) -> Verdict:
+        wide = is_wide(function, self.x[0])
+        return judge(
+            lambda x: layout.read(function(x)[0]),
+            lambda x: kind(roles.read(x)),
+            self.graph.shapes[self.votes],
+            STRICT if wide else LOOSE,
+            floor=1e-25 if wide else 1e-6,
+            roles=roles,
+            ranked=True,
+        )
+
+
+# --- ``SelfAttentionRouting`` in the place of what was found ---
+
+
+STAND_IN = 1e-20  # for no epsilon, as in the authors' code
+
+
+def write_self_attention(
+    graph: Values, found: FoundSelfAttention, source: Source, tag: str
+) -> tuple[Edit, tuple[str, ...]]:
+    """The nodes, and what to say of them.
+
+    Raises:
+        NotRecognized: no operator computes the same.
+    """
+    kind = found.kind
+    n, j, i, p = found.roles.sizes
+    if source.constant is not None:
+        raise NotRecognized("the votes have a constant part (W·u + c): no operator has that")
+    if not math.isclose(kind.scale, p**-0.5, rel_tol=1e-6):
+        raise NotRecognized(
+            f"self-attention routing whose agreements are scaled by {kind.scale:g}: no operator has that"
+        )
+    edit = Edit(graph, tag)
+    weight = source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
+    bias = np.broadcast_to(kind.bias, (j, i)).T
+    at = order_of(source.index)
+    if at is None:
+        u = edit.read(source.tensor, source.layout, (graph.batch, source.cells, source.depth))
+        u = edit.op("Gather", [u, edit.constant(source.index.reshape(-1), "children")], axis=1)
+        if len(source.index) > 1:
+            u = edit.reshape(u, (n, i, source.depth), 0)
+        edit.describe(u, (n, i, source.depth))
+    else:
+        u = edit.read(source.tensor, source.layout, (graph.batch, i, source.depth))
+        weight, bias = weight[at], bias[at]
+    inputs = [u, edit.constant(weight, "weight"), edit.constant(bias, "bias")]
+    epsilon = kind.epsilon or STAND_IN
+    (v,) = edit.capsule("SelfAttentionRouting", inputs, epsilon=float(epsilon))
+    edit.describe(v, (n, j, p))
+    edit.write(v, found.layout, found.result)
+    note = f"no epsilon in the squash: {STAND_IN:g} stands for it"
+    return edit, () if kind.epsilon else (note,)

@@ -1,0 +1,140 @@
+"""Squashes that stand alone: primary capsules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion.accept import LOOSE, STRICT, is_wide, judge, poses_last
+from capsedge.graph.fusion.dynamic import ATOL, MOST_ADDED, RTOL, STAND_IN
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.formulas import difference, squash
+from capsedge.graph.fusion.values import Values
+
+_ROOTS = ("Sqrt", "ReduceL2")
+_NEAR = 4  # nodes between a pose and its norm
+_ENDS = 12
+
+
+@dataclass(frozen=True)
+class FoundSquash:
+    """A squash in a graph.
+
+    Attributes:
+        source, result: tensors of the graph, of one shape.
+        axis: of the pose.
+        form, epsilon: of ``formulas.squash``.
+    """
+
+    source: str
+    result: str
+    axis: int
+    form: str
+    epsilon: float
+
+
+def squashes(graph: Values) -> list[FoundSquash]:
+    """Every squash, routing's own among them."""
+    found: dict[str, FoundSquash] = {}
+    for node in graph.nodes:
+        root = node.output[0] if node.output else ""
+        half = node.op_type == "Pow" and node.input[1] in graph.constant
+        if root in graph.sources and (node.op_type in _ROOTS or half) and root in graph.floats:
+            one = _fitted(graph, root)
+            if one is not None:
+                found.setdefault(one.result, one)
+    return list(found.values())
+
+
+def _fitted(graph: Values, root: str) -> FoundSquash | None:
+    small = graph.sizes[root]
+    for source, distance in graph.distances(root).items():
+        size, shape = graph.sizes[source], graph.shapes[source]
+        if not 0 < distance <= _NEAR or not small or size % small or size == small:
+            continue
+        readers = {id(n) for n in graph.users.get(source, ())}
+        if len(readers) < 2 or source not in graph.floats or len(shape) < 2:
+            continue
+        region = graph.determined(source)
+        if root not in region:
+            continue
+        behind = region[region.index(root) + 1 :]
+        ends = [t for t in behind if graph.shapes[t] == shape and t in graph.floats][:_ENDS]
+        axes = [k for k, d in enumerate(shape) if k and d == size // small]
+        if ends and axes:
+            one = _of_source(graph, source, ends, axes)
+            if one is not None:
+                return one
+    return None
+
+
+def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> FoundSquash | None:
+    shape = graph.shapes[source]
+    numbers = graph.numbers([source], ends)
+    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
+    epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
+    function = graph.function([source], ends)
+    x = np.random.default_rng(1).standard_normal(shape)
+    given = dict(zip(ends, function(x), strict=True))
+    for end in ends:
+        for axis in axes:
+            poses = np.moveaxis(x, axis, -1)
+            if difference(squash(poses, "B", 0.0), np.moveaxis(given[end], axis, -1)) > 1e-2:
+                continue
+            single = graph.function([source], [end])
+            rtol = STRICT if is_wide(single, x) else LOOSE
+            for form, epsilon in (("B", 0.0), *((f, e) for f in "BA" for e in epsilons if e)):
+                verdict = judge(
+                    poses_last(single, axis),
+                    partial(squash, form=form, epsilon=epsilon),
+                    poses.shape,
+                    rtol,
+                    stop=True,
+                )
+                if verdict.accepted:
+                    return FoundSquash(source, end, axis, form, epsilon)
+    return None
+
+
+def write_squash(graph: Values, found: FoundSquash, tag: str) -> Edit:
+    """A ``Squash`` node.
+
+    Raises:
+        NotRecognized: it would compute something else.
+    """
+    epsilon = max(found.epsilon**2 if found.form == "A" else found.epsilon, STAND_IN)
+    if found.form == "A" and found.epsilon > MOST_ADDED:
+        raise NotRecognized(
+            f"a squash with {found.epsilon:g} added to the norm: no operator has that"
+        )
+    function = graph.function([found.source], [found.result])
+    shape = graph.shapes[found.source]
+    verdict = judge(
+        poses_last(function, found.axis),
+        partial(squash, form="B", epsilon=epsilon),
+        (*shape[: found.axis], *shape[found.axis + 1 :], shape[found.axis]),
+        RTOL,
+        seed=6,
+        floor=ATOL,
+    )
+    if not verdict.accepted:
+        raise NotRecognized(
+            f"Squash would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
+        )
+    if graph.free and shape[0] % graph.batch:
+        raise NotRecognized("a squash whose first axis is not the batch's")
+    edit = Edit(graph, tag)
+    if found.source not in graph.dims:
+        edit.describe(found.source, shape)
+    edit.capsule(
+        "Squash",
+        [found.source],
+        [found.result],
+        axis=found.axis - len(shape),
+        epsilon=float(epsilon),
+    )
+    edit.results.append(found.result)
+    return edit

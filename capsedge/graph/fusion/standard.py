@@ -1,0 +1,271 @@
+"""Routing that no operator has, as fast standard operators.
+
+No agreement is computed after the last sum; nothing is approximated.
+
+An estimate decides, from what the nodes read and write and what their kernels cost beside that. It is the
+same in every run; a clock would make two files of one.
+
+Logits come from the running sum of the parents, since ``b_t = b_0 + votes · (v_1 + ... + v_t)``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import onnx
+
+from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion.dynamic import FoundDynamic
+from capsedge.graph.fusion.edit import Edit, splice
+from capsedge.graph.fusion.formulas import Dynamic
+from capsedge.graph.fusion.layouts import Layout
+from capsedge.graph.fusion.values import Array, Values
+
+# Dynamic routing as standard operators: a matrix product, or products of elements, for each
+# weighted sum
+
+
+def write_routing(edit: Edit, votes: str, roles: Layout, kind: Dynamic) -> str:
+    """The parents ``[n, j, p]`` of votes that are a tensor of the graph."""
+    form: _Form = (_Elements if roles.sizes[3] == 1 else _Products)(edit, roles.sizes, kind)
+    return form.route(edit.read(votes, roles, form.votes_shape))
+
+
+class _Form(ABC):
+    def __init__(self, edit: Edit, sizes: Sequence[int], kind: Dynamic) -> None:
+        self.edit, self.kind = edit, kind
+        self.n, self.j, self.i, self.p = sizes
+
+    @property
+    @abstractmethod
+    def votes_shape(self) -> tuple[int, ...]:
+        """What the votes are read as."""
+
+    @abstractmethod
+    def first(self, votes: str) -> str:
+        """The sums weighed by the couplings of the start logits ``[n, j, p]``."""
+
+    @abstractmethod
+    def later(self, votes: str, agreed: str) -> str:
+        """The sums weighed by the couplings of votes that agree with ``[n, j, p]``."""
+
+    def route(self, votes: str) -> str:
+        """The parents ``[n, j, p]``."""
+        op, kind = self.edit.op, self.kind
+        agreed = ""  # sum of the parents so far, or the last one
+        for t in range(kind.iterations):
+            s = self.later(votes, self.scaled(agreed)) if t else self.first(votes)
+            s = self.view(s, (self.n, self.j, self.p))
+            if kind.bias.any():
+                bias = np.broadcast_to(kind.bias, (self.j, self.p))
+                s = op("Add", [s, self.edit.constant(bias, "bias")])
+            v = self.squash(s)
+            if t + 1 < kind.iterations:
+                agreed = v if not agreed or kind.replace else op("Add", [agreed, v])
+        return v
+
+    def start(self) -> Array:
+        """The couplings of the start logits ``[1, j, i]``."""
+        prior = np.broadcast_to(self.kind.prior, (self.j, self.i)).astype(np.float64)
+        return self.kind.couplings(prior[None])
+
+    def with_prior(self, b: str, shape: tuple[int, ...]) -> str:
+        """Logits with the start logits added, which have a shape ``[j, i]`` with ones."""
+        if self.kind.replace or not self.kind.prior.any():
+            return b
+        prior = np.broadcast_to(self.kind.prior, (self.j, self.i)).reshape(shape)
+        return self.edit.op("Add", [b, self.edit.constant(prior, "prior")])
+
+    def scaled(self, agreed: str) -> str:
+        if self.kind.scale == 1:
+            return agreed
+        return self.edit.op(
+            "Mul", [agreed, self.edit.constant(np.float32(self.kind.scale), "scale")]
+        )
+
+    def squash(self, s: str) -> str:
+        """Of ``[n, j, p]``, as ``formulas.squash``."""
+        op, kind = self.edit.op, self.kind
+        if kind.axis == "group":
+            s = self.view(s, (self.n, self.j // kind.group, kind.group * self.p))
+        square = op("Mul", [s, s])
+        if kind.axis != "element":
+            square = self.total(square, -2 if kind.axis == "j" else -1)
+        v = op("Mul", [s, self.factor(square)])
+        return self.view(v, (self.n, self.j, self.p)) if kind.axis == "group" else v
+
+    def factor(self, square: str) -> str:
+        """What the squash multiplies a vector by, from the square of its norm."""
+        op, kind = self.edit.op, self.kind
+        one = self.edit.constant(np.float32(1), "one")
+        epsilon = self.edit.constant(np.float32(kind.epsilon), "epsilon")
+        if kind.form == "D":
+            return op("Div", [op("Sqrt", [square]), op("Add", [square, one])])
+        inside = op("Add", [square, epsilon]) if kind.form == "B" and kind.epsilon else square
+        n = op("Sqrt", [inside])
+        if kind.form == "E":
+            length = op("Sub", [one, op("Exp", [op("Neg", [n])])])
+        else:
+            length = op("Div", [square, op("Add", [square, one])])
+        below = op("Add", [n, epsilon]) if kind.form in "AE" and kind.epsilon else n
+        return op("Div", [length, below])
+
+    def total(self, x: str, axis: int, op_type: str = "ReduceSum") -> str:
+        axes = self.edit.constant(np.array([axis]), f"axis_{axis}".replace("-", "last_"))
+        return self.edit.op(op_type, [x, axes], keepdims=1)
+
+    def view(self, x: str, shape: tuple[int, ...]) -> str:
+        return self.edit.reshape(x, shape, 0)
+
+
+class _Products(_Form):
+    """Poses of several elements: a matrix product a weighted sum, one for the agreements."""
+
+    @property
+    def votes_shape(self) -> tuple[int, ...]:
+        return (self.n, self.j, self.i, self.p)
+
+    def first(self, votes: str) -> str:
+        couplings = self.edit.constant(self.start()[:, :, None], "couplings")
+        return self.edit.op("MatMul", [couplings, votes])
+
+    def later(self, votes: str, agreed: str) -> str:
+        b = self.edit.op("MatMul", [votes, self.view(agreed, (self.n, self.j, self.p, 1))])
+        return self.edit.op(
+            "MatMul", [self.couplings(self.with_prior(b, (self.j, self.i, 1))), votes]
+        )
+
+    def couplings(self, b: str) -> str:
+        """``[n, j, 1, i]``"""
+        op, kind = self.edit.op, self.kind
+        shape = (self.n, self.j, 1, self.i)
+        if kind.over == "ji":
+            both = op("Softmax", [self.view(b, (self.n, self.j * self.i))], axis=-1)
+            return self.view(both, shape)
+        if kind.over == "groups":
+            groups = self.view(b, (self.n, self.j // kind.group, kind.group, self.i))
+            return self.view(op("Softmax", [groups], axis=1), shape)
+        return op("Softmax", [self.view(b, shape)], axis=1 if kind.over == "j" else 3)
+
+
+class _Elements(_Form):
+    """Elements with logits of their own: children last, products element by element.
+
+    ONNX Runtime multiplies a row by a column slowly, and transposes around a softmax of an axis that is not
+    the last: such a softmax is written out.
+    """
+
+    @property
+    def votes_shape(self) -> tuple[int, ...]:
+        return (self.n, self.j, self.i)
+
+    def first(self, votes: str) -> str:
+        couplings = self.start()
+        if np.ptp(couplings) == 0:
+            share = self.edit.constant(np.float32(couplings.flat[0]), "share")
+            return self.edit.op("Mul", [self.total(votes, -1), share])
+        stored = self.edit.constant(couplings, "couplings")
+        return self.total(self.edit.op("Mul", [votes, stored]), -1)
+
+    def later(self, votes: str, agreed: str) -> str:
+        b = self.edit.op("Mul", [votes, self.view(agreed, (self.n, self.j, 1))])
+        c = self.couplings(self.with_prior(b, (self.j, self.i)))
+        return self.total(self.edit.op("Mul", [c, votes]), -1)
+
+    def couplings(self, b: str) -> str:
+        """``[n, j, i]``"""
+        if self.kind.over == "i":
+            return self.edit.op("Softmax", [b], axis=-1)
+        shape = (self.n, self.j, self.i)
+        if self.kind.over == "ji":
+            both = self.view(b, (self.n, self.j * self.i))
+            return self.view(self.edit.op("Softmax", [both], axis=-1), shape)
+        if self.kind.over == "groups":
+            groups = (self.n, self.j // self.kind.group, self.kind.group * self.i)
+            return self.view(self.over_parents(self.view(b, groups)), shape)
+        return self.over_parents(b)
+
+    def over_parents(self, b: str) -> str:
+        """Softmax of the second axis."""
+        op = self.edit.op
+        e = op("Exp", [op("Sub", [b, self.total(b, 1, "ReduceMax")])])
+        return op("Div", [e, self.total(e, 1)])
+
+
+# Dynamic routing that no operator has, as standard operators in the form of the portable bodies,
+# if faster
+
+
+_FORMS = "ABDE"  # squashes of ``formulas`` that are written here
+NO_FASTER = "standard operators in another form would not be clearly faster"
+LEAST_GAIN = 1.5  # below it the nodes stay what they are
+# Measured with ONNX Runtime 1.31 on one core, in bytes that are copied in the same time.
+_A_NODE, _A_PRODUCT = 128 << 10, 4 << 10  # a node of no work, one matrix product of a batch
+_SOFTMAX, _REDUCTION = {True: 2, False: 8}, {True: 2, False: 6}  # whether along the last axis
+_VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+
+
+def write_standard(graph: Values, found: FoundDynamic, tag: str) -> tuple[Edit, float]:
+    """The nodes, and how many times faster than those of the file they are by estimate.
+
+    Raises:
+        NotRecognized: they cannot be written, or save too little.
+    """
+    kind = found.kind
+    if kind.leaky or kind.batch_mean or kind.normalize or kind.form not in _FORMS:
+        raise NotRecognized("it is not written anew")
+    edit = Edit(graph, tag)
+    v = write_routing(edit, found.votes, found.roles, kind)
+    edit.write(v, found.layout, found.result)
+    gain = _gain(graph, edit)
+    if gain < LEAST_GAIN:
+        raise NotRecognized(NO_FASTER)
+    return edit, gain
+
+
+def _gain(graph: Values, edit: Edit) -> float:
+    """How many times less the nodes of the edit cost than those of the file that they stand for, an image.
+
+    Raises:
+        NotRecognized: the graph with the edit does not run.
+    """
+    after = Values(splice(graph.model, [edit]))
+    old, new = ({o for n in g.nodes for o in n.output} for g in (graph, after))
+    return _cost(graph, old - new) / _cost(after, new - old)
+
+
+def _cost(graph: Values, made: set[str]) -> float:
+    """Of the nodes that make tensors and are no views, for one image, in bytes moved."""
+    costs = [
+        _A_NODE + _moved(graph, node) / graph.batch
+        for node in graph.nodes
+        if node.op_type not in _VIEWS
+        and not made.isdisjoint(node.output)
+        and node.output[0] not in graph.constant
+    ]
+    return sum(costs)
+
+
+def _moved(graph: Values, node: onnx.NodeProto) -> float:
+    """Bytes that a node reads and writes, times what its kernel in ONNX Runtime costs beside them."""
+    moved = sum(graph.seen[name].nbytes for name in (*node.input, *node.output) if name)
+    if node.op_type == "MatMul":
+        return moved + _A_PRODUCT * math.prod(graph.shapes[node.output[0]][:-2])
+    if node.op_type == "Softmax":
+        return moved * _SOFTMAX[_over_last(graph, node, [graph.attribute(node, "axis", -1)])]
+    if node.op_type.startswith("Reduce"):
+        axes = graph.attribute(node, "axes", None)
+        if axes is None:
+            axes = graph.value[node.input[1]] if len(node.input) > 1 else [-1]
+        return moved * _REDUCTION[_over_last(graph, node, axes)]
+    return moved
+
+
+def _over_last(graph: Values, node: onnx.NodeProto, axes: Iterable[int]) -> bool:
+    """Whether a node works along the last axis of several elements, which lie side by side."""
+    shape = graph.shapes[node.input[0]]
+    sizes = {int(a) % len(shape) for a in axes if shape[int(a)] > 1}
+    return not sizes or all(math.prod(shape[a + 1 :]) == 1 or a + 1 in sizes for a in sizes)

@@ -1,0 +1,461 @@
+"""A graph whose every value is known: shapes, what is constant, what dominates what, pieces that run.
+
+The graph is run once by ONNX Runtime with all tensors as outputs and nothing optimized. So no shape
+inference is needed, and weights that are tiled, sliced or computed by the file are simply values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion.sampled_values import Seen, in_double, table_sizes
+from capsedge.graph.proto import copy_of
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+Array = NDArray[Any]
+Function = Callable[..., list[Array]]
+
+BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
+ALWAYS = (1, 2, 3)  # batches that a file with a free one runs at, whatever it was traced with
+_LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
+MOST_NODES = 20_000
+MOST_ELEMENTS = 1 << 28  # of an input
+MOST_BYTES = (
+    1 << 28
+)  # of all values together at more than two images: more of them tell nothing new
+_WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
+
+
+def session_of(
+    model: onnx.ModelProto, optimized: bool = False, arena: bool = False
+) -> onnxruntime.InferenceSession:
+    """Load a model in ONNX Runtime on the CPU.
+
+    Args:
+        arena: whether it keeps its memory for the next run, which then takes no pages from the system.
+    """
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    keep_to_itself(options)
+    options.enable_cpu_mem_arena = arena
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def inputs_of(node: onnx.NodeProto) -> list[str]:
+    """What a node reads, and the graphs inside it from outside of them."""
+    inner = [name for a in node.attribute for g in (a.g, *a.graphs) for name in _outside(g)]
+    return [name for name in (*node.input, *inner) if name]
+
+
+def inputs_of_each(nodes: Iterable[onnx.NodeProto]) -> list[list[str]]:
+    """`inputs_of` each of several nodes."""
+    return [inputs_of(node) for node in nodes]
+
+
+def _outside(graph: onnx.GraphProto) -> list[str]:
+    """The names that a graph inside a node reads and does not make."""
+    made = {v.name for v in (*graph.input, *graph.initializer)}
+    found = []
+    for node in graph.node:
+        found += [name for name in inputs_of(node) if name not in made]
+        made.update(node.output)
+    return found + [o.name for o in graph.output if o.name not in made]
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    return sum(np.asarray(v).nbytes for v in values)
+
+
+class Values:
+    """The values of a graph at one batch.
+
+    Args:
+        model: without functions of its own and without initializers among its inputs.
+
+    Attributes:
+        batch: the batch that was run.
+        free: whether the batch is free in the file.
+        tables: of the inputs that are indices, how many entries what they look up has.
+        dims_say_free: whether the file says so, be it true or not.
+        value: every constant by name.
+        seen: what is kept of every tensor.
+        shapes, sizes: of every tensor; the size is the number of its elements.
+        floats: the tensors in FP32.
+        constant: the tensors that do not depend on the inputs (shapes count as constant).
+        nodes: of the graph.
+        maker: the node that makes a tensor.
+        sources: of a tensor that is not constant, those it is made of; in topological order.
+        users: the nodes that read a tensor, constant ones left out.
+
+    Raises:
+        NotRecognized: it does not run, or is too large.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        if len(model.graph.node) > MOST_NODES:
+            raise NotRecognized(f"it has more than {MOST_NODES:,} nodes")
+        self.model = model
+        self.nodes = list(model.graph.node)
+        self.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self.dims: dict[str, list[int]] = {
+            i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input
+        }
+        self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
+        if not self.dims or not all(d for d in self.dims.values()):
+            raise NotRecognized("an input has no dimensions")
+        if any(d < 0 for dims in self.dims.values() for d in dims):
+            raise NotRecognized("an input has a negative dimension")
+        if any(math.prod(d or 1 for d in dims) > MOST_ELEMENTS for dims in self.dims.values()):
+            raise NotRecognized(f"an input has more than {MOST_ELEMENTS:,} elements")
+        self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
+        self._flow()
+        self.tables = table_sizes(self.nodes, self.weights, list(self.dims))
+        found = self._first_run()
+        self.seen = {name: Seen.of(value) for name, value in found.items()}
+        self.value = {name: found[name] for name in self.constant if name in found}
+        self.shapes = {name: one.shape for name, one in self.seen.items()}
+        self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
+        self.floats = {name for name, one in self.seen.items() if one.kind == np.float32}
+
+    def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
+        """Inputs for the whole graph: uniform numbers, indices within their table, other integers as ones."""
+        rng = np.random.default_rng(seed)
+        found = {}
+        for name, dims in self.dims.items():
+            shape = [(batch if k == 0 else 1) if d == 0 else d for k, d in enumerate(dims)]
+            kind = helper.tensor_dtype_to_np_dtype(self.types[name])
+            drawn: Array
+            if name in self.tables:
+                drawn = rng.integers(self.tables[name], size=shape)
+            elif np.issubdtype(kind, np.floating):
+                drawn = scale * rng.random(shape)
+            else:
+                drawn = np.ones(shape)
+            found[name] = drawn.astype(kind)
+        return found
+
+    def _first_run(self) -> dict[str, Array]:
+        model = copy_of(self.model)
+        del model.graph.value_info[:]
+        have = {o.name for o in model.graph.output}
+        wanted = [o for n in self.nodes for o in n.output if o and o not in have]
+        model.graph.output.extend(onnx.ValueInfoProto(name=o) for o in wanted)
+        try:
+            session = session_of(model)
+        except Exception as error:  # ONNX Runtime's errors have no common public base
+            raise NotRecognized(f"ONNX Runtime cannot load it: {first_line(error)}") from error
+        names = [o.name for o in session.get_outputs()]
+        why = ""
+        # One image last: broadcasting makes as many of it as the file was traced with.
+        batches = [*BATCHES[:-1], *self._named_batches(), BATCHES[-1]] if self.free else [0]
+        each = self._bytes_of_an_image(session) if self.free else 0
+        for batch in batches:
+            if (batch > 2 and batch * each > MOST_BYTES) or (
+                self.dims_say_free and not self.free and batch != batches[-1]
+            ):
+                continue
+            feeds = self.feeds(batch)
+            try:
+                found = session.run(names, feeds)
+            except Exception as error:
+                why = first_line(error)
+                continue
+            self.batch = batch or next(iter(self.dims.values()))[0]
+            if _bytes(found) > MOST_BYTES and batch > 2:
+                del found
+                continue
+            result = dict(zip(names, found, strict=True)) | feeds | self.weights
+            if self.free:
+                rows = self._rows_that_count(session, result)
+                if rows != batch:
+                    batches.append(rows)
+                    self.free = False
+                    continue
+                self.free = self._runs_at(session, ALWAYS)
+            return result
+        raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
+
+    def _rows_that_count(
+        self, session: onnxruntime.InferenceSession, found: dict[str, Array]
+    ) -> int:
+        """The images that the outputs have rows for: all, or the first ones, which a trace took apart."""
+        names = [o.name for o in self.model.graph.output]
+        rows = len(found[names[0]]) if np.ndim(found[names[0]]) else 0
+        if not 0 < rows < self.batch:
+            return self.batch
+        feeds = self.feeds(self.batch)
+        for name, other in self.feeds(self.batch, seed=1).items():
+            feeds[name][rows:] = other[rows:]
+        moved = session.run(names, feeds)
+        same = all(np.array_equal(found[n], m) for n, m in zip(names, moved, strict=True))
+        return rows if same else self.batch
+
+    def _bytes_of_an_image(self, session: onnxruntime.InferenceSession) -> int:
+        """Of all values; 0 where the graph does not run with two images."""
+        try:
+            return _bytes(session.run(None, self.feeds(2))) // 2
+        except Exception:
+            return 0
+
+    def _named_batches(self) -> list[int]:
+        """What the file may have been traced with: the numbers that its constants begin with."""
+        counts: Counter[int] = Counter()
+        for value in self.weights.values():
+            if value.ndim > 1:
+                counts[value.shape[0]] += 1
+            elif value.ndim == 1 and value.dtype == np.int64 and value.size:
+                counts[int(value[0])] += 1
+        likely = [b for b, _ in counts.most_common() if 1 < b <= _LARGEST_BATCH]
+        return [b for b in likely if b not in BATCHES][:_GUESSED]
+
+    def _runs_at(self, session: onnxruntime.InferenceSession, batches: Iterable[int]) -> bool:
+        """Whether a batch that is free in name is so indeed."""
+        for batch in batches:
+            if batch == self.batch:
+                continue
+            try:
+                session.run(None, self.feeds(batch))
+            except Exception:
+                return False
+        return True
+
+    def _flow(self) -> None:
+        self.constant = set(self.weights)
+        self.maker: dict[str, onnx.NodeProto] = {}
+        self.sources: dict[str, list[str]] = {name: [] for name in self.dims}
+        self.users: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            read = inputs_of(node)
+            fixed = all(i in self.constant for i in read) or node.op_type in ("Shape", "Size")
+            varying = [i for i in dict.fromkeys(read) if i not in self.constant]
+            for name in filter(None, node.output):
+                self.maker[name] = node
+                if fixed:
+                    self.constant.add(name)
+                else:
+                    self.sources[name] = varying
+            if not fixed:
+                for name in varying:
+                    self.users.setdefault(name, []).append(node)
+        self.order = {name: k for k, name in enumerate(self.sources)}
+        self.twins: dict[str, list[str]] = {}
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Element type of every tensor."""
+        return {
+            name: helper.np_dtype_to_tensor_dtype(v.kind)
+            for name, v in self.seen.items()
+            if v.kind is not None
+        }
+
+    def makers(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes that make a constant, in order."""
+        need, found = {name}, []
+        for node in reversed(self.nodes):
+            if any(o in need for o in node.output):
+                found.append(node)
+                need.update(inputs_of(node))
+        return found[::-1]
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether a constant is stored in integers that a node of the graph dequantizes."""
+        return any(n.op_type == "DequantizeLinear" for n in self.makers(name))
+
+    def kind(self, name: str) -> np.dtype[Any]:
+        """Element type of a value."""
+        return np.dtype(self.seen[name].kind)
+
+    def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
+        """An attribute of a node."""
+        found = [a for a in node.attribute if a.name == name]
+        return helper.get_attribute_value(found[0]) if found else default
+
+    def distances(self, name: str) -> dict[str, int]:
+        """The tensors that a tensor is made of, and how many nodes away they are."""
+        found, queue = {name: 0}, [name]
+        for each in queue:
+            for source in self.sources.get(each, ()):
+                if source not in found:
+                    found[source] = found[each] + 1
+                    queue.append(source)
+        return found
+
+    def after(self, name: str) -> set[str]:
+        """Everything that depends on a tensor."""
+        found = {name}
+        for each, sources in self.sources.items():
+            if any(s in found for s in sources):
+                found.add(each)
+        return found - {name}
+
+    def with_twins(self, cut: Iterable[str]) -> list[str]:
+        """A cut and the tensors that have the same values elsewhere (detached copies)."""
+        return [name for each in cut for name in (each, *self.twins.get(each, ()))]
+
+    def determined(self, *cut: str) -> list[str]:
+        """The tensors that a cut alone determines, in topological order."""
+        known = set(self.with_twins(cut))
+        found = []
+        for name, sources in self.sources.items():
+            if name not in known and sources and all(s in known for s in sources):
+                known.add(name)
+                found.append(name)
+        return found
+
+    def find_twins(self, name: str) -> None:
+        """Join what has the values of a tensor and neither makes nor uses it."""
+        if name in self.twins:
+            return
+        one, kin = self.seen[name], set(self.distances(name)) | self.after(name)
+        spread = one.few is not None and one.few.size > 0 and float(np.ptp(one.few)) > 0
+        self.twins[name] = [
+            other
+            for other in self.sources
+            if spread and other not in kin and self.seen[other].resembles(one)
+        ]
+
+    @cached_property
+    def _dominators(self) -> dict[str, frozenset[str]]:
+        return self._dominate(set())
+
+    def dominators(self, target: str, without: Sequence[str] = ()) -> list[str]:
+        """The tensors that every path from an input to a tensor runs through, the nearest first.
+
+        Args:
+            without: tensors that count as constant.
+        """
+        dead = set(self.with_twins(without))
+        found = self._dominate(dead) if dead else self._dominators
+        return sorted(found.get(target, frozenset()) - {target}, key=lambda t: -self.order[t])
+
+    def _dominate(self, dead: set[str]) -> dict[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for name, sources in self.sources.items():
+            if name in dead:
+                continue
+            live = [s for s in sources if s not in dead]
+            if sources and not live:
+                dead.add(name)
+                continue
+            shared = frozenset.intersection(*(found[s] for s in live)) if live else frozenset()
+            found[name] = shared | {name}
+        return found
+
+    def between(
+        self, cut: Sequence[str], ends: Sequence[str]
+    ) -> tuple[list[onnx.NodeProto], set[str]]:
+        """The nodes from a cut to some tensors, and the constants that they read."""
+        stop = set(cut)
+        need = set(ends) - stop
+        nodes: list[onnx.NodeProto] = []
+        for node in reversed(self.nodes):
+            if any(o in need for o in node.output if o not in self.constant):
+                nodes.append(node)
+                need.update(i for i in inputs_of(node) if i not in stop)
+        return nodes[::-1], {i for n in nodes for i in inputs_of(n) if i in self.constant}
+
+    def numbers(self, cut: Sequence[str], ends: Sequence[str]) -> dict[str, Array]:
+        """The FP32 constants that lie between: where priors, biases, temperatures and epsilons come from."""
+        found = {}
+        for name in sorted(self.between(self.with_twins(cut), ends)[1]):
+            value = self.value[name]
+            if getattr(value, "dtype", None) == np.float32:
+                found[name] = value
+        return found
+
+    def function(self, cut: Sequence[str], ends: Sequence[str], arena: bool = True) -> Function:
+        """The original nodes from a cut to some tensors as a function of arrays, in FP64 where they allow it.
+
+        The arrays have the shapes of the cut, in any form; results have those of the ends.
+
+        Args:
+            arena: as in ``session_of``; not for functions that are kept, of which there may be many.
+        """
+        nodes, constants = self.between(self.with_twins(cut), ends)
+        arrays = {c: np.asarray(self.value[c], order="C") for c in constants}
+        for wide in (True, False):
+            try:
+                session = session_of(self._piece(nodes, arrays, cut, ends, wide), arena=arena)
+                break
+            except Exception as error:
+                if not wide:
+                    raise NotRecognized(
+                        f"a part of it does not run alone: {first_line(error)}"
+                    ) from error
+
+        def run(*given: Array) -> list[Array]:
+            feeds = {}
+            for name, array in zip(cut, given, strict=True):
+                kind = self.kind(name)
+                kind = np.dtype(np.float64) if wide and kind == np.float32 else kind
+                x = np.ascontiguousarray(array, kind).reshape(self.shapes[name])
+                feeds.update(dict.fromkeys((name, *self.twins.get(name, ())), x))
+            used = {i.name for i in session.get_inputs()}
+            try:
+                found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
+            except Exception as error:  # as above
+                raise NotRecognized(
+                    f"a part of it does not run alone: {first_line(error)}"
+                ) from error
+            return [np.asarray(v, np.float64) for v in found]
+
+        return run
+
+    def _piece(
+        self,
+        nodes: list[onnx.NodeProto],
+        constants: dict[str, Array],
+        cut: Sequence[str],
+        ends: Sequence[str],
+        wide: bool,
+    ) -> onnx.ModelProto:
+        def kind_of(name: str) -> int:
+            found = helper.np_dtype_to_tensor_dtype(self.kind(name))
+            return _WIDE.get(found, found) if wide else found
+
+        inputs = [
+            helper.make_tensor_value_info(n, kind_of(n), self.shapes[n])
+            for n in self.with_twins(cut)
+        ]
+        stored = [
+            numpy_helper.from_array(
+                v.astype(np.float64) if wide and v.dtype == np.float32 else v, name
+            )
+            for name, v in constants.items()
+        ]
+        graph = helper.make_graph(
+            list(in_double(nodes)) if wide else nodes,
+            "piece",
+            inputs,
+            [onnx.ValueInfoProto(name=o) for o in ends],
+            stored,
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=list(self.model.opset_import),
+            ir_version=min(self.model.ir_version, 10),
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in a line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,52 @@
+"""Families of public capsule networks, whose trained weights ``capsedge import`` makes checkpoints of."""
+
+from __future__ import annotations
+
+from capsedge.importers.families import (
+    attention_ports,
+    capsnet_keras,
+    capsnet_ports,
+    deepcaps_ports,
+    efficient_ports,
+    fixcaps,
+    fsanet_ports,
+    matrix_capsules_ports,
+    pscapsnet_port,
+)
+from capsedge.importers.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    capsnet_ports.XIFENGGUO,
+    capsnet_ports.DANIELHAVIR,
+    capsnet_ports.ADAMBIELSKI,
+    capsnet_ports.GRAM_AI,
+    capsnet_ports.LAUBONGHAUDOI,
+    capsnet_ports.LAUBONGHAUDOI_2017,
+    capsnet_ports.CEDRICKCHEE,
+    capsnet_ports.JINDONGWANG,
+    capsnet_ports.TIMOMERNICK,
+    fixcaps.FIXCAPS,
+    fixcaps.HR_SEMOBILECAPSNET,
+    capsnet_ports.Q_CAPSNETS,
+    pscapsnet_port.FAMILY,
+    matrix_capsules_ports.YL_1993,
+    matrix_capsules_ports.YUXIANMENG,
+    attention_ports.APPLE,
+    attention_ports.YAOHUNGT,
+    efficient_ports.PYTORCH,
+    efficient_ports.KERAS,
+    efficient_ports.KERAS_SMALLNORB,
+    fsanet_ports.PYTORCH,
+    fsanet_ports.KERAS,
+    fsanet_ports.KERAS_WITHOUT_MAPPING,
+    fsanet_ports.KERAS_METRIC,
+    fsanet_ports.KERAS_NETVLAD,
+    fsanet_ports.PYTORCH_ENSEMBLE,
+    fsanet_ports.KERAS_ENSEMBLE,
+    capsnet_keras.XIFENGGUO,
+    capsnet_keras.CAPSULE,
+    deepcaps_ports.HOPEFULRATIONAL,
+    deepcaps_ports.UGENTERAAN,
+    deepcaps_ports.KERAS,
+    capsnet_ports.TEXTBOOK,
+)

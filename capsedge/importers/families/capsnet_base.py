@@ -1,0 +1,200 @@
+"""What the families of Sabour's CapsNet in PyTorch have in common.
+
+Letters: C, A, K: channels, input channels and kernel of the first convolution; T, D, P: types, elements and
+kernel of the primary capsules; I children, J classes, O elements of a class capsule; H1, H2, X: the decoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from capsedge.errors import UsageError
+from capsedge.importers.family import (
+    Answers,
+    DataSet,
+    Family,
+    Floats,
+    Sizes,
+    Tensors,
+    classes_of,
+    data_set_of,
+    preprocessing_of,
+    sums_of,
+    unknown_size,
+    variant_of,
+    with_fields,
+)
+from capsedge.models.configs import CapsNetConfig, Conv, EfficientCapsNetConfig
+from capsedge.models.registry import CIFAR10, DIGITS
+
+MNIST = DataSet("MNIST", 1, 28, DIGITS)
+MNIST_NORMALIZED = dataclasses.replace(MNIST, mean=(0.1307,), std=(0.3081,))
+CIFAR_NORMALIZED = DataSet("CIFAR-10", 3, 32, CIFAR10, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+STRIDE = 2  # of the primary convolution, in all of them
+SEQUENTIAL = ("decoder.0", "decoder.2", "decoder.4")  # the decoder's layers, with a ReLU after each
+NO_EPSILON = 1e-16
+NAN = "its squash divides by the norm without an epsilon: a zero vector is NaN there and zero here"
+BATCH = (
+    "agreements are averaged over the batch, so that an image's result depends on the others; here it is "
+    "the author's result at batch 1, and the export has the batch fixed to 1"
+)
+
+
+def configure(
+    family: Family,
+    sizes: Sizes,
+    answers: Answers,
+    notes: list[str],
+    **dialect: object,
+) -> CapsNetConfig:
+    """The configuration of a network with these sizes.
+
+    Args:
+        dialect: fields of the configuration.
+
+    Raises:
+        UsageError: an answer is missing or does not fit the file.
+    """
+    fields = {**dialect, **variant_of(family, answers, notes), **answers.fields}
+    size = _size(family, sizes, answers, notes)
+    channels = sizes["A"]
+    decoder = tuple(sizes[h] for h in ("H1", "H2") if h in sizes)
+    config = CapsNetConfig(
+        class_names=classes_of(family, sizes["J"], size, channels, answers, notes),
+        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        stem=(Conv(sizes["C"], sizes["K"]),),
+        primary_types=_types(sizes),
+        primary_dim=sizes["D"],
+        primary_kernel=sizes["P"],
+        primary_stride=STRIDE,
+        capsule_dim=sizes["O"],
+        iterations=sums_of(family, answers, notes),
+        class_bias=False,
+        decoder=decoder if "X" in sizes else (),
+        task=answers.task or "single-label",
+        epsilon=NO_EPSILON,
+    )
+    changed = with_fields(config, fields)
+    assert isinstance(changed, CapsNetConfig)
+    return changed
+
+
+def _types(sizes: Sizes) -> int:
+    """Types of primary capsules; where one convolution makes them all (channels N), N / D."""
+    return sizes["T"] if "T" in sizes else sizes["N"] // sizes["D"]
+
+
+def _size(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> tuple[int, int]:
+    """Height and width of the input: from the answers, the decoder, the author's data sets, or the only ones.
+
+    Raises:
+        UsageError: the file leaves several, or the answer does not fit it.
+    """
+    places = sizes["I"] // _types(sizes)
+    if answers.size is not None:
+        if math.prod(_grid(n, sizes) for n in answers.size) != places:
+            raise UsageError(
+                f"The network does not take images of {answers.size[0]}x{answers.size[1]} pixels.",
+                f"It has {sizes['I']:,} primary capsules of {_types(sizes)} types: {places} positions.",
+                "Leave the size out, or give that of the training images.",
+                command="Leave out --size, or give that of the training images: HEIGHTxWIDTH.",
+            )
+        return answers.size
+    side = math.isqrt(places)
+    least = STRIDE * (side - 1) + sizes["P"] + sizes["K"] - 1
+    possible = [n for n in range(least, least + STRIDE) if side * side == places]
+    decoded = sizes["X"] / sizes["A"] if "X" in sizes else None
+    if decoded is not None:
+        possible = [n for n in possible if n * n == decoded]
+    own = [n for n in possible if data_set_of(family, (n, n), sizes["A"])]
+    if len(possible) != 1 and len(own) == 1:
+        notes.append(
+            f"images of {own[0]}x{own[0]} pixels, as in the author's code (otherwise: --size)"
+        )
+        possible = own
+    if len(possible) != 1:
+        several = " or ".join(f"{n}x{n}" for n in possible) or "not square"
+        raise unknown_size(
+            f"The file leaves it open: {several}, with {places} positions of primary capsules.",
+            next((n for n in possible if n not in own), None),
+        )
+    return possible[0], possible[0]
+
+
+def _grid(n: int, sizes: Sizes) -> int:
+    """Positions of primary capsules along a side of n pixels."""
+    return max((n - sizes["K"] + 1 - sizes["P"]) // STRIDE + 1, 0)
+
+
+def layer(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
+    """Weight and bias of a layer under another name."""
+    return {f"{ours}.{part}": found[f"{theirs}.{part}"] for part in ("weight", "bias")}
+
+
+def renamed(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
+    """All tensors of a prefix, under another prefix."""
+    return {ours + k.removeprefix(theirs): v for k, v in found.items() if k.startswith(theirs)}
+
+
+def decoder(
+    found: Mapping[str, Floats],
+    names: Sequence[str],
+    config: CapsNetConfig | EfficientCapsNetConfig,
+) -> Tensors:
+    """The decoder's three layers.
+
+    Where it takes the capsule of one class, instead of all with the others zero, its first weight is
+    repeated for every class: the sum then has the same terms.
+    """
+    if not config.decoder:
+        return {}
+    layers = [layer(found, name, f"decoder.{2 * k}") for k, name in enumerate(names)]
+    made = {key: value for one in layers for key, value in one.items()}
+    first = made["decoder.0.weight"]
+    if first.shape[1] == config.capsule_dim and config.classes > 1:
+        made["decoder.0.weight"] = np.tile(first, (1, config.classes))
+    return made
+
+
+def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
+    """The keys of the decoder's three layers.
+
+    Args:
+        names: of the layers.
+        takes: the size of its input: the pose of one class, of all (``JO``), or either (``M``).
+    """
+    sizes = (takes, "H1", "H2", "X")
+    found: dict[str, str] = {}
+    for name, (before, after) in zip(names, pairwise(sizes), strict=True):
+        found |= {f"{name}.weight": f"{after} {before}", f"{name}.bias": after}
+    return found
+
+
+def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:
+    """The primary convolution of several convolutions, with a bias or without.
+
+    Args:
+        names: with ``{}`` for their numbers.
+        dims_apart: whether each makes one element of all types, and types and elements have to change
+            places; otherwise their channels follow each other.
+    """
+    made = {}
+    for part in ("weight", "bias"):
+        if f"{names.format(0)}.{part}" not in found:
+            continue
+        stacked = np.stack([found[f"{names.format(k)}.{part}"] for k in range(count)])
+        ordered = stacked.swapaxes(0, 1) if dims_apart else stacked
+        made[f"primary.conv.{part}"] = ordered.reshape(-1, *stacked.shape[2:])
+    return made
+
+
+def by_position(weight: Floats, types: int) -> Floats:
+    """Children in this package's order, positions first, from types first: ``[I, ...]``."""
+    places = weight.shape[0] // types
+    apart = weight.reshape(types, places, *weight.shape[1:])
+    return apart.swapaxes(0, 1).reshape(weight.shape)

@@ -1,0 +1,277 @@
+"""Efficient-CapsNet: the authors' (EscVM, Keras) and its port to PyTorch (akhdanfadh).
+
+Letters: A input channels, C0 to C3 and K0 to K3 channels and kernels of the stem; P kernel of the primary
+capsules, I and D their number and elements, J classes, O elements of a class capsule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from capsedge.errors import UsageError
+from capsedge.importers.families.capsnet_base import MNIST, decoder, decoder_keys, layer, renamed
+from capsedge.importers.family import (
+    Answers,
+    DataSet,
+    Family,
+    Floats,
+    Patterns,
+    Sizes,
+    Tensors,
+    classes_of,
+    preprocessing_of,
+    sums_of,
+    with_fields,
+)
+from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
+from capsedge.models.registry import DIGITS
+
+# Strides of the stem and of the primary capsules, and the side of the images: by the kernels of the first
+# layer and of the primary capsules.
+_DESIGNS = {
+    (5, 9): ((1, 1, 1, 2, 1), 28),
+    (5, 5): ((1, 1, 2, 2, 2), 36),
+    (7, 8): ((2, 1, 1, 2, 1), 48),
+}
+_ONE_PASS = "the network routes in one pass"
+
+
+def _configure(
+    family: Family, sizes: Sizes, answers: Answers, notes: list[str], conv: Conv
+) -> ModelConfig:
+    """The configuration; ``conv`` says what follows each convolution of the stem."""
+    kernels = [sizes[f"K{k}"] for k in range(4)]
+    strides, side = _DESIGNS.get((kernels[0], sizes["P"]), (None, 0))
+    if strides is None:
+        raise UsageError(
+            f"An Efficient-CapsNet with kernels {kernels} and {sizes['P']} is none of the authors'.",
+            "The file does not tell its strides.",
+            "Export the author's module instead: capsedge export --module (docs/how-to/your-model.md).",
+        )
+    size = answers.size or (side, side)
+    stem = tuple(
+        replace(conv, channels=sizes[f"C{k}"], kernel=kernels[k], stride=strides[k])
+        for k in range(4)
+    )
+    hidden = tuple(sizes[h] for h in ("H1", "H2") if h in sizes)
+    config = EfficientCapsNetConfig(
+        class_names=classes_of(family, sizes["J"], size, sizes["A"], answers, notes),
+        preprocessing=preprocessing_of(family, size, sizes["A"], answers, notes),
+        stem=stem,
+        primary_types=sizes["I"],
+        primary_dim=sizes["D"],
+        primary_kernel=sizes["P"],
+        primary_stride=strides[4],
+        capsule_dim=sizes["O"],
+        iterations=sums_of(family, answers, notes),
+        task=answers.task or "single-label",
+        decoder=hidden,
+    )
+    return with_fields(config, answers.fields)
+
+
+def _routing(weight: Floats, bias: Floats) -> Tensors:
+    """Weight ``[J, I, D, O]`` and bias ``[J, I, 1]`` as ``[I, J, O, D]`` and ``[I, J]``."""
+    return {"weight": weight.transpose(1, 0, 3, 2), "bias": bias[..., 0].T}
+
+
+# PyTorch
+
+_DECODER = ("generator.fc1", "generator.fc2", "generator.fc3")
+
+
+def configure_torch(
+    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+) -> ModelConfig:
+    """The configuration."""
+    return _configure(family, sizes, answers, notes, Conv(1, 1, batch_norm=True))
+
+
+def convert_torch(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    """The package's tensors."""
+    assert isinstance(config, EfficientCapsNetConfig)
+    made: Tensors = {}
+    for k in range(4):
+        made |= layer(found, f"conv{k + 1}", f"stem.{3 * k}")
+        made |= renamed(found, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
+    return {
+        **made,
+        **layer(found, "primary_caps.dw_conv2d", "primary"),
+        **_routing(found["routing_caps.W"], found["routing_caps.b"]),
+        **decoder(found, _DECODER, config),
+    }
+
+
+def _torch_keys() -> Patterns:
+    found: dict[str, str] = {}
+    for k in range(4):
+        before = "A" if k == 0 else f"C{k - 1}"
+        found[f"conv{k + 1}.weight"] = f"C{k} {before} K{k} K{k}"
+        found[f"conv{k + 1}.bias"] = f"C{k}"
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            found[f"bn{k + 1}.{part}"] = f"C{k}"
+    return found | {
+        "primary_caps.dw_conv2d.weight": "ID 1 P P",
+        "primary_caps.dw_conv2d.bias": "ID",
+        "routing_caps.W": "J I D O",
+        "routing_caps.b": "J I 1",
+    }
+
+
+PYTORCH = Family(
+    name="akhdanfadh",
+    source="github.com/akhdanfadh/efficient-capsnet-pytorch, model/layers.py",
+    licence="MIT",
+    dialect="self-attention routing in one pass; normalization before the ReLU",
+    differences=("batch normalization stands before the ReLU, after it in the authors' code",),
+    keys=_torch_keys(),
+    optional=(decoder_keys(_DECODER, "JO"),),
+    renames=((r"efficient_capsnet\.(.*)", r"\1"),),
+    configure=configure_torch,
+    convert=convert_torch,
+    iterations=1,
+    iterations_at=_ONE_PASS,
+    data_sets=(MNIST,),
+)
+
+
+# Keras
+
+
+def names_of_keras(keys: Iterable[str]) -> Mapping[str, str]:
+    """Names by the order of the layers, which Keras counts through a whole program.
+
+    ``CapsNet/conv2d_4/kernel`` is ``conv2d.0/kernel`` if it is the first convolution of its model.
+    """
+    counted: dict[str, set[tuple[int, str]]] = {}
+    of: dict[str, tuple[str, tuple[int, str], str]] = {}
+    for key in keys:
+        layer_name, _, weight = key.rpartition("/")
+        match = re.fullmatch(r"(.*?)(?:_(\d+))?", layer_name.rpartition("/")[2])
+        assert match is not None
+        kind = "caps" if match[1] in ("fc_caps", "digit_caps") else match[1]
+        if kind == "caps":  # Keras 3 counts its weights
+            weight = {"0": "W", "1": "b"}.get(weight, weight)
+        model = "generator." if "generator" in layer_name.lower() else ""
+        of[key] = f"{model}{kind}", (int(match[2] or 0), layer_name), weight
+        counted.setdefault(of[key][0], set()).add(of[key][1])
+    places = {kind: sorted(layers) for kind, layers in counted.items()}
+    return {
+        key: f"{kind}.{places[kind].index(place)}/{weight}"
+        for key, (kind, place, weight) in of.items()
+    }
+
+
+def _keras_keys(norm: str, parts: tuple[str, ...]) -> Patterns:
+    found: dict[str, str] = {}
+    for k in range(4):
+        before = "A" if k == 0 else f"C{k - 1}"
+        found[f"conv2d.{k}/kernel"] = f"K{k} K{k} {before} C{k}"
+        found[f"conv2d.{k}/bias"] = f"C{k}"
+        found |= {f"{norm}.{k}/{part}": f"C{k}" for part in parts}
+    return found | {
+        "conv2d.4/kernel": "P P 1 ID",
+        "conv2d.4/bias": "ID",
+        "caps.0/W": "J I D O",
+        "caps.0/b": "J I 1",
+    }
+
+
+def configure_batch(
+    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+) -> ModelConfig:
+    """The configuration of the networks for MNIST and MultiMNIST."""
+    conv = Conv(1, 1, batch_norm=True, norm_epsilon=1e-3, norm_last=True)
+    return _configure(family, sizes, answers, notes, conv)
+
+
+def configure_instance(
+    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+) -> ModelConfig:
+    """The configuration of the network for smallNORB."""
+    if "G" in sizes:
+        notes.append("the decoder, which has convolutions, is left out")
+    notes.append(
+        "the author's code subtracts the mean of all images and divides by their deviation: give that "
+        "with --mean and --std"
+    )
+    conv = Conv(1, 1, norm_epsilon=1e-3, norm_last=True, instance_norm=True, leak=0.3)
+    return _configure(family, sizes, answers, notes, conv)
+
+
+def convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    """The package's tensors; kernels are ``[K, K, in, out]`` there."""
+    assert isinstance(config, EfficientCapsNetConfig)
+    parts = {
+        "gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
+        "moving_variance": "running_var",
+    }  # fmt: skip
+    made: Tensors = {}
+    for k in range(5):
+        name = "primary" if k == 4 else f"stem.{3 * k}"
+        made[f"{name}.weight"] = found[f"conv2d.{k}/kernel"].transpose(3, 2, 0, 1)
+        made[f"{name}.bias"] = found[f"conv2d.{k}/bias"]
+    for key, tensor in found.items():
+        if norm := re.fullmatch(r"(?:batch|instance)_normalization\.(\d)/(\w+)", key):
+            made[f"stem.{3 * int(norm[1]) + 2}.{parts[norm[2]]}"] = tensor
+    for k in range(3 if config.decoder else 0):
+        made[f"decoder.{2 * k}.weight"] = found[f"generator.dense.{k}/kernel"].T
+        made[f"decoder.{2 * k}.bias"] = found[f"generator.dense.{k}/bias"]
+    return {**made, **_routing(found["caps.0/W"], found["caps.0/b"])}
+
+
+_SOURCE = "github.com/EscVM/Efficient-CapsNet, utils/layers.py"
+_BATCH_PARTS = ("gamma", "beta", "moving_mean", "moving_variance")
+KERAS = Family(
+    name="escvm",
+    source=f"{_SOURCE}: MNIST and MultiMNIST",
+    licence="Apache-2.0",
+    dialect="self-attention routing in one pass",
+    differences=(),
+    keys=_keras_keys("batch_normalization", _BATCH_PARTS),
+    optional=(
+        {
+            "generator.dense.0/kernel": "JO H1",
+            "generator.dense.0/bias": "H1",
+            "generator.dense.1/kernel": "H1 H2",
+            "generator.dense.1/bias": "H2",
+            "generator.dense.2/kernel": "H2 X",
+            "generator.dense.2/bias": "X",
+        },
+    ),
+    renames=names_of_keras,
+    configure=configure_batch,
+    convert=convert_keras,
+    iterations=1,
+    iterations_at=_ONE_PASS,
+    data_sets=(
+        DataSet("MNIST", 1, 28, DIGITS, std=(256 / 255,)),
+        DataSet("MultiMNIST", 1, 36, DIGITS),
+    ),
+)
+KERAS_SMALLNORB = Family(
+    name="escvm-smallnorb",
+    source=f"{_SOURCE}: smallNORB",
+    licence="Apache-2.0",
+    dialect="self-attention routing in one pass; instance normalization",
+    differences=(),
+    keys=_keras_keys("instance_normalization", ("gamma", "beta")),
+    optional=(
+        {
+            "generator.dense.0/kernel": "JO G",
+            "generator.dense.0/bias": "G",
+            **{
+                f"generator.conv2d.{k}/{part}": pattern
+                for k in range(4)
+                for part, pattern in (("kernel", f"3 3 G{k} G{k + 1}"), ("bias", f"G{k + 1}"))
+            },
+        },
+    ),
+    renames=names_of_keras,
+    configure=configure_instance,
+    convert=convert_keras,
+    iterations=1,
+    iterations_at=_ONE_PASS,
+)

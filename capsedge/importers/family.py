@@ -1,0 +1,568 @@
+"""Family, Variant, Answers, Weights, shape patterns, questions.
+
+A family is a `Family` in one of the modules, and a line in ``capsedge/importers/families/__init__.py``.
+
+``{"conv1.weight": "C A K K"}`` says that there is a tensor ``conv1.weight`` with four axes, the last two
+equal. A letter has one size in the whole file; a number is itself. ``{D}`` in a key stands for 0, 1, 2 ...
+and binds ``D`` to how many there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.models.configs import ModelConfig
+from capsedge.runtime.metadata import Outputs, Preprocessing
+
+# --- What a file of weights does not tell, and the user is asked for ---
+
+
+class MissingAnswer(UsageError):
+    """One question that the file leaves open.
+
+    Args:
+        what: the question.
+        why: why the file does not tell, and where the answer usually stands.
+        option: that gives the answer on the command line.
+        argument: that gives it in Python.
+        assumed: fields of `Answers` that let the configuration go on, so that further questions are found;
+            empty if it cannot.
+        fix, command: as for `CapsedgeError`; by default made of option and argument.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        why: str,
+        option: str,
+        argument: str,
+        assumed: Mapping[str, Any],
+        fix: str = "",
+        command: str = "",
+    ) -> None:
+        fix = fix or f"Give it with {option} ({argument} in Python)."
+        super().__init__(what, why, fix, command=command)
+        self.option, self.argument, self.assumed = option, argument, assumed
+
+
+def together(questions: Sequence[MissingAnswer]) -> UsageError:
+    """One error for all questions, of which there is at least one."""
+    if len(questions) == 1:
+        return questions[0]
+    return UsageError(
+        f"The file leaves {len(questions)} questions open.",
+        "",
+        "Give " + "; ".join(f"{q.option} ({q.argument} in Python)" for q in questions) + ".",
+        command="Give " + "; ".join(q.option for q in questions) + ".",
+        details=[f"{q.what} {q.why}" for q in questions],
+    )
+
+
+# --- Keys and shapes of a family as patterns, and how far a file fits them ---
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+Patterns = Mapping[str, str]
+_COUNTED = re.compile(r"\{(\w+)\}")
+
+
+@dataclass
+class Fit:
+    """How far shapes fit patterns.
+
+    Attributes:
+        sizes: of the letters.
+        matched: keys that fit.
+        missing: patterns without a key.
+        wrong: what is wrong with the shapes of keys that are there, in words.
+        unknown: keys that no pattern speaks of.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    matched: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.missing or self.wrong or self.unknown)
+
+
+def fit(shapes: Shapes, required: Patterns, optional: Sequence[Patterns] = ()) -> Fit:
+    """Compare shapes with patterns.
+
+    Args:
+        optional: groups of patterns that are there together or not at all.
+    """
+    found = Fit()
+    for key, pattern in required.items():
+        _compare(shapes, key, pattern, found)
+    for group in optional:
+        if any(_keys(shapes, key) for key in group):
+            for key, pattern in group.items():
+                _compare(shapes, key, pattern, found)
+    known = {*found.matched, *(w.split(" ")[0] for w in found.wrong)}
+    found.unknown = [key for key in shapes if key not in known]
+    return found
+
+
+def _keys(shapes: Shapes, key: str) -> list[str]:
+    """The keys that a pattern stands for: one, or 0, 1, 2 ... as far as they go."""
+    if not _COUNTED.search(key):
+        return [key] if key in shapes else []
+    keys: list[str] = []
+    while (name := _COUNTED.sub(str(len(keys)), key)) in shapes:
+        keys.append(name)
+    return keys
+
+
+def _compare(shapes: Shapes, key: str, pattern: str, found: Fit) -> None:
+    keys = _keys(shapes, key)
+    if not keys:
+        found.missing.append(key)
+        return
+    counted = _COUNTED.search(key)
+    if counted and found.sizes.setdefault(counted[1], len(keys)) != len(keys):
+        found.wrong.append(f"{key} is there {len(keys)} times, not {found.sizes[counted[1]]}")
+    for name in keys:
+        shape, letters = shapes[name], pattern.split()
+        fits = len(shape) == len(letters) and all(
+            (int(letter) if letter.isdigit() else found.sizes.setdefault(letter, size)) == size
+            for letter, size in zip(letters, shape, strict=True)
+        )
+        if fits:
+            found.matched.append(name)
+        else:
+            wanted = " x ".join(_said(letter, found.sizes) for letter in letters)
+            found.wrong.append(f"{name} is {' x '.join(map(str, shape))}, not {wanted}")
+
+
+def _said(letter: str, sizes: Mapping[str, int]) -> str:
+    return f"{sizes[letter]}" if letter in sizes else letter
+
+
+# --- What every reader of weights returns ---
+
+
+Floats = NDArray[np.float32]
+T = TypeVar("T")
+# Batches that a normalization has seen, and what the profiler thop leaves behind: no part of the function.
+_COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
+
+
+def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
+    """What is stored under names that are not those of counters."""
+    return {name: tensor for name, tensor in tensors.items() if not _COUNTERS.search(name)}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The content of a file of weights.
+
+    Attributes:
+        tensors: by name, FP32.
+        format: what the file is, in words.
+        config: the model's configuration that the file stores (Keras); None if it has none.
+        lambdas: names of the configuration's Lambda layers, whose code is never run.
+        notes: what was left out or unwrapped, for a person.
+    """
+
+    tensors: Mapping[str, Floats]
+    format: str
+    config: Mapping[str, Any] | None = None
+    lambdas: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor."""
+        return {name: tensor.shape for name, tensor in self.tensors.items()}
+
+
+# --- What a family of public networks is to ``capsedge import`` ---
+
+
+Sizes = Mapping[str, int]
+Tensors = dict[str, Floats]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the user says of the network, and the file does not.
+
+    Attributes:
+        iterations: routing iterations, as the author's code counts them.
+        variant: a name of the family's variants.
+        classes: names of the classes.
+        preprocessing: those fields of `Preprocessing` that are known.
+        task: ``single-label``, ``multi-label`` or ``regression``.
+        outputs: names and units of a regression's values.
+        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
+        fields: fields of the configuration, from a key map.
+        stored: the configuration that the file stores.
+    """
+
+    iterations: int | None = None
+    variant: str | None = None
+    classes: tuple[str, ...] | None = None
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    task: str | None = None
+    outputs: Outputs | None = None
+    inverse_temperature: float | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, Any] | None = None
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of the input; None if they are not known."""
+        known = [self.preprocessing.get(name) for name in ("height", "width")]
+        return None if None in known else (int(str(known[0])), int(str(known[1])))
+
+    @property
+    def pixels(self) -> dict[str, Any]:
+        """The fields of `Preprocessing` that are known, but for those of the size."""
+        size = ("height", "width", "channels")
+        return {name: v for name, v in self.preprocessing.items() if name not in size}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of several functions that the same tensors may belong to.
+
+    Attributes:
+        name: for ``--variant``.
+        words: what it computes.
+        fields: of the configuration.
+        source: of another repository than the family's, which its licence does not cover.
+        licence: of that source; empty if it states none.
+    """
+
+    name: str
+    words: str
+    fields: Mapping[str, Any]
+    source: str = ""
+    licence: str = ""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that the author's code reads, and how.
+
+    Attributes:
+        name: of the data set.
+        channels, side: of its images.
+        classes: their names.
+        mean, std: applied to pixels in [0, 1].
+    """
+
+    name: str
+    channels: int
+    side: int
+    classes: tuple[str, ...]
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family.
+
+    Attributes:
+        name: for ``--as``.
+        source: repository and file.
+        licence: of the source, by its SPDX name; empty if the repository states none.
+        dialect: its routing in one sentence.
+        differences: from the paper.
+        keys: patterns of the tensors that are always there (`capsedge.importers.family`); or, for networks
+            of a varying number of layers, a function that returns those for a file's shapes.
+        optional: groups of tensors that may be there.
+        configure: the configuration, of the sizes and the answers; the notes that it adds say what was
+            assumed.
+        convert: the package's tensors, by name, of the file's and the configuration.
+        iterations: the number in the author's code, where it is fixed there; None where it is asked for.
+        iterations_at: where authors usually state it.
+        extra_iterations: weighted sums of the author's code beyond the number that it is given.
+        renames: regular expressions and their replacements, for keys that changed their name; or a function
+            that returns the names of all keys, where their order tells them (Keras counts its layers).
+        counted: regular expression of layers that are counted from wherever a session began, with the groups
+            ``name`` and ``number``; they are counted from 0 here.
+        data_sets: that the author's code reads.
+        variants: functions that the file cannot tell apart; empty if there is only one.
+        variant: the default; empty if it is asked for.
+        variant_at: how a user finds out.
+        by_configuration: recognizes files by the configuration that they store, instead of by ``keys``.
+        marks: regular expression of a key by which a file without a configuration is seen to be of such a
+            family, and refused.
+        lambdas: names of Lambda layers (regular expression) that ``configure`` accounts for.
+    """
+
+    name: str
+    source: str
+    licence: str
+    dialect: str
+    differences: tuple[str, ...]
+    keys: Patterns | Callable[[Shapes], Patterns]
+    configure: Callable[[Family, Sizes, Answers, list[str]], ModelConfig]
+    convert: Callable[[Mapping[str, Floats], ModelConfig], Tensors]
+    optional: Sequence[Patterns] = ()
+    iterations: int | None = None
+    iterations_at: str = ""
+    extra_iterations: int = 0
+    renames: Sequence[tuple[str, str]] | Callable[[Iterable[str]], Mapping[str, str]] = ()
+    counted: str = ""
+    data_sets: tuple[DataSet, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    variant: str = ""
+    variant_at: str = ""
+    by_configuration: Callable[[Mapping[str, Any], Shapes], Fit] | None = None
+    marks: str = ""
+    lambdas: str = ""
+
+    def source_of(self, variant: str | None) -> tuple[str, str]:
+        """Source and licence of a variant; of the default with None."""
+        for known in self.variants:
+            if known.name == (variant or self.variant) and known.source:
+                return known.source, known.licence
+        return self.source, self.licence
+
+    def names(self, keys: Iterable[str]) -> dict[str, str]:
+        """The name by which the family knows each key of a file."""
+        keys = list(keys)
+        if callable(self.renames):
+            return dict(self.renames(keys))
+        named = {}
+        for key in keys:
+            fitting = [(p, r) for p, r in self.renames if re.fullmatch(p, key)]
+            named[key] = re.sub(*fitting[0], key) if fitting else key
+        counted = {
+            k: m for k, n in named.items() if self.counted and (m := re.match(self.counted, n))
+        }
+        for key, m in counted.items():
+            same = {int(o["number"] or 0) for o in counted.values() if o["name"] == m["name"]}
+            at = sorted(same).index(int(m["number"] or 0))
+            named[key] = f"{m['name']}_{at}{named[key][m.end() :]}"
+        return named
+
+    def shows(self, keys: Iterable[str]) -> bool:
+        """Whether keys are of this family, which is recognized by a configuration that a file may lack."""
+        return bool(self.marks) and any(re.fullmatch(self.marks, key) for key in keys)
+
+    def fit(self, weights: Weights) -> Fit:
+        """How far a file is of this family."""
+        shapes = weights.shapes
+        if self.by_configuration is not None and weights.config is not None:
+            return self.by_configuration(weights.config, shapes)
+        named = {name: shapes[key] for key, name in self.names(shapes).items()}
+        return fit(named, self.keys(named) if callable(self.keys) else self.keys, self.optional)
+
+
+def sums_of(family: Family, answers: Answers, notes: list[str]) -> int:
+    """Routing iterations as this package counts them: weighted sums.
+
+    Raises:
+        UsageError: nobody says how many.
+    """
+    if answers.iterations is None and family.iterations is None:
+        raise MissingAnswer(
+            "How many routing iterations does the network run?",
+            f"The file does not tell; it is {family.iterations_at}.",
+            "--iters N",
+            "iterations=N",
+            {"iterations": 3},
+        )
+    if answers.iterations is None:
+        assert family.iterations is not None
+        notes.append(f"{family.iterations} routing iterations, as in the author's code")
+        return family.iterations + family.extra_iterations
+    if family.extra_iterations:
+        count = answers.iterations + family.extra_iterations
+        notes.append(
+            f"--iters {answers.iterations} makes {count} weighted sums in the author's code"
+        )
+    return answers.iterations + family.extra_iterations
+
+
+def variant_of(family: Family, answers: Answers, notes: list[str]) -> Mapping[str, Any]:
+    """The fields of the configuration that the variant sets.
+
+    Raises:
+        UsageError: it is not known, or has to be named.
+    """
+    known = {v.name: v for v in family.variants}
+    listed = "; ".join(f"{v.name}: {v.words}" for v in family.variants)
+    wanted = answers.variant or family.variant
+    if answers.variant is not None and answers.variant not in known:
+        raise UsageError(
+            f"{family.name} has no variant '{answers.variant}'.",
+            f"Known: {listed}." if known else "It has no variants.",
+            f"Use one of --variant {', '.join(known)}." if known else "Leave out --variant.",
+        )
+    if not known:
+        return {}
+    if not wanted:
+        raise MissingAnswer(
+            f"Which variant of {family.name} is it?",
+            f"The file does not tell, and they compute different functions: {listed}. {family.variant_at}",
+            f"--variant {'|'.join(known)}",
+            "variant=",
+            {"variant": family.variants[0].name},
+        )
+    if answers.variant is None:
+        notes.append(f"variant '{wanted}': {known[wanted].words} (others: --variant)")
+    return known[wanted].fields
+
+
+def unknown_size(why: str, assumed: int | None = 64) -> MissingAnswer:
+    """The question for the size of the images.
+
+    Args:
+        assumed: a side that the network may have; None if no side is known to fit.
+    """
+    side = {"preprocessing": {"height": assumed, "width": assumed}}
+    return MissingAnswer(
+        "How large are the network's images?",
+        why,
+        "--size HEIGHTxWIDTH",
+        "preprocessing={'height': ..., 'width': ...}",
+        {} if assumed is None else side,
+        "Give that of the training images: preprocessing={'height': ..., 'width': ...}.",
+        "Give that of the training images: --size HEIGHTxWIDTH.",
+    )
+
+
+def size_of(
+    family: Family, classes: int, channels: int, answers: Answers, notes: list[str]
+) -> tuple[int, int]:
+    """Height and width of the input of a network that takes any.
+
+    As the user says, or as in the author's data set with so many classes and channels.
+
+    Raises:
+        UsageError: nobody says.
+    """
+    if answers.size is not None:
+        return answers.size
+    own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
+    if len(own) != 1:
+        raise unknown_size("The file does not tell: the same weights fit images of many sizes.")
+    side = own[0].side
+    notes.append(
+        f"images of {side}x{side} pixels, as the author's code reads {own[0].name} (otherwise: --size)"
+    )
+    return side, side
+
+
+def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    """A configuration with fields of a variant or a key map.
+
+    Raises:
+        UsageError: it has no such field.
+    """
+    known = {f.name for f in dataclasses.fields(config)}
+    unknown = sorted(fields.keys() - known)
+    if unknown:
+        raise UsageError(
+            f"A network of the architecture {config.architecture} has no '{unknown[0]}'.",
+            "",
+            f"Known: {', '.join(sorted(known))}.",
+        )
+    return config.replace(**fields)
+
+
+def preprocessing_of(
+    family: Family, size: tuple[int, int], channels: int, answers: Answers, notes: list[str]
+) -> Preprocessing:
+    """How pixels become the input: as the user says, or as the author's code does for its own data set.
+
+    Raises:
+        UsageError: nobody says.
+    """
+    values: dict[str, Any] = {}
+    if not answers.pixels.keys() & {"scale", "mean", "std", "per_image"}:
+        own = data_set_of(family, size, channels)
+        if own is None:
+            raise MissingAnswer(
+                "Which values does the network expect for a pixel?",
+                "The file does not tell; it is in the training code, usually where the data set is "
+                "loaded: ToTensor makes 0 to 1, Normalize(mean, std) comes after it.",
+                "--range 0-1|0-255|-1-1, with --mean and --std as in training",
+                "preprocessing={'scale': ..., 'mean': ..., 'std': ...}",
+                {"preprocessing": {"scale": 1 / 255}},
+                "Give preprocessing={'scale': 1 / 255}, or 1, with 'mean' and 'std' as in training.",
+                "Give --range 0-1, 0-255 or -1-1, with --mean and --std as in training.",
+            )
+        mean, std = own.mean, own.std
+        values = {"mean": mean, "std": std}
+        notes.append(
+            f"pixels as the author's code reads {own.name}: 0 to 1"
+            + (f", mean {list(mean)}, std {list(std)}" if any(mean) or set(std) != {1.0} else "")
+            + " (otherwise: --range, --mean, --std)"
+        )
+    stated = answers.preprocessing.get("channels", channels)
+    if stated != channels:
+        raise UsageError(
+            f"The network takes images with {channels} channels.",
+            f"The preprocessing states {stated}.",
+            f"State {channels}, or leave the channels out.",
+        )
+    try:
+        return Preprocessing(*size, channels, **{**values, **answers.pixels})
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            "The input cannot be described.",
+            f"{error}.",
+            "State what docs/reference/metadata.md lists; mean and std are tuples of one number or one "
+            "per channel.",
+        ) from error
+
+
+def data_set_of(family: Family, size: tuple[int, int], channels: int) -> DataSet | None:
+    """The data set of the author's code whose images have this size."""
+    wanted = (channels, *size)
+    return next((d for d in family.data_sets if (d.channels, d.side, d.side) == wanted), None)
+
+
+def classes_of(
+    family: Family,
+    count: int,
+    size: tuple[int, int],
+    channels: int,
+    answers: Answers,
+    notes: list[str],
+) -> tuple[str, ...]:
+    """Names of the classes.
+
+    Raises:
+        UsageError: the user names another number of them.
+    """
+    if answers.outputs is not None or answers.task == "regression":
+        raise UsageError(
+            f"The networks of the family {family.name} decide classes.",
+            "The outputs that are stated are those of a regression, or have other names.",
+            "Leave out `outputs` and the task.",
+            command="Leave out --outputs, --units, --values, --scores, --poses and --task regression.",
+        )
+    if answers.classes is not None:
+        if len(answers.classes) != count:
+            raise UsageError(
+                f"The network has {count} classes.",
+                f"--classes names {len(answers.classes)}.",
+                f"Name {count}.",
+            )
+        return answers.classes
+    own = data_set_of(family, size, channels)
+    if own is not None and len(own.classes) == count:
+        notes.append(f"classes as in {own.name} (otherwise: --classes)")
+        return own.classes
+    notes.append("classes without names (--classes names them)")
+    return tuple(f"class {k}" for k in range(count))

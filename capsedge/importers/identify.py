@@ -1,0 +1,183 @@
+"""Which family a file is of: by its keys, its shapes and what it stores, never by a guess."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.importers.families import FAMILIES
+from capsedge.importers.family import Family, Fit, MissingAnswer, Weights
+
+LISTED = 40  # tensors of an unknown file
+NEAREST = 3  # families that are named beside it
+DIFFERING = 4  # differences of each
+
+
+class UnknownNetwork(UnsupportedModelError):
+    """A file of no known family.
+
+    Attributes:
+        details: its tensors, the nearest families and what differs, a line each.
+    """
+
+    def __init__(self, what: str, why: str, fix: str, details: Sequence[str]) -> None:
+        super().__init__(what, why, fix)
+        self.details = tuple(details)
+
+    def __str__(self) -> str:
+        return "\n".join((self.what, *self.details, self.why, self.fix))
+
+
+@dataclass(frozen=True)
+class Recognized:
+    """A family and how the file fits it."""
+
+    family: Family
+    fit: Fit
+
+    @property
+    def by(self) -> str:
+        """What it was recognized by."""
+        first = [key for key in self.fit.matched if not key.endswith("bias")][-1:]
+        sizes = ", ".join(f"{letter}={n}" for letter, n in self.fit.sizes.items())
+        return f"{len(self.fit.matched)} keys ({', '.join(first)} ...) and their shapes ({sizes})"
+
+
+def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
+    """The family of a file.
+
+    Args:
+        wanted: the name of a family; None to recognize it.
+
+    Raises:
+        UsageError: no family has this name, the file does not fit it, or several families fit.
+        UnknownNetwork: none does.
+        UnsupportedModelError: its configuration has Lambda layers that the family does not know.
+    """
+    whole = fitting(weights, wanted)
+    if len(whole) > 1:
+        names = " or ".join(r.family.name for r in whole)
+        dialects = "; ".join(f"{r.family.name}: {r.family.dialect}" for r in whole)
+        choice = f"--as {'|'.join(r.family.name for r in whole)}"
+        raise MissingAnswer(
+            f"The file may be of the family {names}.",
+            f"Keys and shapes are the same, the functions are not: {dialects}.",
+            choice,
+            "family=",
+            {},
+            f"Say which with {choice} (family= in Python), or let --data FOLDER decide.",
+        )
+    return whole[0]
+
+
+def fitting(weights: Weights, wanted: str | None = None) -> list[Recognized]:
+    """All families that a file fits, at least one; see `recognize`."""
+    fits = [Recognized(f, f.fit(weights)) for f in FAMILIES]
+    whole = [r for r in fits if r.fit.whole] if wanted is None else [_named(fits, wanted)]
+    if not whole:
+        raise _unknown(weights, fits)
+    for found in whole:
+        _check_lambdas(weights, found.family)
+    return whole
+
+
+def others(weights: Weights, family: Family) -> list[Family]:
+    """Other families with the same keys and shapes."""
+    return [f for f in FAMILIES if f is not family and f.fit(weights).whole]
+
+
+def family_of(name: str) -> Family:
+    """The family of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = {f.name: f for f in FAMILIES}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 3, 0.4)
+        raise UsageError(
+            f"There is no family '{name}'.",
+            f"Did you mean {' or '.join(close)}?" if close else "",
+            "capsedge import --list shows all.",
+        )
+    return known[name]
+
+
+def _named(fits: list[Recognized], wanted: str) -> Recognized:
+    family = family_of(wanted)
+    found = next(r for r in fits if r.family is family)
+    if not found.fit.whole:
+        raise UsageError(
+            f"The file is not of the family {wanted}.",
+            f"{'; '.join(_differences(found.fit))}.",
+            "Leave out --as to see what it may be, or rename its keys with --map (docs/how-to/import.md).",
+        )
+    return found
+
+
+def _check_lambdas(weights: Weights, family: Family) -> None:
+    import re
+
+    strange = [n for n in weights.lambdas if not re.fullmatch(family.lambdas, n)]
+    if strange:
+        raise UnsupportedModelError(
+            f"The network has a Lambda layer, '{strange[0]}'.",
+            f"A Lambda layer is code in the file. It is not run, and {family.name} does not say what it "
+            "computes.",
+            "Write the network in PyTorch and export it: capsedge export --module "
+            "(docs/how-to/your-model.md).",
+        )
+
+
+def _differences(fit: Fit) -> list[str]:
+    found = [f"{key} is missing" for key in fit.missing]
+    found += fit.wrong + [f"{key} is not known" for key in fit.unknown]
+    left = len(found) - DIFFERING
+    return found[:DIFFERING] + ([f"{left} more differences"] if left > 0 else [])
+
+
+def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
+    shapes = weights.shapes
+    width = min(60, max(map(len, shapes)))
+    details = [
+        f"{name:<{width}}  {' x '.join(map(str, s))}" for name, s in list(shapes.items())[:LISTED]
+    ]
+    if len(shapes) > LISTED:
+        details.append(f"and {len(shapes) - LISTED:,} more tensors")
+    if weights.lambdas:
+        details.append(f"Lambda layers, which are not run: {', '.join(weights.lambdas[:LISTED])}")
+    unstated = [f for f in (r.family for r in fits) if weights.config is None and f.shows(shapes)]
+    if unstated:
+        return _without_configuration(unstated[0], details)
+    near = sorted(fits, key=lambda r: (-_nearness(r.fit), r.family.name))[:NEAREST]
+    for one in near:
+        if _nearness(one.fit) > 0:
+            details.append(f"nearest: {one.family.name}: {'; '.join(_differences(one.fit))}")
+    return UnknownNetwork(
+        "The file is of no family that is known here.",
+        f"It has {len(shapes):,} tensors ({weights.format}); capsedge import --list shows the families.",
+        "If only the names differ, rename them with --map keys.toml (docs/how-to/import.md). Otherwise "
+        "export the PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE "
+        "(docs/how-to/your-model.md)",
+        details,
+    )
+
+
+def _without_configuration(family: Family, details: list[str]) -> UnknownNetwork:
+    """A file of weights alone, of a family that is read by the configuration in the file."""
+    return UnknownNetwork(
+        f"The file looks like the family {family.name}, and states no configuration.",
+        "It was written by save_weights(). Its tensors do not tell strides, padding, pooling, activations, "
+        "or how many capsules a layer has.",
+        "Build the network with its author's code and store it whole with Keras: "
+        "model.load_weights('FILE'); model.save('whole.h5'). Then import whole.h5.",
+        details,
+    )
+
+
+def _nearness(fit: Fit) -> float:
+    """Share of the family's keys that the file has."""
+    named = len(fit.matched) + len(fit.wrong)
+    return named / max(1, named + len(fit.missing) + len(fit.unknown))

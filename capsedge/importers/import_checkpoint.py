@@ -1,0 +1,504 @@
+"""`capsedge.import_checkpoint`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from capsedge.datasets import ImageSet, read_images, read_targets
+from capsedge.errors import ArtefactError, CapsedgeError, ParityError, UsageError
+from capsedge.importers.family import (
+    Answers,
+    Family,
+    MissingAnswer,
+    Sizes,
+    Weights,
+    together,
+    without_counters,
+)
+from capsedge.importers.identify import Recognized, fitting, others, recognize
+from capsedge.importers.key_map import apply, read_key_map
+from capsedge.importers.measure import Measured, clearly_best, measure
+from capsedge.importers.reference_check import TOLERANCE, Comparison, compare
+from capsedge.importers.weights_file import read_together
+from capsedge.models import CapsuleModel, build
+from capsedge.models.checkpoint import save_checkpoint
+from capsedge.models.configs import ModelConfig
+from capsedge.runtime.files.json_documents import dump
+from capsedge.runtime.files.writing import (
+    DATA,
+    FILE,
+    OUTPUT,
+    WEIGHTS,
+    as_path,
+    check_writable,
+    sha256,
+)
+from capsedge.runtime.metadata import (
+    NOT_COMPARED,
+    ORIGIN_KEY,
+    REGRESSION,
+    Origin,
+    Outputs,
+    Preprocessing,
+)
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+
+# --- The network that a file's weights make. Needs torch ---
+
+
+def network(family: Family, weights: Weights, answers: Answers, notes: list[str]) -> CapsuleModel:
+    """The network with its weights, in evaluation mode.
+
+    Args:
+        notes: what was assumed is added to them.
+
+    Raises:
+        UsageError: answers are missing, all of which it names; or one does not fit.
+        ArtefactError: the weights are not those of the configuration, or not finite.
+    """
+    names = family.names(weights.tensors)
+    tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
+    answers = replace(answers, stored=weights.config)
+    config = _configured(family, family.fit(weights).sizes, answers, notes)
+    _check_inverse_temperature(family, config, answers.inverse_temperature)
+    try:
+        made = family.convert(tensors, config)
+    except ValueError as error:  # shapes that no pattern speaks of
+        raise ArtefactError(
+            f"The weights do not make a network of the family {family.name}.",
+            f"{str(error)[:1].upper()}{str(error)[1:]}.",
+            "Check --size, --map and the file.",
+        ) from error
+    broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
+    if broken:
+        raise ArtefactError(
+            "The weights are not all numbers.",
+            f"'{broken[0]}' has NaN or infinite values: the training diverged.",
+            "Use an earlier checkpoint.",
+        )
+    with torch.device("meta"):
+        state = build(config).state_dict()
+    wanted = {k: tuple(v.shape) for k, v in without_counters(state).items()}
+    wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
+    if wrong:
+        has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"
+        raise ArtefactError(
+            f"The weights do not make a network of the family {family.name}.",
+            f"'{wrong[0]}' is {has}, wanted {list(wanted.get(wrong[0], ()))}.",
+            "Check --size, --map and the file.",
+        )
+    model = build(config)
+    ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
+    model.load_state_dict(ready, strict=False)  # all but counters of batches are there
+    return model.eval()
+
+
+def _configured(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+    """The configuration.
+
+    Raises:
+        UsageError: answers are missing, or one does not fit.
+    """
+    try:
+        return family.configure(family, sizes, answers, notes)
+    except MissingAnswer:
+        raise together(questions(family, sizes, answers)) from None
+
+
+def questions(family: Family, sizes: Sizes, answers: Answers) -> list[MissingAnswer]:
+    """What the file leaves open, with stand-ins for the answers so far; until one does not fit."""
+    found: list[MissingAnswer] = []
+    while True:
+        try:
+            family.configure(family, sizes, answers, [])
+        except MissingAnswer as missing:
+            found.append(missing)
+            if not missing.assumed:
+                return found
+            answers = _with(answers, missing.assumed)
+        except CapsedgeError:
+            return found
+        else:
+            return found
+
+
+def _with(answers: Answers, assumed: Mapping[str, Any]) -> Answers:
+    fields = dict(assumed)
+    fields["preprocessing"] = {**answers.preprocessing, **fields.get("preprocessing", {})}
+    return replace(answers, **fields)
+
+
+def _check_inverse_temperature(family: Family, config: ModelConfig, given: float | None) -> None:
+    if given is not None and getattr(config, "inverse_temperature", None) != given:
+        raise UsageError(
+            f"The family {family.name} has no inverse temperature to give.",
+            "The author's code fixes it, or has none.",
+            "Leave out inverse_temperature.",
+            command="Leave out --inverse-temperature.",
+        )
+
+
+# Which function a file's tensors compute, where data decide; and what might be mistaken for it
+
+
+def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
+    """Images with classes, or with values for a regression.
+
+    Raises:
+        UsageError: they cannot be read, or have neither.
+    """
+    prep = config.preprocessing
+    if config.task == REGRESSION and config.outputs is not None:
+        return read_targets(data, prep, config.outputs.names, limit)
+    images = read_images(data, prep, "test", limit)
+    if images.labels is None:
+        raise UsageError(
+            f"{images.source} has no labels.",
+            "Accuracy needs them.",
+            "Leave out --data, or add them.",
+        )
+    return images
+
+
+def chosen_by_data(
+    weights: Weights,
+    family: str | None,
+    answers: Answers,
+    data: Path | str,
+    limit: int,
+    notes: list[str],
+) -> tuple[Recognized, Answers]:
+    """Family and answers; where the file leaves several functions, the one that is clearly best on data.
+
+    Raises:
+        UsageError: none is.
+    """
+    choices: dict[str, tuple[Recognized, Answers]] = {}
+    whole = fitting(weights, family)
+    for found in whole:
+        f = found.family
+        name = f"family '{f.name}'" if len(whole) > 1 else ""
+        if answers.variant or f.variant or not f.variants:
+            choices[name] = found, answers
+            continue
+        for variant in f.variants:
+            words = ", ".join(w for w in (name, f"variant '{variant.name}'") if w)
+            choices[words] = found, replace(answers, variant=variant.name)
+    if len(choices) == 1:
+        return next(iter(choices.values()))
+    models = {words: network(r.family, weights, a, []) for words, (r, a) in choices.items()}
+    images = read_data(data, next(iter(models.values())).config, limit)
+    best, achieved = clearly_best(models, images)
+    said = "; ".join(f"{words}: {text}" for words, text in achieved.items())
+    if best is None:
+        raise UsageError(
+            "The data does not tell which function the network computes.",
+            f"On {len(images)} images: {said}.",
+            "Give --as and --variant (family=, variant= in Python), or more images.",
+        )
+    notes.append(f"{best} by the data: {said}")
+    return choices[best]
+
+
+def alternatives(
+    model: CapsuleModel, found: Recognized, weights: Weights, answers: Answers
+) -> dict[str, CapsuleModel]:
+    """Networks of the same tensors, by the option that makes them."""
+    tries: dict[str, Callable[[], CapsuleModel]] = {}
+    family = found.family
+    stated = model.config.iterations - family.extra_iterations
+
+    def with_answers(**changes: Any) -> Callable[[], CapsuleModel]:
+        return lambda: network(family, weights, replace(answers, **changes), [])
+
+    for count in (stated - 1, stated + 1):
+        if count + family.extra_iterations >= 1:
+            tries[f"--iters {count}"] = with_answers(iterations=count)
+    chosen = answers.variant or family.variant
+    for variant in family.variants:
+        if variant.name != chosen:
+            tries[f"--variant {variant.name}"] = with_answers(variant=variant.name)
+    for other in others(weights, family):
+        tries[f"--as {other.name}"] = lambda other=other: network(other, weights, answers, [])  # type: ignore[misc]
+    made = {}
+    for words, make in tries.items():
+        try:
+            made[words] = make()
+        except CapsedgeError:  # it needs answers that were not given
+            continue
+    return made
+
+
+# --- ``capsedge.import_checkpoint``: a file of weights in, a checkpoint and a report out ---
+
+
+IMAGES = 1000  # of a data set, at most
+
+
+@dataclass(frozen=True, repr=False)
+class ImportReport(Summarized):
+    """What an import did.
+
+    Attributes:
+        output: the checkpoint; None where none was named.
+        model: the network, in evaluation mode.
+        origin: family, source, licence, assumptions, comparison: what the checkpoint says of itself.
+        recognized_by: keys and sizes.
+        format: of the file.
+        comparison: with the author's code; None without ``against``.
+        measured: accuracy or errors on ``data``; None without.
+        warnings: what a person should not overlook.
+    """
+
+    output: Path | None
+    model: CapsuleModel
+    origin: Origin
+    recognized_by: str
+    format: str
+    comparison: Comparison | None
+    measured: Measured | None
+    warnings: tuple[str, ...]
+
+    def _summary(self) -> Summary:
+        name = "not written" if self.output is None else str(self.output)
+        parameters = f"{self.parameters:,} parameters"
+        compared = "compared with" if self.comparison is not None else "not compared with"
+        rows = [
+            Row("file", name),
+            Row("network", f"{self.origin.family}, {parameters}"),
+            Row("recognized by", self.recognized_by),
+            Row("author's code", f"{compared} it"),
+            *(Row("warning", warning) for warning in self.warnings),
+        ]
+        first = f"{short(Path(name).name)}: {short(self.origin.family)}, {parameters}"
+        return Summary("ImportReport", [first, f"{compared} the author's code"], rows)
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": 1,
+            "output": None if self.output is None else str(self.output),
+            "recognized_by": self.recognized_by,
+            "format": self.format,
+            "parameters": self.parameters,
+            "origin": asdict(self.origin),
+            "comparison": None if self.comparison is None else self.comparison.to_dict(),
+            "measured": None if self.measured is None else asdict(self.measured),
+            "warnings": list(self.warnings),
+            "config": self.model.config.to_dict(),
+        }
+
+
+def import_checkpoint(
+    file: Path | str | Sequence[Path | str],
+    path: Path | str | None = None,
+    *,
+    family: str | None = None,
+    iterations: int | None = None,
+    variant: str | None = None,
+    inverse_temperature: float | None = None,
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    outputs: Outputs | None = None,
+    key_map: Path | str | None = None,
+    against: str | None = None,
+    data: Path | str | None = None,
+    limit: int = IMAGES,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImportReport:
+    """Make a checkpoint of the trained weights of a public network.
+
+    The family is recognized by keys, shapes and stored configuration. What the file cannot tell is asked
+    for, never guessed. Nothing in the file is run.
+
+    Args:
+        file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several
+            are the networks of an ensemble.
+        path: the checkpoint to write, ``.safetensors``; none by default.
+        family: its name, where it is not recognized.
+        iterations: routing iterations, as the author's code counts them.
+        variant: of the family, where the file fits several.
+        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
+        class_names: names of the classes.
+        preprocessing: of the input, or those of its fields that are known, such as
+            ``{"height": 28, "width": 28}``.
+        task: ``classification``, ``multi-label`` or ``regression``.
+        outputs: names and units of a regression's values.
+        key_map: a TOML file that renames the tensors.
+        against: ``author.py:build``: the author's module, which is run beside the network. This is code
+            that you name, and it runs. It is given the file's weights; of several files it reads its own.
+        data: images with labels, on which accuracy is measured and compared with that of alternatives; or
+            with values for a regression, whose errors are measured (docs/reference/data.md).
+        limit: number of images to use of them.
+        progress: called during the comparison with the number of inputs done, and of all.
+
+    Returns:
+        The network, what it was recognized by, what was assumed, and what was measured.
+
+    Raises:
+        UsageError: an answer is missing or wrong, or the file fits several families.
+        UnsupportedModelError: it is of no known family.
+        ArtefactError: it is damaged, or refused.
+        ParityError: the author's code computes something else; nothing is written.
+        EnvironmentProblem: Keras files need h5py; or the disk is full.
+
+    Example:
+        >>> report = capsedge.import_checkpoint("epoch_30.pt", "digits.safetensors", iterations=3)
+        >>> report.origin.family, report.warnings
+    """
+    together = file if isinstance(file, (list, tuple)) else [file]
+    files = [as_path(f, WEIGHTS) for f in together]
+    target = None if path is None else as_path(path, OUTPUT)
+    data = None if data is None else as_path(data, DATA)
+    if target is not None:
+        _check_output(target)
+    answers = Answers(
+        iterations,
+        variant,
+        None if class_names is None else tuple(class_names),
+        _fields(preprocessing),
+        "single-label" if task == "classification" else task,
+        outputs,
+        inverse_temperature,
+    )
+    weights = read_together(files)
+    if key_map is not None:
+        keys = read_key_map(as_path(key_map, FILE))
+        weights, answers = apply(keys, weights), replace(answers, fields=keys.model)
+        family = family or "textbook"
+    notes = list(weights.notes)
+    if data is None:
+        found = _recognized(weights, family, answers)
+    else:
+        found, answers = chosen_by_data(weights, family, answers, data, limit, notes)
+    model = network(found.family, weights, answers, notes)
+    images = None if data is None else read_data(data, model.config, limit)
+    comparison = None if against is None else _compared(model, against, files, images, progress)
+    measured = None
+    if images is not None:
+        measured = measure(model, alternatives(model, found, weights, answers), images)
+    origin = _origin(found, answers.variant, files, notes, comparison)
+    model.origin = origin
+    if target is not None:
+        save_checkpoint(model, target, {ORIGIN_KEY: dump(asdict(origin))})
+    return ImportReport(
+        target, model, origin, found.by, weights.format, comparison, measured,
+        tuple(_warnings(model.config, comparison, measured)),
+    )  # fmt: skip
+
+
+def _recognized(weights: Weights, family: str | None, answers: Answers) -> Recognized:
+    """The family of a file.
+
+    Raises:
+        UsageError: it fits several; the error also names the answers that each of them misses.
+    """
+    try:
+        return recognize(weights, family)
+    except MissingAnswer as which:
+        stated = replace(answers, stored=weights.config)
+        asked = [
+            {q.option: q for q in questions(r.family, r.fit.sizes, stated)}
+            for r in fitting(weights, family)
+        ]
+        common = [q for o, q in asked[0].items() if all(o in other for other in asked)]
+        raise together([which, *common]) from None
+
+
+def _fields(given: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of the preprocessing that are known."""
+    if isinstance(given, Preprocessing):
+        return {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+    fields = dict(given or {})
+    known = {f.name for f in dataclasses.fields(Preprocessing)}
+    if unknown := sorted(fields.keys() - known):
+        raise UsageError(
+            f"There is no preprocessing '{unknown[0]}'.", "", f"Known: {', '.join(sorted(known))}."
+        )
+    if len(fields.keys() & {"height", "width"}) == 1:
+        raise UsageError("The size needs height and width.", "One is missing.", "Give both.")
+    return fields
+
+
+def _check_output(path: Path) -> None:
+    if path.suffix != ".safetensors":
+        raise UsageError(
+            f"{path} is not named like a checkpoint.",
+            "An import writes safetensors.",
+            "Name it *.safetensors.",
+        )
+    check_writable(path)
+
+
+def _compared(
+    model: CapsuleModel,
+    against: str,
+    files: Sequence[Path],
+    images: ImageSet | None,
+    progress: Callable[[int, int], None] | None,
+) -> Comparison:
+    weights = files[0] if len(files) == 1 else None
+    found = compare(model, against, weights, images, progress)
+    if not found.passed:
+        raise ParityError(
+            "The author's code computes something else; nothing was written.",
+            f"Of {found.inputs} inputs the {found.output} differ by up to {found.largest_difference:.2g} of "
+            f"their size (allowed: {TOLERANCE:g}), with {found.flips} other decisions.",
+            "Check --iters, --variant and --as: equal shapes may belong to different functions.",
+            report=found,
+        )
+    return found
+
+
+def _origin(
+    found: Recognized,
+    variant: str | None,
+    files: Sequence[Path],
+    notes: Sequence[str],
+    comparison: Comparison | None,
+) -> Origin:
+    family = found.family
+    return Origin(
+        family.name,
+        *family.source_of(variant),
+        family.dialect,
+        family.differences,
+        ", ".join(f.name for f in files),
+        ", ".join(map(sha256, files)),
+        tuple(notes),
+        None if comparison is None else comparison.to_dict(),
+    )
+
+
+def _warnings(
+    config: ModelConfig, comparison: Comparison | None, measured: Measured | None
+) -> list[str]:
+    said = []
+    if comparison is None:
+        said.append(f"{NOT_COMPARED}: --against author.py:build does that")
+    elif comparison.nan:
+        said.append(
+            f"the author's code gives NaN on {comparison.nan} of {comparison.inputs} inputs, such as "
+            f"{comparison.nan_on}; the imported network gives numbers on {comparison.nan_answered} of them"
+        )
+    if config.fixed_batch is not None:
+        said.append(
+            f"the export has the batch fixed to {config.fixed_batch}: the author's code averages over "
+            "the batch"
+        )
+    if measured is not None:
+        said += measured.warnings
+    return said

@@ -1,0 +1,138 @@
+"""Key maps: the names and axes of a file's tensors, turned into those of a family.
+
+A key map is a TOML file:
+
+    ignore = ["aux.*"]
+
+    [tensors]
+    "conv.weight" = "stem.0.weight"
+    "caps.W" = ["classes.weight", {reshape = [32, 36, 10, 16, 8]}, {transpose = [1, 0, 2, 3, 4]},
+                {reshape = [1152, 10, 16, 8]}]
+
+    [model]
+    softmax = "children"
+
+Steps are taken in their order, as in NumPy. ``[model]`` sets fields of the configuration.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.importers.family import Floats, Weights
+from capsedge.runtime.files.json_documents import Malformed, check, decode
+from capsedge.runtime.files.reading import opened
+from capsedge.spec import limits
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """A key map.
+
+    Attributes:
+        tensors: for each key of the file, that of the family, or a list of it and of steps.
+        model: fields of the configuration.
+        ignore: patterns of keys to leave out, as file names have them.
+    """
+
+    tensors: Mapping[str, Any]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+
+def read_key_map(path: Path | str) -> KeyMap:
+    """Read a key map.
+
+    Raises:
+        UsageError: it cannot be read, or is not a key map.
+        EnvironmentProblem: Python is older than 3.11 and tomli is not installed.
+    """
+    with opened(path, "Check the path of the key map.") as file:
+        data = file.read(limits.JSON_BYTES + 1)
+    try:
+        if len(data) > limits.JSON_BYTES:
+            raise Malformed(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
+        return decode(KeyMap, check(_toml(data)))
+    except (Malformed, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is not a key map.", f"{error}.", "docs/how-to/import.md shows one."
+        ) from error
+
+
+def _toml(data: bytes) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ImportError as error:
+            raise EnvironmentProblem(
+                "Key maps need tomli.", f"{error}.", "pip install 'capsedge[import]'"
+            ) from error
+    return tomllib.loads(data.decode())
+
+
+def apply(keys: KeyMap, weights: Weights) -> Weights:
+    """Weights under the names and with the axes that a key map gives them; keys that it does not name stay.
+
+    Raises:
+        UsageError: it names keys that the file lacks, a name twice, or a step that a tensor cannot take.
+    """
+    absent = [k for k in keys.tensors if k not in weights.tensors]
+    if absent:
+        raise UsageError(
+            f"The key map names '{absent[0]}', which the file does not have.",
+            f"It has {', '.join(list(weights.tensors)[:20])}.",
+            "Correct the key map.",
+        )
+    made: dict[str, Floats] = {}
+    for key, tensor in weights.tensors.items():
+        if any(fnmatch.fnmatchcase(key, pattern) for pattern in keys.ignore):
+            continue
+        target, steps = _entry(key, keys.tensors.get(key, key))
+        if target in made:
+            raise UsageError(f"The key map makes '{target}' twice.", "", "Correct the key map.")
+        made[target] = _taken(key, tensor, steps)
+    return replace(weights, tensors=made)
+
+
+def _entry(key: str, entry: Any) -> tuple[str, list[Any]]:
+    target, *steps = entry if isinstance(entry, (list, tuple)) and entry else [entry]
+    if not isinstance(target, str):
+        raise UsageError(
+            f"The key map's entry for '{key}' names no key.",
+            "It is a name, or a list of a name and of steps.",
+            'For example "caps.W" = ["classes.weight", {transpose = [0, 1, 3, 2]}].',
+        )
+    return target, steps
+
+
+def _taken(key: str, tensor: Floats, steps: list[Any]) -> Floats:
+    for step in steps:
+        name, axes = (
+            next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", ())
+        )
+        whole = isinstance(axes, (list, tuple)) and all(type(n) is int for n in axes)
+        if name not in ("reshape", "transpose") or not whole:
+            raise UsageError(
+                f"The key map has an unknown step for '{key}'.",
+                "Steps are {reshape = [sizes]} and {transpose = [axes]}, one each.",
+                "Correct the key map.",
+            )
+        try:
+            tensor = tensor.reshape(axes) if name == "reshape" else tensor.transpose(axes)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(
+                f"'{key}' of shape {list(tensor.shape)} cannot take the step {name} {list(axes)}.",
+                f"{error}.",
+                "Correct the key map.",
+            ) from error
+    return np.ascontiguousarray(tensor)

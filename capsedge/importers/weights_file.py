@@ -1,0 +1,199 @@
+"""A file of weights of any tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from io import BufferedReader
+from pathlib import Path
+
+import numpy as np
+
+from capsedge.datasets.array_files import Arrays
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.importers import keras_file
+from capsedge.importers.family import Floats, Weights, without_counters
+from capsedge.importers.keras_file import BadHdf5
+from capsedge.models.weights import WRAPPERS, Candidate, candidates_of_torch, without_wrappers
+from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.formats import tell
+from capsedge.runtime.files.json_documents import Malformed
+from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.safetensors import TYPES, read_header
+from capsedge.spec import limits
+
+# --- Reading a file of weights of any tool ---
+
+
+Read = Callable[[Path, BufferedReader], Weights]
+# Formats of weights: a file of one only has the wrong name.
+_NAMED_OTHERWISE = (
+    "pytorch",
+    "pytorch-legacy",
+    "safetensors",
+    "checkpoint",
+    "hdf5",
+    "keras",
+    "npz",
+)
+
+
+def read_weights(path: Path | str) -> Weights:
+    """Read a file of weights; the suffix says its format. Nothing in the file is run.
+
+    Args:
+        path: ``.pt``, ``.pth``, ``.pkl``, ``.chkpt``, ``.ckpt``, ``.tar``, ``.bin`` of PyTorch;
+            ``.safetensors``; ``.npz``; ``.h5``, ``.hd5``, ``.hdf5`` and ``.keras`` of Keras.
+
+    Raises:
+        UsageError: there is no such file, or its suffix is of no known format.
+        ArtefactError: it is damaged, exceeds the limits, or holds more than weights.
+        EnvironmentProblem: Keras files need h5py.
+    """
+    path = Path(path)
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise _not_weights(path)
+    with opened(path, "Check the path of the weights.") as file:
+        if size(file) > limits.ARRAY_BYTES:
+            raise ArtefactError(
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+            )
+        try:
+            found = read(path, file)
+        except (BadArchive, BadHdf5, Malformed) as error:
+            raise ArtefactError(
+                f"{path} is refused.",
+                f"{str(error)[:1].upper()}{str(error)[1:]}.",
+                "Save it again.",
+            ) from error
+    found = replace(found, tensors=without_counters(found.tensors))
+    if not found.tensors:
+        raise ArtefactError(
+            f"{path} has no weights.", "There are no tensors in it.", "Save it again."
+        )
+    return found
+
+
+def read_together(paths: Sequence[Path | str]) -> Weights:
+    """Read the networks of an ensemble: tensors of the first are named ``0/...``, and so on.
+
+    One file alone keeps its names and its configuration.
+
+    Raises:
+        UsageError, ArtefactError, EnvironmentProblem: as ``read_weights`` does; or no file is named.
+    """
+    if not paths:
+        raise UsageError("No file is named.", "", "Name the file of the weights.")
+    found = [read_weights(path) for path in paths]
+    if len(found) == 1:
+        return found[0]
+    return Weights(
+        {f"{k}/{name}": t for k, w in enumerate(found) for name, t in w.tensors.items()},
+        ", ".join(dict.fromkeys(w.format for w in found)),
+        None,
+        tuple(sorted({name for w in found for name in w.lambdas})),
+        tuple(dict.fromkeys(note for w in found for note in w.notes)),
+    )
+
+
+def _torch(path: Path, file: BufferedReader) -> Weights:
+    found: Weights = import_module("capsedge.importers.weights_file").read(path, file)
+    return found
+
+
+def _safetensors(path: Path, file: BufferedReader) -> Weights:
+    header = read_header(file)
+    start = file.tell()
+    tensors: dict[str, Floats] = {}
+    for name, tensor in header.tensors.items():
+        kind = TYPES[tensor.dtype][0]
+        if not kind.startswith(("float16", "float32", "float64", "int", "uint", "bfloat16")):
+            raise Malformed(f"'{name}' has elements of the type {kind}")
+        file.seek(start + tensor.data_offsets[0])
+        data = file.read(tensor.data_offsets[1] - tensor.data_offsets[0])
+        if kind == "bfloat16":  # the upper half of an FP32
+            flat = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            flat = np.frombuffer(data, np.dtype(kind).newbyteorder("<"))
+        tensors[name] = flat.reshape(tensor.shape).astype(np.float32)
+    return Weights(tensors, "safetensors")
+
+
+def _npz(path: Path, file: BufferedReader) -> Weights:
+    archive = Archive(file)
+    names = [n.removesuffix(".npy") for n in archive.names if n.endswith(".npy")]
+    if len(names) > limits.TENSORS:
+        raise BadArchive(f"it has {len(names):,} arrays, the limit is {limits.TENSORS:,}")
+    arrays = Arrays(path, archive, size(file))
+    return Weights({n: np.asarray(arrays.read(n), np.float32) for n in names}, "NumPy archive")
+
+
+_READERS: dict[str, Read] = {
+    **dict.fromkeys((".pt", ".pth", ".pkl", ".chkpt", ".ckpt", ".tar", ".bin"), _torch),
+    ".safetensors": _safetensors,
+    ".npz": _npz,
+    **dict.fromkeys((".h5", ".hd5", ".hdf5"), lambda _, file: keras_file.read_h5(file)),
+    ".keras": lambda _, file: keras_file.read_keras(file),
+}
+
+
+def _not_weights(path: Path) -> UsageError:
+    """The error for a file with another suffix, which says what the file is where its first bytes do.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    found = tell(path)
+    if found is None or found.key in _NAMED_OTHERWISE:
+        return UsageError(
+            f"{path} is not named like a file of weights.",
+            f"Its suffix is '{path.suffix}'; known: {', '.join(_READERS)}.",
+            "Rename it to what it is.",
+        )
+    fix, command = found.advice(path)
+    known = f"Weights are in files named *{', *'.join(_READERS)}."
+    return UsageError(f"{path} is {found.name}, not weights.", known, fix, command=command)
+
+
+# --- Files of ``torch.save``, whatever their state dict is wrapped in. Needs torch ---
+
+
+def read(path: Path, file: BufferedReader) -> Weights:
+    """The tensors of the most likely state dict: one with a usual name, else the one with most tensors.
+
+    Raises:
+        ArtefactError: the file is damaged, holds code, or has no tensors by name.
+    """
+    found = candidates_of_torch(path, file)
+    if not found:
+        raise ArtefactError(
+            f"{path} has no weights.",
+            "There is no dictionary of tensors in it.",
+            "Save torch.save(model.state_dict(), path).",
+        )
+    best = min(found, key=_rank)
+    notes = [f"the weights are {_said(best)} of the file"] if best.place else []
+    notes += [f"{_said(c)} holds tensors of the same names" for c in found if _alike(c, best)]
+    tensors: dict[str, Floats] = {}
+    for name, tensor in best.read().items():
+        plain = without_wrappers(name)
+        if plain in tensors:
+            raise ArtefactError(f"{path} names '{plain}' twice.", "", "Save it again.")
+        tensors[plain] = np.ascontiguousarray(tensor.float().numpy())
+    return Weights(tensors, "PyTorch", notes=tuple(notes))
+
+
+def _rank(candidate: Candidate) -> tuple[int, int]:
+    last = candidate.place[-1] if candidate.place else ""
+    usual = WRAPPERS.index(last) if last in WRAPPERS else len(WRAPPERS)
+    return usual, -len(candidate.shapes)
+
+
+def _alike(candidate: Candidate, best: Candidate) -> bool:
+    return candidate is not best and candidate.shapes == best.shapes
+
+
+def _said(candidate: Candidate) -> str:
+    return "".join(f"['{key}']" for key in candidate.place)

@@ -1,1 +1,0 @@
-"""``capsedge import``: trained weights of public families become checkpoints. Needs torch."""

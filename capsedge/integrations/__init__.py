@@ -1,1 +1,0 @@
-"""capsedge inside other frameworks, one module each; none is imported before it is used."""

@@ -1,1 +1,0 @@
-"""Comparing one computation with another: tolerance, outputs, decisions. Does not import torch."""

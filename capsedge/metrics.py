@@ -1,0 +1,537 @@
+"""Differences of two computations: elements, decisions, values of a regression.
+
+Errors are absolute, in the output's own unit, and relative to the range that the reference takes: the largest
+less the smallest value on all samples, or the largest magnitude where the value does not vary. In an output
+``[N, K]`` each of the K values has a range of its own (they may have different units); larger outputs
+have one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UnsupportedModelError
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+from capsedge.tolerance import Tolerance, excess, nearest, undefined
+
+if TYPE_CHECKING:
+    from capsedge.runtime.session import Session
+
+
+# The comparison of each image's decision, its margin, and the poses of the class decided for
+
+
+Array = NDArray[Any]
+LISTED_FLIPS = 100  # the certificate lists this many; all are counted
+
+
+@dataclass(frozen=True)
+class Flip:
+    """An image on which the reference and the artefact decide differently.
+
+    Attributes:
+        image: its number.
+        reference, found: the classes decided for.
+        margin: the reference's distance to the next class, or to the threshold.
+    """
+
+    image: int
+    reference: tuple[int, ...]
+    found: tuple[int, ...]
+    margin: float
+
+
+@dataclass
+class Decisions:
+    """Decisions over all images seen.
+
+    Attributes:
+        multi_label: whether a decision is the set of classes with a score above ``threshold``, not the best
+            class.
+        tie: a flip counts only if the reference's margin is larger; 0 counts every flip.
+        images: number of images seen.
+        flips: images with another decision; those within ``tie`` are counted as ``ties``.
+        labelled: number of images with a label, for a single-label model.
+        correct_reference, correct_found: correct decisions among them.
+        max_angle: largest angle, in degrees, between the poses of the class that the reference decided for.
+        max_length_error: absolute difference of the lengths of a class capsule's poses.
+    """
+
+    multi_label: bool = False
+    threshold: float = DEFAULT_THRESHOLD
+    tie: float = 0.0
+    images: int = 0
+    flips: list[Flip] = field(default_factory=list)
+    ties: int = 0
+    labelled: int = 0
+    correct_reference: int = 0
+    correct_found: int = 0
+    max_angle: float = 0.0
+    max_length_error: float = 0.0
+    _sum_angle: float = 0.0
+    _sum_length: float = 0.0
+    _capsules: int = 0
+    _posed: int = 0
+
+    @classmethod
+    def of(cls, session: Session, tie: float = 0.0) -> Decisions | None:
+        """Decisions as a model makes them by default; None if no output decides the class.
+
+        Args:
+            session: defines the task and the output that decides.
+            tie: see above.
+        """
+        if session.roles.scores is None:
+            return None
+        # A logit of 0 is a probability of one half.
+        threshold = 0.0 if session.roles.kind == "logits" else DEFAULT_THRESHOLD
+        return cls(session.roles.multi_label, threshold, tie)
+
+    def update(self, reference: Array, found: Array, labels: Array | None = None) -> None:
+        """Add the scores ``[n, J]`` of a batch."""
+        expected, actual = self._decide(reference), self._decide(found)
+        for k in np.flatnonzero((expected != actual).any(1)):
+            margin = float(self.margins(reference[k : k + 1])[0])
+            if margin <= self.tie:
+                self.ties += 1
+                continue
+            self.flips.append(
+                Flip(
+                    self.images + int(k),
+                    tuple(int(j) for j in np.flatnonzero(expected[k])),
+                    tuple(int(j) for j in np.flatnonzero(actual[k])),
+                    margin,
+                )
+            )
+        if labels is not None and not self.multi_label:
+            self.labelled += len(labels)
+            self.correct_reference += int((reference.argmax(1) == labels).sum())
+            self.correct_found += int((found.argmax(1) == labels).sum())
+        self.images += len(reference)
+
+    def update_poses(self, reference: Array, found: Array, scores: Array) -> None:
+        """Add the poses ``[n, J, ...]`` of a batch; ``scores`` are the reference's.
+
+        Poses that are not finite have no angle; ``OutputMetrics`` counts them.
+        """
+        reference, found = (x.reshape(*x.shape[:2], -1) for x in (reference, found))
+        finite = np.isfinite(reference).all((1, 2)) & np.isfinite(found).all((1, 2))
+        if not finite.any():
+            return
+        expected, actual = reference[finite].astype(np.float64), found[finite].astype(np.float64)
+        rows, winner = np.arange(len(expected)), scores[finite].argmax(1)
+        angle = angles(expected[rows, winner], actual[rows, winner])
+        self.max_angle = max(self.max_angle, float(angle.max()))
+        self._sum_angle += float(angle.sum())
+        self._posed += len(expected)
+        error = np.abs(np.linalg.norm(expected, axis=-1) - np.linalg.norm(actual, axis=-1))
+        self.max_length_error = max(self.max_length_error, float(error.max()))
+        self._sum_length += float(error.sum())
+        self._capsules += error.size
+
+    def _decide(self, scores: Array) -> NDArray[np.bool_]:
+        if self.multi_label:
+            return np.asarray(scores >= self.threshold)
+        return np.asarray(np.eye(scores.shape[1], dtype=bool)[scores.argmax(1)])
+
+    def margins(self, scores: Array) -> NDArray[np.float64]:
+        """How far each decision ``[n]`` for scores ``[n, J]`` is from another one; infinite for one class."""
+        values = scores.astype(np.float64)
+        if self.multi_label:
+            return np.asarray(np.abs(values - self.threshold).min(1))
+        if values.shape[1] < 2:
+            return np.full(len(values), math.inf)
+        parts = np.partition(values, -2, axis=1)
+        return np.asarray(parts[:, -1] - parts[:, -2])
+
+    @property
+    def accuracy_reference(self) -> float | None:
+        """The reference's share of correct decisions; None without labels."""
+        return self.correct_reference / self.labelled if self.labelled else None
+
+    @property
+    def accuracy_found(self) -> float | None:
+        """The artefact's share of correct decisions; None without labels."""
+        return self.correct_found / self.labelled if self.labelled else None
+
+    @property
+    def agreement(self) -> float:
+        """Share of the images with the same decision; ties count as agreement."""
+        return 1.0 - len(self.flips) / self.images if self.images else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only; flips by margin, the largest first."""
+        flips = sorted(self.flips, key=lambda f: -f.margin)
+        document: dict[str, Any] = {
+            "kind": "label set" if self.multi_label else "top-1",
+            "images": self.images,
+            "agreement": self.agreement,
+            "flips": len(flips),
+            "flips_by_margin": [
+                {
+                    "image": f.image,
+                    "reference": list(f.reference),
+                    "found": list(f.found),
+                    "margin": f.margin if math.isfinite(f.margin) else None,
+                }
+                for f in flips[:LISTED_FLIPS]
+            ],
+            "ties": self.ties,
+        }
+        if self._capsules:
+            document |= {
+                "pose_angle_max_degrees": self.max_angle,
+                "pose_angle_mean_degrees": self._sum_angle / self._posed,
+                "length_error_max": self.max_length_error,
+                "length_error_mean": self._sum_length / self._capsules,
+            }
+        if self.labelled:
+            document |= {
+                "accuracy_reference": self.accuracy_reference,
+                "accuracy_found": self.accuracy_found,
+            }
+        return document
+
+
+def angles(a: Array, b: Array) -> NDArray[np.float64]:
+    """Degrees between vectors ``[n, P]``; also exact for small angles (Kahan's formula).
+
+    The angle between two zero vectors is 0; between a zero vector and another it is 90 degrees.
+    """
+    tiny = np.finfo(np.float64).tiny
+    na, nb = (np.linalg.norm(x, axis=-1, keepdims=True) for x in (a, b))
+    u, v = a / np.maximum(na, tiny), b / np.maximum(nb, tiny)
+    angle = 2 * np.arctan2(np.linalg.norm(u - v, axis=-1), np.linalg.norm(u + v, axis=-1))
+    return np.asarray(np.degrees(np.where((na + nb)[..., 0] > 0, angle, 0.0)), np.float64)
+
+
+# --- Differences of outputs that are compared as numbers: mean and largest error, run by run ---
+
+
+COLUMNS = 64  # most values of one output that are judged each by its own range
+_STILL = 1e-6  # a value that varies by less of its magnitude does not vary
+
+
+def has_columns(shapes: Sequence[Sequence[int | str | None]], batched: bool) -> bool:
+    """Whether each value of an output is judged by its own range.
+
+    Args:
+        shapes: of the output, in every run.
+        batched: whether the first axis counts samples; otherwise a run is one sample, and ``[K]`` its values.
+    """
+    ranks = (2,) if batched else (1, 2)
+    last = {shape[-1] if len(shape) in ranks else 0 for shape in shapes}
+    wide = last.pop() if len(last) == 1 else 0
+    return isinstance(wide, int) and 0 < wide <= COLUMNS
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """The difference of one output from the reference.
+
+    Attributes:
+        name: of the output.
+        mean, largest: absolute error, in the output's unit.
+        mean_share, largest_share: the same as shares of the range; for whole numbers and truth values the
+            share of values that differ, and 0. For several values, the worst one's.
+        rms_share: root mean squared error as a share of the range, the worst value's.
+    """
+
+    name: str
+    mean: float
+    largest: float
+    mean_share: float
+    largest_share: float
+    rms_share: float
+
+    def to_dict(self) -> dict[str, float | str]:
+        """JSON values."""
+        return {
+            "name": self.name,
+            "mean_error": self.mean,
+            "largest_error": self.largest,
+            "mean_error_percent": 100.0 * self.mean_share,
+            "largest_error_percent": 100.0 * self.largest_share,
+        }
+
+
+class ErrorCount:
+    """Adds up the differences of one output; values that are not finite in the reference do not count.
+
+    Args:
+        name: of the output.
+        columns: whether results are ``[n, K]`` whose K values are judged each by its own range.
+    """
+
+    def __init__(self, name: str, columns: bool) -> None:
+        self.name, self._columns = name, columns
+        self._exact = False
+        zero = np.zeros(1)
+        self._number, self._sum, self._squares, self._largest = zero, zero, zero, zero
+        self._low, self._high = np.full(1, np.inf), np.full(1, -np.inf)
+
+    def update(self, reference: Array, found: Array) -> None:
+        """Add the results of one run.
+
+        Raises:
+            UnsupportedModelError: their sizes differ.
+        """
+        if reference.shape != found.shape:
+            raise UnsupportedModelError(
+                f"Output '{self.name}' cannot be compared.",
+                f"Its size depends on its values: it is {list(reference.shape)} in FP32 and "
+                f"{list(found.shape)} afterwards.",
+                "Quantize the part of the network before the selection.",
+            )
+        if reference.dtype.kind not in "f":
+            self._exact = True
+            expected, actual = np.zeros(reference.shape), (reference != found).astype(np.float64)
+        else:
+            expected, actual = reference.astype(np.float64), found.astype(np.float64)
+        wide = int(reference.shape[-1]) if self._columns and reference.ndim else 1
+        expected, actual = (np.reshape(v, (-1, wide)) for v in (expected, actual))
+        known = np.isfinite(expected)
+        difference = np.where(known, np.abs(actual - np.where(known, expected, 0.0)), 0.0)
+        self._number = self._number + known.sum(0)
+        self._sum = self._sum + difference.sum(0)
+        self._squares = self._squares + np.square(difference).sum(0)
+        self._largest = np.maximum(self._largest, difference.max(0, initial=0.0))
+        self._low = np.minimum(self._low, np.where(known, expected, np.inf).min(0, initial=np.inf))
+        self._high = np.maximum(
+            self._high, np.where(known, expected, -np.inf).max(0, initial=-np.inf)
+        )
+
+    @property
+    def mean(self) -> Array:
+        """Mean absolute error ``[K]``, or ``[1]`` without columns."""
+        return np.asarray(self._sum / np.maximum(self._number, 1))
+
+    @property
+    def largest(self) -> Array:
+        """Largest absolute error, as ``mean``."""
+        return self._largest
+
+    @property
+    def range(self) -> Array:
+        """Largest less smallest value of the reference; the magnitude of one that does not vary."""
+        known = self._number > 0
+        span = np.subtract(self._high, self._low, out=np.zeros(known.shape), where=known)
+        size = np.where(known, np.maximum(np.abs(self._high), np.abs(self._low)), 0.0)
+        return np.where(span > _STILL * size, span, size)
+
+    def share(self, error: Array) -> Array:
+        """Errors as shares of the range; infinite where a value that is always 0 changed."""
+        range_ = self.range
+        unlimited = np.where(error > 0, np.inf, 0.0)
+        return np.asarray(np.divide(error, range_, out=unlimited, where=range_ > 0))
+
+    def result(self) -> OutputError:
+        """The errors over all runs."""
+        mean, largest = float(self.mean.max()), float(self.largest.max())
+        if self._exact:
+            return OutputError(self.name, mean, largest, mean, 0.0, mean)
+        rms = np.sqrt(self._squares / np.maximum(self._number, 1))
+        shares = (float(self.share(value).max()) for value in (self.mean, self.largest, rms))
+        return OutputError(self.name, mean, largest, *shares)
+
+
+# The comparison of each output: differences and elements beyond tolerance, batch by batch
+
+
+@dataclass
+class OutputMetrics:
+    """Differences of one output over all images seen.
+
+    Attributes:
+        name: name of the output.
+        tolerance: an element passes if its ``tolerance.excess`` is at most 1.
+        max_abs, mean_abs: largest and mean absolute difference.
+        relative: ``max_abs`` over the reference's largest magnitude.
+        nmse: ``Σ (found - reference)² / Σ reference²``.
+        worst: the largest difference of any element, as a multiple of the allowed one.
+        worst_image: number of the image with the worst element.
+        over: elements beyond their tolerance.
+        undefined: elements beyond it where rounding alone moves FP64 by more than a tolerance may grow.
+        not_finite: elements that are NaN or infinite in the artefact and not in the reference.
+    """
+
+    name: str
+    tolerance: Tolerance
+    elements: int = 0
+    max_abs: float = 0.0
+    worst: float = 0.0
+    worst_image: int | None = None
+    over: int = 0
+    not_finite: int = 0
+    undefined: int = 0
+    _images: int = 0
+    _sum_abs: float = 0.0
+    _largest: float = 0.0
+    _error: float = 0.0
+    _signal: float = 0.0
+
+    def images_over(self, reference: Array, found: Array, noise: Array | float = 0.0) -> Array:
+        """Which images of a batch ``[n, ...]`` are beyond the tolerance ``[n]``; nothing is added."""
+        expected = np.nan_to_num(reference.astype(np.float64))
+        difference = np.nan_to_num(found.astype(np.float64)) - expected
+        ratio = excess(difference, expected, self.tolerance, noise)
+        return np.asarray((ratio > 1).reshape(len(ratio), -1).any(1))
+
+    def update(
+        self,
+        reference: Array,
+        found: Array,
+        noise: Array | float = 0.0,
+        exact: Array | None = None,
+        conditioning: Array | float = 0.0,
+    ) -> None:
+        """Add a batch ``[n, ...]``.
+
+        Args:
+            noise: the error of FP32 itself, measured against FP64; widens the tolerance.
+            exact: the reference in FP64: an element passes that is near enough to it, too.
+            conditioning: how far rounding moves the exact values; widens the tolerance around them.
+        """
+        expected, actual = reference.astype(np.float64), found.astype(np.float64)
+        finite = np.isfinite(expected)
+        lost = finite & ~np.isfinite(actual)
+        self.not_finite += int(lost.sum())
+        both = finite & ~lost
+        difference = np.subtract(actual, expected, out=np.zeros_like(expected), where=both)
+        expected = np.where(both, expected, 0.0)
+        size = np.abs(difference)
+        ratio = excess(difference, expected, self.tolerance, noise)
+        if exact is not None:
+            truth = np.where(both, np.nan_to_num(exact), 0.0)
+            found_there = np.where(both, actual, 0.0)
+            ratio = nearest(ratio, found_there, truth, self.tolerance, conditioning)
+            self.undefined += int((undefined(truth, conditioning) & (ratio > 1)).sum())
+        self.over += int((ratio > 1).sum())
+        if ratio.size and (self.worst_image is None or ratio.max() > self.worst):
+            self.worst = float(ratio.max())
+            self.worst_image = self._images + int(np.unravel_index(ratio.argmax(), ratio.shape)[0])
+        self.elements += size.size
+        self.max_abs = max(self.max_abs, float(size.max(initial=0.0)))
+        self._sum_abs += float(size.sum())
+        self._largest = max(self._largest, float(np.abs(expected).max(initial=0.0)))
+        self._error += float(np.square(difference).sum())
+        self._signal += float(np.square(expected).sum())
+        self._images += len(reference)
+
+    @property
+    def mean_abs(self) -> float:
+        """Mean absolute difference."""
+        return self._sum_abs / self.elements if self.elements else 0.0
+
+    @property
+    def relative(self) -> float:
+        """Largest difference over the reference's largest magnitude."""
+        return self.max_abs / self._largest if self._largest else float(self.max_abs > 0)
+
+    @property
+    def nmse(self) -> float:
+        """Normalised mean squared error; scale-free."""
+        return self._error / self._signal if self._signal else float(self._error > 0)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all elements are within tolerance and finite."""
+        return self.over == 0 and self.not_finite == 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "name": self.name,
+            "atol": self.tolerance.atol,
+            "rtol": self.tolerance.rtol,
+            "elements": self.elements,
+            "max_abs": self.max_abs,
+            "mean_abs": self.mean_abs,
+            "relative": self.relative,
+            "nmse": self.nmse,
+            "worst_over_tolerance": self.worst if math.isfinite(self.worst) else None,
+            "worst_image": self.worst_image,
+            "over": self.over,
+            "not_finite": self.not_finite,
+            "passed": self.passed,
+        }
+
+
+# --- The comparison of a regression's values, each in its own unit ---
+
+
+# The mean error of a value may be this share of the range that the reference takes over the images.
+SHARE = {"fp16": 0.01, "int8": 0.05, "mixed": 0.05}
+
+
+def allowed_share(metadata: ModelMetadata | None) -> float:
+    """The share of its range that a value's mean error may have where a file is not meant to be exact."""
+    precision = "" if metadata is None else metadata.precision
+    return SHARE.get(precision, SHARE["int8"])
+
+
+@dataclass
+class RegressionErrors:
+    """Errors of a regression's values over all images seen.
+
+    Attributes:
+        names, units: of the values.
+        images: number of images seen.
+        errors: of the values ``[K]``, each with a range of its own.
+    """
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    images: int = 0
+    errors: ErrorCount = field(default_factory=lambda: ErrorCount("values", columns=True))
+
+    @classmethod
+    def of(cls, session: Session) -> RegressionErrors | None:
+        """The errors of a regression; None for a classification, and without metadata."""
+        outputs = None if session.metadata is None else session.metadata.outputs
+        if outputs is None or not outputs.values:
+            return None
+        return cls(outputs.names, outputs.units)
+
+    def update(self, reference: NDArray[Any], found: NDArray[Any]) -> None:
+        """Add the values ``[n, K]`` of a batch (`Session.values_of`)."""
+        self.errors.update(reference, found)
+        self.images += len(reference)
+
+    def failures(self, share: float, place: str) -> list[str]:
+        """A sentence for every value whose mean error is over ``share`` of its range."""
+        mean = self.errors.mean
+        rows = zip(
+            self.names, self.units, mean, self.errors.range, self.errors.share(mean), strict=True
+        )
+        return [
+            f"{name}: a mean error of {f'{error:.3g} {unit}'.strip()} on the {place}, "
+            f"{100 * found:.3g} % of its range ({range_:.3g}); allowed: {100 * share:g} %."
+            for name, unit, error, range_, found in rows
+            if not found <= share
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        errors = self.errors
+        rows = zip(self.names, self.units, errors.mean, errors.largest, errors.range, strict=True)
+        return {
+            "images": self.images,
+            "values": [
+                {
+                    "name": name,
+                    "unit": unit,
+                    "mean_error": float(mean),
+                    "largest_error": float(largest),
+                    "range": float(range_),
+                }
+                for name, unit, mean, largest, range_ in rows
+            ],
+        }

@@ -1,0 +1,220 @@
+"""Checkpoints: safetensors with the model's configuration as JSON in the metadata. Needs torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from io import BufferedReader
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.models import CapsuleModel, build
+from capsedge.models.base import check_work
+from capsedge.models.configs import ModelConfig, config_from_dict
+from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.runtime.files import formats
+from capsedge.runtime.files.archives import BadArchive
+from capsedge.runtime.files.json_documents import Malformed, parse
+from capsedge.runtime.files.pickles import BadPickle
+from capsedge.runtime.files.reading import FILE, kind, opened, size
+from capsedge.runtime.files.safetensors import read_header
+from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
+from capsedge.runtime.inspection import CONFIG_KEY
+from capsedge.runtime.metadata import origin_of
+from capsedge.runtime.typical_input import typical_input_of
+from capsedge.spec import limits
+
+
+def save_checkpoint(
+    model: CapsuleModel, path: Path | str, extra: Mapping[str, str] | None = None
+) -> None:
+    """Write a model's parameters, buffers and configuration, completely or not at all.
+
+    Args:
+        model: the model.
+        path: the ``.safetensors`` file.
+        extra: more metadata, strings only, such as how the model was trained.
+
+    Raises:
+        UsageError: the path cannot be written.
+        EnvironmentProblem: the disk is full.
+    """
+    tensors = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    metadata = {CONFIG_KEY: json.dumps(model.config.to_dict()), **(extra or {})}
+    write_bytes(path, _ordered(save(tensors, metadata)))
+
+
+def _ordered(data: bytes) -> bytes:
+    """The file with sorted metadata, which safetensors shuffles: equal models then give equal files."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + data[end:]
+
+
+def load_checkpoint(path: Path | str) -> CapsuleModel:
+    """Build the model that a checkpoint describes and load its weights, in evaluation mode.
+
+    ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}``; no code in them is run
+    (`capsedge.models.torch_file`). The names and shapes of the tensors are compared with the configuration before
+    a model is built.
+
+    Args:
+        path: ``.safetensors``, ``.pt`` or ``.pth``.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        UsageError: there is no such file.
+        ArtefactError: the file is of another format, damaged, holds code (a pickle), or does not fit its
+            configuration.
+
+    Example:
+        >>> model = capsedge.load_checkpoint("digits.safetensors")
+        >>> model.config.routing
+    """
+    path = as_path(path, WEIGHTS)
+    read = _reader(path)
+    with opened(path, "Check the path of the checkpoint.") as file:
+        if size(file) > limits.ARRAY_BYTES:
+            raise ArtefactError(
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+            )
+        config, shapes, tensors = read(path, file)
+        try:
+            described = config_from_dict(config)
+            wanted = _shapes(described)
+        except CapsedgeError as error:
+            why = (error.what, error.why, *error.details)
+            raise ArtefactError(
+                f"{path} does not describe a model.", " ".join(filter(None, why))
+            ) from error
+        _compare(path, shapes, wanted)
+        model = build(described)
+        model.load_state_dict(tensors())
+    model.origin = origin_of(path)
+    model.typical_input = typical_input_of(path)
+    return model.eval()
+
+
+def _reader(path: Path) -> Reader:
+    """The reader of a file, by its first bytes; by its name where they say nothing.
+
+    Raises:
+        ArtefactError: it is of another format.
+    """
+    found = formats.tell(path) if kind(path) == FILE else None
+    key = "" if found is None else found.key
+    if key in ("pytorch", "torchscript", "zip"):
+        return _read_torch
+    if key in ("checkpoint", "safetensors"):
+        with opened(path) as file:
+            return _read_torch if file.read(2) == b"PK" else _read_safetensors
+    read = _READERS.get(path.suffix)
+    if found is not None and (
+        read is None or key not in ("empty", "text", "json", "pytorch-legacy")
+    ):
+        fix, command = found.advice(path)
+        raise ArtefactError(
+            f"{path} is not a checkpoint: it is {found.name}.",
+            "Checkpoints are .safetensors, or .pt with a configuration and a state dict.",
+            fix,
+            command=command,
+        )
+    return read or _read_safetensors
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+Content = tuple[object, Shapes, Callable[[], dict[str, Tensor]]]
+"""The configuration in the file, the shapes of the tensors, and a function that reads the tensors."""
+Reader = Callable[[Path, BufferedReader], Content]
+
+
+def _shapes(config: ModelConfig) -> Shapes:
+    """Names and shapes of a model's parameters and buffers, without allocating them.
+
+    Raises:
+        UsageError: such a model is impossible, or takes more work than the limits allow.
+    """
+    try:
+        with torch.device("meta"):
+            model = build(config)
+    except RuntimeError as error:  # raised by torch for sizes beyond 64 bits
+        raise UsageError("No model can be that large.", str(error).split("\n")[0]) from error
+    check_work(model)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
+    for name, shape in wanted.items():
+        if found.get(name) != shape:
+            has = f"it is {list(found[name])}" if name in found else "the file lacks it"
+            why = f"'{name}' should be {list(shape)}; {has}."
+            raise ArtefactError(f"{path} does not fit its own configuration.", why)
+    unknown = next((name for name in found if name not in wanted), None)
+    if unknown is not None:
+        why = f"The model has no tensor '{unknown}'."
+        raise ArtefactError(f"{path} does not fit its own configuration.", why)
+
+
+def _read_safetensors(path: Path, file: BufferedReader) -> Content:
+    try:
+        header = read_header(file)
+        if CONFIG_KEY not in header.metadata:
+            raise _foreign(path, f"Its metadata lacks '{CONFIG_KEY}'.")
+        config = parse(header.metadata[CONFIG_KEY])
+    except Malformed as error:
+        raise _damaged(path, error) from error
+
+    def tensors() -> dict[str, Tensor]:
+        try:
+            return load_file(path)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise _damaged(path, error) from error
+
+    return config, {name: tensor.shape for name, tensor in header.tensors.items()}, tensors
+
+
+def _foreign(path: Path, why: str) -> ArtefactError:
+    """The error for weights that do not state their network."""
+    found = formats.tell(path)
+    fix, command = found.advice(path) if found is not None else ("", "")
+    return ArtefactError(f"{path} has no configuration.", why, fix, command=command)
+
+
+def _damaged(path: Path, error: Exception) -> ArtefactError:
+    return ArtefactError(
+        f"{path} is not a complete safetensors file.", f"{error}.", "Copy or train it again."
+    )
+
+
+def _read_torch(path: Path, file: BufferedReader) -> Content:
+    try:
+        value = read_torch(file)
+    except (BadArchive, BadPickle) as error:
+        raise unreadable(path, error) from error
+    if type(value) is not dict or not {"config", "state_dict"} <= value.keys():
+        raise _foreign(path, "A .pt checkpoint of capsedge is {'config': ..., 'state_dict': ...}.")
+    stored = value["state_dict"]
+    if (
+        type(stored) is not dict
+        or not set(map(type, stored)) <= {str}
+        or not set(map(type, stored.values())) <= {Tensor}
+    ):
+        raise ArtefactError(
+            f"{path} has no state dict.",
+            "It holds values other than tensors by name.",
+            "Save {'config': ..., 'state_dict': model.state_dict()}.",
+        )
+    return value["config"], {name: tuple(t.shape) for name, t in stored.items()}, lambda: stored
+
+
+_READERS = {".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch}

@@ -1,0 +1,686 @@
+"""The eight families' configurations, without torch.
+
+Each family's is in a module of its own; this one has them all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from capsedge.errors import UsageError
+from capsedge.models.config_base import (
+    CapsuleConv,
+    Conv,
+    ModelConfig,
+    ResNet,
+    check_dialects,
+    check_padding,
+    check_range,
+)
+from capsedge.runtime.files.json_documents import Malformed, check, decode
+from capsedge.runtime.metadata import REGRESSION, Outputs
+from capsedge.spec import limits
+
+# --- The configuration of `capsedge.models.capsnet`. No torch needed ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapsNetConfig(ModelConfig):
+    """CapsNet with dynamic routing (Sabour et al. 2017).
+
+    Attributes:
+        primary_dim: elements of a primary capsule's pose.
+        capsule_dim: elements of a pose in the layers after it; the class capsules' too.
+        leaky: "none of the above" in the class layer.
+        class_bias: whether class capsules have a bias inside the squash, as in the authors' release.
+        learned_priors: whether start logits are parameters (equation 3 speaks of log priors).
+        decoder: hidden sizes of the reconstruction decoder; none if empty.
+        linear_classifier: one linear map shared by all class capsules gives logits, instead of their
+            lengths (the dynamic-routing model of Tsai et al. on DiverseMultiMNIST).
+
+    The rest is where published networks differ from the paper (docs/how-to/import.md):
+
+    Attributes:
+        primary_grouping: a primary capsule is ``channels`` of one position (the paper), or ``pixels``:
+            consecutive elements of the convolution's output ``[C, H, W]``, across rows and channels.
+        primary_squash: squash of the primary capsules over each ``pose`` (the paper), or over all
+            ``children``, element by element of the pose.
+        softmax: the couplings of the class layer sum to one over the ``parents`` (the paper) or the
+            ``children``.
+        class_squash: squash of the class capsules over each ``pose`` (the paper), of single ``elements``
+            (``x|x| / (1 + x²)``), or over all ``parents``.
+        vote_bias: a learned constant ``[J, P]`` is added to the votes.
+        epsilon: under the root of every squash.
+        length_epsilon: the same of the lengths.
+        softmax_scores: the scores are the softmax of the lengths.
+        batch_average: its author's code averages agreements over the batch. The network here is that code
+            at batch 1, and is exported with the batch fixed to 1.
+        primary_groups, primary_bias: of the primary convolution.
+
+    And what pruning leaves (docs/how-to/prune.md):
+
+    Attributes:
+        primary_positions: the positions of the primary capsules' map that are routed, row by row, in rising
+            order; all if empty.
+    """
+
+    architecture: ClassVar[str] = "capsnet"
+    routing: ClassVar[str] = "dynamic"
+
+    primary_dim: int = 8
+    capsule_dim: int = 16
+    leaky: bool = False
+    class_bias: bool = True
+    learned_priors: bool = False
+    decoder: tuple[int, ...] = ()
+    linear_classifier: bool = False
+    primary_grouping: str = "channels"
+    primary_squash: str = "pose"
+    softmax: str = "parents"
+    class_squash: str = "pose"
+    vote_bias: bool = False
+    epsilon: float = 1e-8
+    length_epsilon: float = 0.0
+    softmax_scores: bool = False
+    batch_average: bool = False
+    primary_groups: int = 1
+    primary_bias: bool = True
+    primary_positions: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dialects(self)
+        if not 0 < self.epsilon < math.inf:
+            raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
+        if not 0 <= self.length_epsilon < math.inf:
+            raise UsageError(f"length_epsilon is {self.length_epsilon:g}.", "Wanted: 0 or more.")
+        if self.capsule_layers and self.primary_grouping != "channels":
+            raise UsageError(
+                "Convolutional capsule layers need capsules that have a position.",
+                "With primary_grouping 'pixels' they have none.",
+                "Use 'channels', or no capsule_layers.",
+            )
+        self._check_positions()
+        if self.class_squash == "parents" and (self.leaky or self.class_bias or self.vote_bias):
+            raise UsageError(
+                "A squash over the parents goes with neither leaky routing nor biases.",
+                "",
+                "Leave out leaky, class_bias and vote_bias.",
+            )
+        check_range(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        check_range(1, limits.WIDTH, primary_groups=self.primary_groups)
+        check_range(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
+        for size in self.decoder:
+            check_range(1, limits.WIDTH, decoder=size)
+
+    def _check_positions(self) -> None:
+        chosen = self.primary_positions
+        check_range(0, limits.IMAGE_SIDE**2, primary_positions=len(chosen))
+        for position in chosen:
+            check_range(0, limits.IMAGE_SIDE**2, primary_positions=position)
+        if list(chosen) != sorted(set(chosen)):
+            raise UsageError("primary_positions are not in rising order, each once.")
+        if chosen and (self.capsule_layers or self.primary_grouping != "channels"):
+            raise UsageError(
+                "primary_positions are for class capsules over a map of primary capsules.",
+                "Windows of convolutional layers, and capsules of pixels, need the whole map.",
+                "Leave them out.",
+            )
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """1 where its author's code averages over the batch."""
+        return 1 if self.batch_average else None
+
+
+# --- The configuration of `capsedge.models.matrix_capsules`. No torch needed ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixCapsulesConfig(ModelConfig):
+    """Matrix capsules with EM routing (Hinton et al. 2018).
+
+    Attributes:
+        pose_side: side of the pose matrix.
+        inverse_temperature: final λ of the schedule ``λ_t = final (1 - 0.95^t)``, t = 1, 2, ...
+        epsilon: of the EM statistics.
+
+    The rest is where published networks differ from the paper (docs/how-to/import.md):
+
+    Attributes:
+        schedule: λ is ``rising``, or ``constant`` in all iterations.
+        coordinates: of the votes for the class capsules: the ``centers`` of the children's cells,
+            ``(i + 1/2) / H``, in the right-hand column of the vote; the ``corners``, ``i / H``, in the
+            first two elements of its first row; or ``none``.
+        normalized_activations: the children's activations are ``a / (a + epsilon)``, which is what code
+            computes that normalizes ``R a`` over the parents.
+        patches: of the convolutional capsule layers: ``windows``, or patches ``[K, K, H', W']`` read as
+            ``[H', W', K, K]``: ``kernel``.
+        statistics: of the ``paper``, or ``clamped`` (`capsedge.models.layers`), where ``patches`` are of
+            poses, as in ``AttentionCapsulesConfig``.
+    """
+
+    architecture: ClassVar[str] = "matrix-capsules"
+    routing: ClassVar[str] = "em"
+
+    pose_side: int = 4
+    inverse_temperature: float = 0.01
+    epsilon: float = 1e-4
+    schedule: str = "rising"
+    coordinates: str = "centers"
+    normalized_activations: bool = False
+    patches: str = "windows"
+    statistics: str = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dialects(self)
+        clamped = self.statistics == "clamped"
+        if self.patches == ("kernel" if clamped else "elements"):
+            raise UsageError(f"Patches '{self.patches}' go with other statistics.")
+        if clamped and (self.coordinates == "centers" or self.normalized_activations):
+            raise UsageError(
+                "Clamped statistics have coordinates of corners, and plain activations."
+            )
+        check_range(1, limits.KERNEL, pose_side=self.pose_side)
+        if not (0 < self.epsilon < math.inf and math.isfinite(self.inverse_temperature)):
+            raise UsageError(
+                f"epsilon {self.epsilon:g}, inverse temperature {self.inverse_temperature:g}.",
+                "Wanted: finite numbers, and epsilon above 0.",
+            )
+
+    @property
+    def inverse_temperatures(self) -> tuple[float, ...]:
+        """λ of each iteration."""
+        if self.schedule == "constant":
+            return (self.inverse_temperature,) * self.iterations
+        return tuple(
+            self.inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(self.iterations)
+        )
+
+
+# --- The configuration of `capsedge.models.attention_capsules`. No torch needed ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCapsulesConfig(ModelConfig):
+    """Capsules with inverted dot-product attention routing (Tsai et al. 2020).
+
+    Attributes:
+        pose_dim: elements of every pose.
+        matrix_pose: square matrix poses, or vectors.
+        dense_layers: types of fully connected capsule layers between the convolutional ones and the
+            class capsules.
+        concurrent: all layers route at once, pass by pass; otherwise one layer after the other.
+        patches: of the convolutional capsule layers: ``windows`` (the paper), or patches
+            ``[P, H' W']`` at each place of the kernel read as ``[H' W', P]``: ``elements``.
+    """
+
+    architecture: ClassVar[str] = "attention-capsules"
+    routing: ClassVar[str] = "attention"
+
+    pose_dim: int = 16
+    matrix_pose: bool = True
+    dense_layers: tuple[int, ...] = ()
+    concurrent: bool = True
+    iterations: int = 2
+    patches: str = "windows"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dialects(self)
+        check_range(1, limits.WIDTH, pose_dim=self.pose_dim)
+        if self.matrix_pose and math.isqrt(self.pose_dim) ** 2 != self.pose_dim:
+            raise UsageError(
+                f"A pose of {self.pose_dim} elements do not form a square matrix.", "", "Use 16."
+            )
+        check_range(0, limits.LAYERS, dense_layers=len(self.dense_layers))
+        for size in self.dense_layers:
+            check_range(1, limits.WIDTH, dense_layers=size)
+
+
+# --- The configuration of `capsedge.models.deepcaps`. No torch needed ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepCapsConfig(ModelConfig):
+    """DeepCaps (Rajasegaran et al. 2019): cells of convolutional capsules, routing in the last one.
+
+    Attributes:
+        primary_types: types of capsules in all cells.
+        dims: elements of a pose in each cell.
+        capsule_dim: elements of a class capsule's pose.
+        padding: of the convolutions in the cells.
+        vote_bias: the convolutions have a bias, that of the votes too; otherwise routing adds one to the
+            sum of the votes.
+        squashed_stem: the stem's channels are squashed one by one.
+        vote_elements: elements of a pose that votes are made of, the first ones; 0 for all.
+        vote_reading: votes are made of ``poses``, or of a map ``[H, W, C, P]`` read as ``[C, P, H, W]``:
+            ``mixed``.
+        routed_iterations: of the cell that is routed; ``iterations`` are those of the class capsules.
+        routed_softmax: a type's couplings sum to one over all types and ``places``, or over the ``types``
+            at a place.
+        routed_squash: of the cell that is routed: over the elements and places of a type (``maps``), the
+            columns of an element's ``rows``, the elements of a ``pose``, or single ``elements``.
+        last_bias: the class capsules' bias is added in the last iteration only.
+        epsilon, routing_epsilon: of the squash of convolutions and of routing.
+        length_offset: added to the elements of class capsules in their lengths.
+    """
+
+    architecture: ClassVar[str] = "deep-caps"
+    routing: ClassVar[str] = "dynamic"
+
+    primary_types: int = 32
+    dims: tuple[int, ...] = (4, 8, 8, 8)
+    capsule_dim: int = 32
+    padding: int | str = "same"
+    vote_bias: bool = False
+    squashed_stem: bool = False
+    vote_elements: int = 0
+    vote_reading: str = "poses"
+    routed_iterations: int = 3
+    routed_softmax: str = "places"
+    routed_squash: str = "maps"
+    last_bias: bool = False
+    epsilon: float = 1e-7
+    routing_epsilon: float = 1e-16
+    length_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dialects(self)
+        check_range(2, limits.LAYERS, cells=len(self.dims))
+        for dim in self.dims:
+            check_range(1, limits.WIDTH, capsule_dim=self.capsule_dim, dim=dim)
+        check_range(0, self.dims[-1], vote_elements=self.vote_elements)
+        check_range(1, limits.ITERATIONS, routed_iterations=self.routed_iterations)
+        check_padding(self.padding)
+        if self.dims[-2] != self.dims[-1]:
+            raise UsageError("The last two cells have poses of one size: both go to the classes.")
+        if self.capsule_layers:
+            raise UsageError("DeepCaps has cells, and no other capsule layers.")
+        if not (0 < self.epsilon < math.inf and 0 < self.routing_epsilon < math.inf):
+            raise UsageError("The epsilons of DeepCaps are finite numbers above 0.")
+        if not 0 <= self.length_offset < math.inf:
+            raise UsageError("The offset of the lengths is 0 or more.")
+
+
+# --- The configuration of `capsedge.models.efficient_capsnet`. No torch needed ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientCapsNetConfig(ModelConfig):
+    """Efficient-CapsNet (Mazzia, Salvetti, Chiaberge 2021): one pass of self-attention routing.
+
+    Attributes:
+        primary_dim: elements of a primary capsule's pose; the depthwise primary convolution covers its whole
+            input, so that there is one capsule of each type.
+        capsule_dim: elements of a class capsule's pose.
+        decoder: hidden sizes of the reconstruction decoder; none if empty.
+        epsilon: of both squashes.
+        length_epsilon: added under the root of the class capsules' lengths.
+    """
+
+    architecture: ClassVar[str] = "efficient-capsnet"
+    routing: ClassVar[str] = "self-attention"
+
+    primary_dim: int = 8
+    capsule_dim: int = 16
+    decoder: tuple[int, ...] = ()
+    iterations: int = 1
+    epsilon: float = 1e-20
+    length_epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(1, 1, iterations=self.iterations)
+        check_range(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        check_range(0, limits.LAYERS, layers_of_the_decoder=len(self.decoder))
+        for size in self.decoder:
+            check_range(1, limits.WIDTH, decoder=size)
+        for name in ("epsilon", "length_epsilon"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} is {getattr(self, name):g}.", "Wanted: a number above 0.")
+
+
+# --- The configuration of `capsedge.models.pscapsnet`. No torch needed ---
+
+
+UPDATES = ("agreement", "k-means")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PSCapsNetConfig(ModelConfig):
+    """Parameter-sharing capsules on residual blocks (Ren, Su, Lu 2019).
+
+    Attributes:
+        primary_dim: elements of a child: channels of one position of the stem's map.
+        capsule_dim: elements of a class capsule.
+        shared: all children have one weight; otherwise each has its own.
+        pooled: rows and columns that the map is averaged to before; 0 for as it is.
+        update: ``agreement`` (Sabour et al. 2017); or ``k-means``: the logits are each time the votes'
+            products with the sum divided by its norm, and ``iterations`` come after a first uniform sum.
+        epsilon: under the root of the squash and of that norm.
+    """
+
+    architecture: ClassVar[str] = "pscapsnet"
+    routing: ClassVar[str] = "dynamic"
+
+    stem: ResNet
+    primary_types: int = 1
+    primary_dim: int = 32
+    capsule_dim: int = 8
+    shared: bool = True
+    pooled: int = 0
+    update: str = "k-means"
+    epsilon: float = 1e-24
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.update not in UPDATES:
+            raise UsageError(f"update is '{self.update}'.", f"Known: {', '.join(UPDATES)}.")
+        if self.capsule_layers:
+            raise UsageError("PSCapsNet has no layers of capsules before those of the classes.")
+        check_range(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
+        check_range(0, limits.IMAGE_SIDE, pooled=self.pooled)
+        if self.stem.stages[-1][0] % self.primary_dim:
+            raise UsageError(
+                f"{self.stem.stages[-1][0]} channels do not make capsules of {self.primary_dim}.",
+                "The last stage's channels must be a multiple of primary_dim.",
+            )
+        if not 0 < self.epsilon < math.inf:
+            raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
+
+
+# --- The configuration of `capsedge.models.capsule_stack`. No torch needed ---
+
+
+@dataclass(frozen=True)
+class StemLayer:
+    """A layer of a `CapsuleStackConfig` before the capsules, with the names and defaults of Keras.
+
+    Attributes:
+        kind: ``conv``, ``norm`` (batch normalization), ``max``, ``average`` (pooling) or ``activation``.
+        channels: of a convolution; elsewhere those that come in.
+        kernel, stride: rows and columns.
+        same: padding; ``valid`` otherwise.
+        bias: of a convolution.
+        activation: ``linear``, ``relu``, ``tanh`` or ``sigmoid``.
+        epsilon: of batch normalization.
+        name: of the layer that it was imported from.
+    """
+
+    kind: str
+    channels: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    same: bool = False
+    bias: bool = True
+    activation: str = "linear"
+    epsilon: float = 1e-3
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("kind", self.kind, ("conv", "norm", "max", "average", "activation")),
+            ("activation", self.activation, ("linear", "relu", "tanh", "sigmoid")),
+        ):
+            if value not in known:
+                raise UsageError(f"A layer's {what} is '{value}'.", f"Known: {', '.join(known)}.")
+        check_range(1, limits.WIDTH, channels=self.channels)
+        for size in (*self.kernel, *self.stride):
+            check_range(1, limits.KERNEL, kernel=size)
+        if (
+            self.same
+            and self.kind in ("max", "average")
+            and not self.kernel == self.stride == (2, 2)
+        ):
+            raise UsageError("Pooling with padding is there for windows of 2x2 and strides of 2.")
+        if not 0 < self.epsilon < math.inf or len(self.name) > limits.NAME_CHARACTERS:
+            raise UsageError("A layer's epsilon is a finite number above 0, and its name is short.")
+
+    def size(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns that it makes of a grid.
+
+        Raises:
+            UsageError: its window is larger.
+        """
+        if self.kind in ("norm", "activation"):
+            return grid
+        pairs = list(zip(grid, self.kernel, self.stride, strict=True))
+        if self.same:
+            rows, columns = (-(-n // s) for n, _, s in pairs)
+        else:
+            rows, columns = ((n - k) // s + 1 for n, k, s in pairs)
+        if min(rows, columns) < 1:
+            raise UsageError(f"A window of {self.kernel} does not fit a map of {grid}.")
+        return rows, columns
+
+
+@dataclass(frozen=True)
+class RoutedLayer:
+    """A layer of routed capsules.
+
+    Attributes:
+        capsules, dim: of the parents.
+        shared: all children have one weight.
+        name: of the layer that it was imported from.
+    """
+
+    capsules: int
+    dim: int
+    shared: bool = True
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        check_range(1, limits.WIDTH, capsules=self.capsules, capsule_dim=self.dim)
+        if len(self.name) > limits.NAME_CHARACTERS:
+            raise UsageError(f"A layer's name has over {limits.NAME_CHARACTERS:,} characters.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapsuleStackConfig(ModelConfig):
+    """Any stem, its map as capsules, and layers of routed capsules: the ``Capsule`` layer of Keras' examples.
+
+    ``squash(s) = s·√q / (offset + q)`` with ``q = |s|² + epsilon``.
+
+    Attributes:
+        layers: the stem.
+        primary_dim: elements of a capsule: channels of one position, or parts of them.
+        routed: the layers of capsules; the last one has a capsule for each class.
+        replaced: agreements replace the logits, instead of being added to them.
+        offset, epsilon: of the squash.
+    """
+
+    architecture: ClassVar[str] = "capsule-stack"
+    routing: ClassVar[str] = "dynamic"
+
+    stem: tuple[Conv, ...] = ()
+    primary_types: int = 1
+    layers: tuple[StemLayer, ...] = ()
+    primary_dim: int
+    routed: tuple[RoutedLayer, ...]
+    replaced: bool = True
+    offset: float = 1.0
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(0, limits.LAYERS, layers=len(self.layers))
+        check_range(1, limits.LAYERS, routed=len(self.routed))
+        check_range(1, limits.WIDTH, primary_dim=self.primary_dim)
+        if self.stem or self.capsule_layers:
+            raise UsageError("A capsule stack has its stem in layers, and its capsules in routed.")
+        if self.routed[-1].capsules != self.classes:
+            raise UsageError(
+                f"{self.classes} classes are named.",
+                f"The last layer has {self.routed[-1].capsules} capsules.",
+            )
+        if not (0 < self.epsilon < math.inf and 0 < self.offset < math.inf):
+            raise UsageError("The offset and epsilon of a squash are finite numbers above 0.")
+
+
+# The configurations of `capsedge.models.fsanet` and `capsedge.models.fsanet`. No torch
+# needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSANetConfig(ModelConfig):
+    """FSA-Net: head pose, or other values, by stage-wise regression (Yang et al. 2019).
+
+    Attributes:
+        value_names, units: of the values.
+        ranges: the largest size of each value.
+        scorings: one part for each, whose mean is the answer. How a part scores the places of its maps:
+            ``convolution`` (1x1, sigmoid), ``variance`` of the channels, ``uniform``, or ``none``: every
+            place is a capsule.
+        rows: capsules are mixed from the features of ``positions`` (the paper), or from ``channels``:
+            maps ``[C, H, W]`` read as ``[H·W, C]``.
+        primary_types: capsules of each stage that fine-grained mapping makes.
+        mixtures: rank of a mapping (m in the paper).
+        capsule_dim: elements of a stage's capsule.
+        bins: of each stage.
+        second_stream: activation of the second stream's first block.
+        depthwise_bias: whether depthwise convolutions have a bias.
+        norm_epsilon: of batch normalization.
+        epsilon: of the squash.
+    """
+
+    architecture: ClassVar[str] = "fsa-net"
+    routing: ClassVar[str] = "dynamic"
+    tasks: ClassVar[tuple[str, ...]] = (REGRESSION,)
+
+    class_names: tuple[str, ...] = ()
+    stem: tuple[Conv, ...] = ()
+    primary_types: int = 7
+    iterations: int = 2
+    task: str = REGRESSION
+    value_names: tuple[str, ...] = ("yaw", "pitch", "roll")
+    units: tuple[str, ...] = ("degrees", "degrees", "degrees")
+    ranges: tuple[float, ...] = (99.0, 99.0, 99.0)
+    scorings: tuple[str, ...] = ("convolution",)
+    rows: str = "positions"
+    mixtures: int = 5
+    capsule_dim: int = 16
+    bins: int = 3
+    second_stream: str = "tanh"
+    depthwise_bias: bool = False
+    norm_epsilon: float = 1e-3
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, values, known in (
+            ("scorings", self.scorings, ("convolution", "variance", "uniform", "none")),
+            ("rows", (self.rows,), ("positions", "channels")),
+            ("second_stream", (self.second_stream,), ("relu", "tanh")),
+        ):
+            unknown = [v for v in values if v not in known]
+            if unknown:
+                raise UsageError(f"{name} is '{unknown[0]}'.", f"Known: {', '.join(known)}.")
+        if self.class_names or self.stem or self.capsule_layers:
+            raise UsageError("FSA-Net has values, and neither classes nor layers to choose.")
+        if not len(self.value_names) == len(self.units) == len(self.ranges):
+            raise UsageError("FSA-Net needs as many units and ranges as values.")
+        if max(map(len, (*self.value_names, *self.units)), default=0) > limits.NAME_CHARACTERS:
+            raise UsageError(f"A name or unit has over {limits.NAME_CHARACTERS:,} characters.")
+        if not all(map(math.isfinite, self.ranges)):
+            raise UsageError("The ranges of FSA-Net are finite numbers.")
+        if not (0 < self.epsilon < math.inf and 0 < self.norm_epsilon < math.inf):
+            raise UsageError("epsilon and norm_epsilon are finite numbers above 0.")
+        check_range(1, limits.LAYERS, parts=len(self.scorings))
+        check_range(
+            1, limits.WIDTH, values=len(self.value_names), mixtures=self.mixtures, bins=self.bins
+        )
+        check_range(9, limits.WIDTH, capsule_dim=self.capsule_dim)
+        check_range(
+            8, limits.IMAGE_SIDE, height=self.preprocessing.height, width=self.preprocessing.width
+        )
+
+    @property
+    def outputs(self) -> Outputs:
+        """The values."""
+        return Outputs(values=("values",), names=self.value_names, units=self.units)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledFSANetConfig(FSANetConfig):
+    """FSA-Net without capsules, which its authors compare with: nothing is routed.
+
+    Attributes:
+        pooling: what makes the features of the stages: ``metric``, two linear maps, or ``netvlad``.
+    """
+
+    architecture: ClassVar[str] = "fsa-net-pooled"
+    routing: ClassVar[str] = ""
+
+    iterations: int = 1
+    pooling: str = "metric"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pooling not in ("metric", "netvlad"):
+            raise UsageError(f"pooling is '{self.pooling}'.", "Known: metric, netvlad.")
+
+
+# --- Configurations: what builds a model, and what its checkpoint stores. No torch needed ---
+
+
+__all__ = [
+    "FAMILIES",
+    "AttentionCapsulesConfig",
+    "CapsNetConfig",
+    "CapsuleConv",
+    "CapsuleStackConfig",
+    "Conv",
+    "DeepCapsConfig",
+    "EfficientCapsNetConfig",
+    "FSANetConfig",
+    "MatrixCapsulesConfig",
+    "ModelConfig",
+    "PSCapsNetConfig",
+    "PooledFSANetConfig",
+    "ResNet",
+    "RoutedLayer",
+    "StemLayer",
+    "config_from_dict",
+]
+
+FAMILIES: dict[str, type[ModelConfig]] = {
+    c.architecture: c
+    for c in (
+        CapsNetConfig,
+        MatrixCapsulesConfig,
+        AttentionCapsulesConfig,
+        EfficientCapsNetConfig,
+        FSANetConfig,
+        PooledFSANetConfig,
+        CapsuleStackConfig,
+        DeepCapsConfig,
+        PSCapsNetConfig,
+    )
+}
+
+
+def config_from_dict(values: object) -> ModelConfig:
+    """Build a configuration from what ``ModelConfig.to_dict`` gave.
+
+    Raises:
+        UsageError: an unknown architecture, or fields that do not fit it.
+    """
+    try:
+        rest = dict(decode(dict[str, Any], check(values)))
+        architecture = rest.pop("architecture", None)
+        family = FAMILIES.get(str(architecture))
+        if family is None:
+            raise UsageError(
+                f"Unknown architecture '{architecture}'.", f"Known: {', '.join(sorted(FAMILIES))}."
+            )
+        stem = rest.get("stem")
+        if isinstance(stem, dict) and stem.keys() == {"resnet"}:
+            rest["stem"] = {"stages": stem["resnet"]}
+        return decode(family, rest)
+    except Malformed as error:
+        raise UsageError("The model configuration cannot be read.", f"{error}.") from error

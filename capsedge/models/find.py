@@ -1,0 +1,107 @@
+"""The model that a name or a checkpoint stands for, with its weights. Needs torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.models import CapsuleModel, build, get_config
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.runtime import zoo
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model and where its weights come from.
+
+    Attributes:
+        model: in evaluation mode.
+        name: its name in the registry, or the checkpoint's file name without its suffix.
+        checkpoint: the file of its weights; None for random initial weights.
+    """
+
+    model: CapsuleModel
+    name: str
+    checkpoint: Path | None
+
+    @property
+    def trained(self) -> bool:
+        """Whether the weights come from a checkpoint."""
+        return self.checkpoint is not None
+
+
+def find_model(
+    name: str | None = None, checkpoint: Path | None = None, routing: str | None = None
+) -> FoundModel:
+    """Find a model by its name in the registry, or by its checkpoint.
+
+    Args:
+        name: a name in the registry; with its trained weights if the package has them, otherwise with random
+            initial ones.
+        checkpoint: ``.safetensors`` or ``.pt``; excludes ``name``.
+        routing: which of the zoo's models, if neither is given (``dynamic`` by default); otherwise the
+            routing that the model must have.
+
+    Raises:
+        UsageError: the arguments contradict each other, or name nothing.
+        EnvironmentProblem: the zoo's checkpoint is not in this installation.
+        ArtefactError: the checkpoint is damaged.
+    """
+    if name is not None and checkpoint is not None:
+        raise UsageError("--model and --checkpoint exclude each other.", "", "Give one of them.")
+    if name is not None:
+        config = get_config(name)
+        checkpoint = zoo.checkpoint_of_model(name)
+    elif checkpoint is None:
+        checkpoint = zoo.checkpoint_of_routing(routing or zoo.ROUTINGS[0])
+        if not checkpoint.is_file():
+            raise EnvironmentProblem(
+                "The trained models are not in this installation.",
+                f"{checkpoint} is missing.",
+                "Install capsedge again, or give a checkpoint with --checkpoint.",
+            )
+    if checkpoint is not None:
+        model = load_checkpoint(checkpoint)
+        config, name = model.config, name or checkpoint.stem
+    else:
+        assert name is not None
+        torch.manual_seed(0)
+        model = build(config).eval()
+    if routing is not None and config.routing != routing:
+        raise UsageError(
+            f"{name} routes by {config.routing}, not by {routing}.",
+            "The routing belongs to the trained weights.",
+            "Leave out --routing, or name another model.",
+        )
+    return FoundModel(model, name, checkpoint)
+
+
+def trained_checkpoint(name: str) -> Path:
+    """The checkpoint of a model that comes trained with the package.
+
+    Raises:
+        UsageError: there is no such model, or it does not come trained.
+    """
+    get_config(name)
+    path = zoo.checkpoint_of_model(name)
+    if path is None:
+        raise UsageError(
+            f"The zoo has no trained weights for '{name}'.",
+            "Only the small models for digits come trained.",
+            "Give the checkpoint that the file was exported from with --checkpoint.",
+        )
+    return path
+
+
+def find_checkpoint_of(given: str) -> Path:
+    """The checkpoint that a path or a name of the zoo stands for.
+
+    Raises:
+        UsageError: there is neither such a file nor such a model with weights.
+    """
+    path = Path(given)
+    return path if os.path.lexists(path) or path.suffix else trained_checkpoint(given)

@@ -1,0 +1,338 @@
+"""Dynamic_routing, vote_routing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from capsedge.models.ops.common import (
+    accumulation_dtype,
+    expect,
+    expect_same_dtype,
+    expect_shape,
+    register,
+)
+from capsedge.models.ops.squash import EPSILON
+from capsedge.models.ops.squash import _define as _squash
+
+# Routing by agreement over votes: what dynamic routing and routing over given votes share
+
+
+SoftmaxOver = Literal["parents", "children"]
+Update = Literal["accumulate", "replace"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How votes are routed; the attributes of ``DynamicRouting`` and ``VoteRouting``."""
+
+    iterations: int
+    leaky: bool = False
+    over_children: bool = False
+    replace: bool = False
+    normalize: bool = False
+    elementwise: bool = False
+    agreement_scale: float = 1.0
+    epsilon: float = 1e-8
+
+    def arguments(self) -> tuple[int, bool, bool, bool, bool, bool, float, float]:
+        """In the order of the operators' arguments."""
+        return (
+            self.iterations, self.leaky, self.over_children, self.replace, self.normalize,
+            self.elementwise, self.agreement_scale, self.epsilon,
+        )  # fmt: skip
+
+
+def checked(
+    name: str,
+    iterations: int,
+    leaky: bool,
+    softmax: SoftmaxOver,
+    update: Update,
+    normalize: bool,
+    elementwise: bool,
+    agreement_scale: float,
+    epsilon: float,
+) -> Agreement:
+    """The arguments of the public functions as attributes.
+
+    Raises:
+        ShapeError: one is wrong; the message names it.
+    """
+    expect(name, iterations >= 1, "iterations {}, wanted >= 1", iterations)
+    expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
+    expect(
+        name,
+        softmax in ("parents", "children"),
+        "softmax {!r}, wanted 'parents' or 'children'",
+        softmax,
+    )
+    expect(
+        name,
+        update in ("accumulate", "replace"),
+        "update {!r}, wanted 'accumulate' or 'replace'",
+        update,
+    )
+    over_children = softmax == "children"
+    expect(
+        name,
+        not (leaky and over_children),
+        "leaky=True adds a parent to the softmax, which runs over the children here",
+    )
+    return Agreement(
+        iterations, leaky, over_children, update == "replace", normalize, elementwise,
+        float(agreement_scale), epsilon,
+    )  # fmt: skip
+
+
+def _couplings(logits: Tensor, how: Agreement) -> Tensor:
+    if how.over_children:
+        return logits.softmax(-2)
+    if not how.leaky:
+        return logits.softmax(-1)
+    # "None of the above": one more parent whose logit stays zero and whose votes go nowhere.
+    return torch.nn.functional.pad(logits, (1, 0)).softmax(-1)[..., 1:]
+
+
+def _squashed(s: Tensor, how: Agreement) -> Tensor:
+    if how.elementwise:
+        return _squash(s.unsqueeze(-1), -1, how.epsilon).squeeze(-1)
+    return _squash(s, -1, how.epsilon)
+
+
+def route(votes: Tensor, log_prior: Tensor, bias: Tensor, how: Agreement) -> tuple[Tensor, Tensor]:
+    """Poses of the parents ``[N, J, P]`` and couplings ``[N, I, J]`` from votes ``[N, I, J, P]``.
+
+    All tensors have the type in which is computed.
+    """
+    logits = log_prior.expand(votes.shape[:3])
+    for iteration in range(how.iterations):
+        c = _couplings(logits, how)
+        s = (c.unsqueeze(-1) * votes).sum(1) + bias
+        v = _squashed(s, how)
+        if iteration + 1 == how.iterations:
+            break
+        parent = v
+        if how.normalize:
+            parent = s / (s.square().sum(-1, keepdim=True) + how.epsilon).sqrt()
+        if how.agreement_scale != 1.0:
+            parent = how.agreement_scale * parent
+        agreement = (votes * parent.unsqueeze(1)).sum(-1)
+        logits = agreement if how.replace else logits + agreement
+    return v, c
+
+
+# ``capsedge::dynamic_routing``: Sabour et al. 2017, procedure 1, and what published networks make
+# of it
+
+
+def _define(
+    u: Tensor,
+    weight: Tensor,
+    log_prior: Tensor,
+    bias: Tensor,
+    vote_bias: Tensor | None,
+    iterations: int,
+    leaky: bool,
+    over_children: bool,
+    replace: bool,
+    normalize: bool,
+    elementwise: bool,
+    agreement_scale: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:
+    how = Agreement(
+        iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
+    )
+    dtype = accumulation_dtype(u)
+    votes = dense_votes(u, weight, vote_bias)
+    v, c = route(votes, log_prior.to(dtype), bias.to(dtype), how)
+    return v.to(u.dtype), c.to(u.dtype).contiguous()
+
+
+def dense_votes(u: Tensor, weight: Tensor, vote_bias: Tensor | None = None) -> Tensor:
+    """Votes ``[N, I, J, Pout]`` of children ``[N, I, Pin]``, in the type in which is computed."""
+    dtype = accumulation_dtype(u)
+    n, i, p = u.shape
+    own, j, out = weight.shape[:3]
+    if own == i:
+        # u_hat_ij = W_ij u_i as one matrix product per child.
+        predictions = torch.bmm(
+            u.to(dtype).transpose(0, 1), weight.to(dtype).reshape(i, j * out, p).transpose(1, 2)
+        )
+        votes = predictions.reshape(i, n, j, out).transpose(0, 1)
+    else:
+        flat = weight.to(dtype).reshape(j * out, p).transpose(0, 1)
+        votes = torch.matmul(u.to(dtype), flat).reshape(n, i, j, out)
+    if vote_bias is not None:
+        votes = votes + vote_bias.to(dtype)
+    return votes
+
+
+def _fake(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    n, i = u.shape[:2]
+    j, out = weight.shape[1:3]
+    return u.new_empty((n, j, out)), u.new_empty((n, i, j))
+
+
+_op = register("dynamic_routing", _define, _fake, 5)
+
+
+def dynamic_routing(
+    u: Tensor,
+    weight: Tensor,
+    log_prior: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    vote_bias: Tensor | None = None,
+    iterations: int = 3,
+    leaky: bool = False,
+    softmax: SoftmaxOver = "parents",
+    update: Update = "accumulate",
+    normalize: bool = False,
+    elementwise: bool = False,
+    agreement_scale: float = 1.0,
+    epsilon: float = EPSILON,
+) -> tuple[Tensor, Tensor]:
+    """Route children to parents by iterated agreement.
+
+    ``T`` iterations make ``T`` weighted sums and ``T - 1`` agreements. With the defaults this is the
+    paper's procedure; the other settings are those of published networks.
+
+    Args:
+        u: poses of the children ``[N, I, Pin]``.
+        weight: ``[I, J, Pout, Pin]``, or ``[1, J, Pout, Pin]`` for one weight that all children share;
+            the vote of child i for parent j is ``W_ij u_i``.
+        log_prior: start logits ``[I, J]`` (equation 3); zeros when left out.
+        bias: added to each parent's sum before squash ``[J, Pout]``; zeros when left out.
+        vote_bias: constant added to the votes, ``W_ij u_i + c_ij``: ``[I, J, Pout]``, or
+            ``[1, J, Pout]`` for all children alike; nothing when left out.
+        iterations: ``T >= 1``.
+        leaky: adds a parent "none of the above" with logit zero, whose share is dropped; not with a
+            softmax over the children.
+        softmax: whether the couplings of a child sum to one over the ``parents`` (the paper), or those
+            of a parent over the ``children``.
+        update: whether agreements ``accumulate`` in the logits (the paper), or ``replace`` them.
+        normalize: agreements are with the sum divided by its norm instead of with the squashed pose:
+            k-means routing, together with ``update="replace"``.
+        elementwise: squashes each element of a pose for itself, ``x·|x|/(1 + x²)``.
+        agreement_scale: factor of the agreements.
+        epsilon: of the squash and of the norm.
+
+    Returns:
+        Poses of the parents ``[N, J, Pout]`` and the coupling coefficients of the last weighted sum
+        ``[N, I, J]``, both of the type of ``u``. Half types are computed in FP32.
+
+    Raises:
+        ShapeError: a shape, type or attribute is wrong; the message names it.
+
+    Source: Sabour, Frosst, Hinton 2017, procedure 1 and equations 2 to 4; leaky routing from the
+    authors' released code.
+    """
+    name = "DynamicRouting"
+    expect_shape(name, "u", u, ["N", "I", "Pin"])
+    children = u.shape[1]
+    shared = weight.ndim == 4 and weight.shape[0] == 1
+    expect_shape(name, "weight", weight, [1 if shared else children, "J", "Pout", u.shape[2]])
+    j, out = weight.shape[1:3]
+    log_prior = weight.new_zeros((children, j)) if log_prior is None else log_prior
+    bias = weight.new_zeros((j, out)) if bias is None else bias
+    expect_shape(name, "log_prior", log_prior, [children, j])
+    expect_shape(name, "bias", bias, [j, out])
+    how = checked(
+        name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
+    )
+    tensors = {"u": u, "weight": weight, "log_prior": log_prior, "bias": bias}
+    if vote_bias is not None:
+        one = vote_bias.ndim == 3 and vote_bias.shape[0] == 1
+        expect_shape(name, "vote_bias", vote_bias, [1 if one else children, j, out])
+        tensors["vote_bias"] = vote_bias
+    expect_same_dtype(name, **tensors)
+    result: tuple[Tensor, Tensor] = _op(u, weight, log_prior, bias, vote_bias, *how.arguments())
+    return result
+
+
+# --- ``capsedge::vote_routing``: routing by agreement over votes that are given ---
+
+
+def _define_votes(
+    votes: Tensor,
+    log_prior: Tensor,
+    bias: Tensor,
+    iterations: int,
+    leaky: bool,
+    over_children: bool,
+    replace: bool,
+    normalize: bool,
+    elementwise: bool,
+    agreement_scale: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:
+    dtype = accumulation_dtype(votes)
+    how = Agreement(
+        iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
+    )
+    v, c = route(votes.to(dtype), log_prior.to(dtype), bias.to(dtype), how)
+    return v.to(votes.dtype), c.to(votes.dtype).contiguous()
+
+
+def _fake_votes(votes: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    n, i, j, p = votes.shape
+    return votes.new_empty((n, j, p)), votes.new_empty((n, i, j))
+
+
+_op_votes = register("vote_routing", _define_votes, _fake_votes, 3)
+
+
+def vote_routing(
+    votes: Tensor,
+    log_prior: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    iterations: int = 3,
+    leaky: bool = False,
+    softmax: SoftmaxOver = "parents",
+    update: Update = "accumulate",
+    normalize: bool = False,
+    elementwise: bool = False,
+    agreement_scale: float = 1.0,
+    epsilon: float = EPSILON,
+) -> tuple[Tensor, Tensor]:
+    """Route votes to parents by iterated agreement, however the votes were made.
+
+    For votes that are a linear map of capsules, ``dynamic_routing`` is faster: it never writes them to
+    memory. This one is for votes of a convolution or of a nonlinear layer. Positions that route on their
+    own go into the batch.
+
+    Args:
+        votes: ``[N, I, J, P]``: of each child for each parent.
+        log_prior: start logits ``[I, J]``; zeros when left out.
+        bias: added to each parent's sum before squash ``[J, P]``; zeros when left out.
+        iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon: as in
+            ``dynamic_routing``.
+
+    Returns:
+        Poses of the parents ``[N, J, P]`` and the coupling coefficients of the last weighted sum
+        ``[N, I, J]``, both of the type of ``votes``. Half types are computed in FP32.
+
+    Raises:
+        ShapeError: a shape, type or attribute is wrong; the message names it.
+
+    Source: Sabour, Frosst, Hinton 2017, procedure 1, from equation 2 on.
+    """
+    name = "VoteRouting"
+    expect_shape(name, "votes", votes, ["N", "I", "J", "P"])
+    i, j, p = votes.shape[1:]
+    log_prior = votes.new_zeros((i, j)) if log_prior is None else log_prior
+    bias = votes.new_zeros((j, p)) if bias is None else bias
+    expect_shape(name, "log_prior", log_prior, [i, j])
+    expect_shape(name, "bias", bias, [j, p])
+    expect_same_dtype(name, votes=votes, log_prior=log_prior, bias=bias)
+    how = checked(
+        name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
+    )
+    result: tuple[Tensor, Tensor] = _op_votes(votes, log_prior, bias, *how.arguments())
+    return result

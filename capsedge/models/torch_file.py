@@ -1,0 +1,249 @@
+"""Files of ``torch.save`` (``.pt``), read by ``torch.load(weights_only=True)``. Needs torch.
+
+A confined process reads a file first. Only if that went well, within the limits and without opening anything
+else, this process does the same with the same file.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import threading
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.pickles import BadPickle, NotPlain
+from capsedge.runtime.files.reading import size
+from capsedge.runtime.files.sandbox import Bounds, close_doors, confine, confined
+from capsedge.spec import limits
+
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of PyTorch before 1.6 begin
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_CODE = "code: "  # how the process begins a refusal for code
+_ALONE = threading.Lock()  # the names that torch takes as safe are those of all threads
+
+
+class Beside:
+    """Stands for an object beside the weights that is not read."""
+
+    def __new__(cls, *_: Any) -> Beside:
+        """Take whatever the object would be made of."""
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+def _no_items(*_: Any) -> dict[Any, Any]:
+    return {}
+
+
+# What training scripts save beside the weights. Nothing of these names is imported or called: torch is given
+# the stand-in, and goes on.
+_BESIDE = (
+    *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
+    *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
+    *(f"numpy.{name}" for name in ("dtype", "ndarray", "float64", "float32", "int64", "int32")),
+    *(f"builtins.{name}" for name in ("list", "dict", "tuple", "int", "float", "str", "bool")),
+    *("argparse.Namespace", "datetime.datetime", "torch.torch_version.TorchVersion"),
+    *("pathlib.PosixPath", "pathlib.WindowsPath"),
+)
+_STAND_INS: list[Any] = [(_no_items, "collections.defaultdict"), *((Beside, n) for n in _BESIDE)]
+
+
+def read_torch(file: BufferedReader) -> Any:
+    """The value in a file: plain dictionaries, lists and values, and dense tensors on the CPU.
+
+    Args:
+        file: its content, a real file whose size the caller has limited.
+
+    Returns:
+        The value. Another object in it is a `Beside`, or whatever harmless thing torch makes of it.
+
+    Raises:
+        BadArchive, BadPickle: it is damaged, exceeds the limits, or holds what only its code could make.
+    """
+    unpacked, most = _unpacked(file), max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * size(file))
+    if unpacked > most:
+        raise BadArchive(f"it unpacks to {unpacked:,} bytes, the limit is {most:,}")
+    memory = 2 * unpacked + limits.TORCH_MEMORY  # packed parts of the file, and its tensors
+    bounds = Bounds(limits.TORCH_SECONDS, memory, limits.KIB)
+    with confined(__name__, file, bounds, words=[str(most)], fork=True) as ended:
+        refused = ended.answer.read().decode(errors="replace")
+    if ended.code is None:
+        raise BadArchive(f"reading it takes over {limits.TORCH_SECONDS} s")
+    if ended.code:
+        last = (ended.said.strip().splitlines() or ["it said nothing"])[-1]
+        raise BadArchive(f"the process that read it ended ({ended.code}): {last[:200]}")
+    if refused:
+        raise (NotPlain if refused.startswith(_CODE) else BadPickle)(refused.removeprefix(_CODE))
+    with _ALONE:
+        return _value(_File(io.FileIO(file.fileno(), closefd=False)), most)
+
+
+def _unpacked(file: BufferedReader) -> int:
+    """Bytes of all that is in the file, as its index says.
+
+    Raises:
+        BadArchive, NotPlain: it is no file of ``torch.save``, or its pickle is too large.
+    """
+    file.seek(0)
+    head = file.read(len(_LEGACY))
+    if head == _LEGACY:
+        return size(file)
+    archive = Archive(file)
+    found = [name for name in archive.names if name.endswith("/data.pkl")]
+    if len(found) != 1 or not head.startswith(b"PK\x03\x04"):
+        raise BadArchive("it has no 'data.pkl'")
+    if found[0].replace("/data.pkl", "/constants.pkl") in archive.names:
+        raise NotPlain("it is a program of TorchScript")
+    if archive.length(found[0]) > limits.PICKLE_BYTES:
+        raise BadArchive(f"'{found[0]}' has over {limits.PICKLE_BYTES:,} bytes")
+    return sum(map(archive.length, archive.names))
+
+
+def main() -> None:
+    """Read the file on the standard input under the bounds that the arguments name; say why it is refused."""
+    (most,) = confine()
+    answer = os.dup(1)
+    os.dup2(2, 1)  # libraries print
+    torch.set_num_threads(1)  # a fork does not have those of its parent
+    own = io.BytesIO()
+    torch.save({"a": torch.ones(1), "b": b"\xff"}, own)
+    _value(own, 1 << 20)  # imports what torch reads with
+    close_doors()
+    try:
+        _value(_File(io.FileIO(0)), int(most))
+    except BadPickle as error:
+        os.write(answer, f"{_CODE if isinstance(error, NotPlain) else ''}{error}".encode())
+
+
+class _File(BufferedReader):
+    """A file that hides its descriptor: with one, torch would unpack tar archives to the disk."""
+
+    def fileno(self) -> int:
+        """Refuse.
+
+        Raises:
+            io.UnsupportedOperation: always.
+        """
+        raise io.UnsupportedOperation
+
+
+def _value(file: BufferedReader | io.BytesIO, most: int) -> Any:
+    """What torch reads, if its tensors have at most so many bytes.
+
+    Raises:
+        BadPickle, NotPlain: it is refused.
+    """
+    file.seek(0)
+    legacy = file.read(len(_LEGACY)) == _LEGACY
+    file.seek(0)
+    storages: dict[int, UntypedStorage] = {}
+
+    def kept(storage: Any, _: str) -> Any:
+        storages[storage.data_ptr()] = storage
+        return storage.fill_(0) if legacy else storage  # old ones get their values later, or never
+
+    try:
+        with torch.serialization.safe_globals(_STAND_INS):
+            value = torch.load(file, map_location=kept, weights_only=True)
+        return _Plain(storages, most).of(value)
+    except Exception as error:  # of any kind, if the file is damaged
+        raise _refusal(error) from error
+
+
+class _Plain:
+    """Makes plain dictionaries and dense tensors of what torch reads; what is shared stays shared.
+
+    Args:
+        storages: those that were read from the file, by address.
+        most: bytes that all tensors may have together, each counted by its own shape.
+    """
+
+    def __init__(self, storages: dict[int, UntypedStorage], most: int) -> None:
+        self._storages, self._most = storages, most
+        self._made: dict[int, Any] = {}
+        self._bytes = 0
+
+    def of(self, value: Any) -> Any:
+        """What takes the value's place.
+
+        Raises:
+            BadPickle: the tensors have too many bytes.
+        """
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if isinstance(value, Tensor):
+            made: Any = self._tensor(value)
+        elif isinstance(value, dict):
+            made = self._made[id(value)] = {}  # before its items, which may hold it
+            made.update((k, self.of(v)) for k, v in value.items() if type(k) in (str, bytes, int))
+        elif type(value) is list:
+            made = self._made[id(value)] = []
+            made.extend(map(self.of, value))
+        elif type(value) is tuple:
+            made = tuple(map(self.of, value))
+        else:
+            return value
+        self._made[id(value)] = made
+        return made
+
+    def _tensor(self, tensor: Tensor) -> Tensor | Beside:
+        dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not dense or tensor.dtype not in _REAL + _WHOLE or tensor.is_neg():
+            return Beside()
+        if tensor.untyped_storage().data_ptr() not in (0, *self._storages):
+            return Beside()  # its values are what happened to lie in memory
+        self._bytes += math.prod(tensor.shape) * tensor.itemsize
+        if self._bytes > self._most:
+            raise BadPickle(f"its tensors have {self._bytes:,} bytes, the limit is {self._most:,}")
+        return tensor.detach()
+
+
+def _refusal(error: Exception) -> BadPickle:
+    """In words, an error that torch raises for a file."""
+    if isinstance(error, BadPickle):
+        return error
+    text = str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in text:
+        return BadPickle("it needs too much memory")
+    if named := re.search(r"GLOBAL (\S+)", text):
+        return NotPlain(f"it names {named[1][:200]}")
+    told = re.search(r"WeightsUnpickler error:\s*(.+)", text)
+    said = (told[1] if told else text).split("\n")[0][:200]
+    code = said.startswith(("Trying to", "Can only"))
+    return NotPlain(said) if code else BadPickle(f"{type(error).__name__}: {said}")
+
+
+def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
+    """The error for a file that is not read."""
+    if isinstance(error, NotPlain):
+        return ArtefactError(
+            f"{path} holds more than tensors and plain values.",
+            f"Its pickle is refused: {error}. Loading it would run code from the file.",
+            "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
+            "or better a safetensors checkpoint. The weights alone of a network of your own: "
+            "torch.save(model.state_dict(), path), then capsedge export --module "
+            "(docs/how-to/your-model.md).",
+        )
+    return ArtefactError(
+        f"{path} is not a complete PyTorch file.",
+        f"{error}.",
+        "Copy or train it again. Files of PyTorch before 0.3, and of another pickle protocol than "
+        "torch.save has by itself, must be loaded and saved again with torch.",
+    )
+
+
+if __name__ == "__main__":
+    main()

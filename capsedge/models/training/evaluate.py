@@ -1,0 +1,129 @@
+"""Accuracy; typical input of the training images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from capsedge.datasets import ImageSet, typical_input_from
+from capsedge.errors import UsageError
+from capsedge.models import CapsuleModel
+from capsedge.models.configs import ModelConfig
+from capsedge.models.training import augment
+from capsedge.runtime.typical_input import TypicalInput
+
+# --- Images as a network takes them, and how many a network classifies correctly ---
+
+
+_BATCH = 256
+_TEST_SEED = 2017  # of the pairs that networks are tested on
+
+
+def to_input(images: NDArray[np.uint8] | Tensor, config: ModelConfig) -> Tensor:
+    """uint8 images ``[N, H, W, C]`` scaled to [0, 1] as ``[N, C, H, W]``."""
+    x = images if isinstance(images, Tensor) else torch.from_numpy(images.copy())
+    if x.shape[3] != config.preprocessing.channels:
+        raise UsageError(
+            f"The images have {x.shape[3]} channels.",
+            f"The model takes {config.preprocessing.channels}.",
+        )
+    scaled: Tensor = x.permute(0, 3, 1, 2).float() * config.preprocessing.scale
+    return scaled
+
+
+def normalize(images: Tensor, config: ModelConfig) -> Tensor:
+    """Subtract the mean and divide by the deviation of the model's preprocessing."""
+    p = config.preprocessing
+    return (images - torch.tensor(p.mean).view(1, -1, 1, 1)) / torch.tensor(p.std).view(1, -1, 1, 1)
+
+
+def centre(images: Tensor, config: ModelConfig) -> Tensor:
+    """Crop or pad to the model's input size, centred."""
+    h, w = config.preprocessing.height, config.preprocessing.width
+    dy, dx = h - images.shape[2], w - images.shape[3]
+    return nn.functional.pad(images, (dx // 2, dx - dx // 2, dy // 2, dy - dy // 2))
+
+
+@torch.no_grad()
+def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor:
+    """Scores ``[N, J]`` of all images in evaluation mode."""
+    model.eval()
+    scores = []
+    for start in range(0, len(data), batch):
+        x = centre(to_input(data.images[start : start + batch], model.config), model.config)
+        scores.append(model(normalize(x, model.config)).scores)
+    return torch.cat(scores)
+
+
+def right_answers(model: CapsuleModel, test: ImageSet, pairs: str) -> Tensor:
+    """Which test images are classified correctly ``[N]``; of pairs, those whose two best classes are both."""
+    if pairs == "none":
+        return predict_all(model, test).argmax(1) == torch.as_tensor(test.classes)
+    right = []
+    for canvases, owners in evaluation_pairs(test, model.config, diverse=pairs == "diverse"):
+        with torch.no_grad():
+            best = model.eval()(normalize(canvases, model.config)).scores.topk(2, 1).indices
+        right.append((best.sort(1).values == owners.sort(1).values).all(1))
+    return torch.cat(right)
+
+
+def evaluation_pairs(
+    test: ImageSet, config: ModelConfig, *, diverse: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pairs that a network trained on pairs is tested on: the same ones every time.
+
+    Each test image is the first of one pair; partner and places come from a fixed seed.
+
+    Yields:
+        Canvases ``[n, C, H, W]`` in [0, 1], and the two classes on each ``[n, 2]``.
+
+    Source: Sabour et al. 2017, section 6.1: a pair counts as wrong unless both classes are found.
+    """
+    rng = torch.Generator().manual_seed(_TEST_SEED)
+    size = (config.preprocessing.height, config.preprocessing.width)
+    canvases, owners, _ = augment.overlap(
+        to_input(test.images, config), torch.as_tensor(test.classes), size, rng, diverse=diverse
+    )
+    for start in range(0, len(canvases), _BATCH):
+        yield canvases[start : start + _BATCH], owners[start : start + _BATCH]
+
+
+# --- The typical input of a network: what its training images are like ---
+
+
+_PAIRS = 20_000
+_SEED = 1
+
+
+def criterion(data: ImageSet, config: ModelConfig, pairs: str = "none") -> TypicalInput | None:
+    """What the training images span, before augmentation; of pairs, the canvases and each digit alone on one.
+
+    Args:
+        pairs: as of a recipe.
+
+    Returns:
+        The criterion; None where the images are too few or blank.
+    """
+    if pairs == "none":
+        return _measured(data, config)
+    few = torch.arange(min(len(data), _PAIRS))
+    canvases, _, each = augment.overlap(
+        to_input(data.images[few], config),
+        torch.as_tensor(data.classes)[few],
+        (config.preprocessing.height, config.preprocessing.width),
+        torch.Generator().manual_seed(_SEED),
+        diverse=pairs == "diverse",
+    )
+    return _measured(normalize(torch.cat([canvases, each[:, 0]]), config), config)
+
+
+def _measured(images: ImageSet | torch.Tensor, config: ModelConfig) -> TypicalInput | None:
+    given = images if isinstance(images, ImageSet) else images.numpy()
+    try:
+        return typical_input_from(given, config.preprocessing)
+    except UsageError:
+        return None

@@ -1,0 +1,167 @@
+"""What a run needs to go on, read back: compared with what this run would have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsedge.errors import ArtefactError
+from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.archives import BadArchive
+from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.pickles import BadPickle
+from capsedge.spec import limits
+
+# What changes from step to step; everything else stands as this run has it.
+_RATES = ("lr", "_last_lr", "momentum", "betas")
+_STEPS = {"last_epoch": 0, "_step_count": 1}  # steps done, and so many more
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One line of the history."""
+
+    epoch: int
+    loss: float
+    seconds: float
+    test_accuracy: float | None = None
+    test_images: int | None = None
+    validation_accuracy: float | None = None
+    validation_images: int | None = None
+    training_accuracy: float | None = None
+    training_images: int | None = None
+
+
+class _Foreign(Exception):
+    """The state is not that of a run like this one."""
+
+
+def read_state(
+    path: Path, identity: str, expected: Mapping[str, Any], epochs: int, steps: int
+) -> dict[str, Any]:
+    """The state of a run, whose every value has the type and the shape that this run gives it.
+
+    Args:
+        identity: of the run's settings.
+        expected: the state of each part by name, of a run like this one after a step.
+        epochs: that the run has at most.
+        steps: of one epoch.
+
+    Returns:
+        The state of each part by name, and ``history``: a line for every epoch that ended.
+
+    Raises:
+        UsageError: the file cannot be opened.
+        ArtefactError: it is damaged, or of other settings.
+    """
+    with reading.opened(path) as file:
+        if reading.size(file) > limits.ARRAY_BYTES:
+            raise ArtefactError(
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+            )
+        try:
+            state = read_torch(file)
+            if type(state) is not dict or type(state.get("identity")) is not str:
+                raise _Foreign("it names no settings")
+            if state["identity"] != identity:
+                raise ArtefactError(
+                    f"{path} was made with other settings.",
+                    "",
+                    "Resume with the settings of the run.",
+                )
+            history = _history(state.get("history"), epochs)
+            for name in expected:
+                _compare(name, state.get(name), expected[name], len(history) * steps)
+                _check_steps(state[name], len(history) * steps)
+        except (_Foreign, Malformed) as error:
+            raise _damaged(path, f"{error}") from error
+        except (BadArchive, BadPickle) as error:
+            raise unreadable(path, error) from error
+    return {**{name: state[name] for name in expected}, "history": history}
+
+
+def _check_steps(value: Any, done: int) -> None:
+    """Raise if an optimizer in it has done other steps."""
+    if isinstance(value, dict):
+        step = value.get("step")  # of Adam, which divides by what it is a power of
+        if isinstance(step, Tensor) and (step.numel() != 1 or not 1 <= step.item() <= done):
+            raise _Foreign("its optimizer has done other steps than its history")
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_steps(item, done)
+
+
+def _damaged(path: Path, why: str) -> ArtefactError:
+    return ArtefactError(
+        f"{path} cannot be read.",
+        f"{why}.",
+        "Train again in another folder; the older files of this one stay as they are.",
+    )
+
+
+def fill(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """Take a step with no gradient: an optimizer has its state only after the first."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    scheduler.step()
+
+
+def _compare(name: str, stored: Any, expected: Any, done: int) -> None:
+    """Raise if a value is not one that this run has after so many steps."""
+    leaf = name.rpartition(".")[2]
+    if isinstance(expected, Tensor):
+        if not isinstance(stored, Tensor):
+            raise _Foreign(f"{name} is not a tensor")
+        if stored.shape != expected.shape or stored.dtype != expected.dtype:
+            raise _Foreign(
+                f"{name} is {stored.dtype} {list(stored.shape)}, "
+                f"wanted {expected.dtype} {list(expected.shape)}"
+            )
+    elif leaf in _RATES:
+        _compare_rates(name, stored, expected)
+    elif leaf in _STEPS:
+        if type(stored) is not int or stored != done + _STEPS[leaf]:
+            raise _Foreign(f"{name} is not that of {done} steps")
+    elif isinstance(expected, Mapping):
+        if type(stored) is not dict or stored.keys() != expected.keys():
+            raise _Foreign(f"{name} has other entries")
+        for key, value in expected.items():
+            _compare(f"{name}.{key}", stored[key], value, done)
+    elif isinstance(expected, (list, tuple)):
+        if type(stored) is not type(expected) or len(stored) != len(expected):
+            raise _Foreign(f"{name} has other entries")
+        for number, value in enumerate(expected):
+            _compare(f"{name}.{number}", stored[number], value, done)
+    elif type(stored) is not type(expected) or stored != expected:
+        raise _Foreign(f"{name} has another value")
+
+
+def _compare_rates(name: str, stored: Any, expected: Any) -> None:
+    """Raise if something is not as many numbers as there should be."""
+    is_list = isinstance(expected, (list, tuple))
+    if is_list and (type(stored) is not type(expected) or len(stored) != len(expected)):
+        raise _Foreign(f"{name} has other entries")
+    for value in stored if is_list else (stored,):
+        if type(value) not in (int, float) or not (0 <= value < math.inf):
+            raise _Foreign(f"{name} is not a rate")
+
+
+def _history(text: Any, epochs: int) -> list[dict[str, Any]]:
+    if type(text) is not str:
+        raise _Foreign("it has no history")
+    lines = parse(text, nan="keep")
+    found = decode(list[_Line], lines, "history")
+    if not 1 <= len(found) <= epochs or [x.epoch for x in found] != list(range(1, len(found) + 1)):
+        raise _Foreign("its history is not that of the run's epochs")
+    plain: list[dict[str, Any]] = lines
+    return plain

@@ -1,0 +1,487 @@
+"""Recipe, losses, loop, fast math."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, relu
+from torch.overrides import TorchFunctionMode
+
+from capsedge.datasets import ImageSet
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.models import CapsuleModel, CapsuleOutput, build
+from capsedge.models.checkpoint import save_checkpoint
+from capsedge.models.configs import ModelConfig
+from capsedge.models.ops.common import compiled
+from capsedge.models.training import augment
+from capsedge.models.training.evaluate import centre, criterion, normalize, right_answers, to_input
+from capsedge.models.training.run_files import HISTORY, MODEL, STATE, files
+from capsedge.models.training.state import fill, read_state
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.json_documents import dump
+from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
+from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY, TypicalInput
+
+# --- The losses of the three papers. Scores are ``[N, J]``, targets are 0 or 1 ``[N, J]`` ---
+
+
+def margin_loss(lengths: Tensor, targets: Tensor) -> Tensor:
+    """Margin loss with m+ = 0.9, m- = 0.1, λ = 0.5, mean over the batch.
+
+    Source: Sabour, Frosst, Hinton 2017, equation 4.
+    """
+    present = targets * relu(0.9 - lengths).square()
+    absent = 0.5 * (1 - targets) * relu(lengths - 0.1).square()
+    return (present + absent).sum(1).mean()
+
+
+def spread_loss(activations: Tensor, targets: Tensor, margin: float) -> Tensor:
+    """Spread loss of the one true class against each other class, mean over the batch.
+
+    Args:
+        activations: ``[N, J]`` in [0, 1].
+        targets: one-hot ``[N, J]``.
+        margin: grows from 0.2 to 0.9 in training.
+
+    Source: Hinton, Sabour, Frosst 2018, equation 3.
+    """
+    true = (activations * targets).sum(1, keepdim=True)
+    gap = relu(margin - (true - activations)).square()
+    return (gap * (1 - targets)).sum(1).mean()
+
+
+def cross_entropy_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy over the classes for one label, per class for several (Tsai et al. 2020)."""
+    if bool((targets.sum(1) == 1).all()):
+        return -(log_softmax(logits, 1) * targets).sum(1).mean()
+    return binary_cross_entropy_with_logits(logits, targets)
+
+
+def reconstruction_loss(pictures: Tensor, images: Tensor) -> Tensor:
+    """Sum of squared differences per image, mean over the batch, to be scaled by 0.0005.
+
+    Source: Sabour, Frosst, Hinton 2017, section 4.1.
+    """
+    return torch.square(pictures - images).flatten(1).sum(1).mean()
+
+
+# --- What ``Recipe.fast`` changes: convolutions in BF16 and compiled routing ---
+
+
+class BFloat16Convolutions(TorchFunctionMode):
+    """Within it, ``conv2d`` multiplies in BF16 and sums in FP32; all else stays in FP32.
+
+    Weights, their gradients and the optimizer's state keep FP32, as with autocast, and so do the
+    capsules: lengths and couplings would lose the digits that agreement needs.
+    """
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """See ``TorchFunctionMode``."""
+        if function is torch.conv2d or function is torch.nn.functional.conv2d:
+            named = {name: _half(value) for name, value in (kwargs or {}).items()}
+            return function(*map(_half, args), **named).float()
+        return function(*args, **(kwargs or {}))
+
+
+def _half(x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x
+    if x.ndim == 4:  # channels last is what the CPU's BF16 convolutions take without a copy
+        return x.to(torch.bfloat16, memory_format=torch.channels_last)
+    return x.to(torch.bfloat16)
+
+
+@contextmanager
+def fast_math(on: bool) -> Iterator[None]:
+    """Within it, a training step is computed in the fast way; nothing changes unless ``on``.
+
+    Raises:
+        EnvironmentProblem: there is no C++ compiler.
+    """
+    if not on:
+        yield
+        return
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise EnvironmentProblem(
+            "There is no C++ compiler.",
+            "--fast compiles the routing for this processor.",
+            "Install g++, or leave out --fast.",
+        )
+    with BFloat16Convolutions(), compiled():
+        yield
+
+
+# --- The training loop: recipes, schedules, resumable runs ---
+
+
+SCHEDULES = ("one-cycle", "exponential", "multistep")
+PAIRS = ("none", "overlap", "diverse")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Attributes:
+        epochs, batch: as usual.
+        schedule: ``one-cycle`` (Adam), ``exponential`` (Adam, times 0.96 every 2000 steps: the released
+            code of Sabour et al. 2017) or ``multistep`` (SGD with momentum 0.9 and weight decay 5e-4,
+            a tenth at 3/7 and 5/7 of the epochs: the released code of Tsai et al. 2020).
+        learning_rate: the peak.
+        shift: largest random shift in pixels.
+        rotate: largest random rotation in degrees.
+        zoom: largest random change of size, as a fraction.
+        flip: random mirroring.
+        pairs: ``none``, ``overlap`` (MultiMNIST) or ``diverse`` (DiverseMultiMNIST).
+        average: decay of the moving average of the weights that is kept and evaluated; 0 keeps the
+            weights as they are.
+        seed: of initial weights, order and augmentation.
+        fast: convolutions in BF16 and compiled routing: about 2.4 times faster on a processor with AMX.
+    """
+
+    epochs: int = 10
+    batch: int = 128
+    schedule: str = "one-cycle"
+    learning_rate: float = 3e-3
+    shift: int = 2
+    rotate: float = 0.0
+    zoom: float = 0.0
+    flip: bool = False
+    pairs: str = "none"
+    average: float = 0.0
+    seed: int = 1
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UsageError(
+                f"Unknown schedule '{self.schedule}'.", "", f"Known: {', '.join(SCHEDULES)}."
+            )
+        if self.pairs not in PAIRS:
+            raise UsageError(f"Unknown pairing '{self.pairs}'.", "", f"Known: {', '.join(PAIRS)}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise UsageError(
+                f"The learning rate is {self.learning_rate:g}.", "It is above 0.", "Use 0.003."
+            )
+        if min(self.epochs, self.batch) < 1:
+            raise UsageError("Epochs and batch size start at 1.")
+
+
+Progress = Callable[[int, int, int, float], None]
+"""Called with (epoch, step, steps of an epoch, loss)."""
+
+
+def _loss(model: CapsuleModel, out: CapsuleOutput, targets: Tensor, progress: float) -> Tensor:
+    if model.score_name == "logits":
+        return cross_entropy_loss(out.scores, targets)
+    if model.config.routing == "em":
+        return spread_loss(out.scores, targets, min(0.2 + 0.7 * 2 * progress, 0.9))
+    return margin_loss(out.scores, targets)
+
+
+def _optimizer(
+    model: nn.Module, recipe: Recipe, steps: int
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    total = steps * recipe.epochs
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    if recipe.schedule == "multistep":
+        optimizer = torch.optim.SGD(
+            model.parameters(), recipe.learning_rate, momentum=0.9, weight_decay=5e-4
+        )
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(
+            optimizer, [total * 3 // 7, total * 5 // 7]
+        )
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), recipe.learning_rate)
+        if recipe.schedule == "exponential":
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.96 ** (1 / 2000))
+        else:
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total)
+    return optimizer, scheduler
+
+
+def _moving_average(model: nn.Module, average: nn.Module, decay: float) -> None:
+    for theirs, ours in zip(
+        average.state_dict().values(), model.state_dict().values(), strict=True
+    ):
+        if theirs.dtype.is_floating_point:
+            theirs.lerp_(ours, 1 - decay)
+        else:
+            theirs.copy_(ours)
+
+
+def train(
+    config: ModelConfig,
+    recipe: Recipe,
+    data: ImageSet,
+    test: ImageSet | None,
+    folder: Path,
+    *,
+    initial: CapsuleModel | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    epoch_done: Callable[[dict[str, Any]], None] | None = None,
+) -> CapsuleModel:
+    """Train a model; after every epoch ``folder`` holds all that is needed to go on.
+
+    Writes ``last.pt`` (for ``resume``), and from it ``model.safetensors`` (the result) and ``history.jsonl``
+    (one line an epoch). A resumed run ends with the files of an uninterrupted one, wherever it was ended:
+    order and augmentation of an epoch depend on the seed and the epoch alone.
+
+    Args:
+        test: images that are not trained on; without them, accuracy is measured on the training images.
+        initial: a trained model of the same configuration to go on from; fresh weights when left out.
+
+    Raises:
+        UsageError: images or the initial model do not fit, the folder cannot be written, or it holds a run
+            and ``resume`` is off.
+        ArtefactError: the run to resume is damaged or of another configuration.
+        EnvironmentProblem: the disk is full; the epochs before are kept.
+    """
+    if data.classes.max(initial=0) >= config.classes:
+        raise UsageError(
+            f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
+        )
+    begun = reading.kind(folder / STATE) is not None
+    if begun and not resume:
+        raise UsageError(
+            f"{folder} already holds a run.", "", "Add --resume to go on with it, or name another."
+        )
+    steps = len(data) // recipe.batch
+    if steps == 0:
+        raise UsageError(
+            f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
+        )
+    run = _Run.new(config, recipe, folder, steps, initial)
+    run.typical_input = criterion(data, config, recipe.pairs)
+    make_folder(folder)
+    for file in files(folder):
+        check_writable(file)
+    if begun:
+        run.restore()
+        run.write_results()  # the run may have ended before it did
+    started = time.monotonic()
+    for epoch in range(len(run.history), recipe.epochs):
+        line: dict[str, Any] = {
+            "epoch": epoch + 1,
+            "loss": run.train_epoch(epoch, data, progress),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+        if recipe.pairs != "none" or config.task == "single-label":
+            right = right_answers(run.average, data if test is None else test, recipe.pairs)
+            which = "training" if test is None else test.split or "test"
+            line[f"{which}_accuracy"] = float(right.float().mean())
+            line[f"{which}_images"] = len(right)
+        run.history.append(line)
+        run.save()
+        run.write_results()
+        if epoch_done:
+            epoch_done(line)
+    return run.average.eval()
+
+
+@dataclass
+class _Run:
+    """A run: everything that has a state, and the folder that keeps it.
+
+    Attributes:
+        steps: of one epoch.
+        average: the moving average of the model's weights; the model itself without one.
+        history: one line per epoch done.
+        typical_input: what the training images are like; None if they do not tell.
+    """
+
+    config: ModelConfig
+    recipe: Recipe
+    folder: Path
+    steps: int
+    model: CapsuleModel
+    average: CapsuleModel
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    history: list[dict[str, Any]]
+    typical_input: TypicalInput | None = None
+
+    @classmethod
+    def new(
+        cls,
+        config: ModelConfig,
+        recipe: Recipe,
+        folder: Path,
+        steps: int,
+        initial: CapsuleModel | None,
+    ) -> _Run:
+        """A run before its first step.
+
+        Raises:
+            UsageError: the initial model is of another configuration.
+        """
+        torch.manual_seed(recipe.seed)
+        model = build(config)
+        if initial is not None:
+            if initial.config != config:
+                raise UsageError(
+                    "The initial checkpoint is of another configuration.",
+                    "",
+                    "Name its model and iterations.",
+                )
+            model.load_state_dict(initial.state_dict())
+        average = copy.deepcopy(model) if recipe.average else model
+        optimizer, scheduler = _optimizer(model, recipe, steps)
+        return cls(config, recipe, folder, steps, model, average, optimizer, scheduler, [])
+
+    @property
+    def identity(self) -> str:
+        """The settings that a run keeps when it goes on."""
+        recipe = asdict(self.recipe)
+        if not self.recipe.fast:
+            del recipe["fast"]  # runs begun before there was such a setting go on
+        return json.dumps([self.config.to_dict(), recipe], sort_keys=True)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What has a state, by the name that it has in ``last.pt``."""
+        return _parts(self.model, self.average, self.optimizer, self.scheduler)
+
+    def restore(self) -> None:
+        """Go on from ``last.pt``.
+
+        Raises:
+            ArtefactError: it is damaged or of another configuration.
+        """
+        like = copy.deepcopy(self.model)
+        probe = _optimizer(like, self.recipe, self.steps)
+        fill(*probe)
+        expected = {n: p.state_dict() for n, p in _parts(like, self.average, *probe).items()}
+        state = read_state(
+            self.folder / STATE, self.identity, expected, self.recipe.epochs, self.steps
+        )
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        self.history = state["history"]
+
+    def save(self) -> None:
+        """Write ``last.pt``."""
+        state = {n: p.state_dict() for n, p in self.parts.items()}
+        state |= {"identity": self.identity, "history": json.dumps(self.history)}
+        # By way of memory: torch reports a full disk as a bug of its own.
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_bytes(self.folder / STATE, buffer.getbuffer())
+
+    def write_results(self) -> None:
+        """Write ``model.safetensors`` and ``history.jsonl``."""
+        training = {"recipe": asdict(self.recipe), "last": _without_time(self.history[-1])}
+        extra = {"capsedge.models.training": dump(training)}
+        if self.typical_input is not None:
+            extra[TYPICAL_INPUT_KEY] = dump(self.typical_input.to_dict())
+        save_checkpoint(self.average, self.folder / MODEL, extra)
+        write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
+
+    def train_epoch(self, epoch: int, data: ImageSet, progress: Progress | None) -> float:
+        """One pass over the data; its mean loss."""
+        recipe, steps = self.recipe, self.steps
+        labels = torch.as_tensor(data.classes)
+        rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(data), generator=rng)
+        self.model.train()
+        total = 0.0
+        for step in range(steps):
+            index = order[step * recipe.batch : (step + 1) * recipe.batch]
+            done = epoch * steps + step
+            with fast_math(recipe.fast):
+                loss = batch_loss(
+                    self.model,
+                    to_input(data.images[index.numpy()], self.config),
+                    labels[index],
+                    recipe,
+                    rng,
+                    done / (recipe.epochs * steps),
+                )
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.scheduler.step()
+            if recipe.average:
+                # A short memory at first, or the average would keep the initial weights for long.
+                decay = min(recipe.average, (1 + done) / (10 + done))
+                _moving_average(self.model, self.average, decay)
+            total += loss.item()
+            if progress:
+                progress(epoch, step, steps, loss.item())
+        return total / steps
+
+
+def _parts(
+    model: nn.Module,
+    average: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+) -> dict[str, Any]:
+    return {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler}
+
+
+def _without_time(line: dict[str, Any]) -> dict[str, Any]:
+    """An epoch's line without what differs from machine to machine, so that equal runs make equal files."""
+    return {name: value for name, value in line.items() if name != "seconds"}
+
+
+def batch_loss(
+    model: CapsuleModel,
+    images: Tensor,
+    labels: Tensor,
+    recipe: Recipe,
+    rng: torch.Generator,
+    progress: float,
+) -> Tensor:
+    config = model.config
+    if recipe.pairs == "none":
+        x = centre(images, config)
+        if recipe.rotate or recipe.zoom:
+            x = augment.affine(
+                x,
+                (x.shape[2], x.shape[3]),
+                rng,
+                shift_limit=recipe.shift,
+                degrees=recipe.rotate,
+                scales=(1 - recipe.zoom, 1 + recipe.zoom),
+            )
+        else:
+            x = augment.shift(x, recipe.shift, rng)
+        pictures, owners = x.unsqueeze(1), labels.unsqueeze(1)
+    else:
+        size = (config.preprocessing.height, config.preprocessing.width)
+        x, owners, pictures = augment.overlap(
+            images, labels, size, rng, diverse=recipe.pairs == "diverse"
+        )
+    if recipe.flip:
+        x = augment.flip(x, rng)
+        pictures = x.unsqueeze(1)
+    targets = torch.zeros(len(x), config.classes).scatter_(1, owners, 1.0)
+    out = model(normalize(x, config))
+    loss = _loss(model, out, targets, progress)
+    if model.decoder is not None:
+        for k in range(owners.shape[1]):
+            decoded = model.reconstruct_class(out.poses, owners[:, k])
+            loss = loss + 0.0005 * reconstruction_loss(decoded, pictures[:, k])
+    return loss

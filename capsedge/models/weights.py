@@ -1,0 +1,252 @@
+"""Weights of networks written by others: read without running anything, unwrapped, and put into a module.
+
+A ``.pt`` file of a training script may hold the state dict itself, or wrap it (``state_dict``, ``model``)
+beside optimizers, options and numbers. Needs torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.runtime.files.archives import BadArchive
+from capsedge.runtime.files.json_documents import Malformed
+from capsedge.runtime.files.pickles import BadPickle
+from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.safetensors import read_header
+from capsedge.spec import limits
+
+SUFFIXES = (".pt", ".pth", ".tar", ".chkpt", ".ckpt", ".bin", ".safetensors")
+WRAPPERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "best_states",
+    "best_state",
+)
+_DEPTH = 3  # of wrappers
+_LISTED = 5  # keys of each kind in a message
+_LONGEST, _GUESSED = 200, 2000  # characters of a key, and keys, that are compared for a guess
+# Buffers that older versions of torch did not save, and counters that tools leave behind.
+_MAY_LACK = re.compile(r"(^|\.)num_batches_tracked$")
+_MAY_HAVE = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """Where in the file the weights were.
+
+    Attributes:
+        place: the keys that lead to them, such as ``checkpoint['model']``; empty for the file itself.
+        notes: what a person should know.
+    """
+
+    place: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A dictionary of tensors in the file."""
+
+    place: tuple[str, ...]
+    shapes: Shapes
+    read: Callable[[], dict[str, Tensor]]
+
+
+def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
+    """Put the weights of a file into a module.
+
+    Args:
+        module: whose keys and shapes the file must have, perhaps behind a prefix such as ``module.``.
+        path: ``.pt``, ``.pth``, ``.tar``, ``.chkpt``, ``.ckpt``, ``.bin`` or ``.safetensors``.
+
+    Raises:
+        UsageError: there is no such file, it has another suffix, or its weights are those of another network.
+        ArtefactError: the file is damaged or holds code.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES and not path.is_dir():
+        raise UsageError(
+            f"{path} is not named like a file of weights.",
+            f"Its suffix is '{path.suffix}'.",
+            f"Weights are {', '.join(SUFFIXES)}.",
+        )
+    wanted = {k: tuple(v.shape) for k, v in module.state_dict().items()}
+    with opened(path, "Check the path of the weights.") as file:
+        if size(file) > limits.ARRAY_BYTES:
+            raise ArtefactError(
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+            )
+        in_safetensors = path.suffix == ".safetensors"
+        found = [_of_safetensors(path, file)] if in_safetensors else candidates_of_torch(path, file)
+        if not found:
+            raise ArtefactError(
+                f"{path} has no weights.",
+                "There is no dictionary of tensors in it.",
+                "Save torch.save(model.state_dict(), path).",
+            )
+        ranked = sorted(found, key=lambda c: _rank(c, wanted))
+        best = ranked[0]
+        names = _renamed(best.shapes, wanted)
+        _compare(path, {names[k]: v for k, v in best.shapes.items()}, wanted)
+        read = best.read()
+    tensors = {names[k]: v for k, v in read.items() if names[k] in wanted}
+    module.load_state_dict(
+        tensors, strict=False
+    )  # what may be missing or left over is judged above
+    others = [c for c in ranked[1:] if _fits(c, wanted) and c.shapes == best.shapes]
+    notes = [f"{_said(c.place)} would fit as well" for c in others]
+    return LoadedWeights(_said(best.place), tuple(notes))
+
+
+def _said(place: tuple[str, ...]) -> str:
+    return "".join(f"['{key}']" for key in place)
+
+
+def _of_safetensors(path: Path, file: Any) -> Candidate:
+    try:
+        header = read_header(file)
+    except Malformed as error:
+        raise _damaged(path, error) from error
+
+    def read() -> dict[str, Tensor]:
+        try:
+            return load_file(path)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise _damaged(path, error) from error
+
+    return Candidate((), {k: t.shape for k, t in header.tensors.items()}, read)
+
+
+def _damaged(path: Path, error: Exception) -> ArtefactError:
+    return ArtefactError(
+        f"{path} is not a complete safetensors file.", f"{error}.", "Copy or save it again."
+    )
+
+
+def candidates_of_torch(path: Path, file: Any) -> list[Candidate]:
+    """Every dictionary of tensors in a ``torch.save`` file, the outer ones first.
+
+    Raises:
+        ArtefactError: the file is damaged or holds code.
+    """
+    try:
+        value = read_torch(file)
+    except (BadArchive, BadPickle) as error:
+        told = unreadable(path, error)
+        fix = (
+            "Where it was trained: torch.save(model.state_dict(), path), with PyTorch 0.3 or later."
+        )
+        raise ArtefactError(told.what, told.why, fix) from error
+    return [
+        Candidate(place, {k: tuple(v.shape) for k, v in tensors.items()}, lambda t=tensors: t)  # type: ignore[misc]
+        for place, tensors in _dictionaries(value, (), set())
+    ]
+
+
+def _dictionaries(
+    value: Any, place: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    """Every dictionary that holds tensors by name, the outer ones first."""
+    if type(value) is not dict or len(place) > _DEPTH or id(value) in seen:
+        return
+    seen.add(id(value))  # a file may refer to one dictionary a thousand times
+    tensors = {k: v for k, v in value.items() if type(k) is str and isinstance(v, Tensor)}
+    if tensors:
+        yield place, tensors
+    for key, inner in value.items():
+        if type(key) is str:
+            yield from _dictionaries(inner, (*place, key), seen)
+
+
+def _rank(candidate: Candidate, wanted: Shapes) -> tuple[int, int, int]:
+    """What fits best comes first; of equals, the usual name, then the outer one."""
+    names = _renamed(candidate.shapes, wanted)
+    same = sum(wanted.get(names[k]) == shape for k, shape in candidate.shapes.items())
+    last = candidate.place[-1] if candidate.place else ""
+    usual = WRAPPERS.index(last) if last in WRAPPERS else len(WRAPPERS) * bool(last)
+    return -same, usual, len(candidate.place)
+
+
+def _fits(candidate: Candidate, wanted: Shapes) -> bool:
+    names = _renamed(candidate.shapes, wanted)
+    found = {names[k]: v for k, v in candidate.shapes.items()}
+    return all(found.get(k) == v or _MAY_LACK.search(k) for k, v in wanted.items())
+
+
+def _renamed(found: Shapes, wanted: Shapes) -> dict[str, str]:
+    """The names in the module of those in the file: without a prefix that hides them, if there is one."""
+    counted: Counter[str] = Counter()
+    for key in found:
+        parts = key.split(".", 4)
+        counted.update(".".join(parts[:k]) + "." for k in range(1, min(len(parts), 4)))
+    prefixes = [prefix for prefix, count in counted.items() if 2 * count > len(found)]
+    tries: list[Callable[[str], str]] = [lambda key: key, without_wrappers]
+    tries += [lambda key, p=p: key.removeprefix(p) for p in sorted(prefixes)]  # type: ignore[misc]
+
+    def score(rename: Callable[[str], str]) -> int:
+        names = [rename(key) for key in found]
+        return sum(name in wanted for name in names) if len(set(names)) == len(names) else -1
+
+    best = max(tries, key=score)  # the first of the best
+    return {key: best(key) for key in found}
+
+
+def without_wrappers(key: str) -> str:
+    """A key without what DataParallel and torch.compile add, wherever they wrapped a part."""
+    return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
+    """Refuse weights of another network.
+
+    Raises:
+        UsageError: keys are missing, unexpected, or of another shape.
+    """
+    missing = [k for k in wanted if k not in found and not _MAY_LACK.search(k)]
+    more = [k for k in found if k not in wanted and not _MAY_HAVE.search(k)]
+    shaped = [k for k in wanted if k in found and found[k] != wanted[k]]
+    if not (missing or more or shaped):
+        return
+    said: list[str] = []
+    for key in shaped[:_LISTED]:
+        said.append(
+            f"of another shape: {key} is {list(found[key])}, the module's {list(wanted[key])}"
+        )
+    for key in missing[:_LISTED]:
+        said.append(f"missing: {key} {list(wanted[key])}{_guess(key, wanted[key], more, found)}")
+    for key in more[:_LISTED]:
+        said.append(f"unexpected: {key[:_LONGEST]} {list(found[key])}")
+    left = sum(max(0, len(kind) - _LISTED) for kind in (shaped, missing, more))
+    said += [f"and {left} more"] if left else []
+    raise UsageError(
+        f"The weights of {path} are not those of the module.",
+        "Keys or shapes differ:",
+        "Give the class, and its arguments (--args), that the weights were trained with."
+        if shaped or not (missing and more)
+        else "Give the class that the weights were trained with, or rename its attributes.",
+        details=said,
+    )
+
+
+def _guess(key: str, shape: tuple[int, ...], more: list[str], found: Shapes) -> str:
+    """The unexpected key that it may be: of the same shape, or of a similar name."""
+    more = [k for k in more if len(k) < _LONGEST][:_GUESSED]
+    same = [k for k in more if found[k] == shape]
+    close = difflib.get_close_matches(key, same or more, 1, 0.0 if len(same) == 1 else 0.6)
+    return f" (perhaps {close[0]} {list(found[close[0]])})" if close else ""

@@ -1,0 +1,425 @@
+"""`capsedge.cascade`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from capsedge.calibration.collect import check_calibration
+from capsedge.datasets import ImageSet, read_images
+from capsedge.datasets.read import as_images
+from capsedge.errors import ParityError, UnsupportedModelError, UsageError
+from capsedge.graph.proto import opset_of
+from capsedge.optimization.cascade_graph import Doubt, join, opset_aligned
+from capsedge.optimization.cascade_pair import BATCH, Deformation, Network, Networks, Progress
+from capsedge.optimization.cascade_thresholds import (
+    Scored,
+    Thresholds,
+    agreement_at_least,
+    choose,
+    decided,
+    most_changed,
+)
+from capsedge.runtime.cascade_metadata import CONFIDENCE, LONG_WAY, Cascade
+from capsedge.runtime.files.text import size
+from capsedge.runtime.files.writing import (
+    OUTPUT,
+    GivenModel,
+    as_file,
+    as_path,
+    check_apart,
+    check_writable,
+    write_bytes,
+)
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.session import Session
+
+# --- The report of ``capsedge.cascade`` ---
+
+
+@dataclass(frozen=True, repr=False)
+class CascadeReport(Summarized):
+    """What a cascade is, and what it was measured to do.
+
+    Attributes:
+        output: the file; None if none was requested, or the cascade did not pass.
+        cascade: parents, thresholds and measurements, as the file states them.
+        calibration_images: number of images that the thresholds were chosen on.
+        small_agreement: share of the held-out images on which the small network alone decides like the large.
+        deformation: strength of the deformed copies that the thresholds were chosen on, up to 1.
+        deformed_agreement: share of deformed copies of the held-out images on which the cascade decides like
+            the large network.
+        data: the images that it was measured on, in words.
+        max_share: largest share of images that was allowed to take the long way.
+        failures: what is not met, in sentences; empty if it passed.
+        warnings: warnings, and outputs that the cascade does not have.
+        model: the file's bytes.
+    """
+
+    output: Path | None
+    cascade: Cascade
+    calibration_images: int
+    small_agreement: float
+    deformation: float
+    deformed_agreement: float
+    data: str
+    max_share: float
+    failures: tuple[str, ...]
+    warnings: tuple[str, ...]
+    model: bytes = field(repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the cascade reaches the agreement, and is more than the large network by a detour."""
+        return not self.failures
+
+    def _summary(self) -> Summary:
+        told = f"{'PASSED' if self.passed else 'FAILED'}: {self.cascade.agreed}"
+        rows = [Row(name, value) for name, value in self.rows()]
+        rows += [Row("warning", warning) for warning in self.warnings]
+        name = "not written" if self.output is None else self.output.name
+        return Summary("CascadeReport", [f"{short(name)}: {size(len(self.model))}", told], rows)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Lines for a person."""
+        file = "not written" if self.output is None else str(self.output)
+        alone = f"{self.small_agreement:.4%} with the large network"
+        return [
+            ("file", f"{file}, {size(len(self.model))}"),
+            *self.cascade.facts(),
+            (
+                "on deformed copies",
+                f"{self.deformed_agreement:.4%}, deformed by {self.deformation:g}",
+            ),
+            ("small network alone", alone),
+            ("measured on", f"{self.data}; the networks may have been trained on these images"),
+            ("thresholds from", f"{self.calibration_images:,} other images and deformed copies"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "schema": 1,
+            "output": None if self.output is None else str(self.output),
+            "passed": self.passed,
+            "failures": list(self.failures),
+            "bytes": len(self.model),
+            "cascade": self.cascade.to_dict(),
+            "confidence": CONFIDENCE,
+            "calibration_images": self.calibration_images,
+            "small_agreement": self.small_agreement,
+            "deformation": self.deformation,
+            "deformed_agreement": self.deformed_agreement,
+            "data": self.data,
+            "max_share": self.max_share,
+            "expected_time": self.cascade.expected,
+            "worst_time": self.cascade.worst,
+            "warnings": list(self.warnings),
+        }
+
+
+# ``capsedge.cascade``: a small network first, and a large one for the images in doubt, in one
+# file
+
+
+Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"
+MADE = "the cascade that was made"
+COPIES = 2  # of each calibration image; of fewer images more, up to
+_MOST_COPIES, _ENOUGH = 10, 2000  # and this number of copies
+_ROUNDING = 1e-6  # of a number of images
+
+
+def cascade(
+    small: GivenModel,
+    large: GivenModel,
+    path: Path | str | None = None,
+    *,
+    data: Images,
+    min_agreement: float = 0.9995,
+    max_share: float = 0.5,
+    images: int = 10_000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CascadeReport:
+    """Join two networks: the small one answers, and the large one decides the images in doubt.
+
+    An image is in doubt where the small network's best score exceeds the second best by too little, or is too
+    low itself. Both thresholds are chosen on one half of the images and deformed copies of them, which stand
+    for images that the networks were not trained on: they send the fewest images the long way that let the
+    copies prove the agreement, by the bound of Clopper and Pearson (1934), within ``max_share``. Agreement
+    and share are measured on the other half, with the file as it is.
+
+    Args:
+        small, large: ONNX files with metadata, or their bytes: one task, the same classes and images, scores
+            of one kind. Mean, standard deviation and scale may differ.
+        path: the file to write; None for no file: the report has the bytes.
+        data: training images, which need no labels: a data set folder (its training split), an npz, npy or
+            idx file, a folder of images, an `ImageSet`, or an array. Never images to report accuracy on.
+        min_agreement: least share of the held-out images on which the cascade must decide like ``large``.
+        max_share: largest share of them that may take the long way.
+        images: number of images drawn from the data, both halves together.
+        seed: of the random choice of images.
+        progress: called with (stage, done, total).
+
+    Returns:
+        Thresholds and measurements; ``report.model`` is the file's bytes.
+
+    Raises:
+        UsageError: an argument or the data is wrong, or the networks do not fit each other.
+        ParityError: too few decisions agree, or too many images take the long way. Its ``report`` is the
+            `CascadeReport`; no file is written.
+        ArtefactError: a file is damaged, has no metadata, or computes NaN.
+        UnsupportedModelError: the operators of the two files cannot stand in one file.
+
+    Example:
+        >>> report = capsedge.cascade("small.onnx", "large.onnx", "pair.onnx", data="mnist")
+        >>> print(report.cascade.agreement, report.cascade.share)
+    """
+    _check_arguments(min_agreement, max_share, images)
+    output = None if path is None else as_path(path, OUTPUT)
+    with as_file(small) as first, as_file(large) as second:
+        if output is not None:
+            check_writable(output)
+            check_apart([output], [first, second])
+        networks = Networks(Network(first), Network(second))
+        halves = _halves(networks, data, images, seed)
+        report = _joined(networks, halves, min_agreement, max_share, progress)
+    if not report.passed:
+        raise ParityError(
+            "The cascade does not pass.",
+            " ".join(report.failures),
+            "Lower min_agreement=, raise max_share=, or take a better small network.",
+            report=report,
+            command="Lower --min-agreement, raise --max-share, or take a better small network.",
+        )
+    if output is not None:
+        write_bytes(output, report.model)
+    return replace(report, output=output)
+
+
+@dataclass(frozen=True)
+class _Halves:
+    calibration: ImageSet
+    held_out: ImageSet
+    warnings: tuple[str, ...]
+
+
+def _joined(
+    networks: Networks,
+    halves: _Halves,
+    min_agreement: float,
+    max_share: float,
+    progress: Progress | None,
+) -> CascadeReport:
+    """The cascade with thresholds from one half of the images, measured on the other."""
+    deformation = networks.deformation(halves.calibration)
+    thresholds, demanded = _thresholds(
+        networks, halves.calibration, deformation, min_agreement, max_share, progress
+    )
+    model = _model(networks, thresholds)
+    held = len(halves.held_out)
+    answers = networks.answers(halves.held_out.batches(BATCH), held, "measuring", progress)
+    copies = networks.copies(halves.held_out, deformation, "measuring on copies", progress)
+    session = load_bytes(model.SerializeToString(), MADE)
+    scores, long_way = _run(session, halves.held_out, networks.fit.pair.scores)
+    reference = decided(answers.large, networks.threshold)
+    alone = (decided(answers.small, networks.threshold) != reference).any(axis=1)
+    changed = int((decided(scores, networks.threshold) != reference).any(axis=1).sum())
+    found = Cascade(
+        small=networks.small.parent(),
+        large=networks.large.parent(),
+        margin=thresholds.margin,
+        score=thresholds.score,
+        min_agreement=min_agreement,
+        agreement=1.0 - changed / held,
+        agreement_at_least=agreement_at_least(changed, held),
+        share=float(long_way.mean()),
+        images=held,
+        data_sha256=halves.held_out.digest(),
+        cost=round(answers.seconds[0] / answers.seconds[1], 4),
+    )
+    described = replace(networks.fit.metadata, cascade=found)
+    onnx.helper.set_model_props(model, described.to_properties())
+    deformed = 1.0 - copies.missed(thresholds) / len(copies)
+    warnings = _warnings(found, int(alone.sum()), deformed, demanded)
+    return CascadeReport(
+        output=None,
+        cascade=found,
+        calibration_images=len(halves.calibration),
+        small_agreement=1.0 - float(alone.mean()),
+        deformation=deformation.strength,
+        deformed_agreement=deformed,
+        data=halves.held_out.described,
+        max_share=max_share,
+        failures=_failures(found, changed, max_share, demanded),
+        warnings=(*halves.warnings, *networks.fit.notes, *networks.warnings, *warnings),
+        model=model.SerializeToString(),
+    )
+
+
+def _thresholds(
+    networks: Networks,
+    images: ImageSet,
+    deformation: Deformation,
+    min_agreement: float,
+    max_share: float,
+    progress: Progress | None,
+) -> tuple[Thresholds, float | None]:
+    """As cautious as it takes to prove the agreement on deformed copies, within ``max_share``.
+
+    Returns:
+        The thresholds, and the share in doubt without ``max_share`` where that is in the way.
+    """
+    answers = networks.answers(images.batches(BATCH), len(images), "calibrating", progress)
+    usual = Scored.of(answers.small, answers.large, networks.threshold)
+    rounds = min(max(COPIES, -(-_ENOUGH // len(images))), _MOST_COPIES)
+    seeds = [replace(deformation, seed=seed) for seed in range(1, rounds + 1)]
+    copies = Scored.joined(
+        [networks.copies(images, each, "calibrating on copies", progress) for each in seeds]
+    )
+    allowed = most_changed(len(copies), min_agreement)
+    by_score = networks.threshold is None
+    found = choose(usual, copies, allowed, 1.0, by_score)
+    demanded = usual.share(found)
+    most_share = most_changed(len(usual), 1.0 - max_share) / len(usual)  # proves max_share
+    if demanded <= most_share:
+        return found, None
+    return choose(usual, copies, allowed, most_share, by_score), demanded
+
+
+def _model(networks: Networks, thresholds: Thresholds) -> onnx.ModelProto:
+    doubt = Doubt(thresholds.margin, thresholds.score, networks.threshold)
+    given = networks.small, networks.large
+    try:
+        small, large = opset_aligned(*(network.model for network in given))
+        model = join(small, large, networks.fit.pair, doubt)
+    except Exception as error:  # onnx raises many kinds, none of them ours
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        opsets = [opset_of(network.model) for network in given]
+        raise UnsupportedModelError(
+            f"{given[0].path} and {given[1].path} cannot stand in one file.",
+            f"Their opsets are {opsets[0]} and {opsets[1]}. ONNX says: {first[:300]}",
+            "Bring both to one opset: export or optimize them with one version of capsedge.",
+        ) from error
+    onnx.helper.set_model_props(model, networks.fit.metadata.to_properties())
+    return model
+
+
+def _run(
+    session: Session, images: ImageSet, scores: str
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Scores and long way of a cascade."""
+    found = [out for _, out in session.run_batches(images.inputs(), [scores, LONG_WAY], BATCH)]
+    parts = [np.concatenate([out[name] for out in found]) for name in (scores, LONG_WAY)]
+    return parts[0].astype(np.float32), parts[1]
+
+
+def _check_arguments(min_agreement: float, max_share: float, images: int) -> None:
+    for name, share in (("min_agreement", min_agreement), ("max_share", max_share)):
+        if not 0 <= share <= 1:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{name} is {share:g}.",
+                "It is a share from 0 to 1.",
+                f"Use for example {name}=0.5.",
+                command=f"Use for example {option} 0.5.",
+            )
+    if images < 4:
+        raise UsageError(f"images is {images}.", "Both halves need some.", "Use 1000 or more.")
+
+
+def _halves(networks: Networks, data: Images, count: int, seed: int) -> _Halves:
+    """Two sets of training images without one in common.
+
+    Raises:
+        UsageError: the data cannot be read, does not fit, or is too little.
+    """
+    session = networks.large.session
+    prep = networks.fit.metadata.preprocessing
+    inputs = {port.name: port.dtype for port in session.inputs}
+    warnings: list[str] = []
+    if isinstance(data, ImageSet):
+        pool = data
+    elif isinstance(data, np.ndarray):
+        pool = as_images(data, prep, inputs)
+    else:
+        pool = read_images(Path(data), prep, "train", inputs=inputs)
+        if Path(data).name.startswith(("t10k", "test")):
+            warnings.append(
+                f"{Path(data).name} is named like a test set: nothing that was chosen on it may be "
+                "reported on it"
+            )
+    if pool.preprocessing is None and pool.images.dtype == np.uint8:
+        pool = replace(pool, preprocessing=prep)
+    drawn = pool.draw(count, seed)
+    calibration = drawn.draw(max(len(drawn) // 2, 1), seed + 1)
+    held_out = drawn.without(calibration)
+    if len(held_out) == 0:
+        raise UsageError(
+            "There is nothing left to measure the agreement on.",
+            f"{pool.source} holds {len(pool)} images, some of them repeatedly.",
+            "Give 1000 different images or more.",
+        )
+    return _Halves(calibration, held_out, (*check_calibration(calibration), *warnings))
+
+
+def _failures(
+    found: Cascade, changed: int, max_share: float, demanded: float | None
+) -> tuple[str, ...]:
+    failures = []
+    if changed > (1.0 - found.min_agreement) * found.images + _ROUNDING:
+        failures.append(
+            f"{changed} of {found.images:,} held-out images are decided differently: agreement "
+            f"{found.agreement:.4%}, wanted {found.min_agreement:.4%}, with {found.share:.2%} of them on the "
+            "long way."
+        )
+        if demanded is not None:
+            failures.append(
+                f"To prove it on deformed copies, {demanded:.2%} would take it: the cascade would need "
+                f"{found.cost + demanded:.2f} of the large network's time."
+            )
+    if found.share > max_share:
+        failures.append(
+            f"{found.share:.2%} of the held-out images take the long way, {max_share:.2%} allowed."
+        )
+    return tuple(failures)
+
+
+def _warnings(found: Cascade, changed: int, deformed: float, demanded: float | None) -> list[str]:
+    """What a person should know before relying on the cascade.
+
+    Args:
+        changed: decisions that the small network alone changes on the held-out images.
+        deformed: agreement on deformed copies of them.
+        demanded: share in doubt that the copies demand; None if it is not more than allowed.
+    """
+    told = []
+    if found.agreement_at_least < found.min_agreement <= found.agreement:
+        told.append(
+            f"{found.images:,} held-out images do not prove {found.min_agreement:.4%}: with {CONFIDENCE:.0%} "
+            f"confidence the agreement is at least {found.agreement_at_least:.4%}. More images narrow that"
+        )
+    if deformed < found.min_agreement <= found.agreement:
+        told.append(
+            f"on deformed copies of the held-out images the agreement is {deformed:.4%}: on images that the "
+            "networks were not trained on it may be lower than on these"
+        )
+    if demanded is not None:
+        told.append(
+            f"deformed copies demand {demanded:.2%} of the images on the long way, more than was allowed"
+        )
+    if 1.0 - changed / found.images >= found.min_agreement:
+        told.append(
+            "the small network alone agrees as well as was asked for: it may be all that is needed"
+        )
+    if found.expected >= 1.0:
+        told.append(
+            f"the cascade takes {found.expected:.2f} of the large network's time here: it saves none"
+        )
+    return told

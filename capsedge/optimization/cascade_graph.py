@@ -1,0 +1,375 @@
+"""Two networks in one graph: the small one runs first, the large one on the images in doubt alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from capsedge.graph.cleanup import remove_dead_nodes
+from capsedge.graph.proto import copy_of, initializer, opset_of, replace, set_opset
+from capsedge.runtime.cascade_metadata import LONG_WAY
+from capsedge.spec.operators import DOMAIN, numbered, split
+
+LEAST_OPSET = (
+    13  # Greater and GreaterOrEqual, TopK, ScatterND and Compress as they are written here
+)
+OWN = "cascade_"  # what the names of all tensors and nodes between the networks begin with
+_COMPACT, _INDICES = f"{OWN}images", f"{OWN}indices"
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """When an image is in doubt.
+
+    Attributes:
+        margin: where the best score exceeds the second best by less; of several labels, where a score is
+            closer than this to ``threshold``.
+        score: where the best score is below; None for no such criterion.
+        threshold: of several labels; None where an image has one.
+    """
+
+    margin: float
+    score: float | None = None
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What the graphs of two networks have in common.
+
+    Attributes:
+        outputs: the outputs of the large network that the cascade has, and the small one's for each.
+        scores: the large network's output that decides the class.
+        scale, shift: from the input as prepared for the large network to the small one's, ``x * scale +
+            shift``, of a shape that broadcasts over the input; None where both prepare images alike.
+    """
+
+    outputs: Mapping[str, str]
+    scores: str
+    scale: NDArray[np.float32] | None = None
+    shift: NDArray[np.float32] | None = None
+
+
+def join(
+    small: onnx.ModelProto, large: onnx.ModelProto, pair: Pair, doubt: Doubt
+) -> onnx.ModelProto:
+    """One model that runs the large network on those images only that are in doubt.
+
+    The graph: the small network; ``long_way [N]``, which images are in doubt; an ``If`` that compacts them,
+    runs the large network, and scatters its outputs over the small one's. Without an image in doubt the
+    ``If`` passes the small network's outputs on. NaN scores are in doubt.
+
+    Args:
+        small, large: files of one opset, at least `LEAST_OPSET`.
+
+    Raises:
+        onnx.checker.ValidationError: the model is not valid.
+    """
+    small, large = _with(small, pair.outputs.values()), _with(large, pair.outputs)
+    joined = copy_of(large)  # before its tensors lose their names
+    images, given = joined.graph.input[0], small.graph.input[0].name
+    taken = {LONG_WAY, images.name, *pair.outputs}
+    first = {name: f"{OWN}small_{name}" for name in pair.outputs.values()}
+    first[given] = images.name if pair.scale is None else f"{OWN}small_images"
+    _rename(small.graph, {**_apart(_values(small.graph), taken), **first})
+    taken |= set(_values(small.graph))
+    last = {name: f"{OWN}large_{name}" for name in pair.outputs} | {images.name: _COMPACT}
+    _rename(large.graph, {**_apart(_values(large.graph), taken), **last})
+    _rename_nodes(large.graph, {n.name for n in _nodes(small.graph)})
+    _rename_functions(large, small)
+    outputs = [o for o in joined.graph.output if o.name in pair.outputs]
+    named = {o.name: first[pair.outputs[o.name]] for o in outputs}
+    branch = _long_way(large.graph, outputs, named, images.name)
+    doubted, constants = _doubt(first[pair.outputs[pair.scores]], doubt)
+    prepared, more = _prepared(images.name, pair)
+    choice = helper.make_node(
+        "If", [f"{OWN}any"], [o.name for o in outputs], name=f"{OWN}choice",
+        then_branch=branch, else_branch=_short_way(outputs, named),
+    )  # fmt: skip
+    graph = joined.graph
+    replace(graph.node, [*prepared, *small.graph.node, *doubted, choice])
+    replace(graph.initializer, [*more, *small.graph.initializer, *constants])
+    replace(graph.sparse_initializer, small.graph.sparse_initializer)
+    replace(graph.value_info, small.graph.value_info)
+    replace(graph.quantization_annotation, small.graph.quantization_annotation)
+    batch = _fixed_batch(small) or images.type.tensor_type.shape.dim[0].dim_param or "N"
+    replace(graph.input, [images])
+    replace(graph.output, [*outputs, _mask(LONG_WAY)])
+    for value in (*graph.input, *graph.output):
+        _set_batch(value, batch)
+    replace(joined.functions, [*small.functions, *large.functions])
+    joined.ir_version = max(small.ir_version, large.ir_version)
+    for item in small.opset_import:
+        if item.domain not in {e.domain for e in joined.opset_import}:
+            set_opset(joined, item.domain, item.version)
+    onnx.checker.check_model(joined)
+    return joined
+
+
+def _with(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
+    """A copy with these outputs, and nothing that they do not need."""
+    copy, wanted = copy_of(model), set(outputs)
+    replace(copy.graph.output, [o for o in copy.graph.output if o.name in wanted])
+    remove_dead_nodes(copy)
+    return copy
+
+
+def _fixed_batch(model: onnx.ModelProto) -> int:
+    """The batch that a model fixes; 0 if it is free."""
+    return int(model.graph.input[0].type.tensor_type.shape.dim[0].dim_value)
+
+
+def _set_batch(value: onnx.ValueInfoProto, batch: int | str) -> None:
+    first = value.type.tensor_type.shape.dim[0]
+    first.Clear()
+    if isinstance(batch, int):
+        first.dim_value = batch
+    else:
+        first.dim_param = batch
+
+
+def _mask(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.BOOL, [None])
+
+
+def _prepared(images: str, pair: Pair) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """The input as the small network takes it."""
+    if pair.scale is None or pair.shift is None:
+        return [], []
+    by_channel = {f"{OWN}scale": pair.scale, f"{OWN}shift": pair.shift}
+    nodes = [
+        _node("Mul", [images, f"{OWN}scale"], f"{OWN}scaled_images"),
+        _node("Add", [f"{OWN}scaled_images", f"{OWN}shift"], f"{OWN}small_images"),
+    ]
+    return nodes, [initializer(n, v) for n, v in by_channel.items()]
+
+
+def _node(kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> onnx.NodeProto:
+    """A node between the networks, named after its first output."""
+    name = OWN + outputs[0].removeprefix(OWN)
+    return helper.make_node(kind, inputs, list(outputs), name=name, **attributes)
+
+
+def _doubt(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """``long_way`` from the small network's scores, and whether it is true anywhere."""
+    found, constants = (_of_one if doubt.threshold is None else _of_several)(scores, doubt)
+    nodes = [
+        *found,
+        _node("GreaterOrEqual", [f"{OWN}distance", f"{OWN}margin"], f"{OWN}clear"),
+        _node("Not", [f"{OWN}sure" if doubt.score is not None else f"{OWN}clear"], LONG_WAY),
+        _node("Cast", [LONG_WAY], f"{OWN}ones", to=TensorProto.INT64),
+        _node("ReduceSum", [f"{OWN}ones"], f"{OWN}count", keepdims=0),
+        _node("Greater", [f"{OWN}count", f"{OWN}none"], f"{OWN}any"),
+    ]
+    if doubt.score is not None:
+        constants["least"] = np.float32(doubt.score)
+        nodes[-4:-4] = [
+            _node("GreaterOrEqual", [f"{OWN}best", f"{OWN}least"], f"{OWN}strong"),
+            _node("And", [f"{OWN}clear", f"{OWN}strong"], f"{OWN}sure"),
+        ]
+    constants |= {"margin": np.float32(doubt.margin), "none": np.int64(0), "first": np.int64(0)}
+    return nodes, [initializer(OWN + name, value) for name, value in constants.items()]
+
+
+_Constants = dict[str, "np.generic | NDArray[Any]"]
+
+
+def _of_one(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], _Constants]:
+    """The best score, and its distance to the second best."""
+    nodes = [
+        _node("Cast", [scores], f"{OWN}scores", to=TensorProto.FLOAT),
+        _node("TopK", [f"{OWN}scores", f"{OWN}two"], f"{OWN}best_two", f"{OWN}classes", axis=1),
+        _node("Gather", [f"{OWN}best_two", f"{OWN}first"], f"{OWN}best", axis=1),
+        _node("Gather", [f"{OWN}best_two", f"{OWN}second"], f"{OWN}next", axis=1),
+        _node("Sub", [f"{OWN}best", f"{OWN}next"], f"{OWN}distance"),
+    ]
+    return nodes, {"two": np.array([2], np.int64), "second": np.int64(1)}
+
+
+def _of_several(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], _Constants]:
+    """The distance of the nearest score to the threshold."""
+    nodes = [
+        _node("Cast", [scores], f"{OWN}scores", to=TensorProto.FLOAT),
+        _node("Sub", [f"{OWN}scores", f"{OWN}threshold"], f"{OWN}signed"),
+        _node("Abs", [f"{OWN}signed"], f"{OWN}each"),
+        _node(
+            "TopK", [f"{OWN}each", f"{OWN}one"], f"{OWN}nearest", f"{OWN}class", axis=1, largest=0
+        ),
+        _node("Gather", [f"{OWN}nearest", f"{OWN}first"], f"{OWN}distance", axis=1),
+    ]
+    return nodes, {"one": np.array([1], np.int64), "threshold": np.float32(doubt.threshold)}
+
+
+def _long_way(
+    graph: onnx.GraphProto,
+    outputs: list[onnx.ValueInfoProto],
+    named: Mapping[str, str],
+    images: str,
+) -> onnx.GraphProto:
+    """The large network's graph, on the images in doubt."""
+    branch = onnx.GraphProto()
+    branch.CopyFrom(graph)
+    branch.name = "long_way"
+    del branch.input[:], branch.output[:]
+    compact = [
+        _node("Compress", [images, LONG_WAY], _COMPACT, axis=0),
+        _node("NonZero", [LONG_WAY], f"{OWN}numbers"),
+        _node("Transpose", [f"{OWN}numbers"], _INDICES, perm=[1, 0]),
+    ]
+    nodes = [*compact, *graph.node]
+    for output in outputs:
+        found, result = f"{OWN}large_{output.name}", _as(output, f"{OWN}long_way_{output.name}")
+        nodes.append(_node("ScatterND", [named[output.name], _INDICES, found], result.name))
+        branch.output.append(result)
+    replace(branch.node, nodes)
+    for value in branch.value_info:  # the number of images in doubt is another than the batch
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param"):
+                dim.dim_param = f"in_doubt_{dim.dim_param}"
+    return branch
+
+
+def _short_way(outputs: list[onnx.ValueInfoProto], named: Mapping[str, str]) -> onnx.GraphProto:
+    """The small network's outputs as they are."""
+    results = [_as(output, f"{OWN}short_way_{output.name}") for output in outputs]
+    nodes = [
+        _node("Identity", [named[o.name]], r.name) for o, r in zip(outputs, results, strict=True)
+    ]
+    return helper.make_graph(nodes, "short_way", [], results)
+
+
+def _as(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(value)
+    copy.name = name
+    copy.type.tensor_type.shape.dim[0].Clear()
+    return copy
+
+
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of subgraphs included."""
+    for node in graph.node:
+        yield node
+        for inner in _graphs(node):
+            yield from _nodes(inner)
+
+
+def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for inner in _graphs(node):
+            yield from _all_graphs(inner)
+
+
+def _values(graph: onnx.GraphProto) -> list[str]:
+    """The names of all tensors, those of subgraphs included."""
+    found: dict[str, None] = {}
+    for each in _all_graphs(graph):
+        found |= dict.fromkeys(v.name for v in (*each.input, *each.initializer, *each.output))
+        found |= dict.fromkeys(s.values.name for s in each.sparse_initializer)
+        found |= dict.fromkeys(o for node in each.node for o in node.output)
+    return [name for name in found if name]
+
+
+def _apart(names: list[str], taken: set[str]) -> dict[str, str]:
+    """Other names for those that are taken; what ends in a number still does."""
+    used, found = taken | set(names), {}
+    for name in names:
+        if name in taken or name.startswith(OWN):
+            ending = name if name[-1].isdigit() else f"{name}__"
+            found[name] = _free(lambda k, start=ending: f"{start}{k}", used)  # type: ignore[misc]
+            used.add(found[name])
+    return found
+
+
+def _free(named: Callable[[int], str], used: set[str]) -> str:
+    number = 2
+    while named(number) in used:
+        number += 1
+    return named(number)
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename tensors, in place and in subgraphs too."""
+    for each in _all_graphs(graph):
+        for value in (*each.input, *each.output, *each.value_info, *each.initializer):
+            value.name = names.get(value.name, value.name)
+        for sparse in each.sparse_initializer:
+            sparse.values.name = names.get(sparse.values.name, sparse.values.name)
+        for annotation in each.quantization_annotation:
+            annotation.tensor_name = names.get(annotation.tensor_name, annotation.tensor_name)
+            for entry in annotation.quant_parameter_tensor_names:
+                entry.value = names.get(entry.value, entry.value)
+        for node in each.node:
+            for field in (node.input, node.output):
+                for k, name in enumerate(field):
+                    field[k] = names.get(name, name)
+
+
+def _rename_nodes(graph: onnx.GraphProto, taken: set[str]) -> None:
+    names = _apart([n.name for n in _nodes(graph) if n.name], taken)
+    for node in _nodes(graph):
+        node.name = names.get(node.name, node.name)
+
+
+def _rename_functions(model: onnx.ModelProto, other: onnx.ModelProto) -> None:
+    """Give the functions of a model names that another does not have, in place."""
+    taken = {(f.domain, f.name) for f in other.functions}
+    used = taken | {(f.domain, f.name) for f in model.functions}
+    names: dict[tuple[str, str], str] = {}
+    for function in model.functions:
+        key = (function.domain, function.name)
+        if key not in taken or key in names:
+            continue
+        names[key] = _free_function(key, used)
+        used.add((key[0], names[key]))
+    bodies = [n for f in model.functions for n in _nodes_of(f)]
+    for node in (*_nodes(model.graph), *bodies):
+        node.op_type = names.get((node.domain, node.op_type), node.op_type)
+    for function in model.functions:
+        function.name = names.get((function.domain, function.name), function.name)
+
+
+def _nodes_of(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in function.node:
+        yield node
+        for inner in _graphs(node):
+            yield from _nodes(inner)
+
+
+def _free_function(key: tuple[str, str], used: set[tuple[str, str]]) -> str:
+    domain, name = key
+    operator = split(name)[0] if domain == DOMAIN else name
+    number = 2
+    while (domain, numbered(operator, number)) in used:
+        number += 1
+    return numbered(operator, number)
+
+
+def opset_aligned(
+    small: onnx.ModelProto, large: onnx.ModelProto
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """Both models at the newer of their opsets, at least `LEAST_OPSET`.
+
+    Raises:
+        Exception: of ``onnx.version_converter``, which cannot convert every operator.
+    """
+    newest = max(opset_of(small), opset_of(large), LEAST_OPSET)
+    first, second = (
+        m if opset_of(m) == newest else onnx.version_converter.convert_version(m, newest)
+        for m in (small, large)
+    )
+    return first, second

@@ -1,0 +1,462 @@
+"""Two networks, whether they fit, their answers on deformed copies."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from capsedge.datasets import ImageSet
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.graph.random_nodes import refuse_random
+from capsedge.optimization.cascade_graph import Pair
+from capsedge.optimization.cascade_thresholds import Scored, decided
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.cascade_metadata import Parent
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.score_checks import score_warnings
+from capsedge.runtime.session import Session
+
+# --- Whether two networks can form a cascade, and what their graphs have in common ---
+
+
+_SAME = {
+    "height": "height", "width": "width", "channels": "number of channels", "resize": "resize rule",
+    "per_image": "preparation by the image", "layout": "layout", "order": "order of channels",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How two networks fit.
+
+    Attributes:
+        pair: for `capsedge.optimization.cascade_graph.join`.
+        metadata: of the cascade, as far as it follows from the large network's.
+        notes: the outputs that the cascade does not have, and why.
+    """
+
+    pair: Pair
+    metadata: ModelMetadata
+    notes: tuple[str, ...]
+
+
+def fit(small: Session, large: Session) -> Fit:
+    """How two networks fit, for a cascade.
+
+    Raises:
+        ArtefactError: one of them has no metadata.
+        UsageError: they do not fit: another task, other classes, another input or other scores; or one of
+            them is a cascade itself.
+    """
+    one, other = _described(small), _described(large)
+    _check_tasks(small, large, one, other)
+    _check_inputs(small, large)
+    scale, shift = _preparation(one.preprocessing, other.preprocessing, small, large)
+    scores = large.roles.scores
+    named = {name: name for name in (p.name for p in large.outputs)}
+    if scores is not None and small.roles.scores is not None:
+        named[scores] = small.roles.scores
+    if large.roles.poses is not None and small.roles.poses is not None:
+        named[large.roles.poses] = small.roles.poses
+    assert scores is not None  # a classification has them
+    outputs, notes = _common(small, large, named)
+    if scores not in outputs:
+        raise _misfit(small, large, "give other scores", notes[0])
+    poses = large.roles.poses if large.roles.poses in outputs else ""
+    stated = other.outputs
+    if stated is not None or not poses:
+        stated = Outputs(scores=scores, kind=large.roles.kind, poses=poses or "")
+    metadata = replace(
+        other,
+        outputs=stated,
+        calibration={},
+        precision=other.precision if one.precision == other.precision else "mixed",
+    )
+    return Fit(Pair(outputs, scores, scale, shift), metadata, tuple(notes))
+
+
+def _described(session: Session) -> ModelMetadata:
+    if session.metadata is None:
+        raise ArtefactError(
+            f"{session.path} states neither its classes nor its preprocessing.",
+            "Without them nothing tells whether two networks fit.",
+            f"Describe it first: `capsedge optimize {shlex.quote(str(session.path))} -o described.onnx "
+            "--classes ... --size ...` (docs/reference/metadata.md).",
+        )
+    if session.metadata.cascade is not None:
+        raise UsageError(
+            f"{session.path} is a cascade already.",
+            "A cascade is made of two single networks.",
+            f"Name one of the files that it was made from: {session.metadata.cascade.small.file}, "
+            f"{session.metadata.cascade.large.file}.",
+        )
+    return session.metadata
+
+
+def _misfit(small: Session, large: Session, what: str, why: str) -> UsageError:
+    return UsageError(
+        f"{small.path} and {large.path} {what}.",
+        why,
+        "A cascade needs two networks for one task: the same classes, images and kind of scores.",
+    )
+
+
+def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: ModelMetadata) -> None:
+    for session, metadata in ((small, one), (large, other)):
+        if metadata.task == REGRESSION:
+            raise UsageError(
+                f"{session.path} estimates values.",
+                "Doubt is about classes: it is measured by the scores of a classification.",
+                "Name two classifiers.",
+            )
+    if one.task != other.task:
+        raise _misfit(small, large, "have different tasks", f"{one.task} and {other.task}.")
+    if one.class_names != other.class_names:
+        if sorted(one.class_names) == sorted(other.class_names):
+            why = "The classes are the same, in another order."
+        elif len(one.class_names) != len(other.class_names):
+            why = f"{len(one.class_names)} and {len(other.class_names)} classes."
+        else:
+            pairs = zip(one.class_names, other.class_names, strict=True)
+            k, (a, b) = next((k, (a, b)) for k, (a, b) in enumerate(pairs) if a != b)
+            why = f"Class {k} is '{a}' and '{b}'."
+        raise _misfit(small, large, "have different classes", why)
+    if small.roles.kind != large.roles.kind:
+        why = f"{small.roles.kind} and {large.roles.kind}."
+        raise _misfit(small, large, "have different kinds of scores", why)
+    count = _port(large, large.roles.scores).shape[-1:]
+    if one.task == "single-label" and count == (1,):
+        raise UsageError(
+            f"{large.path} has one class.", "There is no second one to be in doubt about.", ""
+        )
+
+
+def _port(session: Session, name: str | None) -> Port:
+    return next(port for port in session.outputs if port.name == name)
+
+
+def _check_inputs(small: Session, large: Session) -> None:
+    a, b = small.inputs[0], large.inputs[0]
+    if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+        why = f"{a.dtype} {list(a.shape[1:])} and {b.dtype} {list(b.shape[1:])}."
+        raise _misfit(small, large, "take different inputs", why)
+    fixed = large.backend.batches.fixed
+    if fixed is not None and not fixed == small.backend.batches.fixed == 1:
+        raise UsageError(
+            f"{large.path} has a fixed batch of {fixed}.",
+            "It runs on as many images as are in doubt.",
+            "Give a file with a free batch: `capsedge export` writes one; `capsedge optimize --batch free` "
+            "makes one where that can be proven.",
+        )
+
+
+def _preparation(
+    one: Preprocessing | None, other: Preprocessing | None, small: Session, large: Session
+) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    """Factor and summand from the large network's input to the small one's; None where they are equal.
+
+    Raises:
+        UsageError: no factor and summand of each channel leads from one to the other.
+    """
+    if one is None or other is None:
+        if one is not other:
+            lacking = small if one is None else large
+            why = f"{lacking.path} does not state its preprocessing."
+            raise _misfit(small, large, "do not both state how to prepare an image", why)
+        return None, None
+    for name, words in _SAME.items():
+        a, b = getattr(one, name), getattr(other, name)
+        if a != b:
+            raise _misfit(
+                small, large, "prepare images differently", f"Their {words}: {a} and {b}."
+            )
+    if one.per_image == "standardize" and one.scale != other.scale:
+        why = f"Scale {one.scale:g} and {other.scale:g} before each image is standardized."
+        raise _misfit(small, large, "prepare images differently", why)
+    if (one.scale, *_by_channel(one)) == (other.scale, *_by_channel(other)):
+        return None, None
+    ratio = one.scale / other.scale
+    (mean, std), (mean_large, std_large) = (map(np.array, _by_channel(p)) for p in (one, other))
+    shape = (1, -1, 1, 1) if one.layout == "NCHW" else (1, 1, 1, -1)
+    scale, shift = std_large * ratio / std, (mean_large * ratio - mean) / std
+    return scale.astype(np.float32).reshape(shape), shift.astype(np.float32).reshape(shape)
+
+
+def _by_channel(p: Preprocessing) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every channel."""
+
+    def each(values: tuple[float, ...]) -> tuple[float, ...]:
+        return values * p.channels if len(values) == 1 else values
+
+    return each(p.mean), each(p.std)
+
+
+def _common(
+    small: Session, large: Session, named: dict[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """The outputs that both have in one form, the small one's by the large one's; and those left out."""
+    theirs = {port.name: port for port in small.outputs}
+    outputs: dict[str, str] = {}
+    notes: list[str] = []
+    for port in large.outputs:
+        mine = theirs.get(named[port.name])
+        if mine is None:
+            notes.append(
+                f"the output '{port.name}' is left out: the small network does not have it"
+            )
+        elif mine.shape[1:] != port.shape[1:] or mine.dtype != port.dtype:
+            forms = [f"{p.dtype} {list(p.shape[1:])}" for p in (mine, port)]
+            notes.append(
+                f"the output '{port.name}' is left out: {forms[0]} of the small network, {forms[1]} of the "
+                "large one"
+            )
+        else:
+            outputs[port.name] = mine.name
+    for name in theirs:
+        if name not in outputs.values() and name not in named:
+            notes.append(f"the output '{name}' is left out: the large network does not have it")
+    return outputs, notes
+
+
+# --- Deformed copies of images: stand-ins for images that a network was not trained on ---
+
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+
+STRENGTHS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125)
+# The largest deformation, at strength 1.
+_ANGLE = np.deg2rad(25.0)
+_ZOOM = 0.2
+_SHEAR = 0.2
+_SHIFT = 0.08  # of the sides
+_BEND = 0.06  # of the sides, the standard deviation at the knots
+_KNOTS = 5  # on each side
+_NOISE = 0.25  # of an image's standard deviation
+
+
+@dataclass(frozen=True)
+class Deformation:
+    """A random change of prepared images.
+
+    Images are rotated, zoomed, sheared, shifted and bent (smooth random displacements, as the elastic
+    distortions of Simard, Steinkraus and Platt 2003), and get Gaussian noise within their own range of
+    values. Inputs without rows and columns get noise alone.
+
+    Attributes:
+        strength: factor of all of these, from 0 (none) to 1.
+        channels_last: whether images are ``[N, H, W, C]`` instead of ``[N, C, H, W]``.
+        seed: of the random numbers.
+    """
+
+    strength: float
+    channels_last: bool = False
+    seed: int = 0
+
+    def copies(self, batches: Iterable[Array]) -> Iterator[Array]:
+        """A deformed copy of each batch ``[n, ...]``, of the same shape and type."""
+        rng = np.random.default_rng(self.seed)
+        for batch in batches:
+            yield self._of(batch, rng)
+
+    def _of(self, batch: Array, rng: Generator) -> Array:
+        values = batch.astype(np.float32)
+        axes = tuple(range(1, values.ndim))
+        low, high = values.min(axes, keepdims=True), values.max(axes, keepdims=True)
+        if values.ndim == 4:
+            images = values if self.channels_last else np.moveaxis(values, 1, 3)
+            moved = _resampled(images, *_places(images.shape[:3], self.strength, rng))
+            values = moved if self.channels_last else np.moveaxis(moved, 3, 1)
+        spread = values.std(axes, keepdims=True) * np.float32(_NOISE * self.strength)
+        values = np.clip(values + spread * rng.standard_normal(values.shape, np.float32), low, high)
+        found: Array = values if batch.dtype.kind == "f" else np.rint(values)
+        return found.astype(batch.dtype)
+
+
+def _places(shape: tuple[int, ...], strength: float, rng: Generator) -> tuple[Floats, Floats]:
+    """Rows and columns ``[N, H, W]`` that the pixels of the copies are read from."""
+    count, height, width = shape
+
+    def drawn(limit: float) -> Floats:
+        return rng.uniform(-1, 1, (count, 1, 1)).astype(np.float32) * np.float32(limit * strength)
+
+    y = np.arange(height, dtype=np.float32)[:, None] - (height - 1) / 2
+    x = np.arange(width, dtype=np.float32)[None, :] - (width - 1) / 2
+    angle, shear = drawn(_ANGLE), drawn(_SHEAR)
+    zooms = 1 + drawn(_ZOOM), 1 + drawn(_ZOOM)
+    rows = (np.cos(angle) * y - np.sin(angle) * x) * zooms[0] + drawn(_SHIFT) * height
+    columns = (np.sin(angle) * y + np.cos(angle) * x) * zooms[1] + shear * y + drawn(_SHIFT) * width
+    rows += _bend(shape, strength * _BEND * height, rng) + (height - 1) / 2
+    columns += _bend(shape, strength * _BEND * width, rng) + (width - 1) / 2
+    return rows.astype(np.float32), columns.astype(np.float32)
+
+
+def _bend(shape: tuple[int, ...], size: float, rng: Generator) -> Floats:
+    """Smooth random displacements ``[N, H, W]``: knots with a smoothstep between them."""
+    count, height, width = shape
+    knots = rng.normal(0.0, size, (count, _KNOTS, _KNOTS)).astype(np.float32)
+    return np.asarray(_weights(height) @ knots @ _weights(width).T, np.float32)
+
+
+def _weights(cells: int) -> Floats:
+    """The share of every knot in each cell ``[cells, knots]``."""
+    places = np.linspace(0, _KNOTS - 1, cells)
+    apart = np.clip(1 - np.abs(places[:, None] - np.arange(_KNOTS)), 0, 1)
+    return np.asarray(apart**2 * (3 - 2 * apart), np.float32)
+
+
+def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
+    """Images ``[N, H, W, C]`` read at places between pixels, bilinear; beyond the edge its pixels go on."""
+    count, height, width = images.shape[:3]
+    rows, columns = np.clip(rows, 0, height - 1), np.clip(columns, 0, width - 1)
+    top, left = rows.astype(np.intp), columns.astype(np.intp)
+    bottom, right = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
+    down, across = (rows - top)[..., None], (columns - left)[..., None]
+    n = np.arange(count)[:, None, None]
+    upper = images[n, top, left] * (1 - across) + images[n, top, right] * across
+    lower = images[n, bottom, left] * (1 - across) + images[n, bottom, right] * across
+    return np.asarray(upper * (1 - down) + lower * down, np.float32)
+
+
+# --- Two networks of a cascade, and what they answer for images and deformed copies of them ---
+
+
+Progress: TypeAlias = "Callable[[str, int, int], None]"
+BATCH = 64
+_TRIED = 512  # images that the strength of a deformation is tried on
+_KEPT = 0.95  # of the large network's decisions, under the deformation
+
+
+class Network:
+    """A file, its graph and a session that runs it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.content = read_bytes(path)
+        self.session = load_bytes(self.content, path)
+        self.model = onnx.load_model_from_string(self.content)
+        refuse_random(self.model, str(path))
+
+    def parent(self) -> Parent:
+        """What the cascade states of it."""
+        metadata = self.session.metadata
+        assert metadata is not None  # `fit` refuses others
+        digest = hashlib.sha256(self.content).hexdigest()
+        return Parent(
+            self.path.name, digest, len(self.content), metadata.precision,
+            metadata.checkpoint_sha256,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Scores ``[N, J]`` of both networks, and the seconds that each took."""
+
+    small: NDArray[np.float32]
+    large: NDArray[np.float32]
+    seconds: tuple[float, float]
+
+
+class Networks:
+    """Both networks, and how they fit.
+
+    Attributes:
+        warnings: why their scores may say nothing.
+        threshold: of several labels, the score from which one is given; None where the best class is.
+    """
+
+    def __init__(self, small: Network, large: Network) -> None:
+        self.small, self.large = small, large
+        self.fit: Fit = fit(small.session, large.session)
+        self.warnings = [
+            f"{network.session.path.name}: {warning}"
+            for network in (small, large)
+            for warning in score_warnings(network.session)
+        ]
+        self.threshold: float | None = None
+        if large.session.roles.multi_label:  # a logit of 0 is a probability of one half
+            logits = large.session.roles.kind == "logits"
+            self.threshold = 0.0 if logits else DEFAULT_THRESHOLD
+
+    def deformation(self, images: ImageSet) -> Deformation:
+        """The strongest deformation under which the large network keeps 95 % of its decisions.
+
+        The weakest of all where it keeps fewer under each.
+        """
+        tried = images.draw(_TRIED)
+        prep = self.fit.metadata.preprocessing
+        last = prep is not None and prep.layout == "NHWC"
+        wanted = decided(self._large(tried.batches(BATCH)), self.threshold)
+        for strength in STRENGTHS:
+            found = Deformation(strength, last)
+            scores = self._large(found.copies(tried.batches(BATCH)))
+            kept = (decided(scores, self.threshold) == wanted).all(axis=1).mean()
+            if kept >= _KEPT:
+                break
+        return found
+
+    def _large(self, batches: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
+        return np.concatenate([_scores(self.large.session, batch) for batch in batches])
+
+    def copies(
+        self, images: ImageSet, deformation: Deformation, stage: str, progress: Progress | None
+    ) -> Scored:
+        """How both networks answer a deformed copy of every image."""
+        batches = deformation.copies(images.batches(BATCH))
+        found = self.answers(batches, len(images), stage, progress)
+        return Scored.of(found.small, found.large, self.threshold)
+
+    def answers(
+        self, batches: Iterable[NDArray[Any]], total: int, stage: str, progress: Progress | None
+    ) -> Answers:
+        """The scores of both networks for prepared batches.
+
+        Raises:
+            ArtefactError: some are NaN or infinite.
+        """
+        pair = self.fit.pair
+        small, large = self.small.session, self.large.session
+        found: tuple[list[Any], list[Any]] = ([], [])
+        seconds, done = [0.0, 0.0], 0
+        for batch in batches:
+            own = (
+                batch
+                if pair.scale is None or pair.shift is None
+                else batch * pair.scale + pair.shift
+            )
+            for k, (session, given) in enumerate(((small, own), (large, batch))):
+                start = time.perf_counter()
+                found[k].append(_scores(session, given))
+                seconds[k] += time.perf_counter() - start
+            done += len(batch)
+            if progress is not None:
+                progress(stage, done, total)
+        first, second = (np.concatenate(part) for part in found)
+        for session, scores in ((small, first), (large, second)):
+            if not np.isfinite(scores).all():
+                raise ArtefactError(
+                    f"{session.path} computes scores that are NaN or infinite.",
+                    "No threshold can be chosen by them.",
+                    "Run `capsedge verify` on the file.",
+                )
+        return Answers(first, second, (seconds[0], seconds[1]))
+
+
+def _scores(session: Session, batch: NDArray[Any]) -> NDArray[np.float32]:
+    name = session.roles.scores
+    assert name is not None  # of a classification
+    runs = session.run_batches(batch, [name], batch_size=BATCH)
+    return np.concatenate([outputs[name] for _, outputs in runs]).astype(np.float32)

@@ -1,0 +1,180 @@
+"""Which images a small network is not sure of: thresholds chosen on images, and a bound on what they miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.datasets.chance import at_most
+from capsedge.runtime.cascade_metadata import CONFIDENCE
+
+_STEPS = 100  # of a bisection to the last bit of a double
+_MOST_TRIED = 256  # thresholds on the margin
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """An image is in doubt where its margin is below ``margin``, or its best score below ``score``.
+
+    Attributes:
+        score: None where the margin alone decides.
+    """
+
+    margin: float
+    score: float | None = None
+
+    def doubted(self, margins: NDArray[np.float32], best: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """The images in doubt ``[N]``; NaN is in doubt."""
+        sure = margins >= np.float32(self.margin)
+        if self.score is not None:
+            sure &= best >= np.float32(self.score)
+        return np.asarray(~sure)
+
+
+def margins_of(scores: NDArray[np.float32], threshold: float | None) -> NDArray[np.float32]:
+    """How far each decision ``[N]`` for scores ``[N, J]`` is from another one, in float32 as in the graph.
+
+    Args:
+        threshold: of several labels, the score from which one is given; None where the best class is.
+    """
+    if threshold is not None:
+        return np.asarray(np.abs(scores - np.float32(threshold)).min(axis=1))
+    best = np.partition(scores, -2, axis=1)
+    return np.asarray(best[:, -1] - best[:, -2])
+
+
+def decided(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
+    """The decisions for scores ``[N, J]``: the best class ``[N, 1]``, or the labels given ``[N, J]``."""
+    if threshold is None:
+        return np.asarray(scores.argmax(axis=1)[:, None])
+    return np.asarray(scores >= np.float32(threshold))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Images as two networks answered them.
+
+    Attributes:
+        margins, best: of the small network ``[N]``.
+        changed: where the large network decides otherwise ``[N]``.
+    """
+
+    margins: NDArray[np.float32]
+    best: NDArray[np.float32]
+    changed: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, small: NDArray[np.float32], large: NDArray[np.float32], threshold: float | None
+    ) -> Scored:
+        """From the scores ``[N, J]`` of both; ``threshold`` as for `margins_of`."""
+        changed = (decided(small, threshold) != decided(large, threshold)).any(axis=1)
+        return cls(margins_of(small, threshold), small.max(axis=1), changed)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Scored]) -> Scored:
+        """The images of several."""
+        names = ("margins", "best", "changed")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def __len__(self) -> int:
+        return len(self.margins)
+
+    def share(self, thresholds: Thresholds) -> float:
+        """The share of the images in doubt."""
+        return float(thresholds.doubted(self.margins, self.best).mean())
+
+    def missed(self, thresholds: Thresholds) -> int:
+        """The number of changed decisions that are not in doubt."""
+        return int((self.changed & ~thresholds.doubted(self.margins, self.best)).sum())
+
+
+def choose(
+    usual: Scored, copies: Scored, allowed: int, most_share: float = 1.0, by_score: bool = True
+) -> Thresholds:
+    """The thresholds with the fewest usual images in doubt that let few changed decisions pass.
+
+    What is less clear than all usual images is in doubt too, at no cost among them: neither threshold is
+    below the least value seen.
+
+    Args:
+        usual: images like those that the cascade will answer.
+        copies: deformed copies of them.
+        allowed: largest number of changed decisions among both that are not in doubt; more of them, as few as
+            possible, where ``most_share`` demands it.
+        most_share: largest share of the usual images in doubt.
+        by_score: whether the best score is a criterion too.
+    """
+
+    def cheapest(missed: int) -> Thresholds:
+        found = _letting_pass(usual, copies, missed, by_score)
+        return min(found, key=usual.share)
+
+    first = cheapest(allowed)
+    if usual.share(first) <= most_share:
+        return first
+    low, high = allowed, int(usual.changed.sum() + copies.changed.sum())
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if usual.share(cheapest(middle)) <= most_share else (middle, high)
+    return cheapest(high)
+
+
+def _letting_pass(
+    usual: Scored, copies: Scored, allowed: int, by_score: bool
+) -> Iterator[Thresholds]:
+    """Every threshold on the margin that lies just above a changed decision (of thousands, some), each with
+    the lowest one on the score that lets at most ``allowed`` changed decisions pass."""
+    all_ = Scored.joined([usual, copies])
+    wrong_margin, wrong_best = all_.margins[all_.changed], all_.best[all_.changed]
+    floor = usual.margins.min()
+    least = float(usual.best.min()) if by_score else None
+    tried = np.unique(np.maximum(np.append(_above(wrong_margin), floor), floor))
+    if len(tried) > _MOST_TRIED:
+        tried = tried[np.linspace(0, len(tried) - 1, _MOST_TRIED).astype(int)]
+    for margin in tried:
+        missed = np.sort(wrong_best[wrong_margin >= margin])
+        if by_score:
+            missed = missed[missed >= np.float32(least)]
+        if len(missed) <= allowed:
+            yield Thresholds(float(margin), least)
+        elif by_score:
+            yield Thresholds(float(margin), float(_above(missed)[len(missed) - allowed - 1]))
+
+
+def _above(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.asarray(np.nextafter(values, np.float32(np.inf)), np.float32)
+
+
+def agreement_at_least(changed: int, images: int, confidence: float = CONFIDENCE) -> float:
+    """A one-sided lower bound on the agreement, from a number of changed decisions among independent images.
+
+    Exact (Clopper and Pearson 1934, "The use of confidence or fiducial limits"): the agreement at which so
+    few changes would have the probability ``1 - confidence``.
+    """
+    if changed >= images:
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if at_most(changed, images, 1.0 - middle) > 1.0 - confidence:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def most_changed(images: int, agreement: float, confidence: float = CONFIDENCE) -> int:
+    """The largest number of changed decisions that still proves an agreement; 0 if no number does."""
+    low, high = 0, images
+    while low < high:
+        middle = (low + high + 1) // 2
+        if at_most(middle, images, 1.0 - agreement) <= 1.0 - confidence:
+            low = middle
+        else:
+            high = middle - 1
+    return low

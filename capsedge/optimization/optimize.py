@@ -1,0 +1,329 @@
+"""``capsedge.optimize``: an ONNX file of any tool in, a proven faster one and a report out."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from capsedge import errors
+from capsedge.datasets.regression_targets import Typical, typical_images
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.graph.fusion import by_reason
+from capsedge.runtime.describe import Description, described
+from capsedge.runtime.files.sandbox import Bounds, confined
+from capsedge.runtime.files.text import size
+from capsedge.runtime.files.writing import (
+    OUTPUT,
+    GivenModel,
+    as_file,
+    as_path,
+    check_writable,
+    write_bytes,
+)
+from capsedge.runtime.metadata import Outputs, Preprocessing
+from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.spec import limits
+
+LARGEST_BATCH = 4096
+_STAGE = "stage: "  # how the worker begins a line that says what it does
+_WORKER = "capsedge.graph.fusion.optimize_graph"
+Progress = Callable[[str], None]
+Batch = int | Literal["free", "keep"]
+
+
+@dataclass(frozen=True, repr=False)
+class OptimizationReport(Summarized):
+    """What an optimization did.
+
+    Attributes:
+        output: the file; None where none was named.
+        model: its bytes.
+        size, source_size: bytes of the file and of the original.
+        found: what operators replaced: operator, place, parameters, notes.
+        left: what stays as it was: place and reason.
+        notes: of the clean-up and of the file.
+        opset_before, opset: of the standard operators.
+        nodes_before, nodes: of the graph.
+        batch: ``free`` or a number.
+        comparisons: how many comparisons with the original bytes were made.
+        largest_difference: in any of them.
+        before_ms, after_ms: medians of one inference, in turns; None where it was not measured.
+    """
+
+    output: Path | None
+    model: bytes
+    size: int
+    source_size: int
+    found: tuple[dict[str, Any], ...]
+    left: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+    opset_before: int
+    opset: int
+    nodes_before: int
+    nodes: int
+    batch: str
+    comparisons: int
+    largest_difference: float
+    before_ms: float | None
+    after_ms: float | None
+
+    def _summary(self) -> Summary:
+        name = "not written" if self.output is None else str(self.output)
+        nodes = f"{self.nodes_before} nodes became {self.nodes}"
+        proof = (
+            f"largest difference {self.largest_difference:.2g} in {self.comparisons} comparisons"
+        )
+        speed = [] if self.gain is None else [Row("speed", f"{self.gain:.2f} times the original's")]
+        rows = [
+            Row("file", f"{name}, {size(self.size)}"),
+            Row("graph", nodes),
+            Row("against the original", proof),
+            *speed,
+            *(Row("operator", f"{f.get('operator', '')} {f.get('place', '')}") for f in self.found),
+            *(
+                Row("left", f"{places}: {reason}")
+                for places, reason in by_reason(
+                    (e.get("place", ""), e.get("reason", "")) for e in self.left
+                )
+            ),
+            *(Row("note", note) for note in self.notes),
+        ]
+        first = f"{short(Path(name).name)}: {len(self.found)} operators found, {nodes}"
+        return Summary("OptimizationReport", [first, proof], rows)
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster it became."""
+        return self.before_ms / self.after_ms if self.before_ms and self.after_ms else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only, without the model's bytes."""
+        document = {k: v for k, v in vars(self).items() if k != "model"}
+        document["output"] = None if self.output is None else str(self.output)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in document.items()} | {
+            "gain": self.gain
+        }
+
+
+def optimize(
+    model: GivenModel,
+    path: Path | str | None = None,
+    *,
+    measure: float = 1.0,
+    batch: Batch = "free",
+    class_names: Sequence[str] | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    task: str | None = None,
+    outputs: Outputs | None = None,
+    typical: Typical | None = None,
+    progress: Progress = lambda _: None,
+) -> OptimizationReport:
+    """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
+
+    The file is taken apart in a process of its own, with limits on time and memory. Nothing is written
+    unless the new file computes what the original bytes do, on random and hard inputs.
+
+    Args:
+        model: a file, or its bytes.
+        path: the file to write; none by default.
+        measure: seconds to measure before and after for; 0 for not at all.
+        batch: ``free`` makes a fixed batch free where that can be proven, ``keep`` leaves it, a number
+            fixes it.
+        class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
+            routing is recognized and no number of images is given, the file stays as it is otherwise.
+        typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
+            them, predictions say that there is nothing to see.
+        progress: told what is being done.
+
+    Returns:
+        What was recognized, what was left and why, the new file's bytes, and times.
+
+    Raises:
+        UsageError: the file cannot be read, or written there.
+        ArtefactError, UnsupportedModelError: it is no ONNX file, or one that cannot be worked on.
+        ParityError: it cannot be changed without changing what it computes.
+
+    Example:
+        >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")
+        >>> [found["operator"] for found in report.found], report.gain
+    """
+    path = None if path is None else as_path(path, OUTPUT)
+    _check(path, measure, batch)
+    description = Description(class_names, preprocessing, task, outputs, typical_images(typical))
+    with as_file(model) as source:
+        data, summary = read_harmless(source)
+        if description:
+            described(data, description, name=source)  # what is wrong is said before the work
+        if summary.capsedge_nodes:
+            opset = summary.opsets.get("", 0)
+            note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
+            document, better = _unchanged(opset, note), data
+        else:
+            document, better = _recognized(data, str(source), summary, description, batch, progress)
+        if description:
+            made = described(better, description, name=source)
+            better = made.data
+            warnings = [f"warning: {warning}" for warning in made.warnings]
+            document["notes"] = [*document["notes"], str(made), *warnings]
+        before = after = None
+        if measure and document["inputs"]:
+            with as_file(better) as fresh:
+                before, after = _times(source, fresh, document, measure, progress)
+    if path is not None:
+        write_bytes(path, better)
+    return _report(path, better, len(data), document, (before, after))
+
+
+def _check(path: Path | None, measure: float, batch: Batch) -> None:
+    if path is not None:
+        check_writable(path)
+    if not measure >= 0:
+        raise UsageError(f"measure is {measure:g}.", "It is 0 seconds or more.", "Use 1.")
+    if batch not in ("free", "keep") and not (
+        isinstance(batch, int) and 1 <= batch <= LARGEST_BATCH
+    ):
+        raise UsageError(
+            f"batch is {batch!r}.",
+            f"It is 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
+            "Leave it out for a batch that is free where that can be proven.",
+        )
+
+
+def _report(
+    path: Path | None,
+    better: bytes,
+    source_size: int,
+    document: dict[str, Any],
+    times: tuple[float | None, float | None],
+) -> OptimizationReport:
+    return OptimizationReport(
+        path,
+        better,
+        len(better),
+        source_size,
+        tuple(document["found"]),
+        tuple(document["left"]),
+        tuple(document["notes"]),
+        document["opset_before"],
+        document["opset"],
+        document["nodes_before"],
+        document["nodes"],
+        document["batch"],
+        document["comparisons"],
+        document["largest_difference"],
+        *times,
+    )
+
+
+def _unchanged(opset: int, note: str) -> dict[str, Any]:
+    numbers = dict.fromkeys(("nodes_before", "nodes", "comparisons", "largest_difference"), 0)
+    same = {"opset_before": opset, "opset": opset, "batch": "as it is", "inputs": {}}
+    return {"found": [], "left": [], "notes": [note], **numbers, **same}
+
+
+def _recognized(
+    data: bytes,
+    name: str,
+    summary: OnnxSummary,
+    description: Description,
+    batch: Batch,
+    progress: Progress,
+) -> tuple[dict[str, Any], bytes]:
+    """As `_improved`; a file that is only to be described and has no routing stays as it is."""
+    only_described = bool(description) and not isinstance(batch, int)
+    try:
+        document, better = _improved(data, name, batch, progress)
+    except UnsupportedModelError as error:
+        if not only_described:
+            raise
+        note = f"only its metadata changes: {error.what} {error.why}"
+        return _unchanged(summary.opsets.get("", 0), note), data
+    if only_described and not document["found"]:
+        note = "no capsule routing was recognized; only its metadata changes"
+        left = _unchanged(document["opset_before"], note)
+        return left | {"left": document["left"]}, data
+    return document, better
+
+
+def _improved(
+    data: bytes, name: str, batch: Batch, progress: Progress
+) -> tuple[dict[str, Any], bytes]:
+    """The worker's answer.
+
+    Raises:
+        CapsedgeError: the worker's own, or that it ended or did not end.
+    """
+
+    def told(line: str) -> None:
+        if line.startswith(_STAGE):
+            progress(line.removeprefix(_STAGE))
+
+    bounds = Bounds(limits.OPTIMIZE_SECONDS, limits.OPTIMIZE_BYTES, limits.ARRAY_BYTES)
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with confined(_WORKER, file, bounds, words=[str(batch)], told=told) as ended:
+            code, said = ended.code, ended.said
+            header, better = ended.answer.readline(), ended.answer.read()
+    if code is None:
+        raise UnsupportedModelError(
+            f"{name} takes too long to work on.",
+            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(said)}.",
+            "Use the file as it is.",
+        )
+    if code or not header.startswith(b"{"):
+        raise UnsupportedModelError(
+            f"{name} cannot be worked on.",
+            f"The process that did ended ({code}) while {_stage(said)}; it may use "
+            f"{limits.OPTIMIZE_BYTES >> 30} GiB.",
+            "Use the file as it is.",
+        )
+    document = json.loads(header)
+    if "error" in document:
+        kind, *words = document["error"]
+        raise getattr(errors, kind, EnvironmentProblem)(*words)
+    return document, better
+
+
+def _stage(said: str) -> str:
+    stages = [line.removeprefix(_STAGE) for line in said.splitlines() if line.startswith(_STAGE)]
+    return stages[-1] if stages else "starting"
+
+
+def _times(
+    source: Path, fresh: Path, document: dict[str, Any], seconds: float, progress: Progress
+) -> tuple[float | None, float | None]:
+    """Medians in milliseconds: the original in ONNX Runtime, the new file in this package, in turns."""
+    batch = document["batch"]
+    feeds = _feeds(document["inputs"], 1 if batch == "free" else int(batch))
+    entrants = [
+        Entrant("before", Specification("ort", str(source), "", threads=1), "the file"),
+        Entrant("after", Specification(CAPSEDGE, str(fresh), "", threads=1), "the file"),
+    ]
+    try:
+        found = compare(entrants, feeds, Limits(0.1, seconds, 10), progress)
+    except EnvironmentProblem as error:
+        progress(f"not measured: {error.what} {error.why}")
+        return None, None
+    medians = [None if e.latency is None else float(e.latency.median) for e in found.entries]
+    return medians[0], medians[1]
+
+
+def _feeds(inputs: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Uniform numbers; ones where they are whole."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for name, (dims, kind) in inputs.items():
+        shape = [(batch if k == 0 else 1) if d == 0 else d for k, d in enumerate(dims)]
+        floating = np.issubdtype(np.dtype(kind), np.floating)
+        found[name] = (rng.random(shape) if floating else np.ones(shape)).astype(kind)
+    return found

@@ -1,0 +1,529 @@
+"""`capsedge.prune`."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsedge.calibration.accuracy import Gate, Outcome, of_scores
+from capsedge.datasets import ImageSet, read_split
+from capsedge.datasets.chance import check_above_chance
+from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.models import CapsuleModel
+from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
+from capsedge.models.configs import ModelConfig
+from capsedge.models.training.evaluate import predict_all, to_input
+from capsedge.models.training.run_files import MODEL
+from capsedge.models.training.train import Progress, Recipe, batch_loss, train
+from capsedge.optimization import prune_criteria
+from capsedge.optimization.prune_criteria import choose, multiply_adds, parameters
+from capsedge.optimization.prune_exact import remove_exactly
+from capsedge.optimization.prune_groups import groups, keep_units
+from capsedge.optimization.prune_report import PruningReport, Round, Size
+from capsedge.runtime.files.json_documents import dump
+from capsedge.runtime.files.reading import kind, opened
+from capsedge.runtime.files.safetensors import field_of
+from capsedge.runtime.files.writing import (
+    REJECTED,
+    WEIGHTS,
+    as_path,
+    beside,
+    check_apart,
+    check_writable,
+    make_folder,
+    sha256,
+    write_text,
+)
+from capsedge.runtime.metadata import PRUNING_KEY, Pruned, pruned_of
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
+from capsedge.spec import limits
+
+# --- The images of a pruning: to fine-tune on, to search by, and to report on ---
+
+
+_HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
+_FEWEST = 20  # images held out
+
+
+@dataclass(frozen=True)
+class Images:
+    """The training images of a data set, in two parts.
+
+    Attributes:
+        training: fine-tuned on, and what the criterion measures on.
+        held_out: by which the search decides.
+    """
+
+    training: ImageSet
+    held_out: ImageSet
+
+
+def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Images:
+    """Read and divide the training images; the test images are not touched.
+
+    Args:
+        limit: only the first so many images.
+
+    Raises:
+        UsageError: they cannot be read, have no labels, or are too few.
+    """
+    whole = read_split(data, "train", config.preprocessing, limit)
+    if whole.classes.max(initial=0) >= config.classes:
+        raise UsageError(
+            f"The data has class {whole.classes.max()}.",
+            f"The model has {config.classes} classes.",
+        )
+    count = int(len(whole) * _HELD_OUT)
+    if count < _FEWEST:
+        raise UsageError(
+            f"{len(whole)} training images are too few to prune by.",
+            f"A twelfth of them is held out to decide by, and that is at least {_FEWEST} images.",
+            f"Give {12 * _FEWEST} or more; without data, only what changes no output is removed.",
+        )
+    order = np.random.default_rng(seed).permutation(len(whole))
+    return Images(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
+
+
+def read_test(
+    data: Path, config: ModelConfig, limit: int | None, images: Images
+) -> ImageSet | None:
+    """The test images, read once and last; None where the data has none.
+
+    Raises:
+        UsageError: some are among the training images.
+    """
+    try:
+        test = read_split(data, "test", config.preprocessing, limit)
+    except UsageError:
+        return None
+    if not test.split:
+        return None  # the data is one set, which is trained on
+    common = int((test.occurs_in(images.training) | test.occurs_in(images.held_out)).sum())
+    if common:
+        raise UsageError(
+            "The test images are among the training images.",
+            f"{common} of {len(test)} are.",
+            "Give a data set whose splits have no image in common.",
+        )
+    return test
+
+
+class Judge:
+    """The parent's answers on some images, computed once, against which pruned networks are judged."""
+
+    def __init__(self, parent: CapsuleModel, data: ImageSet) -> None:
+        self._data, self._expected = data, predict_all(parent, data).numpy()
+        self._multi_label = parent.config.task == "multi-label"
+        self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
+
+    def check_parent(self) -> list[str]:
+        """Refuse to prune by an accuracy that is chance; warnings where the images are too few to tell.
+
+        Raises:
+            UsageError: the parent answers no better than guesses.
+        """
+        labels = self._data.labels
+        if self._multi_label or labels is None:
+            return []
+        accuracy = float((self._expected.argmax(1) == labels).mean())
+        classes = self._expected.shape[1]
+        return check_above_chance(
+            accuracy, len(labels), classes, "the scores", self._data.source, "the checkpoint"
+        )
+
+    def outcome(self, pruned: CapsuleModel) -> Outcome:
+        """A pruned network's answers against the parent's."""
+        labels = None if self._multi_label else self._data.labels
+        found = predict_all(pruned, self._data).numpy()
+        return of_scores(self._expected, found, labels, self._multi_label, self._threshold)
+
+
+# --- The folder of a pruning under way: one training run per round, so that it can go on ---
+
+
+WORK = ".pruning"  # after the name of the output
+START = "pruned.safetensors"  # of a round, before fine-tuning
+_SETTINGS = "settings.json"
+
+
+def open_work(folder: Path, settings: str, resume: bool) -> None:
+    """Begin the folder, or go on in it.
+
+    Raises:
+        UsageError: it is there, and ``resume`` is off.
+        ArtefactError: it is of other settings.
+    """
+    place = folder / _SETTINGS
+    if kind(place) is None:
+        make_folder(folder)
+        write_text(place, settings)
+        return
+    if not resume:
+        raise UsageError(
+            f"{folder} holds a pruning that was not finished.",
+            "",
+            "Add --resume to go on with it, or remove the folder.",
+        )
+    with opened(place) as file:
+        found = file.read(limits.MIB).decode(errors="replace")
+    if found != settings:
+        raise ArtefactError(
+            f"{folder} is of another checkpoint or of other settings.",
+            "",
+            "Repeat the settings that it was begun with, or remove the folder.",
+        )
+
+
+# --- How a checkpoint was trained, as its metadata states it ---
+
+
+TRAINING_KEY = "capsedge.models.training"  # of a checkpoint's metadata
+
+
+@dataclass(frozen=True)
+class Training:
+    """The recipe, and what the last epoch reached."""
+
+    recipe: Recipe
+    last: Mapping[str, Any]
+
+
+def training_of(path: Path | str) -> Training | None:
+    """How a checkpoint was trained; None if it does not say.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    return field_of(Training, path, TRAINING_KEY, "how it was trained", "Train it again.")
+
+
+def recipe_of(path: Path | str) -> Recipe | None:
+    """The recipe of a checkpoint; None if it states none.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    training = training_of(path)
+    return None if training is None else training.recipe
+
+
+# ``capsedge.prune``: a trained checkpoint with fewer channels, capsules and units, subject to a
+# gate
+
+
+EXACT = "exact"
+MAX_DROP = 0.1  # points
+EPOCHS = 6
+_LARGEST_STEP = 2.0  # times fewer multiply-adds in a round
+_SEARCH_STEP = 1.4  # the same, where no speedup is asked for
+_MOST_ROUNDS = 16
+_MEASURED = 2048  # images that the Taylor criterion measures on
+_GENTLER = 0.3  # of the learning rate that the parent was trained with
+
+
+@dataclass(frozen=True)
+class Request:
+    """How to prune.
+
+    Attributes:
+        target_speedup: how many times fewer multiply-adds per image; None for as many as the gate allows
+            on held-out training images.
+        max_drop: points of accuracy that may be lost.
+        criterion: ``taylor`` or ``look-ahead``.
+        epochs: of fine-tuning in the last round; earlier rounds towards a target have a tenth.
+        learning_rate: the peak; None for 0.3 times the parent's.
+        fast: as of a recipe.
+        seed: of the images held out, and of fine-tuning.
+    """
+
+    target_speedup: float | None = None
+    max_drop: float = MAX_DROP
+    criterion: str = "taylor"
+    epochs: int = EPOCHS
+    learning_rate: float | None = None
+    fast: bool = False
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.criterion not in prune_criteria.CRITERIA:
+            raise UsageError(
+                f"Unknown criterion '{self.criterion}'.",
+                f"Known: {', '.join(prune_criteria.CRITERIA)}.",
+            )
+        if self.target_speedup is not None and not 1 < self.target_speedup < math.inf:
+            raise UsageError(
+                f"The target speedup is {self.target_speedup:g}.", "It is above 1.", "Use 4."
+            )
+        if self.epochs < 1:
+            raise UsageError("Fine-tuning takes one epoch or more.")
+        Gate(self.max_drop)
+
+
+RoundDone = Callable[[int, Round], None]
+
+
+def prune(
+    checkpoint: Path | str,
+    output: Path | str,
+    *,
+    data: Path | str | None = None,
+    limit: int | None = None,
+    target_speedup: float | None = None,
+    max_drop: float = MAX_DROP,
+    criterion: str = "taylor",
+    epochs: int = EPOCHS,
+    learning_rate: float | None = None,
+    fast: bool = False,
+    seed: int = 1,
+    resume: bool = False,
+    progress: Progress | None = None,
+    round_done: RoundDone | None = None,
+) -> PruningReport:
+    """Remove channels, capsules and units from a trained network, and fine-tune what is left.
+
+    Without ``data`` only what changes no output goes: channels that nothing reads or that are always zero,
+    duplicates, capsules whose votes are zero. With it the least important units for their multiply-adds go,
+    in rounds, each followed by fine-tuning on training images. A twelfth of the training images is held out
+    for the search; test images are read once, for the figure that the gate judges.
+
+    Args:
+        checkpoint: of ``capsedge train`` or ``capsedge import``.
+        output: the ``.safetensors`` file to write.
+        data: data set folder with labels.
+        limit: only the first so many images of each split.
+        target_speedup, max_drop, criterion, epochs, learning_rate, fast, seed: as of `Request`.
+        resume: go on with the rounds that ``OUTPUT.pruning`` holds.
+        progress: as `capsedge.models.training.train.train` takes it, for each round.
+        round_done: called with the number and the figures of every round.
+
+    Returns:
+        What was removed, and what it cost.
+
+    Raises:
+        UsageError: an argument or the data is wrong.
+        UnsupportedModelError: the family has no structure that is known.
+        ArtefactError: the checkpoint is damaged, or the rounds are of other settings.
+        ParityError: too much accuracy is lost; its attribute ``report`` is the `PruningReport`, and the
+            checkpoint is kept as ``OUTPUT.rejected``.
+
+    Example:
+        >>> report = capsedge.prune("capsnet.pt", "small.safetensors", data="mnist", target_speedup=4)
+        >>> report.speedup, report.outcome.drop
+    """
+    target = None if target_speedup is None else float(target_speedup)
+    request = Request(target, float(max_drop), criterion, epochs, learning_rate, fast, seed)
+    run = _Pruning(as_path(checkpoint, WEIGHTS), Path(output), request, progress, round_done)
+    if data is None:
+        if target_speedup is not None:
+            raise UsageError(
+                "A target speedup needs data.",
+                "Without data only units that change no output are removed.",
+                "Give a data set folder as `data`.",
+                command="Give a data set folder with --data.",
+            )
+        return run.finish(run.smaller, EXACT, (), None, {})
+    return run.by_data(Path(data), limit, resume)
+
+
+class _Pruning:
+    """A pruning: the parent, without what changes no output, and where the result goes."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        output: Path,
+        request: Request,
+        progress: Progress | None,
+        round_done: RoundDone | None,
+    ) -> None:
+        self.checkpoint, self.output, self.request = checkpoint, output, request
+        self.progress, self.round_done = progress, round_done
+        rejected = beside(output, REJECTED)
+        check_apart([output, rejected], [checkpoint])
+        for file in (output, rejected):
+            check_writable(file)
+        self.parent = load_checkpoint(checkpoint)
+        self.smaller, _ = remove_exactly(self.parent)
+        self.warnings: list[str] = []
+        self._tuned: Path | None = None  # by the last round that counts
+
+    def by_data(self, data: Path, limit: int | None, resume: bool) -> PruningReport:
+        """Rounds of pruning and fine-tuning, and the gate."""
+        images = read(data, self.parent.config, limit, self.request.seed)
+        self.warnings.append(
+            "the parent may have been trained on the images held out: its accuracy there flatters it"
+        )
+        recipe = self._recipe()
+        work = beside(self.output, WORK)
+        settings = [sha256(self.checkpoint), asdict(self.request), asdict(recipe), limit or 0]
+        open_work(work, json.dumps(settings, sort_keys=True), resume)
+        best, rounds = self._rounds(images, recipe, work)
+        test = read_test(data, self.parent.config, limit, images)
+        judged = Judge(self.parent, images.held_out if test is None else test).outcome(best)
+        counts: dict[str, int | str] = {
+            "fine_tuning": len(images.training),
+            "held_out": len(images.held_out),
+            "evaluation": judged.images,
+            "evaluated_on": "held-out training images" if test is None else f"{test.split} split",
+        }
+        report = self.finish(best, self.request.criterion, tuple(rounds), judged, counts)
+        shutil.rmtree(work)
+        if not report.passed:
+            raise ParityError(
+                f"{' '.join(report.gate.failures(judged))}",
+                f"The checkpoint is kept as {report.output}.",
+                "Ask for less speedup, fine-tune for more epochs, or allow a larger drop.",
+                report=report,
+            )
+        return report
+
+    def _recipe(self) -> Recipe:
+        """The parent's recipe, gentler; the default one where it states none."""
+        known = recipe_of(self.checkpoint)
+        if known is None:
+            self.warnings.append(
+                "the checkpoint states no recipe: fine-tuned with the defaults of `capsedge train`"
+            )
+            known = Recipe(average=0.999)
+        rate = self.request.learning_rate or _GENTLER * known.learning_rate
+        return replace(known, learning_rate=rate, fast=self.request.fast, seed=self.request.seed)
+
+    def _rounds(
+        self, images: Images, recipe: Recipe, work: Path
+    ) -> tuple[CapsuleModel, list[Round]]:
+        """The smallest network that keeps its accuracy on the held-out images, or the one asked for."""
+        best, rounds = self.smaller, list[Round]()
+        judge = Judge(self.parent, images.held_out)
+        self.warnings += judge.check_parent()
+        goals = list(self._goals())
+        for number, goal in enumerate(goals, 1):
+            last = number == len(goals) or self.request.target_speedup is None
+            epochs = self.request.epochs if last else max(1, self.request.epochs // 10)
+            model = self._round(
+                best, goal, images, replace(recipe, epochs=epochs), work / f"round-{number}"
+            )
+            if model is None:
+                break
+            judged = judge.outcome(model)
+            assert judged.accuracy is not None
+            done = Round(
+                multiply_adds(model.config), self._units(model), judged.accuracy, judged.drop
+            )
+            rounds.append(done)
+            if self.round_done is not None:
+                self.round_done(number, done)
+            if self.request.target_speedup is None and not Gate(self.request.max_drop).passes(
+                judged
+            ):
+                break
+            best, self._tuned = model, work / f"round-{number}" / MODEL
+        return best, rounds
+
+    def _goals(self) -> Iterator[float]:
+        """Multiply-adds to reach in each round."""
+        whole, target = multiply_adds(self.parent.config), self.request.target_speedup
+        if target is None:
+            yield from (whole / _SEARCH_STEP**k for k in range(1, _MOST_ROUNDS + 1))
+            return
+        count = max(1, math.ceil(math.log(target, _LARGEST_STEP)))
+        yield from (whole / target ** (k / count) for k in range(1, count + 1))
+
+    def _round(
+        self, model: CapsuleModel, goal: float, images: Images, recipe: Recipe, folder: Path
+    ) -> CapsuleModel | None:
+        """A smaller network, fine-tuned; None if nothing more can go."""
+        make_folder(folder)
+        start = folder / START
+        if start.is_file():
+            pruned = load_checkpoint(start)
+        else:
+            found = groups(model)
+            kept = choose(model.config, found, self._importance(model, images, recipe), goal)
+            if not kept:
+                return None
+            pruned = keep_units(model, kept)
+            save_checkpoint(pruned, start)
+        train(
+            pruned.config, recipe, images.training, None, folder, initial=pruned, resume=True,
+            progress=self.progress,
+        )  # fmt: skip
+        return load_checkpoint(folder / MODEL)
+
+    def _importance(
+        self, model: CapsuleModel, images: Images, recipe: Recipe
+    ) -> prune_criteria.Importance:
+        found = groups(model)
+        if self.request.criterion == "look-ahead":
+            return prune_criteria.look_ahead(model, found)
+        drawn = images.training.draw(_MEASURED, self.request.seed)
+        return prune_criteria.taylor(model, found, _losses(model, drawn, recipe))
+
+    def _units(self, model: CapsuleModel) -> dict[str, str]:
+        before = {g.name: g.units for g in groups(self.parent)}
+        after = {g.name: g.units for g in groups(model)}
+        return {n: f"{after[n]} of {count}" for n, count in before.items() if after[n] < count}
+
+    def finish(
+        self,
+        model: CapsuleModel,
+        criterion: str,
+        rounds: tuple[Round, ...],
+        judged: Outcome | None,
+        counts: dict[str, int | str],
+    ) -> PruningReport:
+        """Write the checkpoint, or its rejected form, and report."""
+        gate = Gate(self.request.max_drop)
+        passed = judged is None or gate.passes(judged)
+        place = self.output if passed else beside(self.output, REJECTED)
+        before, after = multiply_adds(self.parent.config), multiply_adds(model.config)
+        older = pruned_of(self.checkpoint)
+        lineage = Pruned(
+            self.checkpoint.name,
+            sha256(self.checkpoint),
+            criterion,
+            self._units(model),
+            (before, after),
+            None if older is None else older.claim,
+        )
+        extra = {PRUNING_KEY: dump(lineage.to_dict())}
+        if self.parent.typical_input is not None:
+            extra[TYPICAL_INPUT_KEY] = dump(self.parent.typical_input.to_dict())
+        if self._tuned is not None and (training := training_of(self._tuned)) is not None:
+            extra[TRAINING_KEY] = dump(asdict(training))
+        save_checkpoint(model, place, extra)
+        return PruningReport(
+            place,
+            self.checkpoint,
+            criterion,
+            Size(parameters(self.parent), before, self.checkpoint.stat().st_size),
+            Size(parameters(model), after, place.stat().st_size),
+            self._units(model),
+            rounds,
+            judged,
+            gate,
+            counts,
+            tuple(self.warnings),
+        )
+
+
+def _losses(model: CapsuleModel, data: ImageSet, recipe: Recipe) -> Iterator[Callable[[], Tensor]]:
+    """The training loss of each batch, without augmentation."""
+    plain = replace(recipe, shift=0, rotate=0.0, zoom=0.0, flip=False, fast=False)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    labels = torch.as_tensor(data.classes)
+    for start in range(0, len(data), 64):
+        index = np.arange(start, min(start + 64, len(data)))
+        images = to_input(data.images[index], model.config)
+        yield lambda images=images, index=index: batch_loss(  # type: ignore[misc]
+            model, images, labels[torch.from_numpy(index)], plain, generator, 1.0
+        )

@@ -1,0 +1,226 @@
+"""Importance, costs, choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsedge.models import CapsuleModel, build
+from capsedge.models.attention_capsules import AttentionCapsules as AttentionNetwork
+from capsedge.models.configs import ModelConfig
+from capsedge.models.layers import AttentionCapsules, ClampedEMCapsules, DynamicCapsules, EMCapsules
+from capsedge.optimization.prune_groups import Group, Kept
+
+# --- How much a unit matters: first-order Taylor expansion, or look-ahead magnitudes ---
+
+
+CRITERIA = ("taylor", "look-ahead")
+Importance = dict[str, Tensor]
+"""The importance of each unit ``[units]`` by the name of the group."""
+
+
+def taylor(
+    model: CapsuleModel,
+    found: Sequence[Group],
+    losses: Iterable[Callable[[], Tensor]],
+) -> Importance:
+    """The squared change of the loss, to first order, if a unit's weights were zero.
+
+    Summed over batches: ``Σ (Σ w · ∂L/∂w)²``, the inner sum over the weights that make the unit, or that read
+    it where none make it. Comparable between groups, since it is in units of the loss.
+
+    Args:
+        losses: each computes the loss of one batch.
+
+    Source: Molchanov et al. 2019, equation 8.
+    """
+    names = dict(model.named_parameters())
+    scores = {g.name: torch.zeros(g.units, dtype=torch.float64) for g in found}
+    for loss in losses:
+        model.zero_grad()
+        loss().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for group in found:
+                change = torch.zeros(group.units, dtype=torch.float64)
+                for each in group.made or group.read:
+                    parameter = names.get(each.tensor)
+                    if parameter is not None and parameter.grad is not None:
+                        product = (parameter * parameter.grad).double()
+                        change += each.by_unit(product, group.units).sum(1)
+                scores[group.name] += change.square()
+    model.zero_grad()
+    return scores
+
+
+def look_ahead(model: CapsuleModel, found: Sequence[Group]) -> Importance:
+    """The norm of the weights that make a unit times the norm of those that read it; no data.
+
+    Divided by the group's mean, since products of different layers do not compare, and squared as the other
+    criterion is.
+
+    Source: Park et al. 2020, for whole kernels as in FastCaps (arXiv 2509.03103, LAKP).
+    """
+    state = model.state_dict()
+    scores: Importance = {}
+    for group in found:
+        score = torch.ones(group.units, dtype=torch.float64)
+        for side in (group.made, group.read):
+            weights = [each for each in side if state[each.tensor].ndim > 1]
+            if weights:
+                squares = sum(
+                    each.by_unit(state[each.tensor].double().square(), group.units).sum(1)
+                    for each in weights
+                )
+                score = score * torch.as_tensor(squares)
+        scores[group.name] = score / score.mean().clamp_min(1e-30) / group.units
+    return scores
+
+
+# --- Multiply-adds of a network, counted per image from the shapes of its layers ---
+
+
+# Passes over the votes that each iteration makes: a weighted sum, and what updates the couplings; EM's
+# statistics and densities are five products of each vote's elements.
+_AGREEMENT, _EM = 2, 5
+
+
+def multiply_adds(config: ModelConfig) -> int:
+    """Multiply-adds of one image: convolutions, votes and passes over them; the decoder is left out."""
+    with torch.device("meta"):
+        model = build(config).eval()
+    return _count(model)
+
+
+def parameters(model: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def _count(model: CapsuleModel) -> int:
+    total = 0
+
+    def add(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+        nonlocal total
+        total += _of(module, made, model.config.iterations, _once(model))
+
+    hooks = [m.register_forward_hook(add) for m in model.modules()]
+    shape = model.config.preprocessing.shape
+    with torch.no_grad():
+        model(torch.empty(1, *shape, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return total
+
+
+def _once(model: CapsuleModel) -> bool:
+    """Whether a layer is called once for all of its iterations."""
+    return not isinstance(model, AttentionNetwork)
+
+
+def _of(module: nn.Module, made: Any, iterations: int, once: bool) -> int:
+    if isinstance(module, nn.Conv2d):
+        return int(made.numel() * module.weight[0].numel())
+    if isinstance(module, nn.Linear):
+        return int(made.numel() * module.in_features)
+    if isinstance(module, DynamicCapsules):
+        places, weight = module.grid[0] * module.grid[1], module.weight
+        votes = weight[..., 0].numel()
+        return places * (weight.numel() + _AGREEMENT * iterations * votes)
+    if isinstance(module, EMCapsules | ClampedEMCapsules | AttentionCapsules):
+        places = made[0].shape[1] * made[0].shape[2]
+        weight = module.weight
+        rows = weight.shape[-1]  # of a matrix pose
+        if isinstance(module, AttentionCapsules) and not module.matrix_pose:
+            rows = 1
+        votes = weight[..., 0, :].numel() * rows
+        each = _AGREEMENT if not once else _EM * iterations
+        return int(places * (weight.numel() * rows + each * votes))
+    return 0
+
+
+# --- Which units go: the least important for the multiply-adds that they cost ---
+
+
+_LARGEST_SHARE = (
+    0.75  # of a group may go at once: the importance of the others changes as it shrinks
+)
+_STALE = 0.05  # of a group gone: what the others cost is counted anew
+
+
+def choose(
+    config: ModelConfig, found: Sequence[Group], importance: Importance, target: float
+) -> Kept:
+    """The units that stay so that a network needs at most ``target`` multiply-adds per image.
+
+    Again and again the units go whose importance per multiply-add saved is smallest; those of groups that
+    cost nothing (a decoder's) stay. At most three quarters of a group go.
+    """
+    order = {g.name: importance[g.name].argsort(stable=True).tolist() for g in found}
+    gone = dict.fromkeys(order, 0)
+    total = float(multiply_adds(config))
+    while total > target:
+        costs = _costs(config, found, gone, total)
+        before = total
+        while total > target and total > before * (1 - _STALE):
+            name = _cheapest(found, importance, order, gone, costs)
+            if name is None:
+                return _kept(found, order, gone)
+            step = next(g.step for g in found if g.name == name)
+            gone[name] += step
+            total -= step * costs[name]
+        total = float(multiply_adds(_shrunk(config, found, order, gone)))
+    return _kept(found, order, gone)
+
+
+def _costs(
+    config: ModelConfig, found: Sequence[Group], gone: Mapping[str, int], total: float
+) -> dict[str, float]:
+    """Multiply-adds that one more unit of each group saves."""
+    order = {g.name: list(range(g.units)) for g in found}
+    costs = {}
+    for group in found:
+        less = {**gone, group.name: gone[group.name] + group.step}
+        if less[group.name] < group.units:
+            smaller = multiply_adds(_shrunk(config, found, order, less))
+            costs[group.name] = (total - smaller) / group.step
+    return costs
+
+
+def _cheapest(
+    found: Sequence[Group],
+    importance: Importance,
+    order: Mapping[str, list[int]],
+    gone: Mapping[str, int],
+    costs: Mapping[str, float],
+) -> str | None:
+    best: tuple[float, str] | None = None
+    for group in found:
+        start, end = gone[group.name], gone[group.name] + group.step
+        cost = costs.get(group.name, 0.0)
+        if cost <= 0 or end > group.units * _LARGEST_SHARE:
+            continue
+        units = order[group.name][start:end]
+        price = float(importance[group.name][torch.tensor(units)].sum()) / (cost * group.step)
+        if best is None or price < best[0]:
+            best = price, group.name
+    return None if best is None else best[1]
+
+
+def _kept(
+    found: Sequence[Group], order: Mapping[str, list[int]], gone: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    return {g.name: tuple(sorted(order[g.name][gone[g.name] :])) for g in found if gone[g.name]}
+
+
+def _shrunk(
+    config: ModelConfig,
+    found: Sequence[Group],
+    order: Mapping[str, list[int]],
+    gone: Mapping[str, int],
+) -> ModelConfig:
+    for name, keep in _kept(found, order, gone).items():
+        config = next(g for g in found if g.name == name).shrink(config, keep)
+    return config

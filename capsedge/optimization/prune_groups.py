@@ -1,0 +1,368 @@
+"""What can be removed, and removing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capsedge.errors import UnsupportedModelError
+from capsedge.models import CapsuleModel, build
+from capsedge.models.attention_capsules import AttentionCapsules
+from capsedge.models.capsnet import CapsNet
+from capsedge.models.configs import ModelConfig, ResNet
+from capsedge.models.layers import Padded
+from capsedge.models.matrix_capsules import MatrixCapsules
+from capsedge.models.stems import ChannelNorm, ConvolutionalAttention, Residual, SqueezeExcitation
+
+# What can be removed from a network: groups of units, and where each stands in the tensors
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Where the units of a group stand in a tensor: a dimension read as ``[outer, units, inner]``."""
+
+    tensor: str
+    dim: int = 0
+    outer: int = 1
+    inner: int = 1
+
+    def by_unit(self, value: Tensor, units: int) -> Tensor:
+        """The tensor's values by unit ``[units, ...]``."""
+        shape = value.shape
+        split = (*shape[: self.dim], self.outer, units, self.inner, *shape[self.dim + 1 :])
+        return value.reshape(split).movedim(self.dim + 1, 0).reshape(units, -1)
+
+    def kept(self, value: Tensor, units: int, keep: Sequence[int]) -> Tensor:
+        """The tensor with these units alone."""
+        index = torch.arange(value.shape[self.dim]).reshape(self.outer, units, self.inner)
+        return value.index_select(self.dim, index[:, list(keep)].reshape(-1))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units of one kind, such as the channels of a convolution, of which any may go.
+
+    Attributes:
+        name: such as ``stem.0 channels``.
+        units: how many there are.
+        made: the weights that compute a unit.
+        read: the weights that take a unit's values.
+        shrink: the configuration with the units at these indices alone.
+        step: units are best removed by so many, which the kernels' vectors hold.
+    """
+
+    name: str
+    units: int
+    made: tuple[Slice, ...]
+    read: tuple[Slice, ...]
+    shrink: Callable[[ModelConfig, tuple[int, ...]], ModelConfig]
+    step: int = 1
+
+    @property
+    def tensors(self) -> tuple[Slice, ...]:
+        """All slices."""
+        return (*self.made, *self.read)
+
+
+Kept = Mapping[str, tuple[int, ...]]
+"""The indices of the units that stay, in rising order, by the name of their group."""
+
+
+# --- The groups of each family of networks ---
+
+
+_CHANNELS = 8  # channels of a convolution are removed by so many
+# Tensors by channel, and in which dimension, of what may stand between two convolutions.
+_BY_CHANNEL: dict[type[nn.Module], dict[str, int]] = {
+    nn.BatchNorm2d: {"weight": 0, "bias": 0, "running_mean": 0, "running_var": 0},
+    nn.InstanceNorm2d: {"weight": 0, "bias": 0},
+    ChannelNorm: {"weight": 0, "bias": 0},
+    SqueezeExcitation: {"squeeze.weight": 1, "excite.weight": 0, "excite.bias": 0},
+    ConvolutionalAttention: {"squeeze.weight": 1, "excite.weight": 0},
+}
+
+
+def groups(model: CapsuleModel) -> list[Group]:
+    """What can be removed from a model, from its input to its output.
+
+    Raises:
+        UnsupportedModelError: the family has no structure that is known here.
+    """
+    if isinstance(model, CapsNet):
+        return _capsnet(model)
+    if isinstance(model, MatrixCapsules):
+        return _matrix(model)
+    if isinstance(model, AttentionCapsules):
+        return _attention(model)
+    known = "capsnet, matrix-capsules, attention-capsules"
+    raise UnsupportedModelError(
+        f"Networks of the family '{model.config.architecture}' cannot be pruned.",
+        f"Families whose units are known: {known}.",
+        "Prune before importing, or choose fewer iterations: capsedge export --iters.",
+    )
+
+
+def _types(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
+    return config.replace(primary_types=len(keep))
+
+
+def _capsnet(model: CapsNet) -> list[Group]:
+    config = model.config
+    found = _stem(model, ["primary.conv"] if config.primary_groups == 1 else [])
+    layers = [f"capsules.{k}." for k in range(len(config.capsule_layers))]
+    first = layers[0] if layers else "classes."
+    children = model.get_parameter(f"{first}weight").shape[0]
+    places = children // config.primary_types
+    pixels = config.primary_grouping == "pixels"
+    if config.primary_groups == 1:
+        read = _routed(model, first, *((1, places) if pixels else (places, 1)))
+        made = _rows(model, "primary.conv", config.primary_dim)
+        found.append(Group("primary types", config.primary_types, made, read, _types))
+    if not layers and not pixels:
+        found.append(
+            Group(
+                "primary positions",
+                places,
+                (),
+                _routed(model, first, 1, config.primary_types),
+                _positions,
+            )
+        )
+    for k, name in enumerate(layers):
+        following = layers[k + 1] if k + 1 < len(layers) else "classes."
+        types = config.capsule_layers[k].types
+        outer = model.get_parameter(f"{following}weight").shape[0] // types
+        made = (Slice(f"{name}weight", 1),)
+        found.append(
+            Group(f"{name}types", types, made, _routed(model, following, outer, 1), _layer(k))
+        )
+    return found + _decoder(model, config.decoder)
+
+
+def _positions(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
+    before = getattr(config, "primary_positions", ())
+    return config.replace(primary_positions=tuple(before[k] for k in keep) if before else keep)
+
+
+def _routed(model: CapsNet, layer: str, outer: int, inner: int) -> tuple[Slice, ...]:
+    """The tensors of a routed layer by its children."""
+    names = [n for n in (f"{layer}weight", f"{layer}log_prior") if n in model.state_dict()]
+    return tuple(Slice(n, 0, outer, inner) for n in names)
+
+
+def _matrix(model: MatrixCapsules) -> list[Group]:
+    config = model.config
+    convolutions = ["primary_pose.conv", "primary_activation.conv"]
+    found = _stem(model, convolutions)
+    layers = [*(f"capsules.{k}." for k in range(len(config.capsule_layers))), "classes."]
+    made = (
+        *_rows(model, convolutions[0], config.pose_side**2),
+        *_rows(model, convolutions[1], 1),
+    )
+    read = (Slice(f"{layers[0]}weight", 2),)
+    found.append(Group("primary types", config.primary_types, made, read, _types))
+    for k, layer in enumerate(config.capsule_layers):
+        name = layers[k]
+        made = (Slice(f"{name}weight", 3), Slice(f"{name}beta_u"), Slice(f"{name}beta_a"))
+        read = (Slice(f"{layers[k + 1]}weight", 2),)
+        found.append(Group(f"{name}types", layer.types, made, read, _layer(k)))
+    return found
+
+
+def _attention(model: AttentionCapsules) -> list[Group]:
+    config = model.config
+    found = _stem(model, ["primary.conv"])
+    made = _rows(model, "primary.conv", config.pose_dim)
+    read = (Slice("capsules.0.weight", 2),)
+    found.append(Group("primary types", config.primary_types, made, read, _types))
+    count = len(config.capsule_layers)
+    sizes = (*(layer.types for layer in config.capsule_layers), *config.dense_layers)
+    for k, types in enumerate(sizes):
+        shrink = _layer(k) if k < count else _dense(k - count)
+        made = (Slice(f"capsules.{k}.weight", 3),)
+        read = (Slice(f"capsules.{k + 1}.weight", 2),)
+        found.append(Group(f"capsules.{k}.types", types, made, read, shrink))
+    return found
+
+
+def _rows(model: nn.Module, conv: str, inner: int) -> tuple[Slice, ...]:
+    """The tensors of a convolution by its output: units of ``inner`` channels."""
+    bias = (Slice(f"{conv}.bias", 0, 1, inner),) if f"{conv}.bias" in model.state_dict() else ()
+    return (Slice(f"{conv}.weight", 0, 1, inner), *bias)
+
+
+Shrink = Callable[[ModelConfig, tuple[int, ...]], ModelConfig]
+
+
+def _changed(values: tuple[Any, ...], index: int, value: object) -> tuple[Any, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _layer(index: int) -> Shrink:
+    def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
+        layer = replace(config.capsule_layers[index], types=len(keep))
+        return config.replace(capsule_layers=_changed(config.capsule_layers, index, layer))
+
+    return shrink
+
+
+def _dense(index: int) -> Shrink:
+    def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
+        layers: tuple[int, ...] = getattr(config, "dense_layers")  # noqa: B009 - of one family
+        return config.replace(dense_layers=_changed(layers, index, len(keep)))
+
+    return shrink
+
+
+def _decoder(model: CapsNet, sizes: tuple[int, ...]) -> list[Group]:
+    def shrink_of(index: int) -> Shrink:
+        return lambda config, keep: config.replace(
+            decoder=_changed(getattr(config, "decoder"), index, len(keep))  # noqa: B009
+        )
+
+    # Linear layers and ReLUs take turns.
+    return [
+        Group(
+            f"decoder.{k} units",
+            size,
+            _rows(model, f"decoder.{2 * k}", 1),
+            (Slice(f"decoder.{2 * k + 2}.weight", 1),),
+            shrink_of(k),
+            _CHANNELS,
+        )
+        for k, size in enumerate(sizes)
+    ]
+
+
+def _stem(model: CapsuleModel, following: list[str]) -> list[Group]:
+    """The channels of the stem.
+
+    Args:
+        following: the convolutions after it; none if they keep its last channels together.
+    """
+    if isinstance(model.config.stem, ResNet):
+        return _residual(model, following)
+    modules = list(model.stem)
+    convolutions = [k for k, m in enumerate(modules) if isinstance(m, Padded)]
+    found = []
+    for number, k in enumerate(convolutions):
+        last = number + 1 == len(convolutions)
+        end = len(modules) if last else convolutions[number + 1]
+        names = following if last else [f"stem.{end}"]
+        conv = modules[k]
+        assert isinstance(conv, Padded)
+        grouped = not last and getattr(modules[end], "groups", 1) != 1
+        if conv.groups != 1 or grouped or not names:
+            continue  # a grouped convolution ties channels to one another
+        made = (*_rows(model, f"stem.{k}", 1), *_between(model, range(k + 1, end)))
+        read = tuple(Slice(f"{name}.weight", 1) for name in names)
+        found.append(
+            Group(
+                f"stem.{number} channels", conv.out_channels, made, read, _conv(number), _CHANNELS
+            )
+        )
+    return found
+
+
+def _conv(number: int) -> Shrink:
+    def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
+        assert not isinstance(config.stem, ResNet)
+        conv = replace(config.stem[number], channels=len(keep))
+        return config.replace(stem=_changed(config.stem, number, conv))
+
+    return shrink
+
+
+def _between(model: CapsuleModel, places: range) -> list[Slice]:
+    """The tensors by channel of the modules after a convolution."""
+    state = model.state_dict()
+    found = []
+    for k in places:
+        dims = next((d for t, d in _BY_CHANNEL.items() if type(model.stem[k]) is t), {})
+        found += [Slice(f"stem.{k}.{n}", d) for n, d in dims.items() if f"stem.{k}.{n}" in state]
+    return found
+
+
+def _residual(model: CapsuleModel, following: list[str]) -> list[Group]:
+    """The channels of each stage of a residual stem: one choice, since the blocks add onto one another."""
+    stem = model.config.stem
+    assert isinstance(stem, ResNet)
+    state = model.state_dict()
+    stages: list[list[Slice]] = [[Slice("stem.0.weight")]]
+    stages[0] += _normalized(state, "stem.1")
+    reads: list[list[Slice]] = [[] for _ in stem.stages]
+    blocks = [k for k, m in enumerate(model.stem) if isinstance(m, Residual)]
+    for number, (_, count, _) in enumerate(stem.stages):
+        if number:
+            stages.append([])
+        own = stages[number]
+        for index in range(count):
+            name = f"stem.{blocks.pop(0)}"
+            before = own if index or not number else reads[number - 1]
+            before.append(Slice(f"{name}.body.0.weight", 1))
+            own += [Slice(f"{name}.body.0.weight"), *_normalized(state, f"{name}.body.1")]
+            own += [Slice(f"{name}.body.3.weight"), Slice(f"{name}.body.3.weight", 1)]
+            own += _normalized(state, f"{name}.body.4")
+            if f"{name}.shortcut.0.weight" in state:
+                before.append(Slice(f"{name}.shortcut.0.weight", 1))
+                own += [
+                    Slice(f"{name}.shortcut.0.weight"),
+                    *_normalized(state, f"{name}.shortcut.1"),
+                ]
+    reads[-1] += [Slice(f"{name}.weight", 1) for name in following]
+    return [
+        Group(f"stem stage {k}", width, tuple(stages[k]), tuple(reads[k]), _stage(k), _CHANNELS)
+        for k, (width, _, _) in enumerate(stem.stages)
+        if reads[k]
+    ]
+
+
+def _normalized(state: dict[str, Any], name: str) -> list[Slice]:
+    return [Slice(f"{name}.{n}") for n in _BY_CHANNEL[nn.BatchNorm2d] if f"{name}.{n}" in state]
+
+
+def _stage(index: int) -> Shrink:
+    def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
+        assert isinstance(config.stem, ResNet)
+        _, blocks, stride = config.stem.stages[index]
+        stages = _changed(config.stem.stages, index, (len(keep), blocks, stride))
+        return config.replace(stem=ResNet(stages))
+
+    return shrink
+
+
+# --- Removing units: a smaller configuration, and the weights that remain ---
+
+
+def keep_units(model: CapsuleModel, kept: Kept) -> CapsuleModel:
+    """A new model with these units alone, in evaluation mode.
+
+    Args:
+        kept: by the names of `families.groups`; groups that are not named stay whole.
+
+    Raises:
+        KeyError: there is no such group.
+    """
+    names = {group.name for group in groups(model)}
+    for name, keep in kept.items():
+        if name not in names:
+            raise KeyError(name)
+        # Where a group stands depends on those before it: each is found anew.
+        group = next(g for g in groups(model) if g.name == name)
+        if len(keep) < group.units:
+            model = _kept(model, group, keep)
+    return model
+
+
+def _kept(model: CapsuleModel, group: Group, keep: tuple[int, ...]) -> CapsuleModel:
+    state = dict(model.state_dict())
+    for each in group.tensors:
+        state[each.tensor] = each.kept(state[each.tensor], group.units, keep)
+    smaller = build(group.shrink(model.config, keep)).to(next(model.parameters()).dtype)
+    smaller.load_state_dict(state)
+    smaller.typical_input = model.typical_input
+    return smaller.eval()

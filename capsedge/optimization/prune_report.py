@@ -1,0 +1,132 @@
+"""The report of a pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.calibration.accuracy import Gate, Outcome
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is.
+
+    Attributes:
+        parameters: trainable ones, the decoder's included.
+        multiply_adds: per image, without the decoder.
+        bytes: of the checkpoint.
+    """
+
+    parameters: int
+    multiply_adds: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of pruning and fine-tuning.
+
+    Attributes:
+        multiply_adds: after pruning, per image.
+        units: how many of how many units stay, such as ``40 of 256``, by group.
+        held_out: share of correct answers on held-out training images after fine-tuning.
+        drop: points lost on these against the parent.
+    """
+
+    multiply_adds: int
+    units: Mapping[str, str]
+    held_out: float
+    drop: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "multiply_adds": self.multiply_adds,
+            "units": dict(self.units),
+            "held_out_accuracy": self.held_out,
+            "held_out_drop_points": self.drop,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class PruningReport(Summarized):
+    """What was removed, and what it cost.
+
+    Attributes:
+        output: the checkpoint; if it was rejected, the name that it was kept under.
+        parent: the checkpoint that was pruned.
+        criterion: ``exact``, ``taylor`` or ``look-ahead``.
+        before, after: the sizes.
+        units: how many of how many units stay, by group.
+        rounds: of pruning and fine-tuning; none for exact removal alone.
+        outcome: comparison with the parent on the evaluation images; None without data.
+        gate: what the checkpoint was allowed to lose.
+        images: numbers of images for fine-tuning, held out, and for evaluation, and what the last are.
+        warnings: for the user.
+    """
+
+    output: Path
+    parent: Path
+    criterion: str
+    before: Size
+    after: Size
+    units: Mapping[str, str]
+    rounds: tuple[Round, ...]
+    outcome: Outcome | None
+    gate: Gate
+    images: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the gate was met; exact removal always does."""
+        return self.outcome is None or self.gate.passes(self.outcome)
+
+    @property
+    def speedup(self) -> float:
+        """How many times fewer multiply-adds."""
+        return self.before.multiply_adds / self.after.multiply_adds
+
+    def _summary(self) -> Summary:
+        verdict = "PASSED" if self.passed else "FAILED"
+        told = "no output changed" if self.outcome is None else f"{verdict}: {self.outcome}"
+        ratio = f"{self.speedup:.2f} times fewer multiply-adds"
+        rows = [
+            Row("file", str(self.output)),
+            Row("criterion", self.criterion),
+            Row("multiply-adds", f"{self.after.multiply_adds:,} of {self.before.multiply_adds:,}"),
+            Row("parameters", f"{self.after.parameters:,} of {self.before.parameters:,}"),
+            *(Row(name, kept) for name, kept in self.units.items()),
+            Row("against the parent", told),
+            *(Row("warning", warning) for warning in self.warnings),
+        ]
+        return Summary("PruningReport", [f"{short(self.output.name)}: {ratio}", told], rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "schema": 1,
+            "file": str(self.output),
+            "parent": str(self.parent),
+            "criterion": self.criterion,
+            "speedup": self.speedup,
+            **{
+                name: {
+                    "parameters": size.parameters,
+                    "multiply_adds": size.multiply_adds,
+                    "bytes": size.bytes,
+                }
+                for name, size in (("before", self.before), ("after", self.after))
+            },
+            "units": dict(self.units),
+            "rounds": [each.to_dict() for each in self.rounds],
+            "outcome": None if self.outcome is None else self.outcome.to_dict(),
+            "gate": None if self.outcome is None else self.gate.to_dict(self.outcome),
+            "passed": self.passed,
+            "images": dict(self.images),
+            "warnings": list(self.warnings),
+        }

@@ -1,0 +1,399 @@
+"""`capsedge sweep`: Pareto front and picture.
+
+Candidates are calibrated and compared on training images only. The test images are read once, after the
+search, for the figures of the candidates that no other beats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256 as digest_of
+from pathlib import Path
+from typing import Any
+
+from capsedge.calibration.collect import check_calibration
+from capsedge.datasets import ImageSet, read_images
+from capsedge.errors import UsageError
+from capsedge.models.config_base import ModelConfig
+from capsedge.models.find import FoundModel
+from capsedge.optimization.sweep_candidates import FROZEN, Candidate, Kind, Maker, State
+from capsedge.runtime.files.text import size
+from capsedge.runtime.files.writing import sha256, temporary_folder
+from capsedge.runtime.load import load
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.profile import random_inputs
+from capsedge.runtime.profiling.report_html import COLOURS
+from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.reporting import caption, new_figure, save_figure
+
+# A search over iterations, couplings, precisions and checkpoints: accuracy, latency and size.
+# Needs torch
+
+
+CALIBRATION_IMAGES, SEARCH_IMAGES = 512, 2000
+MOST = 64  # candidates, each of which is a process while latencies are measured
+TIMED = Limits(warmup=0.1, duration=1.0, iterations=50)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One file of the sweep.
+
+    Attributes:
+        model, iterations, couplings, precision: as of its `Kind`.
+        accuracy: share of correct decisions on the training images of the search.
+        milliseconds: median time of an inference with one image.
+        bytes: size of the file.
+        file: its name.
+        front: whether no other point is at least as good in all three, and better in one.
+        test_accuracy: share of correct decisions on the test images; None for points behind the front.
+    """
+
+    model: str
+    iterations: int
+    couplings: str
+    precision: str
+    accuracy: float
+    milliseconds: float
+    bytes: int
+    file: str
+    front: bool = False
+    test_accuracy: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What distinguishes it."""
+        return Kind(self.model, self.iterations, self.couplings, self.precision)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All files of a sweep.
+
+    Attributes:
+        models: names of the checkpoints.
+        searched: training images that candidates were compared on.
+        images, data: number and source of the test images.
+        threads: threads of one inference.
+        points: all points, in the order in which they were made.
+        warnings: for the user.
+    """
+
+    models: tuple[str, ...]
+    searched: int
+    images: int
+    data: str
+    threads: int
+    points: tuple[Point, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The Pareto front, the fastest first."""
+        return tuple(sorted((p for p in self.points if p.front), key=lambda p: p.milliseconds))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        document = asdict(self)
+        return {"schema": 2, **document, "points": list(document["points"])}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What candidates are made of: every combination.
+
+    Attributes:
+        iterations: numbers of routing iterations.
+        couplings: any of `sweep_candidates.COUPLINGS`.
+        precisions: any of `sweep_candidates.PRECISIONS`.
+    """
+
+    iterations: Sequence[int]
+    couplings: Sequence[str]
+    precisions: Sequence[str]
+
+    @property
+    def size(self) -> int:
+        """Candidates of one checkpoint."""
+        return len(self.iterations) * len(self.couplings) * len(self.precisions)
+
+
+def sweep(
+    models: Sequence[FoundModel],
+    data: Path,
+    grid: Grid,
+    *,
+    limit: int | None = None,
+    threads: int = 2,
+    keep: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Sweep:
+    """Make every candidate, compare them on training images, and test the best.
+
+    Args:
+        models: trained single-label models of the same classes and preprocessing, such as a network and its
+            pruned descendants.
+        data: data set folder: its training split is calibrated and searched on, its test split reported on.
+            Of other data a third is held out for the report.
+        grid: the candidates.
+        limit: largest number of test images, drawn at random.
+        threads: threads of one inference.
+        keep: folder for the files; a sweep that was interrupted goes on there.
+        progress: told what is being done.
+
+    Raises:
+        UsageError: a model is not trained or is multi-label, they do not fit each other, there are too many
+            candidates, or the data is wrong.
+    """
+    _check(models, grid)
+    sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
+    with ExitStack() as stack:
+        scratch = stack.enter_context(temporary_folder())
+        config = models[0].model.config
+        calibration, search, warnings = _training_images(config, data)
+        images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
+        folder = scratch if keep is None else keep
+        state = State(folder, images)
+        made: list[Candidate] = []
+        for found, checksum in zip(models, sums, strict=True):
+            maker = Maker(found, checksum, folder, state, calibration, search)
+            for count in grid.iterations:
+                for one in maker.candidates(count, grid.couplings, grid.precisions):
+                    made.append(one)
+                    most = grid.size * len(models)
+                    progress(f"{len(made)} of up to {most}: {one.kind}: {100 * one.accuracy:.2f} %")
+            warnings += list(dict.fromkeys(maker.warnings))
+        if not made:
+            raise UsageError(
+                "There is no candidate.", f"{warnings[-1]}.", "Add --couplings routed."
+            )
+        points = pareto(_timed(made, threads, progress))
+        tested, notes = _test_images(config, data, (calibration, search), limit)
+        points = [_tested(p, folder, tested, progress) if p.front else p for p in points]
+    return Sweep(
+        models=tuple(found.name for found in models),
+        searched=len(search),
+        images=len(tested),
+        data=tested.described,
+        threads=threads,
+        points=tuple(points),
+        warnings=(*warnings, *notes),
+    )
+
+
+def _check(models: Sequence[FoundModel], grid: Grid) -> None:
+    for found in models:
+        if not found.trained:
+            raise UsageError(
+                f"{found.name} has no trained weights in this package.",
+                "The accuracy of random weights is meaningless.",
+                "Give a checkpoint with --checkpoint.",
+            )
+        config, first = found.model.config, models[0].model.config
+        if config.task != "single-label":
+            raise UsageError(
+                f"{found.name} is a {config.task} model.",
+                "Data sets have one label per image, so its accuracy cannot be measured on them.",
+                "Compare its files with `capsedge quantize` and `capsedge verify`.",
+            )
+        for what in ("class_names", "preprocessing"):
+            if getattr(config, what) != getattr(first, what):
+                raise UsageError(
+                    f"{models[0].name} and {found.name} do not fit each other.",
+                    f"Their {what.replace('_', ' ')} differ, so one data set cannot compare them.",
+                    "Sweep checkpoints of one task together.",
+                )
+    count = grid.size * len(models)
+    if count > MOST:
+        raise UsageError(
+            f"The sweep has {count} candidates.",
+            f"Up to {MOST} are measured in turns.",
+            "Give fewer iterations, precisions or checkpoints.",
+        )
+
+
+def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSet, list[str]]:
+    """Images to calibrate on, and others to compare candidates on; at most two thirds of the training images.
+
+    Raises:
+        UsageError: the data has no labels, or too few images.
+    """
+    pool = read_images(data, config.preprocessing, "train")
+    if pool.labels is None:
+        raise UsageError(
+            f"{pool.source} has no labels.",
+            "A sweep compares the accuracy of files.",
+            "Give a data set folder, or an npz file with images and labels.",
+        )
+    classes = int(pool.labels.max()) + 1
+    if classes > config.classes:
+        raise UsageError(
+            f"{pool.source} has {classes} classes.",
+            f"The models have {config.classes}.",
+            "Give data of the classes that the models were trained on.",
+        )
+    drawn = pool.draw(min(CALIBRATION_IMAGES + SEARCH_IMAGES, 2 * len(pool) // 3), 0)
+    calibration = drawn.draw(min(CALIBRATION_IMAGES, len(drawn) // 2), 0)
+    warnings = check_calibration(calibration)
+    search = drawn.without(calibration)
+    if len(search) == 0:
+        raise UsageError(
+            f"{pool.source} has no images left to compare files on.",
+            f"It holds {len(pool)}, some of them more than once.",
+            "Give more images.",
+        )
+    return calibration, search, warnings
+
+
+def _test_images(
+    config: ModelConfig, data: Path, used: Sequence[ImageSet], limit: int | None
+) -> tuple[ImageSet, list[str]]:
+    """The images that are reported on, without any that the search has seen; warnings."""
+    tested = read_images(data, config.preprocessing, "test")
+    count = len(tested)
+    for seen in used:
+        tested = tested.without(seen)
+    if len(tested) == 0:
+        raise UsageError(
+            f"{data} has no images left to report on.",
+            f"All {count} were calibrated or compared on.",
+            "Give a data set with a test split.",
+        )
+    notes = []
+    if not tested.split:
+        notes.append(
+            f"{data} is not divided into train and test: files are reported on images that the sweep has not "
+            "used, which the networks may have been trained on"
+        )
+    elif len(tested) < count:
+        notes = [f"{count - len(tested)} test images are training images too and are left out"]
+    return (tested if limit is None else tested.draw(limit, 0)), notes
+
+
+def _timed(made: Sequence[Candidate], threads: int, progress: Callable[[str], None]) -> list[Point]:
+    """All candidates with their latencies, measured in turns, each in a process of its own."""
+    entrants = [
+        Entrant(str(one.kind), Specification(CAPSEDGE, str(one.path), "", threads=threads), file)
+        for one in made
+        for file in [str(one.path)]
+    ]
+    feeds = random_inputs(load(made[0].path, threads=1), 1)
+    measured = compare(entrants, feeds, TIMED, lambda said: progress(f"latency: {said}"))
+    points = []
+    for one, entry in zip(made, measured.entries, strict=True):
+        assert entry.latency is not None  # each computes what only it computes, so none differs
+        points.append(
+            Point(
+                **asdict(one.kind),
+                accuracy=one.accuracy,
+                milliseconds=entry.latency.median,
+                bytes=one.path.stat().st_size,
+                file=one.path.name,
+            )
+        )
+    return points
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """The points, with those marked that no other beats in accuracy, latency and size together."""
+
+    def costs(point: Point) -> tuple[float, float, int]:
+        return -point.accuracy, point.milliseconds, point.bytes
+
+    def beaten(point: Point) -> bool:
+        mine = costs(point)
+        return any(
+            other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
+            for other in map(costs, points)
+        )
+
+    return [replace(point, front=not beaten(point)) for point in points]
+
+
+def _tested(point: Point, folder: Path, images: ImageSet, progress: Callable[[str], None]) -> Point:
+    """A point with its accuracy on the test images."""
+    progress(f"test images: {point.kind}")
+    assert images.labels is not None  # as the training images
+    with load(folder / point.file) as session:
+        right = total = 0
+        scores = session.roles.scores
+        assert scores is not None  # a single-label model has scores
+        for batch, found in session.run_batches(images.inputs(), [scores]):
+            labels = images.labels[total:][: len(batch)]
+            right += int((found[scores].argmax(1) == labels).sum())
+            total += len(batch)
+    return replace(point, test_accuracy=right / total)
+
+
+# --- A sweep as a picture: accuracy against time, with its Pareto front ---
+
+
+_MARKERS = "osD^vP*X"  # one for each checkpoint
+_GROUPS = {"fp32": "stem", "fp16": "votes", "int8": "routing"}
+_AREA = 240.0  # of the largest file's marker, in points squared
+
+
+def draw(found: Sweep, path: Path) -> None:
+    """Write a PNG or an SVG, by the suffix: the front joined by a line, other points faint.
+
+    Accuracy is that of the search, in which all points are compared; the table gives the test accuracy.
+
+    Raises:
+        EnvironmentProblem: matplotlib is not installed.
+        UsageError: the path cannot be written.
+    """
+    figure = new_figure(8, 5)
+    axis = figure.subplots()
+    largest = max(point.bytes for point in found.points)
+    for point in found.points:
+        _mark(axis, point, found, largest)
+    front = found.front
+    axis.plot(
+        [p.milliseconds for p in front],
+        [100 * p.accuracy for p in front],
+        color="#8A8F98",
+        zorder=0,
+    )
+    for point in front:
+        axis.annotate(
+            f"{point.iterations}{' frozen' if point.couplings == FROZEN else ''}, {size(point.bytes)}",
+            (point.milliseconds, 100 * point.accuracy),
+            (6, 6),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    for precision in dict.fromkeys(p.precision for p in found.points):
+        axis.scatter([], [], color=COLOURS[_GROUPS[precision]], label=precision)
+    if len(found.models) > 1:
+        for number, model in enumerate(found.models):
+            axis.scatter([], [], color="black", marker=_marker(number), label=caption(model))
+    axis.set_xscale("log")
+    times = [point.milliseconds for point in found.points]
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter("{x:g}" if max(times) < 10 * min(times) else "")
+    axis.tick_params(which="both", labelsize=8)
+    axis.set_xlabel("milliseconds per image (numbers: iterations; area: size of the file)")
+    axis.set_ylabel(f"accuracy on {found.searched} training images, %")
+    axis.set_title("Pareto front of accuracy, latency and size")
+    axis.legend(frameon=False, fontsize=8)
+    axis.margins(0.12)
+    axis.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path)
+
+
+def _marker(number: int) -> str:
+    return _MARKERS[number % len(_MARKERS)]
+
+
+def _mark(axis: Any, point: Point, found: Sweep, largest: int) -> None:
+    axis.scatter(
+        [point.milliseconds],
+        [100 * point.accuracy],
+        s=_AREA * point.bytes / largest + 12,
+        color=COLOURS[_GROUPS[point.precision]],
+        marker=_marker(found.models.index(point.model)),
+        alpha=0.9 if point.front else 0.25,
+        edgecolors="none",
+    )

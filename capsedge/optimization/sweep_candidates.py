@@ -1,0 +1,233 @@
+"""Files and state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from capsedge.calibration.float_model import Source, uniform
+from capsedge.datasets import ImageSet
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.exporters.export import export
+from capsedge.exporters.frozen_couplings import describe_frozen, freeze
+from capsedge.graph.proto import copy_of
+from capsedge.graph.shapes import state_shapes
+from capsedge.models.find import FoundModel
+from capsedge.runtime.files import json_documents, reading
+from capsedge.runtime.files.json_documents import Malformed, decode
+from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, write_text
+
+# --- What a sweep has made and measured, so that an interrupted one goes on ---
+
+
+SCHEMA = 1
+STATE = "sweep-state.json"
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A file, and its accuracy in the search once it is measured."""
+
+    sha256: str
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class _Document:
+    schema: int
+    images: str
+    files: dict[str, _Made]
+
+
+class State:
+    """The files in a folder, by name.
+
+    Args:
+        folder: made if it does not exist.
+        images: digest of the images that files were calibrated and compared on.
+
+    Raises:
+        UsageError: the folder holds a sweep on other images.
+        ArtefactError: its state is damaged.
+    """
+
+    def __init__(self, folder: Path, images: str) -> None:
+        make_folder(folder)
+        self._path = folder / STATE
+        self._images = images
+        self._files: dict[str, _Made] = {}
+        if reading.kind(self._path) is not None:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            found = decode(_Document, json_documents.read(self._path))
+            if found.schema != SCHEMA:
+                raise Malformed(f"schema {found.schema}, not {SCHEMA}")
+        except Malformed as error:
+            raise ArtefactError(
+                f"{self._path} cannot be read.", f"{error}.", "Keep the files in another folder."
+            ) from error
+        if found.images != self._images:
+            raise UsageError(
+                f"{self._path.parent} holds a sweep on other images.",
+                "Its files were calibrated and compared on them.",
+                "Keep the files in another folder.",
+            )
+        self._files = dict(found.files)
+
+    def has(self, path: Path) -> bool:
+        """Whether a file was made and is still the same."""
+        made = self._files.get(path.name)
+        return (
+            made is not None and reading.kind(path) == reading.FILE and sha256(path) == made.sha256
+        )
+
+    def accuracy(self, path: Path) -> float | None:
+        """The accuracy that was measured for a file that is still the same; None if there is none."""
+        return self._files[path.name].accuracy if self.has(path) else None
+
+    def add(self, path: Path, accuracy: float | None = None) -> None:
+        """Note a file that was written, and its accuracy if it was measured."""
+        self._files[path.name] = _Made(sha256(path), accuracy)
+        files = {name: asdict(made) for name, made in self._files.items()}
+        document = {"schema": SCHEMA, "images": self._images, "files": files}
+        write_text(self._path, json.dumps(document, indent=2) + "\n")
+
+
+# The files that a sweep compares: exported, frozen and quantized, each with its accuracy in the
+# search
+
+
+PRECISIONS = ("fp32", "fp16", "int8")
+ROUTED, FROZEN = "routed", "frozen"
+COUPLINGS = (ROUTED, FROZEN)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What distinguishes a candidate.
+
+    Attributes:
+        model: name of the checkpoint.
+        iterations: routing iterations.
+        couplings: ``routed`` or ``frozen``.
+        precision: ``fp32``, ``fp16`` or ``int8``.
+    """
+
+    model: str
+    iterations: int
+    couplings: str
+    precision: str
+
+    def __str__(self) -> str:
+        frozen = ", frozen couplings" if self.couplings == FROZEN else ""
+        passes = f"{self.iterations} iteration{'' if self.iterations == 1 else 's'}"
+        return f"{self.model}, {passes}{frozen}, {self.precision}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file, and its accuracy on the images of the search."""
+
+    kind: Kind
+    path: Path
+    accuracy: float
+
+
+@dataclass
+class Maker:
+    """Makes the candidates of one checkpoint, and reads those again that an earlier run has made.
+
+    Attributes:
+        found: the model.
+        sha256: checksum of its checkpoint.
+        folder: where the files go.
+        state: what earlier runs have made.
+        calibration, search: images to calibrate and to compare candidates on.
+        warnings: what could not be made, for the user.
+    """
+
+    found: FoundModel
+    sha256: str
+    folder: Path
+    state: State
+    calibration: ImageSet
+    search: ImageSet
+    warnings: list[str] = field(default_factory=list)
+
+    def candidates(
+        self, iterations: int, couplings: Sequence[str], precisions: Sequence[str]
+    ) -> Iterator[Candidate]:
+        """The candidates with one number of iterations, one after another."""
+        routed = self._exported(iterations)
+        for kind in couplings:
+            base = routed if kind == ROUTED else self._frozen(routed, iterations)
+            if base is None:
+                continue
+            source: Source | None = None
+            for precision in precisions:
+                path = base.with_name(base.name.replace("-fp32.onnx", f"-{precision}.onnx"))
+                accuracy = self.state.accuracy(path)
+                if accuracy is None:
+                    source = source or Source(base)
+                    accuracy = self._measured(source, path, precision)
+                yield Candidate(Kind(self.found.name, iterations, kind, precision), path, accuracy)
+
+    def _exported(self, iterations: int) -> Path:
+        """The FP32 file with routing."""
+        path = self.folder / f"{self.found.name}-{self.sha256[:8]}-{iterations}-fp32.onnx"
+        if not self.state.has(path):
+            model = self.found.model
+            export(model, path, iterations=iterations, checkpoint_sha256=self.sha256)
+            self.state.add(path)
+        return path
+
+    def _measured(self, source: Source, path: Path, precision: str) -> float:
+        """Write a file in a precision, unless it is there, and measure its accuracy."""
+        if precision == "fp32":
+            made = source.model
+        elif precision == "fp16":
+            made, _ = source.half(self.calibration)
+        else:
+            table = source.calibrate(self.calibration, "mse", None)
+            made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+        if precision != "fp32":
+            described = {
+                "target": "ort-cpu",
+                "method": "mse" if precision == "int8" else "magnitudes",
+                "images": len(self.calibration),
+                "data": self.calibration.source,
+                "data_sha256": self.calibration.digest(),
+            }
+            source.described(made, precision, described)
+            state_shapes(made)
+            write_bytes(path, made.SerializeToString())
+        doubts = source.check_reference(self.search)
+        self.warnings += [doubt for doubt in doubts if doubt not in self.warnings]
+        accuracy = float(source.outcome(made, self.search).accuracy or 0)
+        self.state.add(path, accuracy)
+        return accuracy
+
+    def _frozen(self, routed: Path, iterations: int) -> Path | None:
+        """The file with frozen couplings; None where the routing has none to freeze."""
+        if iterations < 2 or self.found.model.config.routing == "em":
+            why = "EM routing" if self.found.model.config.routing == "em" else "one iteration"
+            self.warnings.append(f"{self.found.name}: {why} has no couplings to freeze")
+            return None
+        path = routed.with_name(routed.name.replace("-fp32.onnx", "-frozen-fp32.onnx"))
+        if not self.state.has(path):
+            source = Source(routed)
+            frozen = copy_of(source.model)
+            measured = {
+                "averaged_images": len(self.calibration),
+                "data_sha256": self.calibration.digest(),
+                "layers": freeze(frozen, self.calibration),
+            }
+            describe_frozen(frozen, source, measured)
+            state_shapes(frozen)
+            write_bytes(path, frozen.SerializeToString())
+            self.state.add(path)
+        return path

@@ -1,0 +1,218 @@
+"""Where our compiled libraries, headers and CMake package are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capsedge.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from capsedge.runtime.onnx_file.summary import OnnxSummary
+
+
+# Where the compiled libraries of capsedge are, and which files run with the operator library
+
+
+_VERSION = re.compile(r"[0-9.]{1,19}")
+NAME = "libcapsedge_ort.so"
+VARIABLE = "CAPSEDGE_OPS_LIBRARY"
+
+
+def find_library() -> Path | None:
+    """The operator library: the one that CAPSEDGE_OPS_LIBRARY names, else the installed one, else None.
+
+    Raises:
+        EnvironmentProblem: the variable names a file that does not exist.
+    """
+    return named_or_installed(NAME, VARIABLE, "operator library")
+
+
+def named_or_installed(name: str, variable: str, what: str) -> Path | None:
+    """A library of ours: the file that an environment variable names, else the installed one, else None.
+
+    Args:
+        what: its name in errors.
+
+    Raises:
+        EnvironmentProblem: the variable names a file that does not exist.
+    """
+    named = os.environ.get(variable)
+    if not named:
+        return installed(name)
+    if not Path(named).is_file():
+        raise EnvironmentProblem(
+            f"The {what} {named} does not exist.",
+            f"The environment variable {variable} names it.",
+            f"Correct the variable, or unset it: `unset {variable}`.",
+        )
+    return Path(named).resolve()
+
+
+def installed(*parts: str) -> Path | None:
+    """A file that the native build installed, by its path in the folder of libraries; None if not there."""
+    import capsedge.runtime
+
+    # The package may come from its sources while the build installed the library elsewhere: an editable
+    # install has both folders, and in the root of a checkout the sources hide the installed package.
+    elsewhere = (Path(folder, "capsedge", "runtime") for folder in sys.path)
+    for place in itertools.chain(map(Path, capsedge.runtime.__path__), elsewhere):
+        file = place.joinpath("_native", *parts)
+        if file.is_file():
+            return file
+    return None
+
+
+def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
+    """The library that runs the operators of a file; None if their function bodies run.
+
+    Args:
+        path: the file's name in errors.
+        ops: as for `capsedge.load`.
+
+    Raises:
+        UsageError: ``ops`` requires the library, and the file has no operators for it.
+        EnvironmentProblem: the file cannot run without the library, and it is not installed; or it has
+            operators of a later version.
+    """
+    _known_operators(path, summary)
+    if not summary.capsedge_nodes:
+        if ops == "fused":
+            raise UsageError(
+                f"{path} has no capsedge nodes for the operator library to run.",
+                "It was exported with `--ops portable`, or by another tool.",
+                "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
+            )
+        return None
+    library = None if ops == "portable" else find_library()
+    if library is not None:
+        return library
+    if ops == "fused":
+        raise EnvironmentProblem(
+            "The operator library of capsedge is not installed.",
+            "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
+            "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
+            "or use ops 'auto'.",
+        )
+    if summary.missing_functions:
+        raise EnvironmentProblem(
+            f"{path} runs only with the operator library of capsedge.",
+            f"Its {', '.join(summary.missing_functions)} nodes have no function body, and "
+            + ("ops is 'portable'." if ops == "portable" else "the library is not installed."),
+            "Export it again with `capsedge export --ops auto`, or load it where the library is installed.",
+        )
+    return None
+
+
+def _known_operators(path: Path, summary: OnnxSummary) -> None:
+    """Refuse operators of a later version of capsedge that have no function body.
+
+    Raises:
+        EnvironmentProblem: names them and the version to install.
+    """
+    if not summary.unknown_operators:
+        return
+    from capsedge import __version__
+
+    ours = summary.producer == "capsedge" and _VERSION.fullmatch(summary.producer_version)
+    wrote = f"The file was written by capsedge {summary.producer_version}. " if ours else ""
+    wanted = f"'capsedge>={summary.producer_version}'" if ours else "capsedge"
+    raise EnvironmentProblem(
+        f"{path} needs operators that this version of capsedge does not have: "
+        f"{', '.join(summary.unknown_operators)}.",
+        f"{wrote}This is capsedge {__version__}, and the nodes carry no function bodies that could run "
+        "instead.",
+        f"Install a later version, `pip install --upgrade {wanted}`, or export the file again with "
+        "`capsedge export --ops auto`, which writes the bodies.",
+    )
+
+
+# Where libcapsedge, its headers and its CMake package are, for builds of C and C++ programs
+
+
+LIBRARY = "libcapsedge.so"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The installed C and C++ interface (docs/how-to/libcapsedge.md).
+
+    Attributes:
+        include: folder of capsedge.h and capsedge.hpp.
+        library: the shared library.
+        cmake: folder of capsedgeConfig.cmake.
+        pkgconfig: folder of capsedge.pc.
+        examples: folder of classify.cpp and the other examples.
+    """
+
+    include: Path
+    library: Path
+    cmake: Path
+    pkgconfig: Path
+    examples: Path
+
+    @property
+    def cflags(self) -> list[str]:
+        """Flags for the compiler."""
+        return [f"-I{self.include}"]
+
+    @property
+    def rpath(self) -> list[str]:
+        """The linker's flag by which programs find the library at its present path."""
+        return [f"-Wl,-rpath,{self.library.parent}"]
+
+    @property
+    def libs(self) -> list[str]:
+        """Flags for the linker, `rpath` included."""
+        return [f"-L{self.library.parent}", "-lcapsedge", *self.rpath]
+
+    @property
+    def version(self) -> str:
+        """The version that the header states.
+
+        Raises:
+            EnvironmentProblem: the header is missing or states none.
+        """
+        header = self.include / "capsedge.h"
+        try:
+            stated = re.search(
+                r'#define CAPSEDGE_VERSION "([^"]+)"', header.read_text(encoding="utf-8")
+            )
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{header} cannot be read.", f"{error}.", "pip install --force-reinstall capsedge"
+            ) from error
+        if stated is None:
+            raise EnvironmentProblem(
+                f"{header} states no version.", "", "pip install --force-reinstall capsedge"
+            )
+        return stated[1]
+
+
+def find_embedding() -> Embedding:
+    """The installed interface.
+
+    Raises:
+        EnvironmentProblem: it was not built when capsedge was installed.
+    """
+    library = installed("lib", LIBRARY)
+    if library is not None:
+        folder, root = library.parent, library.parents[1]
+        return Embedding(
+            include=root / "include",
+            library=library,
+            cmake=folder / "cmake" / "capsedge",
+            pkgconfig=folder / "pkgconfig",
+            examples=root / "share" / "capsedge" / "examples",
+        )
+    raise EnvironmentProblem(
+        "The C and C++ library of capsedge is not installed.",
+        "It is compiled when capsedge is installed on a Linux machine with a C++17 compiler.",
+        "Install a compiler (Debian: apt-get install g++), then "
+        "`pip install --force-reinstall --no-deps capsedge`.",
+    )

@@ -1,0 +1,465 @@
+"""ONNX Runtime: sessions, providers, versions.
+
+Profiling's plain peers, the exporter's check and the reading of executed precision run sessions of their own;
+``tests/test_layers.py`` lists them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.runtime.backends import onnxruntime_versions
+from capsedge.runtime.backends import onnxruntime_versions as versions
+from capsedge.runtime.backends.backend import (
+    BatchRange,
+    Event,
+    Feeds,
+    ModelFile,
+    Port,
+    ProfiledRuns,
+    Recording,
+    RuntimeOptions,
+    closed_error,
+    parse_device,
+)
+from capsedge.runtime.backends.native_library import library_for
+from capsedge.runtime.engine_metadata import Passport
+from capsedge.runtime.files.writing import temporary_folder
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.onnx_file import summary as onnx_file
+from capsedge.runtime.onnx_file.structure import read_structure
+from capsedge.runtime.onnx_file.summary import OnnxSummary
+from capsedge.spec import limits
+from capsedge.spec.operators import DOMAIN, FAMILIES_KEY, families
+
+if TYPE_CHECKING:
+    import onnxruntime
+    from typing_extensions import Self
+
+
+# --- ONNX Runtime: the only place where `capsedge.load` uses its API ---
+
+
+_FATAL = (
+    4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
+)
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # known from 1.24 on
+
+
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+    **{f"tensor({s}int{b})": f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)},
+}
+
+
+def import_onnxruntime() -> Any:
+    """The module ``onnxruntime``.
+
+    Raises:
+        EnvironmentProblem: it is missing, does not load, or is older than the oldest supported version.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime"
+        raise EnvironmentProblem(
+            "ONNX Runtime is not installed." if missing else "ONNX Runtime cannot be imported.",
+            "" if missing else f"{error}.",
+            versions.HOW_TO_GET,
+        ) from error
+    if versions.parse(onnxruntime.__version__) < versions.OLDEST:
+        raise EnvironmentProblem(
+            f"ONNX Runtime {onnxruntime.__version__} is too old.",
+            f"capsedge needs {versions.text(versions.OLDEST)} or newer.",
+            f"pip install --upgrade {versions.distribution()}",
+        )
+    return onnxruntime
+
+
+def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None:
+    """Refuse a file whose function bodies ONNX Runtime would mix up.
+
+    Args:
+        fused: the operator library runs the ``capsedge`` nodes, whose bodies are then not used.
+
+    Raises:
+        ArtefactError: functions differ only in their overloads, which this version ignores.
+    """
+    mixed = sorted(n for domain, n in summary.overloaded if not (fused and domain == DOMAIN))
+    if not mixed:
+        return
+    installed = import_onnxruntime().__version__
+    if versions.parse(installed) >= versions.OVERLOADS:
+        return
+    raise ArtefactError(
+        f"ONNX Runtime {installed} would compute {name} wrongly.",
+        f"The file has several functions named {', '.join(mixed)}; ONNX Runtime before "
+        f"{versions.text(versions.OVERLOADS)} uses one of them for all.",
+        f"Export the model again (`capsedge export`), or `pip install --upgrade {versions.distribution()}`.",
+    )
+
+
+def register_operators(options: Any, library: Path, nodes: Iterable[str]) -> None:
+    """Register the operator library in session options, with kernels for the nodes of one file."""
+    options.add_session_config_entry(FAMILIES_KEY, families(nodes))
+    options.register_custom_ops_library(str(library))
+
+
+def available_threads() -> int:
+    """Threads to request from ONNX Runtime; 0 leaves the choice to it: one thread per physical core.
+
+    ONNX Runtime counts the machine's cores even if the process may use only some of them.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return 0
+    allowed = len(os.sched_getaffinity(0))
+    return allowed if allowed < (os.cpu_count() or 1) else 0
+
+
+def keep_to_itself(options: Any) -> None:
+    """A second line of defence behind `onnx_file`: sessions read only this format, and no other files.
+
+    ONNX Runtime 1.19 has no folder for external initializers, 1.23 lets absolute paths leave it, 1.26
+    and newer enforce it.
+    """
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    options.add_session_config_entry(_EXTERNAL_FOLDER, os.devnull)  # nothing can lie below it
+    # Large constants are computed only when they are needed, not while the file is checked.
+    options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
+
+
+@dataclass(frozen=True)
+class How:
+    """How a model runs in ONNX Runtime: the same for a file, for a part of it, and for a profiled copy.
+
+    Attributes:
+        threads: of one inference; None leaves the choice to ONNX Runtime.
+        library: the operator library to register; its kernels are for the CPU.
+        nodes: types of the file's ``capsedge`` nodes, for which the library has kernels to register.
+        provider: ONNX Runtime's name of the execution provider.
+        gpu: number of the GPU; None on the CPU.
+    """
+
+    threads: int | None = None
+    library: Path | None = None
+    nodes: tuple[str, ...] = ()
+    provider: str = onnxruntime_versions.CPU
+    gpu: int | None = None
+
+    def session_options(self, ort: Any) -> Any:
+        """Options of a session that keeps to itself.
+
+        Raises:
+            EnvironmentProblem: the operator library does not load into ONNX Runtime.
+        """
+        options = ort.SessionOptions()
+        options.log_severity_level = _FATAL
+        options.intra_op_num_threads = available_threads() if self.threads is None else self.threads
+        options.inter_op_num_threads = 1
+        keep_to_itself(options)
+        if self.library is None:
+            return options
+        try:
+            register_operators(options, self.library, self.nodes)
+        except Exception as error:
+            raise EnvironmentProblem(
+                f"The operator library {self.library} does not load into ONNX Runtime {ort.__version__}.",
+                _first_line(error),
+                "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
+            ) from error
+        return options
+
+
+class OnnxRuntimeBackend:
+    """A model loaded into ONNX Runtime.
+
+    Args:
+        data: the ONNX file.
+        path: its name in errors.
+        how: how it runs.
+        metadata: what the file states of itself.
+        mixed: whether routing that no library runs stands beside the operators.
+
+    Raises:
+        EnvironmentProblem: ONNX Runtime is missing, the library does not load into it, or the provider
+            is not available.
+        UnsupportedModelError: part of the model would run on the CPU although a GPU was requested.
+        ArtefactError: ONNX Runtime refuses the model.
+    """
+
+    name: ClassVar[str] = "onnxruntime"
+
+    def __init__(
+        self,
+        data: bytes,
+        path: Path,
+        how: How = How(),
+        metadata: ModelMetadata | None = None,
+        mixed: bool = False,
+    ) -> None:
+        ort = import_onnxruntime()
+        onnxruntime_versions.check_available(ort, how.provider)
+        options = how.session_options(ort)
+
+        def load() -> onnxruntime.InferenceSession:
+            return ort.InferenceSession(
+                data,
+                options,
+                providers=onnxruntime_versions.chain(how.provider, how.gpu),
+                enable_fallback=0,  # it would print, and try the same provider again
+            )
+
+        if how.gpu is not None:
+            options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "1")
+        try:
+            session = load()
+            self.inputs = _ports(session.get_inputs())
+            self.outputs = _ports(session.get_outputs())
+        except Exception as error:
+            if onnxruntime_versions.fell_back(error):
+                # Either the provider did not start at all, or it does not support every node.
+                options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "0")
+                onnxruntime_versions.check_used(load(), how.provider)
+                raise onnxruntime_versions.refused(str(path), how.provider) from error
+            raise ArtefactError(
+                f"ONNX Runtime {ort.__version__} cannot load {path}.",
+                _first_line(error),
+                "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
+            ) from error
+        onnxruntime_versions.check_used(session, how.provider)
+        self._session: onnxruntime.InferenceSession | None = session
+        self._run_options = ort.RunOptions()
+        self._run_options.log_severity_level = _FATAL
+        self._run_options.only_execute_path_to_fetches = True
+        self._path, self._how = path, how
+        self.batches = BatchRange.of(self.inputs)
+        self.ops = "portable" if how.library is None else "mixed" if mixed else "fused"
+        self.gpu = how.gpu
+        self.threads: int = options.intra_op_num_threads
+        self.metadata = metadata
+        self.passport: Passport | None = None
+
+    @classmethod
+    def accepts(cls, file: ModelFile) -> bool:
+        """Whether it is anything but an engine; what is no ONNX file is refused with what it is."""
+        return not file.is_engine
+
+    @classmethod
+    def open(cls, file: ModelFile, options: RuntimeOptions) -> OnnxRuntimeBackend:
+        """Load an ONNX file.
+
+        Raises:
+            UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `Backend.open`.
+        """
+        path, ops = file.path, options.ops
+        if options.contexts is not None:
+            raise UsageError(
+                f"contexts is {options.contexts} for {path}.",
+                "Only engines have contexts.",
+                "Leave it out.",
+            )
+        gpu = parse_device(options.device or "cpu")
+        provider = onnxruntime_versions.resolve(options.provider, gpu)
+        if gpu is not None:
+            if ops == "fused":
+                raise UsageError(
+                    "ops is 'fused' on a GPU.",
+                    "The operator library of ONNX Runtime has kernels for the CPU.",
+                    "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
+                )
+            ops = "portable"
+        data = file.content
+        summary = onnx_file.summarize(data, str(path))
+        onnx_file.check_harmless(summary, str(path))
+        metadata = ModelMetadata.from_properties(summary.metadata)
+        library = library_for(path, summary, ops)
+        check_overloads(path, summary, library is not None)
+        how = How(options.threads, library, tuple(summary.capsedge_types), provider, gpu)
+        return cls(data, path, how, metadata, mixed=summary.expanded_routing)
+
+    def open_part(self, content: bytes) -> OnnxRuntimeBackend:
+        """A part of the file, opened with the same options."""
+        return OnnxRuntimeBackend(content, self._path, self._how)
+
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
+        session = self._session  # its own reference: another thread may close
+        if session is None:
+            raise closed_error(self._path)
+        try:
+            values = session.run(outputs, feeds, self._run_options)
+        except Exception as error:
+            shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
+            raise ArtefactError(
+                f"ONNX Runtime failed while running {self._path} on {shapes}.",
+                _first_line(error),
+                "If the model was made for these shapes, the file is damaged: export it again.",
+            ) from error
+        return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
+
+    def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
+        """This model, and a copy of it that ONNX Runtime's profiler times."""
+
+        if self.closed:
+            raise closed_error(self._path)
+        names = [port.name for port in self.outputs]
+        content = onnx_file.read_bytes(self._path)
+        return ProfiledSession(content, self._how, feeds, lambda: self.run(feeds, names))
+
+    def close(self) -> None:
+        """Free the model; calls that still run are not disturbed. A second call does nothing."""
+        self._session = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; the attributes stay known."""
+        return self._session is None
+
+
+def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:
+    return tuple(
+        Port(node.name, tuple(node.shape or ()), _DTYPES.get(node.type, node.type))
+        for node in nodes
+    )
+
+
+def _first_line(error: BaseException, limit: int = 300) -> str:
+    """ONNX Runtime's message without its prefix, source positions and stack."""
+    text = str(error).strip().splitlines()
+    line = text[0] if text else type(error).__name__
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+# ONNX Runtime with its own profiler: a copy of a model whose sessions report the time of each
+# operator
+
+
+_SUFFIX = "_kernel_time"
+
+
+class ProfiledSession:
+    """A second session for a model, with ONNX Runtime's profiler on: `ProfiledRuns`.
+
+    Use as a context manager: its files are written to a temporary folder.
+
+    Args:
+        model: the ONNX file.
+        how: how it runs.
+        feeds: the inputs.
+        plain: runs the model on them in the first session.
+        keep_graph: whether to read back the optimized graph.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        how: How,
+        feeds: Feeds,
+        plain: Callable[[], object],
+        keep_graph: bool = True,
+    ) -> None:
+        ort = import_onnxruntime()
+        self._feeds, self._plain, self._on_host = feeds, plain, how.gpu is None
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(temporary_folder())
+        self._graph = folder / "optimized.onnx"
+        try:
+            options = how.session_options(ort)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(folder / "events")
+            if keep_graph:
+                options.optimized_model_filepath = str(self._graph)
+            chosen = onnxruntime_versions.chain(how.provider, how.gpu)
+            self._session = ort.InferenceSession(model, options, providers=chosen)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def plain(self) -> None:
+        """Run without the profiler."""
+        self._plain()
+
+    def profiled(self) -> None:
+        """Run with the profiler."""
+        self._session.run(None, self._feeds)
+
+    def finish(self) -> Recording:
+        """Stop the profiler and read its output.
+
+        Raises:
+            EnvironmentProblem: it could not write all of its output.
+        """
+        try:
+            events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise EnvironmentProblem(
+                "The profile of ONNX Runtime is not complete.",
+                "It writes to the folder of temporary files, which may be full or limited.",
+                "Free some space, or name another folder: TMPDIR=/path.",
+            ) from error
+        graph = read_structure(self._graph) if self._graph.is_file() else None
+        return Recording(_runs(events), graph, timed_on_host=self._on_host)
+
+
+def _runs(events: list[dict[str, Any]]) -> list[list[Event]]:
+    """Operators by run. ONNX Runtime writes the event of a run after those of its operators."""
+    runs: list[list[Event]] = []
+    current: list[Event] = []
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith(_SUFFIX):
+            current.append(_event(event))
+        elif event.get("name") == "model_run":
+            runs.append(current)
+            current = []
+    return runs
+
+
+def _event(raw: dict[str, Any]) -> Event:
+    args = raw["args"]
+    outputs = tuple(
+        (kind, tuple(int(d) for d in shape))
+        for entry in args.get("output_type_shape", ())
+        for kind, shape in entry.items()
+    )
+    return Event(
+        name=raw["name"].removesuffix(_SUFFIX),
+        kind=args.get("op_name", ""),
+        start=raw["ts"],
+        duration=raw["dur"],
+        provider=args.get("provider", "").removesuffix("ExecutionProvider"),
+        outputs=outputs,
+        arena=_integer(args.get("mem_bytes_requested_in_use")),
+        arena_delta=_integer(args.get("mem_requested_in_use_delta")),
+    )
+
+
+def _integer(text: str | None) -> int | None:
+    return None if text is None else int(text)

@@ -1,0 +1,321 @@
+"""Engines on arrays in host or GPU memory; slots with streams and CUDA graphs.
+
+TensorRT times layers one after another, without a CUDA graph; the plain runs beside them also use none.
+Neither copies between host and GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import EnvironmentProblem, ShapeError, UsageError
+from capsedge.runtime.backends.backend import (
+    BatchRange,
+    Event,
+    Feeds,
+    ModelFile,
+    Port,
+    ProfiledRuns,
+    Recording,
+    RuntimeOptions,
+    closed_error,
+    parse_device,
+)
+from capsedge.runtime.backends.cuda import LEGACY_STREAM
+from capsedge.runtime.backends.device_array import DeviceArray, device_array
+from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
+from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
+from capsedge.runtime.engine_metadata import Passport
+
+# --- Running TensorRT engines on arrays in host or GPU memory ---
+
+
+class TensorRTBackend:
+    """An engine on one GPU.
+
+    Args:
+        path: the engine; its passport lies beside it.
+        device: number of the GPU.
+        contexts: calls that run at the same time, each with its own memory; others wait.
+        graphs: whether to capture CUDA graphs.
+
+    Raises:
+        UsageError: ``contexts`` is below 1.
+        EnvironmentProblem: TensorRT, CUDA or the GPU is missing, or memory is short.
+        ArtefactError: the engine does not fit this machine, or TensorRT refuses it.
+    """
+
+    name: ClassVar[str] = "tensorrt"
+    threads = 0
+
+    def __init__(
+        self, path: Path, device: int = 0, *, contexts: int = CONTEXTS, graphs: bool = True
+    ) -> None:
+        self._slots: Slots | None = None  # once it is closed, as well
+        if contexts < 1:
+            raise UsageError(f"contexts is {contexts}.", "It must be 1 or more.", "Leave it out.")
+        engine = LoadedEngine(path, device)
+        self._path, self._device, self._cuda = path, device, engine.cuda
+        self.inputs, self.outputs = engine.inputs, engine.outputs
+        self.passport: Passport | None = engine.passport
+        self.metadata = engine.passport.model
+        self.ops = "fused" if engine.passport.plugin == "fused" else "portable"
+        self.gpu: int | None = device
+        smallest, _, self._largest = engine.passport.batch
+        self.batches = BatchRange(smallest, self._largest)
+        self._capturing = Capturing(graphs)
+        with self._cuda.on(device):
+            self._slots = Slots(engine, self._largest, contexts)
+
+    @classmethod
+    def accepts(cls, file: ModelFile) -> bool:
+        """Whether it is an engine."""
+        return file.is_engine
+
+    @classmethod
+    def open(cls, file: ModelFile, options: RuntimeOptions) -> TensorRTBackend:
+        """Load an engine.
+
+        Raises:
+            UsageError, EnvironmentProblem, ArtefactError: as `Backend.open`.
+        """
+        gpu = parse_device(options.device or "cuda")
+        if gpu is None or options.ops != "auto" or options.provider != "auto":
+            raise UsageError(
+                f"{file.path} is a TensorRT engine.",
+                "It runs on a GPU, without ONNX Runtime and with the operators that it was built with.",
+                "Leave out device, ops and provider, or load the ONNX file that it was built from.",
+            )
+        contexts = CONTEXTS if options.contexts is None else options.contexts
+        return cls(file.path, gpu, contexts=contexts)
+
+    @property
+    def no_graph_reason(self) -> str:
+        """Why calls do not use graphs; empty while they do."""
+        return self._capturing.no_graph_reason
+
+    def close(self) -> None:
+        """Free the engine and its GPU memory; calls that still run keep theirs. A second call is idle."""
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            with suppress(EnvironmentProblem), self._cuda.on(self._device):
+                slots.destroy()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; the attributes stay known."""
+        return self._slots is None
+
+    def __del__(self) -> None:
+        if self._slots is not None:
+            self._cuda.when_allowed(self.close)
+
+    def _opened(self) -> Slots:
+        slots = self._slots  # the caller's own reference: another thread may close
+        if slots is None:
+            raise closed_error(self._path)
+        return slots
+
+    def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
+        """The engine in memory of its own, with and without TensorRT's profiler."""
+
+        return profiled_engine(self._opened().engine, feeds, self._batch_of(feeds), self._largest)
+
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The named outputs, for inputs that have been checked."""
+        slots, batch = self._opened(), self._batch_of(feeds)
+        cuda = self._cuda
+        with cuda.on(self._device), slots.one() as slot:
+            for port in self.inputs:
+                array = np.ascontiguousarray(feeds[port.name])
+                ctypes.memmove(slot.host[port.name], array.ctypes.data, array.nbytes)
+                cuda.to_device(
+                    slot.device[port.name], slot.host[port.name], array.nbytes, slot.stream
+                )
+            slot.execute(batch, self._capturing)
+            wanted = [port for port in self.outputs if port.name in outputs]
+            for port in wanted:
+                size = LoadedEngine.bytes(port, batch)
+                cuda.to_host(slot.host[port.name], slot.device[port.name], size, slot.stream)
+            cuda.synchronize(slot.stream)
+            found = {
+                port.name: self._read(slot.host[port.name], port, batch).copy() for port in wanted
+            }
+        return {name: found[name] for name in outputs}
+
+    def run_on_device(
+        self,
+        feeds: Mapping[str, object],
+        out: Mapping[str, object] | None = None,
+        stream: int | None = None,
+    ) -> dict[str, DeviceArray]:
+        """All outputs on the GPU, for inputs that are there, as `DeviceBackend.run_on_device`."""
+        slots = self._opened()
+        cuda, device = self._cuda, self._device
+        if stream is not None:
+            stream = stream or LEGACY_STREAM
+        with cuda.on(device), slots.one() as slot:
+            # Whatever the slot did before is on its stream, so that it may be taken while that still runs.
+            arrays = self._shared(self.inputs, feeds, slot)
+            batch = self._batch({name: array.shape for name, array in arrays.items()})
+            results = self._shared(self.outputs, out or {}, slot)
+            for port in (*self.inputs, *self.outputs):
+                self._check(port, batch, arrays.get(port.name) or results.get(port.name))
+            for name, array in results.items():
+                if array.read_only:
+                    raise UsageError(f"'{name}' may not be written.", "", "Give another array.")
+            if stream is not None:
+                cuda.wait(slot.stream, stream)
+            for port in self.inputs:
+                array = arrays[port.name]
+                copy = cuda.to_device if array.on_host else cuda.on_device
+                copy(slot.device[port.name], array.address, array.size, slot.stream)
+            slot.execute(batch, self._capturing)
+            for port in self.outputs:
+                target = results.get(port.name)
+                if target is None:
+                    target = results[port.name] = self._result(port, batch)
+                copy = cuda.to_host if target.on_host else cuda.on_device
+                copy(target.address, slot.device[port.name], target.size, slot.stream)
+            if stream is None:
+                cuda.synchronize(slot.stream)
+            else:
+                cuda.wait(stream, slot.stream)
+        return {port.name: results[port.name].written_on(stream, cuda) for port in self.outputs}
+
+    def _shared(
+        self, ports: Sequence[Port], arrays: Mapping[str, object], slot: Slot
+    ) -> dict[str, DeviceArray]:
+        """Arrays of the caller, ready for work on the slot's stream."""
+        return {
+            port.name: device_array(
+                arrays[port.name], port.name, self._cuda, self._device, slot.stream
+            )
+            for port in ports
+            if port.name in arrays
+        }
+
+    def _check(self, port: Port, batch: int, array: DeviceArray | None) -> None:
+        wanted = LoadedEngine.shape(port, batch)
+        if array is not None and (array.dtype != port.dtype or array.shape != wanted):
+            raise ShapeError(
+                f"'{port.name}' is {array.dtype} {list(array.shape)}.",
+                f"Wanted: {port.dtype} {list(wanted)}.",
+                "Convert it before inference.",
+            )
+
+    def _result(self, port: Port, batch: int) -> DeviceArray:
+        """An output that outlives the call: its caller's own memory."""
+        cuda, device = self._cuda, self._device
+        address = cuda.allocate(LoadedEngine.bytes(port, batch))
+
+        def free() -> None:
+            with suppress(EnvironmentProblem), cuda.on(device):
+                cuda.free(address)
+
+        return DeviceArray(
+            address, LoadedEngine.shape(port, batch), port.dtype, device,
+            release=lambda: cuda.when_allowed(free),
+        )  # fmt: skip
+
+    def _read(self, address: int, port: Port, batch: int) -> NDArray[Any]:
+        """A view of the host memory."""
+        memory = (ctypes.c_uint8 * LoadedEngine.bytes(port, batch)).from_address(address)
+        view: NDArray[Any] = np.ctypeslib.as_array(memory).view(port.dtype)
+        return view.reshape(LoadedEngine.shape(port, batch))
+
+    def _batch_of(self, feeds: Feeds) -> int:
+        """The batch of a call.
+
+        Raises:
+            ShapeError: the engine was not built for it.
+        """
+        return self._batch({name: array.shape for name, array in feeds.items()})
+
+    def _batch(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """The batch of a call, which the engine was built for."""
+        free = [port.name for port in self.inputs if port.shape and port.shape[0] is None]
+        sizes = {shapes[name][0] if shapes[name] else -1 for name in free} or {self._largest}
+        (batch, *others) = sorted(sizes)
+        if others or not self.batches.smallest <= batch <= self._largest:
+            raise ShapeError(
+                f"A batch of {' and '.join(map(str, sorted(sizes)))} images.",
+                f"{self._path} was built for {self.batches.smallest} to {self._largest}.",
+                "Split the batch, or build the engine with another `--dynamic-batch`.",
+            )
+        return batch
+
+
+# TensorRT with its own profiler (``IProfiler``): an engine that reports the time of each layer
+
+
+@contextmanager
+def profiled_engine(
+    engine: LoadedEngine, feeds: Feeds, batch: int, largest: int
+) -> Iterator[ProfiledEngine]:
+    """An engine on inputs, in memory and on a stream separate from those of calls.
+
+    Args:
+        batch: of the inputs.
+        largest: batch that the engine was built for.
+    """
+    cuda = engine.cuda
+    with cuda.on(engine.device):
+        slot = Slot(engine, largest)
+        try:
+            for port in engine.inputs:
+                array = np.ascontiguousarray(feeds[port.name])
+                ctypes.memmove(slot.host[port.name], array.ctypes.data, array.nbytes)
+                cuda.to_device(
+                    slot.device[port.name], slot.host[port.name], array.nbytes, slot.stream
+                )
+            yield ProfiledEngine(engine, slot, batch)
+        finally:
+            slot.destroy()
+
+
+class ProfiledEngine:
+    """An engine with and without TensorRT's profiler: `ProfiledRuns`."""
+
+    def __init__(self, engine: LoadedEngine, slot: Slot, batch: int) -> None:
+        self._engine, self._slot, self._batch = engine, slot, batch
+        self._contexts = [engine.new_context(slot.scratch) for _ in range(2)]
+        for context in self._contexts:
+            engine.bind(context, batch, slot.device)
+        self._told = engine.profile(self._contexts[1])
+        self._runs: list[list[tuple[str, float]]] = []
+
+    def plain(self) -> None:
+        """Run without the profiler."""
+        self._run(self._contexts[0])
+
+    def profiled(self) -> None:
+        """Run with the profiler."""
+        self._told.clear()
+        self._run(self._contexts[1])
+        self._runs.append(list(self._told))
+
+    def _run(self, context: Any) -> None:
+        self._engine.enqueue(context, self._slot.stream)
+        self._engine.cuda.synchronize(self._slot.stream)
+
+    def finish(self) -> Recording:
+        """What TensorRT reported. It tells only durations, so layers begin where the one before ends."""
+        layers = {layer.name: layer for layer in self._engine.layers(self._batch)}
+        runs, at = [], 0.0
+        for run in self._runs:
+            events = []
+            for name, ms in run:
+                layer = layers.get(name)
+                kind, origin = (layer.kind, layer.metadata) if layer else ("", "")
+                events.append(Event(name, kind, at, 1e3 * ms, "TensorRT", origin))
+                at += 1e3 * ms
+            runs.append(events)
+        return Recording(runs)

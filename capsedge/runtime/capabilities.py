@@ -1,0 +1,97 @@
+"""What a loaded model can do beside running and predicting, and why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from capsedge.errors import UsageError
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.decoder import RECONSTRUCTION, Decoder
+from capsedge.runtime.images.inputs import ImageInput
+from capsedge.runtime.metadata import REGRESSION, decoder_again, export_again
+from capsedge.runtime.routing_trace import TraceOutputs
+
+
+class Capabilities:
+    """What a model can do. Each method raises the reason why not, with what mends it.
+
+    Args:
+        path: the file, for errors.
+        image_input: of the model.
+        outputs: of the model.
+        decoder: of the file; None if it has none that runs by itself.
+        whole: whether the model runs only as a whole, as an engine does.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        image_input: ImageInput,
+        outputs: Sequence[Port],
+        decoder: Decoder | None,
+        whole: bool,
+    ) -> None:
+        self._path, self._image_input, self._decoder = path, image_input, decoder
+        self._names = {port.name for port in outputs}
+        self._whole = whole
+
+    def check_reconstruct(self) -> None:
+        """The pictures of images.
+
+        Raises:
+            UsageError: the file has no decoder.
+            ArtefactError: it is not described.
+        """
+        metadata = self._image_input.metadata
+        if metadata.task == REGRESSION:
+            raise UsageError(
+                f"{self._path} cannot reconstruct images.",
+                "It estimates values; pictures belong to classes.",
+                "Leave the reconstruction out.",
+            )
+        if RECONSTRUCTION not in self._names:
+            raise UsageError(
+                f"{self._path} cannot reconstruct images.",
+                f"It has no output '{RECONSTRUCTION}'.",
+                decoder_again(metadata),
+            )
+
+    def check_decode(self) -> Decoder:
+        """The pictures of poses: the decoder that computes them from poses alone.
+
+        Raises:
+            UsageError: there is none.
+            ArtefactError: the file is not described.
+        """
+        self.check_reconstruct()
+        if self._decoder is None:
+            raise UsageError(
+                f"{self._path} cannot decode poses.",
+                "A TensorRT engine runs as a whole."
+                if self._whole
+                else "It has no output with a pose for each class.",
+                "Load the ONNX file that the engine was built from."
+                if self._whole
+                else decoder_again(self._image_input.metadata),
+            )
+        self._decoder.check()
+        return self._decoder
+
+    def check_trace(self) -> TraceOutputs:
+        """The routing of images: the outputs that hold the values of every iteration.
+
+        Raises:
+            UsageError: the file has none.
+            ArtefactError: the file is not described.
+        """
+        metadata = self._image_input.metadata
+        stated = metadata.trace
+        missing = set(stated.outputs if stated else ()) - self._names
+        if stated is None or missing:
+            raise UsageError(
+                f"{self._path} does not show its routing.",
+                f"It has no output '{min(missing)}'." if missing else "It has no trace.",
+                export_again(metadata, "--with trace"),
+            )
+        return stated

@@ -1,0 +1,368 @@
+"""The decoder of a loaded file by itself: from the poses of class capsules to pictures.
+
+It is cut out of the file: what lies between the poses and the reconstruction becomes a file of its own, whose
+bytes are copied from the first. ``cutting.cpp`` of libcapsedge cuts in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
+from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited
+from capsedge.runtime.scores import POSES
+from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked
+
+RECONSTRUCTION = "reconstruction"
+_CHUNK = 64  # poses per run; bounds memory
+
+# Field numbers of onnx.proto3.
+_MODEL_GRAPH, _MODEL_METADATA = 7, 14
+_GRAPH_NODE, _GRAPH_NAME, _GRAPH_TENSOR = 1, 2, 5
+_GRAPH_INPUT, _GRAPH_OUTPUT, _GRAPH_VALUE = 11, 12, 13
+_NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
+_TENSOR_NAME, _VALUE_NAME, _VALUE_TYPE = 8, 1, 2
+_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
+
+# They leave the elements and their order alone.
+_VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
+_MOST_VIEWS = 8  # from the output back
+
+Floats = NDArray[np.float32]
+_Span = tuple[int, int]
+
+
+def decoder_of(file: ModelFile, backend: Backend) -> Decoder | None:
+    """The decoder of a file that has one.
+
+    Args:
+        file: the file.
+        backend: the file, loaded.
+    """
+    ports = {port.name: port for port in backend.outputs}
+    stated = backend.metadata.outputs if backend.metadata else None
+    poses = ports.get(POSES if stated is None else stated.poses)
+    if RECONSTRUCTION not in ports or poses is None or not isinstance(backend, PartialBackend):
+        return None
+    return Decoder(file.content, file.path, poses, backend.open_part)
+
+
+class Decoder:
+    """The part of a file between its poses and its reconstruction, opened when it is first used.
+
+    Safe to use from several threads at once.
+
+    Args:
+        data: the ONNX file.
+        path: its name in errors.
+        poses: its output with a pose for each class.
+        open_part: loads a part of the file.
+    """
+
+    def __init__(
+        self, data: bytes, path: Path, poses: Port, open_part: Callable[[bytes], Backend]
+    ) -> None:
+        self._path, self._poses, self._open = path, poses, open_part
+        self._lock = threading.Lock()
+        self._backend: Backend | None = None
+        self._part, self._refused = b"", ""
+        try:
+            self._part = cut(data, poses.name, RECONSTRUCTION)
+        except Uncuttable as error:
+            self._refused = str(error)
+
+    def close(self) -> None:
+        """Free the part; calls that still run are not disturbed."""
+        with self._lock:
+            if self._backend is not None:
+                self._backend.close()
+
+    @property
+    def capsules(self) -> tuple[int, int]:
+        """Class capsules, and elements of the pose of each."""
+        classes, *pose = (size for size in self._poses.shape[1:] if isinstance(size, int))
+        return classes, math.prod(pose)
+
+    def check(self) -> None:
+        """Raise a UsageError if the pictures cannot be computed from poses alone."""
+        refused = self._refused
+        if not refused and not all(isinstance(size, int) for size in self._poses.shape[1:]):
+            refused = "the file leaves the number of its poses open"
+        if refused:
+            raise UsageError(
+                f"{self._path} cannot decode poses.",
+                f"Its output '{RECONSTRUCTION}' is not computed from '{self._poses.name}' alone: {refused}.",
+                "Export the model again with `capsedge export --with reconstruction`; a network of your own "
+                "must compute its pictures from the poses that it returns.",
+            )
+
+    def decode(self, poses: Floats) -> Floats:
+        """The pictures of poses ``[N, J, P]``: of each class ``[N, J, C, H, W]``."""
+        backend = self._opened()
+        port = backend.inputs[0]
+        fixed = port.shape[0] if isinstance(port.shape[0], int) else None
+        step = fixed or _CHUNK
+        found = []
+        for start in range(0, len(poses), step):
+            part = poses[start : start + step]
+            fed = np.zeros((fixed or len(part), *poses.shape[1:]), port.dtype)
+            fed[: len(part)] = part
+            shaped = fed.reshape(len(fed), *self._behind_batch(port))
+            made = backend.run({port.name: shaped}, [RECONSTRUCTION])[RECONSTRUCTION]
+            found.append(made[: len(part)].astype(np.float32, copy=False))
+        return np.concatenate(found)
+
+    def _behind_batch(self, port: Port) -> Sequence[int]:
+        sizes = [size for size in port.shape[1:] if isinstance(size, int)]
+        if math.prod(sizes) != math.prod(self.capsules) or len(sizes) + 1 != len(port.shape):
+            raise UsageError(
+                f"{self._path} cannot decode poses.",
+                f"Its decoder reads '{port.name}' {list(port.shape)}, of another size than the poses of an "
+                "image.",
+                "Export the model again with `capsedge export --with reconstruction`.",
+            )
+        return sizes
+
+    def _opened(self) -> Backend:
+        with self._lock:
+            if self._backend is None:
+                self._backend = self._open(self._part)
+            return self._backend
+
+    def of_classes(self, poses: Floats, classes: NDArray[np.int64]) -> Floats:
+        """The pictures ``[N, C, H, W]`` of one pose ``[N, P]`` for one class ``[N]`` each.
+
+        Poses of different classes share an image: a picture depends on the pose of its own class only.
+        """
+        counts = dict.fromkeys(classes.tolist(), 0)
+        images = np.zeros(len(classes), np.int64)
+        for k, index in enumerate(classes.tolist()):
+            images[k] = counts[index]
+            counts[index] += 1
+        packed = np.zeros((max(counts.values()), *self.capsules), np.float32)
+        packed[images, classes] = poses
+        pictures = self.decode(packed)
+        if pictures.ndim != 5 or pictures.shape[1] != self.capsules[0]:
+            raise UsageError(
+                f"{self._path} has no picture for each class.",
+                f"Its output '{RECONSTRUCTION}' is {list(pictures.shape)}.",
+                "Leave classes out, and pass the poses of all classes.",
+            )
+        return pictures[images, classes]
+
+
+def poses_of(given: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Floats:
+    """Poses that were given as an array or as lists, checked: ``[N, *shape]``, N added where it lacks.
+
+    Raises:
+        ShapeError, UsageError: they have another shape, are no numbers, or not finite.
+    """
+    array = as_array(given, "The poses")
+    try:
+        found = np.asarray(given if array is None else array, np.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            "The poses are not an array of numbers.",
+            f"{error}".split("\n")[0],
+            f"Wanted: {['N', *shape]}, as `Prediction.poses` has them.",
+        ) from error
+    if found.shape == shape:
+        found = found[np.newaxis]
+    found = checked(Port("poses", ("N", *shape), "float32"), found, LARGEST)
+    if not len(found):
+        raise UsageError("There are no poses to decode.", "", "Give at least one.")
+    return found
+
+
+def classes_of(given: AnyArray | Sequence[int] | int, count: int, known: int) -> NDArray[np.int64]:
+    """Numbers of classes ``[N]``, one for each of ``count`` poses; a single one is for all.
+
+    Raises:
+        UsageError: they are no whole numbers of classes, or more or fewer than the poses.
+    """
+    array = as_array(given, "classes")
+    found = np.asarray(given if array is None else array)
+    if found.ndim == 0:
+        found = np.broadcast_to(found, (count,))
+    whole = found.dtype.kind in "iu"
+    if not whole or found.shape != (count,) or found.min() < 0 or found.max() >= known:
+        raise UsageError(
+            "classes does not name a class for each pose.",
+            f"It has the shape {list(found.shape)} and the type {found.dtype}; there are {count} poses.",
+            f"Wanted: {count} whole numbers from 0 to {known - 1}, or one of them for all poses.",
+        )
+    return found.astype(np.int64)
+
+
+class Uncuttable(ValueError):
+    """The output cannot be computed from the value alone; the message says why."""
+
+
+@dataclass
+class _Node:
+    span: _Span
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    type: str = ""
+    domain: str = ""
+    holds_graphs: bool = False
+
+
+class _Graph(Wire):
+    """The main graph of a file that `onnx_file.summarize` has accepted."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.name: _Span = (0, 0)
+        self.nodes: list[_Node] = []
+        self.tensors: dict[str, _Span] = {}
+        self.values: dict[str, _Span] = {}
+        self.makers: dict[str, _Node] = {}
+        for number, a, b in self.messages(0, len(data)):
+            if number == _MODEL_GRAPH:
+                self._read(a, b)
+
+    def _read(self, start: int, end: int) -> None:
+        for number, a, b in self.messages(start, end):
+            if number == _GRAPH_NAME:
+                self.name = a, b
+            elif number == _GRAPH_NODE:
+                self._node(a, b)
+            elif number == _GRAPH_TENSOR:
+                self.tensors[self._named(_TENSOR_NAME, a, b)] = a, b
+            elif number in (_GRAPH_OUTPUT, _GRAPH_VALUE):
+                self.values[self._named(_VALUE_NAME, a, b)] = a, b
+
+    def _node(self, start: int, end: int) -> None:
+        node = _Node((start, end))
+        for number, a, b in self.messages(start, end):
+            if number == _NODE_INPUT:
+                node.inputs.append(self.text(a, b))
+            elif number == _NODE_OUTPUT:
+                node.outputs.append(self.text(a, b))
+            elif number == _NODE_TYPE:
+                node.type = self.text(a, b)
+            elif number == _NODE_DOMAIN:
+                node.domain = self.text(a, b)
+            elif number == _NODE_ATTRIBUTE:
+                inner = {of for of, _, _ in self.messages(a, b)}
+                node.holds_graphs |= bool(inner & {_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS})
+        self.nodes.append(node)
+        self.makers.update(dict.fromkeys(filter(None, node.outputs), node))
+
+    def _named(self, number: int, start: int, end: int) -> str:
+        return next((self.text(a, b) for of, a, b in self.messages(start, end) if of == number), "")
+
+    def same_elements(self, name: str) -> list[str]:
+        """The value, and those that it only shows in another shape or type, nearest first."""
+        chain = [name]
+        for _ in range(_MOST_VIEWS):
+            maker = self.makers.get(chain[-1])
+            if maker is None or maker.type not in _VIEWS or maker.domain or not maker.inputs:
+                break
+            chain.append(maker.inputs[0])
+        return chain
+
+    def between(self, start: str, end: str) -> tuple[list[_Node], set[str]]:
+        """The nodes that compute ``end`` from ``start``, in their order, and the names of what they read.
+
+        Raises:
+            Uncuttable: they read something else too.
+        """
+        wanted, seen, nodes = [end], {start, ""}, set[int]()
+        while wanted:
+            name = wanted.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            maker = self.makers.get(name)
+            if maker is not None and maker.holds_graphs:
+                raise Uncuttable(f"its {maker.type} node holds a graph")
+            if maker is not None:
+                nodes.add(id(maker))
+                wanted += maker.inputs
+            elif name not in self.tensors:
+                raise Uncuttable(f"it also depends on '{name}'")
+        return [node for node in self.nodes if id(node) in nodes], seen
+
+    def description(self, name: str, start: str, nodes: list[_Node]) -> bytes:
+        """The ``ValueInfoProto`` of a value; empty if the file has none and the nodes need its shape.
+
+        Nodes that only reshape it take it in the shape of ``start``.
+        """
+        if name in self.values:
+            return self.data[slice(*self.values[name])]
+        readers = [node for node in nodes if name in node.inputs]
+        reshaped = all(n.type == "Reshape" and n.inputs.index(name) == 0 for n in readers)
+        types = [self.makers[v].type for v in self.same_elements(start) if v in self.makers]
+        if not reshaped or "Cast" in types[: self.same_elements(start).index(name)]:
+            return b""
+        a, b = self.values[start]
+        return length_delimited(_VALUE_NAME, name.encode()) + b"".join(
+            length_delimited(_VALUE_TYPE, self.data[c:d])
+            for number, c, d in self.messages(a, b)
+            if number == _VALUE_TYPE
+        )
+
+
+def cut(data: bytes, start: str, end: str) -> bytes:
+    """The part of a file that computes the output ``end`` from ``start``, which is its only input.
+
+    Where that reads the value behind ``start``, of the same elements in another shape or type, this is the
+    input.
+
+    Args:
+        data: an ONNX file that `onnx_file.summarize` has accepted.
+
+    Raises:
+        Uncuttable: ``end`` depends on more than ``start``, or the file does not describe the input.
+    """
+    try:
+        return _cut(_Graph(data), start, end)
+    except Malformed as error:
+        raise Uncuttable(str(error)) from error
+
+
+def _cut(graph: _Graph, start: str, end: str) -> bytes:
+    refused: list[Uncuttable] = []
+    for name in graph.same_elements(start):
+        try:
+            nodes, read = graph.between(name, end)
+        except Uncuttable as error:
+            refused.append(error)
+            continue
+        described = graph.description(name, start, nodes)
+        if described:
+            return _assembled(graph, nodes, read, described, end)
+        refused.append(Uncuttable(f"the file does not state the shape of '{name}'"))
+    raise refused[-1]
+
+
+def _assembled(
+    graph: _Graph, nodes: list[_Node], read: Collection[str], described: bytes, end: str
+) -> bytes:
+    data = graph.data
+    parts = [(_GRAPH_NODE, node.span) for node in nodes]
+    parts.append((_GRAPH_NAME, graph.name))
+    parts += [(_GRAPH_TENSOR, span) for name, span in graph.tensors.items() if name in read]
+    parts.append((_GRAPH_OUTPUT, graph.values[end]))
+    content = b"".join(length_delimited(number, data[a:b]) for number, (a, b) in parts)
+    content += length_delimited(_GRAPH_INPUT, described)
+    model, at = [], 0
+    for number, kind, _, b in graph.fields(0, len(data)):
+        after = b if kind == BYTES else graph.end_of_number(at)
+        if number == _MODEL_GRAPH:
+            model.append(length_delimited(number, content))
+        elif number != _MODEL_METADATA:
+            model.append(data[at:after])
+        at = after
+    return b"".join(model)

@@ -1,0 +1,353 @@
+"""`capsedge doctor`; JetPack/TensorRT/CUDA compatibility from nvidia.json."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import CapsedgeError
+from capsedge.runtime import machine as gpu
+from capsedge.runtime.backends import cuda as cuda_runtime
+from capsedge.runtime.backends import onnxruntime_versions
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
+from capsedge.runtime.machine import (
+    BROKEN,
+    MISSING,
+    OK,
+    Check,
+    has_gpu,
+    installed_version,
+    machine,
+    simd_level,
+)
+
+# JetPack, TensorRT, CUDA and driver of this machine, checked against compatible versions
+# (nvidia.json)
+
+
+RELEASE_FILE = Path("/etc/nv_tegra_release")
+_GPU = "gpu"
+_NO_ENGINES = "no TensorRT engines here"
+_OLD_JETPACK = "its TensorRT is too old for capsedge engines"
+_UPDATE = "flash JetPack 6.1 or later (docs/how-to/jetson.md); until then models run on the CPU"
+
+
+@lru_cache(maxsize=1)
+def table() -> Mapping[str, Any]:
+    """The compatible versions."""
+    text = Path(__file__).with_name("nvidia.json").read_text(encoding="utf-8")
+    document: Mapping[str, Any] = json.loads(text)
+    return document
+
+
+def number(version: str) -> tuple[int, ...]:
+    """``"36.4.3"`` as comparable numbers, up to the first part that is not a number."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def l4t_release(text: str) -> str:
+    """``"36.4.3"`` from the first line of ``/etc/nv_tegra_release``; empty if the line has no release."""
+    found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
+    return f"{found[1]}.{found[2]}" if found else ""
+
+
+def jetpack_of(l4t: str) -> Mapping[str, Any] | None:
+    """The row of the table for an L4T release: the newest one that is not newer; None before the first."""
+    rows = [r for r in table()["jetpack"] if number(r["l4t"]) <= number(l4t)]
+    return max(rows, key=lambda r: number(r["l4t"]), default=None)
+
+
+def is_known(l4t: str) -> bool:
+    """Whether the table has the release itself, and not only older ones."""
+    row = jetpack_of(l4t)
+    return row is not None and number(l4t)[: len(number(row["l4t"]))] == number(row["l4t"])
+
+
+def tensorrt_row(version: str) -> Mapping[str, Any] | None:
+    """The row of the table for a version of TensorRT."""
+    rows: Sequence[Mapping[str, Any]] = table()["tensorrt"]
+    return next(
+        (r for r in rows if number(r["from"]) <= number(version) < number(r["before"])), None
+    )
+
+
+def driver_for(cuda: str) -> str:
+    """The oldest Linux driver for a CUDA version; empty if the table has none."""
+    rows = [r for r in table()["driver"] if r["cuda"] == cuda.split(".")[0]]
+    return str(rows[0]["linux"]) if rows else ""
+
+
+def nvidia_checks() -> list[Check]:
+    """Lines for ``capsedge doctor``; JetPack only on a Jetson."""
+    l4t = l4t_release(RELEASE_FILE.read_text("utf-8", "replace")) if RELEASE_FILE.is_file() else ""
+    lines = [jetpack(l4t)] if l4t else []
+    version = installed_version("tensorrt")
+    of = "" if l4t else cuda_of_wheels()
+    driver = cuda_runtime.driver_version()
+    return [*lines, _cuda(), tensorrt(version, l4t, of, driver), _plugin(version)]
+
+
+def cuda_of_wheels() -> str:
+    """``"12"`` or ``"13"``: the CUDA of the installed TensorRT wheels; empty for none, or both."""
+    found = []
+    for cuda in ("12", "13"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.version(f"tensorrt-cu{cuda}-bindings")
+            found.append(cuda)
+    return found[0] if len(found) == 1 else ""
+
+
+def jetpack(l4t: str) -> Check:
+    """JetPack by its L4T release."""
+    row = jetpack_of(l4t)
+    if row is None:
+        return Check(
+            "JetPack", _GPU, BROKEN, f"L4T {l4t}, older than JetPack 5", _OLD_JETPACK, _UPDATE
+        )
+    if row["supported"] and not is_known(l4t):
+        after = f"JetPack {row['jetpack']} (L4T {row['l4t']})"
+        return Check("JetPack", _GPU, OK, f"L4T {l4t}, newer than capsedge knows: after {after}")
+    found = f"JetPack {row['jetpack']} (L4T {l4t}): CUDA {row['cuda']}, TensorRT {row['tensorrt']}"
+    if row["supported"]:
+        return Check("JetPack", _GPU, OK, found)
+    return Check("JetPack", _GPU, BROKEN, found, _OLD_JETPACK, _UPDATE)
+
+
+def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
+    """TensorRT by its version, by JetPack, and by the driver.
+
+    Args:
+        version: of TensorRT; empty if it is not installed.
+        l4t: the release of a Jetson; empty elsewhere.
+        cuda: major version of CUDA that TensorRT's wheels are for; empty if unknown.
+        driver: newest CUDA that the driver supports; empty without a driver.
+    """
+    if not version:
+        return Check("tensorrt", _GPU, MISSING, "not installed", _NO_ENGINES, how_to_get())
+    row = tensorrt_row(version)
+    if row is None or not row["supported"]:
+        known = "newer than capsedge knows" if row is None else "too old"
+        return Check(
+            "tensorrt",
+            _GPU,
+            BROKEN,
+            f"{version}, {known}; 10.3 to 11 are supported",
+            _NO_ENGINES,
+            how_to_get(),
+        )
+    board = jetpack_of(l4t) if l4t else None
+    if board is not None:
+        return _on_jetpack(version, board)
+    if cuda and driver and number(driver) < number(cuda):
+        older = f"or `pip install 'capsedge[tensorrt-cu{number(driver)[0]}]'` in its place"
+        return Check(
+            "tensorrt", _GPU, BROKEN, f"{version} for CUDA {cuda}, with a driver for {driver}",
+            _NO_ENGINES, f"install NVIDIA driver {driver_for(cuda)} or later, {older}",
+        )  # fmt: skip
+    return Check("tensorrt", _GPU, OK, f"{version} for CUDA {cuda}" if cuda else version)
+
+
+def _on_jetpack(version: str, board: Mapping[str, Any]) -> Check:
+    ranges = [r for r in board["runs"] if number(r[0]) <= number(version) < number(r[1])]
+    if not ranges:
+        return Check(
+            "tensorrt", _GPU, BROKEN,
+            f"{version}, which does not support JetPack {board['jetpack']} (its own: {board['tensorrt']})",
+            "engines may not build or load",
+            "use JetPack's own: `sudo apt-get install python3-libnvinfer`, in an environment created with "
+            "--system-site-packages",
+        )  # fmt: skip
+    needs = ", made for JetPack 7.2.2 or later on AGX Orin and Thor" if version[:2] == "11" else ""
+    return Check("tensorrt", _GPU, OK, f"{version}{needs}")
+
+
+def _cuda() -> Check:
+    try:
+        library = cuda_runtime.load_cuda()
+    except CapsedgeError as error:
+        return Check("CUDA runtime", _GPU, MISSING, error.what, _NO_ENGINES, error.fix)
+    try:
+        return cuda(library.runtime_version(), library.driver_version())
+    except CapsedgeError as error:
+        status = BROKEN if has_gpu() else MISSING
+        return Check("CUDA runtime", _GPU, status, error.why, _NO_ENGINES, error.fix)
+
+
+def cuda(runtime: str, driver: str) -> Check:
+    """The CUDA runtime compared with the newest CUDA that the driver supports; ``0.0`` means no driver."""
+    if driver == "0.0" and not has_gpu():
+        return Check("CUDA runtime", _GPU, OK, f"{runtime}, for which there is no GPU here")
+    if number(driver) < number(runtime)[:1]:
+        least = driver_for(runtime)
+        found = "no driver" if driver == "0.0" else f"a driver for {driver}"
+        return Check(
+            "CUDA runtime", _GPU, BROKEN, f"{runtime}, with {found}", "nothing runs on the GPU",
+            f"install NVIDIA driver {least or 'of this CUDA version'} or later",
+        )  # fmt: skip
+    return Check("CUDA runtime", _GPU, OK, f"{runtime}, driver for {driver}")
+
+
+def _plugin(tensorrt_version: str) -> Check:
+    name, cost = "plugin library", "engines use native operators: same results, slower routing"
+    fix = "compile it where nvcc and TensorRT's headers are installed (docs/how-to/tensorrt.md)"
+    try:
+        path = find_plugin()
+    except CapsedgeError as error:
+        return Check(name, _GPU, BROKEN, error.what, cost, error.fix)
+    if path is None:
+        return Check(name, _GPU, MISSING, "not built", cost, fix)
+    return Check(name, _GPU, OK, f"{path}{'' if tensorrt_version else ' (but no TensorRT)'}")
+
+
+# --- What works on this machine, and what each missing part costs: ``capsedge doctor`` ---
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All checks, and whether the base job works: classify an image with the model that comes along."""
+
+    machine: dict[str, str]
+    checks: tuple[Check, ...]
+
+    @property
+    def ready(self) -> bool:
+        """True when every part of the base job is in order."""
+        return all(c.status == OK for c in self.checks if c.job == "infer")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": 1,
+            "ready": self.ready,
+            "machine": self.machine,
+            "checks": [asdict(c) for c in self.checks],
+        }
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine; tries what can be tried. Never raises for what it finds."""
+    checks = [_python(), *_base_packages(), _onnxruntime(), _default_model(), _operator_library()]
+    for package, lost in (
+        ("torch", "export, verify, sweep or train"),
+        ("onnx", "export, quantize or build"),
+        ("onnxscript", "export, quantize or build"),
+        ("safetensors", "export, verify, sweep or train"),
+    ):
+        checks.append(
+            _package(package, "export", f"no {lost} here", "pip install 'capsedge[export]'")
+        )
+    checks += [gpu.gpu(), *gpu.onnxruntime_packages(), *nvidia_checks()]
+    checks.append(
+        _package("openvino", "compare", "no comparison with OpenVINO", "pip install openvino")
+    )
+    return Diagnosis(machine(), tuple(checks))
+
+
+def _python() -> Check:
+    # An older Python cannot import this file; pip refuses to install there.
+    return Check("python", "infer", OK, f"{platform.python_version()} ({sys.executable})")
+
+
+def _base_packages() -> list[Check]:
+    return [
+        _package(package, "infer", "nothing works", "pip install capsedge", shown)
+        for package, shown in (("numpy", "numpy"), ("PIL", "pillow"))
+    ]
+
+
+def _package(package: str, job: str, cost: str, fix: str, shown: str = "") -> Check:
+    version = installed_version(package)
+    if version:
+        return Check(shown or package, job, OK, version)
+    return Check(shown or package, job, MISSING, "not installed", cost, fix)
+
+
+def _onnxruntime() -> Check:
+    cost, fix = "no model runs", onnxruntime_versions.HOW_TO_GET
+    if not installed_version("onnxruntime"):
+        return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
+    try:
+        onnxruntime = import_onnxruntime()
+        providers = ", ".join(onnxruntime.get_available_providers())
+        return Check("onnxruntime", "infer", OK, f"{onnxruntime.__version__}: {providers}")
+    except (
+        Exception
+    ) as error:  # a half-installed package fails in many ways; doctor reports them all
+        return Check("onnxruntime", "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
+
+
+def _default_model() -> Check:
+    """The base job itself: load the model that comes with the package and run it once."""
+    name, cost = "default model", "`capsedge infer` without --model does not work"
+    fix = "install capsedge again: pip install --force-reinstall 'capsedge[cpu]'"
+    try:
+        import numpy as np
+
+        from capsedge.runtime.load import load
+        from capsedge.runtime.zoo import default_model
+
+        path = default_model()
+        session = load(path)
+        shape = [d if isinstance(d, int) else 1 for d in session.inputs[0].shape]
+        outputs = session.run(np.zeros(shape, np.float32))
+        if not all(np.isfinite(v).all() for v in outputs.values()):
+            return Check(
+                name, "infer", BROKEN, f"{path.name} gives values that are not finite", cost, fix
+            )
+        return Check(name, "infer", OK, f"{path.name} runs, {session.backend.ops} operators")
+    except Exception as error:  # whatever stands in the way of the base job is what doctor must say
+        return Check(name, "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
+
+
+def _operator_library() -> Check:
+    """The native kernels: there, and taken by ONNX Runtime."""
+    name, cost = (
+        "operator library",
+        "function bodies run instead: same results, several times slower",
+    )
+    try:
+        path = find_library()
+    except CapsedgeError as error:
+        return Check(name, "faster", BROKEN, _reason(error), cost, error.fix)
+    if path is None:
+        return Check(
+            name,
+            "faster",
+            MISSING,
+            "not built",
+            cost,
+            "install a C++17 compiler, then: pip install --force-reinstall --no-binary capsedge capsedge",
+        )
+    try:
+        import onnxruntime
+
+        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
+    except Exception as error:  # a library for another machine fails in the loader's own words
+        return Check(
+            name, "faster", BROKEN, _reason(error), cost, "install capsedge again on this machine"
+        )
+    return Check(name, "faster", OK, f"{path}, {simd_level()}")
+
+
+def _reason(error: Exception) -> str:
+    return (
+        f"{error.what} {error.why}"
+        if isinstance(error, CapsedgeError)
+        else f"{type(error).__name__}: {error}"
+    )
+
+
+def _fix_of(error: Exception) -> str:
+    return error.fix if isinstance(error, CapsedgeError) else ""

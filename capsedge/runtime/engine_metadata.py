@@ -1,0 +1,268 @@
+"""The passport of a TensorRT engine: what it is, what it was built with, and whether it fits this machine.
+
+``NAME.engine`` holds only TensorRT's bytes; everything that the runtime must know before it passes them to
+TensorRT is in ``NAME.engine.json`` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime.files import formats, json_documents
+from capsedge.runtime.files.json_documents import Malformed, decode
+from capsedge.runtime.files.reading import FILE, kind, opened, size
+from capsedge.runtime.files.writing import beside, sha256, write_text
+from capsedge.runtime.metadata import ModelMetadata
+
+SCHEMA = 1
+MAX_BATCH = 2**31 - 1
+SUFFIX = ".engine"
+TENSORRT = "tensorrt"
+TENSORRT_RTX = "tensorrt-rtx"
+TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}
+PRECISIONS = ("fp32", "fp16", "int8", "mixed")
+_CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes in a shell
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The properties of a machine that an engine depends on.
+
+    Attributes:
+        tensorrt: version of TensorRT or TensorRT-RTX, with all four parts.
+        cuda: version of the CUDA runtime; empty for a portable engine.
+        gpu: name of the GPU; empty for a portable engine, which is built without one.
+        compute_capability: of the GPU, as ``"8.7"``; empty for a portable engine.
+        architecture: of the CPU.
+        multiprocessors: number of the GPU's enabled multiprocessors; 0 if unknown.
+        power_mode: of a Jetson, such as ``MAXN_SUPER``; it determines clocks and multiprocessors.
+    """
+
+    tensorrt: str
+    cuda: str
+    gpu: str
+    compute_capability: str
+    architecture: str = field(default_factory=platform.machine)
+    multiprocessors: int = 0
+    power_mode: str = ""
+
+    def differs_in_speed(self, here: Machine) -> str:
+        """The differences, in words, that affect only the speed of an engine; it runs here nevertheless."""
+        found = []
+        if 0 not in (self.multiprocessors, here.multiprocessors) and (
+            self.multiprocessors != here.multiprocessors
+        ):
+            found.append(f"{self.multiprocessors} multiprocessors, here {here.multiprocessors}")
+        if self.power_mode != here.power_mode and "" not in (self.power_mode, here.power_mode):
+            found.append(f"power mode {self.power_mode}, here {here.power_mode}")
+        return "; ".join(found)
+
+
+@dataclass(frozen=True)
+class Passport:
+    """The content of an engine's passport.
+
+    Attributes:
+        engine_sha256, engine_bytes: of the engine that it belongs to.
+        machine: the machine that it was built on.
+        plugin: ``native`` (no plugin) or ``fused``.
+        plugin_library, plugin_sha256: the plugin library; empty without one.
+        precision: the requested precision, which was found in the engine.
+        layers: layers of the engine by the element types of their data: ``{"FP16": 12}``.
+        batch: smallest, best and largest batch.
+        source, source_sha256: the ONNX file.
+        metadata: the ONNX file's properties under ``capsedge.``.
+        command: the command that built it, for the record; errors advise `rebuild`.
+        products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
+        target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
+        compute_capabilities: of the GPUs that a portable engine was built for; empty for ``tensorrt``.
+    """
+
+    engine_sha256: str
+    engine_bytes: int
+    machine: Machine
+    plugin: str
+    plugin_library: str
+    plugin_sha256: str
+    precision: str
+    layers: Mapping[str, int]
+    batch: tuple[int, int, int]
+    source: str
+    source_sha256: str
+    metadata: Mapping[str, str]
+    command: str
+    products: Mapping[str, int] = field(default_factory=dict)
+    target: str = TENSORRT
+    compute_capabilities: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        low, best, high = self.batch
+        if not 1 <= low <= best <= high <= MAX_BATCH:
+            raise ValueError(f"batch {list(self.batch)}")
+        if self.plugin not in ("native", "fused"):
+            raise ValueError(f"plugin '{self.plugin}'")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision '{self.precision}', known: {', '.join(PRECISIONS)}")
+        if self.target not in TARGETS:
+            raise ValueError(f"target '{self.target}', known: {', '.join(TARGETS)}")
+        if bool(self.compute_capabilities) != self.portable:
+            raise ValueError(f"compute capabilities of an engine for '{self.target}'")
+        for capability in self.compute_capabilities:
+            if not _CAPABILITY.fullmatch(capability):
+                raise ValueError(f"compute capability '{capability}'")
+
+    @property
+    def portable(self) -> bool:
+        """Whether the engine is for several kinds of GPU, that is, for TensorRT-RTX."""
+        return self.target == TENSORRT_RTX
+
+    @property
+    def built_for(self) -> str:
+        """The GPUs, in words."""
+        if self.portable:
+            return f"RTX GPUs of compute capability {', '.join(self.compute_capabilities)}"
+        return f"{self.machine.gpu}, compute capability {self.machine.compute_capability}"
+
+    @property
+    def built_with(self) -> str:
+        """The software, in words."""
+        cuda = f" and CUDA {self.machine.cuda}" if self.machine.cuda else ""
+        return f"{TARGETS[self.target]} {self.machine.tensorrt}{cuda}"
+
+    @property
+    def rebuild(self) -> str:
+        """The command that builds such an engine, made only of checked values and safe to run as printed."""
+        low, best, high = self.batch
+        source = self.source if _FILE_NAME.fullmatch(self.source) else "MODEL.onnx"
+        words = ["capsedge", "build", source, "--plugin", self.plugin]
+        if self.portable:
+            words += ["--target", self.target]
+            words += ["--compute-capability", ",".join(self.compute_capabilities)]
+        words += ["--precision", self.precision]
+        words += (
+            ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
+        )
+        return " ".join(words)
+
+    @property
+    def model(self) -> ModelMetadata | None:
+        """The metadata of the model; None if it came from another tool."""
+        return ModelMetadata.from_properties(self.metadata)
+
+    def to_json(self) -> str:
+        """The document."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, sort_keys=True) + "\n"
+
+
+def is_engine(path: Path | str) -> bool:
+    """Whether a file is an engine: by its first bytes, and by its name where they say nothing."""
+    found = formats.tell(path) if kind(path) == FILE else None
+    if found is not None and found.key != "text":
+        return found.key == "tensorrt"
+    return Path(path).suffix == SUFFIX
+
+
+def path_of(engine: Path) -> Path:
+    """The path of an engine's passport."""
+    return beside(engine, ".json")
+
+
+def write(engine: Path, passport: Passport) -> None:
+    """Write a passport beside its engine."""
+    write_text(path_of(engine), passport.to_json())
+
+
+def read(engine: Path) -> Passport:
+    """The passport of an engine, after its checksum has been compared with the engine's bytes.
+
+    Raises:
+        UsageError: there is no such engine.
+        ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
+    """
+    with opened(engine, "Name an engine.") as file:
+        found = size(file)
+    path = path_of(engine)
+    if kind(path) is None:
+        raise ArtefactError(
+            f"{engine} has no passport.",
+            f"{path.name} should lie beside it and say what the engine was built for.",
+            "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
+        )
+    try:
+        values = decode(dict[str, Any], json_documents.read(path))
+        schema = decode(int, values.pop("schema", None), "schema")
+        if schema != SCHEMA:
+            raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
+        passport = decode(Passport, values)
+    except Malformed as error:
+        raise ArtefactError(
+            f"The passport {path} cannot be read.",
+            f"{error}.",
+            "Build the engine again: `capsedge build MODEL.onnx`.",
+        ) from error
+    if passport.engine_bytes != found or passport.engine_sha256 != sha256(engine):
+        raise ArtefactError(
+            f"{engine} is not the engine that its passport describes.",
+            "Its size or its checksum differs: it was replaced, cut off or damaged.",
+            f"Build it again: `{passport.rebuild}`.",
+        )
+    return passport
+
+
+def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) -> None:
+    """Compare an engine's passport with this machine, before TensorRT sees the engine.
+
+    Args:
+        plugin: the installed plugin library; None if there is none.
+
+    Raises:
+        ArtefactError: the engine was built for something else.
+    """
+    built = passport.machine
+    what = [
+        (TARGETS[passport.target], built.tensorrt, here.tensorrt),
+        ("CPU architecture", built.architecture, here.architecture),
+    ]
+    if not passport.portable:
+        what += [
+            ("compute capability", built.compute_capability, here.compute_capability),
+            ("GPU", built.gpu, here.gpu),
+        ]
+    problems = [
+        f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now
+    ]
+    wanted = passport
+    if passport.portable and here.compute_capability not in passport.compute_capabilities:
+        listed = (*passport.compute_capabilities, here.compute_capability)
+        wanted = replace(passport, compute_capabilities=listed)
+        problems.append(
+            f"the GPU {here.gpu} has compute capability {here.compute_capability}, the engine is for "
+            + ", ".join(passport.compute_capabilities)
+        )
+    if _number(here.cuda) < _number(built.cuda):
+        problems.append(f"the driver is for CUDA {here.cuda}, the engine needs {built.cuda}")
+    if passport.plugin_sha256:
+        if plugin is None:
+            problems.append("the plugin library of capsedge is not here")
+        elif sha256(plugin) != passport.plugin_sha256:
+            problems.append(f"the plugin library {plugin} is not the one it was built with")
+    if problems:
+        raise ArtefactError(
+            f"{engine} was not built for this machine.",
+            "; ".join(problems)
+            + f". It was built for {passport.built_for} on {built.architecture}, "
+            f"with {passport.built_with}.",
+            f"Build it {'again' if passport.portable else 'here'}: `{wanted.rebuild}`.",
+        )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version))

@@ -1,0 +1,292 @@
+"""What a file is, told by its first bytes and never by its name, and what takes it.
+
+Only the standard library: every reader asks here when a file is not what it expected. Nothing is unpacked
+or interpreted: of an archive the names of its members are read, and of a PyTorch file whether it names a
+configuration.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.runtime.files.reading import FILE, FOLDER, kind, listing, opened
+from capsedge.spec import limits
+
+HEAD_BYTES = 4096
+_CONFIG_KEY = b"capsedge.config"  # in the header of our safetensors checkpoints
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        key: a short name for programs.
+        name: for a person, with its article: ``a Keras model (HDF5)``.
+        fix: what to do with it, in Python; ``{path}`` stands for its name.
+        command: what to do with it, on the command line; ``{path}`` stands for its name.
+    """
+
+    key: str
+    name: str
+    fix: str
+    command: str = ""
+
+    def advice(self, path: Path | str) -> tuple[str, str]:
+        """What to do with a file of this kind: in Python, and on the command line."""
+        import shlex
+
+        command = (self.command or self.fix).format(path=shlex.quote(str(path)))
+        return self.fix.format(path=repr(str(path))), command
+
+
+_PUBLIC_PYTHON = (
+    "Weights of a public network: `capsedge.import_checkpoint({path})` (docs/how-to/import.md). "
+)
+_PUBLIC_COMMAND = "Weights of a public network: `capsedge import {path}` (docs/how-to/import.md). "
+_MODULE = (
+    _PUBLIC_PYTHON
+    + "Your own: load them into your module and export that, `capsedge.export(module, "
+    "'model.onnx', example=...)` (docs/how-to/your-model.md).",
+    _PUBLIC_COMMAND
+    + "Your own: export them with the code of the network, `capsedge export --module "
+    "FILE.py:CLASS --weights {path} --example 1x28x28 -o model.onnx` (docs/how-to/your-model.md).",
+)
+_TF2ONNX = (
+    "Your own: convert it with tf2onnx, `python -m tf2onnx.convert --keras {path} --output "
+    "model.onnx`, then "
+)
+_KERAS = (
+    _PUBLIC_PYTHON + _TF2ONNX + "`capsedge.optimize('model.onnx', ...)`.",
+    _PUBLIC_COMMAND + _TF2ONNX + "`capsedge optimize model.onnx`.",
+)
+_SOURCE = "Name the ONNX file that it was made from."
+_DATA = (
+    "It is data: pass it as `data=` or `calib_data=`.",
+    "It is data: name it with --data or --calib-data.",
+)
+_PICTURE = (
+    "Images go to `Session.predict`.",
+    "Images go to `capsedge infer --model MODEL.onnx {path}`.",
+)
+_AGAIN = "Get the file again."
+
+_FORMATS = {
+    f.key: f
+    for f in (
+        Format(
+            "onnx",
+            "an ONNX model",
+            "Load it: `capsedge.load({path})`.",
+            "`capsedge inspect {path}` shows what it holds, `capsedge infer --model {path}` runs it.",
+        ),
+        Format("ort", "a model in ONNX Runtime's own format (.ort)", _SOURCE),
+        Format(
+            "checkpoint",
+            "a checkpoint of capsedge",
+            "Export it: `capsedge.export(capsedge.load_checkpoint({path}), 'model.onnx')`.",
+            "Export it: `capsedge export --checkpoint {path} -o model.onnx`.",
+        ),
+        Format("pytorch", "a PyTorch file (torch.save)", *_MODULE),
+        Format("safetensors", "a file of weights (safetensors)", *_MODULE),
+        Format(
+            "pytorch-legacy",
+            "a PyTorch file from before version 1.6, or saved in that format",
+            "Save it again, `torch.save(torch.load({path}, weights_only=True), 'new.pt')`, load that into "
+            "your module and export it: `capsedge.export(module, 'model.onnx', example=...)`.",
+            "Save it again in Python, `torch.save(torch.load(FILE, weights_only=True), 'new.pt')`, then "
+            "export it with the code of its network: `capsedge export --module FILE.py:CLASS --weights "
+            "new.pt --example 1x28x28 -o model.onnx`.",
+        ),
+        Format(
+            "torchscript",
+            "a TorchScript program (torch.jit.save)",
+            "Export the module that it was made from: `capsedge.export(module, 'model.onnx', example=...)`.",
+            "Export the network that it was made from: `capsedge export --module FILE.py:CLASS --weights "
+            "WEIGHTS.pt --example 1x28x28 -o model.onnx`.",
+        ),
+        Format(
+            "torch-export",
+            "a program of torch.export (.pt2)",
+            "Convert it with torch: `torch.onnx.export(torch.export.load({path}), f='model.onnx', "
+            "dynamo=True)`, then `capsedge.optimize('model.onnx', ...)`.",
+            "Convert it in Python: `torch.onnx.export(torch.export.load(FILE), f='model.onnx', "
+            "dynamo=True)`, then `capsedge optimize model.onnx`.",
+        ),
+        Format("executorch", "an ExecuTorch program (.pte)", _SOURCE),
+        Format(
+            "pickle", "a Python pickle", "Pickles are not read, as they can run code: save arrays."
+        ),
+        Format("hdf5", "an HDF5 file, such as a Keras model (.h5)", *_KERAS),
+        Format("keras", "a Keras model (.keras)", *_KERAS),
+        Format(
+            "saved-model",
+            "a TensorFlow SavedModel",
+            "Convert it with tf2onnx: `python -m tf2onnx.convert --saved-model {path} --output model.onnx` "
+            "(its folder), then `capsedge.optimize('model.onnx', ...)`.",
+            "Convert it with tf2onnx: `python -m tf2onnx.convert --saved-model {path} --output model.onnx` "
+            "(its folder), then `capsedge optimize model.onnx`.",
+        ),
+        Format(
+            "tflite",
+            "a LiteRT (TensorFlow Lite) model",
+            "Convert it with tf2onnx: `python -m tf2onnx.convert --tflite {path} --output model.onnx`, then "
+            "`capsedge.optimize('model.onnx', ...)`.",
+            "Convert it with tf2onnx: `python -m tf2onnx.convert --tflite {path} --output model.onnx`, then "
+            "`capsedge optimize model.onnx`.",
+        ),
+        Format(
+            "tensorrt",
+            "a TensorRT engine",
+            "`capsedge.load` runs engines of `capsedge.build`; elsewhere name the ONNX file that it was "
+            "built from.",
+            "`capsedge infer --model {path}` runs engines of `capsedge build`; elsewhere name the ONNX file "
+            "that it was built from.",
+        ),
+        Format("openvino", "an OpenVINO model (IR)", _SOURCE),
+        Format("coreml", "a Core ML model", _SOURCE),
+        Format("ncnn", "a model of ncnn", _SOURCE),
+        Format("gguf", "a GGUF model", "capsedge reads ONNX files and PyTorch weights."),
+        Format("image", "an image", *_PICTURE),
+        Format("npz", "an archive of NumPy arrays (.npz)", *_DATA),
+        Format("npy", "a NumPy array (.npy)", *_DATA),
+        Format("idx", "an idx file, as MNIST's", *_DATA),
+        Format("zip", "a zip archive", "Unpack it and name what is inside."),
+        Format("compressed", "a compressed file", "Unpack it and name what is inside."),
+        Format("tar", "a tar archive", "Unpack it and name what is inside."),
+        Format("lfs", "a pointer of Git LFS, not the file itself", "Get the file: `git lfs pull`."),
+        Format("html", "a web page", "A download failed; get the file itself."),
+        Format("program", "a program or library (ELF)", "Check the path."),
+        Format("json", "a JSON file", "Name the file that it describes."),
+        Format("xml", "an XML file", "Check the path."),
+        Format("text", "a text file", "Check the path."),
+        Format("empty", "empty", _AGAIN),
+        Format("folder", "a folder", "Name a file."),
+    )
+}  # fmt: skip
+
+# Signatures at the start of a file.
+_STARTS: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG\r\n", "image"), (b"\xff\xd8\xff", "image"), (b"GIF8", "image"),
+    (b"II*\0", "image"), (b"MM\0*", "image"), (b"II+\0", "image"), (b"MM\0+", "image"),
+    (b"\x89HDF\r\n\x1a\n", "hdf5"), (b"\x93NUMPY", "npy"), (b"\0\0\x08", "idx"),
+    (b"ftrt", "tensorrt"), (b"ptrt", "tensorrt"), (b"GGUF", "gguf"), (b"\x7fELF", "program"),
+    (b"7767517", "ncnn"), (b"\xdd\x85\x76\0", "ncnn"),
+    (b"\x1f\x8b", "compressed"), (b"BZh", "compressed"), (b"\xfd7zXZ\0", "compressed"),
+    (b"\x28\xb5\x2f\xfd", "compressed"), (b"7z\xbc\xaf", "compressed"), (b"Rar!", "compressed"),
+    (b"version https://git-lfs", "lfs"),
+    (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "pytorch-legacy"),
+)  # fmt: skip
+# Flatbuffers have their signature after four bytes.
+_FLATBUFFERS = {b"TFL3": "tflite", b"ORTM": "ort"}
+
+
+def tell(path: Path | str) -> Format | None:
+    """What a file or folder is; None where nothing is recognized.
+
+    Raises:
+        UsageError: it does not exist or cannot be read.
+    """
+    found = kind(path)
+    if found == FOLDER:
+        return _FORMATS[_folder(path)]
+    if found not in (FILE, None):
+        return None
+    with opened(path) as file:
+        head = file.read(HEAD_BYTES)
+        file.seek(0)
+        if head.startswith(b"PK"):
+            return _FORMATS[_archive(file)]
+    return tell_bytes(head)
+
+
+def tell_content(content: bytes) -> Format | None:
+    """What the whole content of a file is; None where nothing is recognized."""
+    if content.startswith(b"PK"):
+        return _FORMATS[_archive(io.BufferedReader(io.BytesIO(content)))]
+    return tell_bytes(content[:HEAD_BYTES])
+
+
+def tell_bytes(head: bytes) -> Format | None:
+    """What a file is by its first bytes (`HEAD_BYTES` of them are enough); None where nothing is recognized.
+
+    A zip archive is not looked into.
+    """
+    key = _key(head)
+    return _FORMATS[key] if key else None
+
+
+def _key(head: bytes) -> str | None:
+    if not head:
+        return "empty"
+    for start, key in _STARTS:
+        if head.startswith(start):
+            return key
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return "zip"
+    if head[4:8] in _FLATBUFFERS:
+        return _FLATBUFFERS[head[4:8]]
+    if head[4:6] == b"ET" and head[6:8].isdigit():
+        return "executorch"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "image"
+    if head.startswith(b"BM") and head[6:10] == b"\0\0\0\0":
+        return "image"
+    if head[257:262] == b"ustar":
+        return "tar"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= limits.JSON_BYTES:
+        return "checkpoint" if _CONFIG_KEY in head else "safetensors"
+    if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
+        return "pickle"
+    return _protobuf(head) or _text(head)
+
+
+def _protobuf(head: bytes) -> str | None:
+    """ONNX, Core ML and SavedModel begin with a small number, their version, in field 1."""
+    if len(head) < 4 or head[0] != 0x08 or not 0 < head[1] < 0x40:
+        return None
+    at = 3
+    while at < min(len(head), 12) and head[at] & 0x80:
+        at += 1
+    # ONNX's field 2 is a name; that of the others is a message, which begins with its field 1.
+    if head[2] == 0x12 and head[at + 1 : at + 2] == b"\n" and head[at] > 1:
+        tensorflow = b"serve" in head or b"tensorflow" in head.lower() or b"Const" in head
+        return "saved-model" if tensorflow else "coreml"
+    return "onnx" if head[2] in (0x12, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42) else None
+
+
+def _text(head: bytes) -> str | None:
+    try:
+        text = head.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4:  # the last character may be cut
+            return None
+        text = head[: error.start].decode("utf-8-sig")
+    if any(c < " " and c not in "\t\n\r\f\x1b" for c in text):
+        return None
+    begin = text.lstrip().lower()
+    if begin.startswith(("<!doctype html", "<html")):
+        return "html"
+    if begin.startswith("<"):
+        return "openvino" if "<net " in begin or "<net>" in begin else "xml"
+    return "json" if begin.startswith(("{", "[")) else "text"
+
+
+def _archive(file: io.BufferedReader) -> str:
+    # Not at the top: models are no archives, and zipfile takes time to import.
+    from capsedge.runtime.files.archives import key_of
+
+    return key_of(file)
+
+
+def _folder(path: Path | str) -> str:
+    names: Sequence[str] = listing(path)
+    if "saved_model.pb" in names or "saved_model.pbtxt" in names:
+        return "saved-model"
+    if "Manifest.json" in names and os.path.isdir(os.path.join(path, "Data")):
+        return "coreml"
+    return "folder"

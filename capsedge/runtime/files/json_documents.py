@@ -1,0 +1,283 @@
+"""JSON from files: bounded when it is parsed, typed when it is used.
+
+The only reader of metadata, configurations, passports, calibration tables and headers. `parse` returns plain
+values within the limits; `decode` turns them into a dataclass, whose annotations are the schema. Every defect
+of a document raises `Malformed`. `dump` writes what `parse` reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+from capsedge.runtime.files.reading import opened
+from capsedge.spec import limits
+
+T = TypeVar("T")
+Nan = Literal["refuse", "null", "keep"]
+_INTEGER_DIGITS = 20  # 64 bits and a sign
+_INTEGERS = range(-(2**63), 2**64)
+_NAMES = {
+    str: "a string", int: "a whole number", float: "a number", bool: "true or false",
+    type(None): "null", dict: "an object", list: "a list", tuple: "a list",
+}  # fmt: skip
+
+
+class Malformed(ValueError):
+    """A document from a file is invalid; the message states where and why."""
+
+
+def read(path: Path) -> Any:
+    """The JSON document in a file.
+
+    Raises:
+        UsageError: it cannot be read.
+        Malformed: as for `parse`.
+    """
+    with opened(path) as file:
+        return parse(file.read(limits.JSON_BYTES + 1))
+
+
+def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
+    """The plain values of a JSON document.
+
+    Args:
+        data: UTF-8.
+        nan: what to do with NaN, infinities and numbers beyond doubles, which JSON does not define but
+            Python writes: ``refuse``, take as ``null``, or ``keep``.
+
+    Raises:
+        Malformed: it is not JSON, exceeds the limits, or names a key twice.
+    """
+    if len(data) > limits.JSON_BYTES:
+        raise Malformed(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
+    constant = _NUMBERS[nan]
+    try:
+        text = data if isinstance(data, str) else data.decode()
+    except UnicodeDecodeError as error:
+        raise Malformed("it is not UTF-8") from error
+    # Every value except the first follows one of these, so no list that is too long is ever built.
+    if sum(map(text.count, ",[{")) >= limits.JSON_VALUES:
+        raise Malformed(f"it has over {limits.JSON_VALUES:,} values")
+    try:
+        values = json.loads(
+            text,
+            parse_int=_integer,
+            parse_float=constant,
+            parse_constant=constant,
+            object_pairs_hook=_unique,
+        )
+    except RecursionError as error:
+        raise Malformed(f"it is nested over {limits.JSON_DEPTH} deep") from error
+    except json.JSONDecodeError as error:
+        raise Malformed(f"it is not JSON: {error}") from error
+    return check(values, finite=nan != "keep")
+
+
+def dump(values: Any) -> str:
+    """The JSON text of plain values; numbers that JSON does not have (NaN, infinities) become null."""
+    return json.dumps(_with_null(values), sort_keys=True, allow_nan=False)
+
+
+def _with_null(values: Any) -> Any:
+    if isinstance(values, float):
+        return values if math.isfinite(values) else None
+    if isinstance(values, Mapping):
+        return {key: _with_null(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_with_null(value) for value in values]
+    return values
+
+
+def check(values: Any, finite: bool = True) -> Any:
+    """Check plain values from a source other than JSON against the same limits.
+
+    Raises:
+        Malformed: there are values other than strings, numbers, true, false, null, lists and objects, or too
+            many values.
+    """
+    left = limits.JSON_VALUES
+    rows = [iter((values,))]  # one per depth
+    while rows:
+        for value in rows[-1]:
+            left -= 1
+            if left < 0:
+                raise Malformed(f"it has over {limits.JSON_VALUES:,} values")
+            kind = type(value)
+            if kind is str:
+                _check_text(value)
+            elif kind is int:
+                if value not in _INTEGERS:
+                    raise Malformed("it has a number of over 64 bits")
+            elif kind is float:
+                if finite and not math.isfinite(value):
+                    raise Malformed("it has a number that is not finite")
+            elif kind in (dict, list, tuple):
+                if len(rows) >= limits.JSON_DEPTH:
+                    raise Malformed(f"it is nested over {limits.JSON_DEPTH} deep")
+                if kind is dict:
+                    for key in value:
+                        if type(key) is not str:
+                            raise Malformed("it has a key that is not a string")
+                        _check_text(key)
+                    value = value.values()
+                rows.append(iter(value))
+                break
+            elif kind is not bool and value is not None:
+                raise Malformed(f"it has a value of the type {kind.__name__}")
+        else:
+            rows.pop()
+    return values
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Malformed("it has half a surrogate pair") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _INTEGER_DIGITS:
+        raise Malformed("it has a number of over 64 bits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise Malformed(f"it has the number {_short(digits)}")
+    return value
+
+
+def _or_null(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None
+
+
+_NUMBERS: dict[Nan, Callable[[str], float | None]] = {
+    "refuse": _finite, "null": _or_null, "keep": float,
+}  # fmt: skip
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise Malformed(f"it names '{_short(key)}' twice")
+            seen.add(key)
+    return found
+
+
+def decode(kind: type[T], values: Any, name: str = "") -> T:
+    """An instance of a dataclass (or another type) from plain values.
+
+    Fields are checked against their annotations: ``int``, ``float``, ``str``, ``bool``, ``None``, ``Any``,
+    dataclasses, and tuples, lists, mappings with string keys and unions of them. Whole numbers are accepted
+    for ``float``. Fields without a default are required; fields that the class does not have are refused.
+
+    Args:
+        name: the name of the value in errors; empty for the whole document.
+
+    Raises:
+        Malformed: a field is missing, unknown or of another type, or the class refuses its value.
+    """
+    return typing.cast(T, _decode(kind, values, name))
+
+
+def _decode(kind: Any, value: Any, name: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _object(kind, value, name)
+    if origin in (Union, types.UnionType):
+        return _decode(_alternative(arguments, value, name), value, name)
+    if origin in (tuple, list):
+        return _sequence(origin, arguments, value, name)
+    if origin is not None and issubclass(origin, Mapping):
+        if type(value) is not dict:
+            raise _wrong(name, value, "an object")
+        return {key: _decode(arguments[1], item, f"{name}.{key}") for key, item in value.items()}
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise _wrong(name, value, _NAMES.get(kind, str(kind)))
+    return value
+
+
+def _object(kind: Any, value: Any, name: str) -> Any:
+    if type(value) is not dict:
+        raise _wrong(name, value, "an object")
+    annotations = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in value:
+        if key not in fields:
+            raise Malformed(f"unknown: {_join(name, _short(key))}")
+    for key, field in fields.items():
+        free = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if free and key not in value:
+            raise Malformed(f"missing: {_join(name, key)}")
+    decoded = {k: _decode(annotations[k], v, _join(name, k)) for k, v in value.items()}
+    try:
+        return kind(**decoded)
+    except ValueError as error:  # raised by the class's own checks
+        if isinstance(error, Malformed):
+            raise
+        raise Malformed(f"{name}: {error}" if name else str(error)) from error
+
+
+def _alternative(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+    """The member of a union that the value's JSON type points to."""
+    for kind in kinds:
+        origin = typing.get_origin(kind) or kind
+        if dataclasses.is_dataclass(kind) or (
+            isinstance(origin, type) and issubclass(origin, Mapping)
+        ):
+            wanted: tuple[type, ...] = (dict,)
+        elif origin in (tuple, list):
+            wanted = (list, tuple)
+        else:
+            wanted = (float, int) if kind is float else (kind,)
+        if type(value) in wanted:
+            return kind
+    raise _wrong(name, value, " or ".join(_NAMES.get(k, "an object") for k in kinds))
+
+
+def _sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) -> Any:
+    if type(value) not in (list, tuple):
+        raise _wrong(name, value, "a list")
+    if origin is list or arguments[-1] is Ellipsis:
+        if set(map(type, value)) <= {arguments[0]}:  # long lists of numbers at once
+            return origin(value)
+        kinds = [arguments[0]] * len(value)
+    elif len(value) != len(arguments):
+        raise Malformed(f"{name} has {len(value)} values, wanted {len(arguments)}")
+    else:
+        kinds = list(arguments)
+    return origin(
+        _decode(kind, item, f"{name}[{k}]")
+        for k, (kind, item) in enumerate(zip(kinds, value, strict=True))
+    )
+
+
+def _join(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
+
+
+def _short(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def _wrong(name: str, value: Any, wanted: str) -> Malformed:
+    found = _NAMES.get(type(value), type(value).__name__)
+    return Malformed(f"{_short(name) or 'the document'} is {found}, wanted {wanted}")

@@ -1,0 +1,227 @@
+"""Open only regular files; what POSIX and Windows do differently."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO
+
+from capsedge.errors import UsageError
+from capsedge.spec import limits
+
+# What POSIX and Windows do differently with files: flags, locks, owners, replacing a file that is
+# open
+
+
+if sys.platform != "win32":
+    import fcntl
+
+_LEAST_SPACE = 64 << 10  # bytes left on a disk that counts as full
+_FRESH = 600  # seconds in which a file may still be in use where nothing tells
+RENAMES_OPEN_FILES = sys.platform != "win32"
+
+
+def _flags(*names: str) -> int:
+    """Those of the flags that the system has."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
+# Without O_BINARY, Windows translates line ends.
+READ = os.O_RDONLY | _flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | _flags("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY")
+
+
+def lock(handle: int) -> None:
+    """Tell `remove_unused` of other processes that a file is in use, until it is closed."""
+    if sys.platform != "win32":
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def try_lock(handle: int) -> bool:
+    """Lock a file until it is closed; False if another process has locked it."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system without locks
+    return True
+
+
+def remove_unused(path: str) -> None:
+    """Remove a plain file of our own user that no process has locked, and no other.
+
+    Windows has no such locks. There, a file that is open cannot be removed, and one that was written lately
+    may be about to be renamed.
+
+    Raises:
+        OSError: it is locked or open, or cannot be removed.
+    """
+    if sys.platform == "win32":
+        if time.time() - os.stat(path).st_mtime > _FRESH:
+            os.unlink(path)
+    else:
+        handle = os.open(path, READ | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(handle)
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+        finally:
+            os.close(handle)
+
+
+def take_over(handle: int, older: os.stat_result) -> None:
+    """Give an open file the owner, as far as we may, and the mode of an older one.
+
+    On Windows, it has the rights that its folder hands down.
+    """
+    if sys.platform != "win32":
+        mode = older.st_mode & 0o777
+        new = os.fstat(handle)
+        with suppress(OSError):
+            if new.st_gid != older.st_gid:
+                os.fchown(handle, -1, older.st_gid)
+            if new.st_uid != older.st_uid:
+                os.fchown(handle, older.st_uid, -1)
+        if os.fstat(handle).st_gid != older.st_gid:
+            mode &= (
+                ~0o070 | (mode & 0o007) << 3
+            )  # another group gets no more rights than others had
+        os.fchmod(handle, mode)
+
+
+def is_full(folder: str) -> bool:
+    """Whether the disk of a folder has no room for data or, on POSIX, for another file."""
+    with suppress(OSError):
+        if shutil.disk_usage(folder).free < _LEAST_SPACE:
+            return True
+        if sys.platform != "win32":
+            found = os.statvfs(folder)
+            return found.f_files > 0 and found.f_favail == 0
+    return False
+
+
+# Opening files for reading: only regular files, with the reason in words where that fails
+
+
+FILE, FOLDER = "file", "folder"
+_KINDS = (
+    (stat.S_ISREG, FILE), (stat.S_ISDIR, FOLDER), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"), (stat.S_ISBLK, "device"),
+)  # fmt: skip
+
+
+@contextmanager
+def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedReader]:
+    """A regular file, open for reading; never waits for another process to write.
+
+    Args:
+        fix: the advice that errors give.
+
+    Raises:
+        UsageError: the file does not exist, is not a regular file, or cannot be opened or read.
+    """
+    with explained(path, fix):
+        # Checked before opening, since opening alone can wake a pipe's writer or move a device, and again
+        # afterwards, since the name may refer to something else by then.
+        _check_regular(path, os.stat(path).st_mode)
+        handle = os.open(path, READ)
+        with open(handle, "rb") as file:
+            _check_regular(path, os.fstat(handle).st_mode)
+            yield file
+
+
+def kind(path: Path | str) -> str | None:
+    """What a path leads to: ``file``, ``folder``, ``pipe``, ``socket`` or ``device``; None for nothing.
+
+    Raises:
+        UsageError: the system refuses to tell, for instance below a folder that may not be searched.
+    """
+    with explained(path):
+        try:
+            return _kind(os.stat(path).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def size(file: BinaryIO) -> int:
+    """Bytes of an open file."""
+    return os.fstat(file.fileno()).st_size
+
+
+@contextmanager
+def explained(path: Path | str, fix: str = "Check the path.") -> Iterator[None]:
+    """Turn the block's failures to reach a path into readable errors.
+
+    Raises:
+        UsageError: the system refused access.
+    """
+    try:
+        os.fsencode(path)
+        yield
+    except FileNotFoundError as error:
+        raise UsageError(f"Cannot read {path}.", "There is no such file.", fix) from error
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}.", f"{error.strerror or error}.", fix) from error
+    except ValueError as error:
+        check_name(path, error)
+        raise
+
+
+def check_name(path: Path | str, error: ValueError) -> None:
+    """Recognize a path that no file can have by the error that its use raised.
+
+    Raises:
+        UsageError: no file can have this path.
+    """
+    name = os.fspath(path)
+    if "\0" in name or (isinstance(error, UnicodeEncodeError) and error.object == name):
+        raise UsageError(
+            f"No file can be named {name!a}.",
+            "It contains a null byte." if "\0" in name else f"{error.reason}.",  # type: ignore[attr-defined]
+            "Check the path.",
+        ) from error
+
+
+def _check_regular(path: Path | str, mode: int) -> None:
+    found = _kind(mode)
+    if found != FILE:
+        raise UsageError(f"Cannot read {path}.", f"It is a {found}.", "Name a file.")
+
+
+def _kind(mode: int) -> str:
+    return next((name for is_one, name in _KINDS if is_one(mode)), "special file")
+
+
+def listing(folder: Path | str) -> list[str]:
+    """The names in a folder, sorted.
+
+    Raises:
+        UsageError: it is not a folder, cannot be read, or contains too many files.
+    """
+    names: list[str] = []
+    try:
+        with explained(folder, "Name a folder that may be read."), os.scandir(folder) as entries:
+            for entry in entries:
+                names.append(entry.name)
+                if len(names) > limits.FOLDER_FILES:
+                    raise UsageError(
+                        f"The folder {folder} has over {limits.FOLDER_FILES:,} files.",
+                        "",
+                        "Divide it, or store the images in npz files.",
+                    )
+    except UsageError as error:
+        if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+            raise UsageError(f"There is no folder {folder}.", "", "Name a folder.") from error
+        raise
+    return sorted(names)

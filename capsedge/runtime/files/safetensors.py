@@ -1,0 +1,157 @@
+"""Header of a safetensors file, and what a checkpoint says of itself.
+
+It is checked here before the library ``safetensors``, which accepts headers of up to 100 MB, sees the file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeVar
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.reading import opened, size
+from capsedge.spec import limits
+
+# The header of a safetensors file (https://huggingface.co/docs/safetensors): its tensors and
+# their offsets
+
+
+_METADATA = "__metadata__"
+_LENGTH_BYTES = 8
+# Element types: their names elsewhere, and their bytes.
+TYPES: dict[str, tuple[str, int]] = {
+    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
+    "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1),
+    "U64": ("uint64", 8), "U32": ("uint32", 4), "U16": ("uint16", 2), "U8": ("uint8", 1),
+    "BOOL": ("bool", 1), "F8_E4M3": ("float8_e4m3", 1), "F8_E5M2": ("float8_e5m2", 1),
+    "C64": ("complex64", 8),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of the file.
+
+    Attributes:
+        dtype: one of TYPES.
+        shape: its sizes.
+        data_offsets: first byte and the byte after the last, counted from the end of the header.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        begin, end = self.data_offsets
+        if self.dtype not in TYPES:
+            raise ValueError(f"unknown type '{self.dtype[:40]}'")
+        if min((0, *self.shape)) < 0 or not 0 <= begin <= end:
+            raise ValueError("a size or an offset is below 0")
+        if self.elements * TYPES[self.dtype][1] != end - begin:
+            raise ValueError(
+                f"{end - begin:,} bytes for {self.elements:,} elements of {self.dtype}"
+            )
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The content of the header.
+
+    Attributes:
+        metadata: strings by key.
+        tensors: by name.
+    """
+
+    metadata: Mapping[str, str]
+    tensors: Mapping[str, StoredTensor]
+
+
+def read_header(file: BufferedReader) -> Header:
+    """Read and check the header of an open file.
+
+    Raises:
+        Malformed: it is not a safetensors file, is truncated, or exceeds the limits.
+    """
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    room = size(file) - _LENGTH_BYTES
+    if length > room:
+        raise Malformed(f"its header claims {length:,} bytes, {max(room, 0):,} follow")
+    if length > limits.JSON_BYTES:
+        raise Malformed(f"its header has {length:,} bytes, the limit is {limits.JSON_BYTES:,}")
+    values: Any = parse(file.read(length))
+    if type(values) is not dict:
+        raise Malformed("its header is not an object")
+    if len(values) > limits.TENSORS:
+        raise Malformed(f"it has {len(values):,} tensors, the limit is {limits.TENSORS:,}")
+    metadata = decode(dict[str, str], values.pop(_METADATA, {}), _METADATA)
+    tensors = decode(dict[str, StoredTensor], values, "tensors")
+    at = 0
+    for tensor in sorted(tensors.values(), key=lambda t: t.data_offsets):
+        if tensor.data_offsets[0] != at:
+            raise Malformed("its tensors overlap or leave gaps")
+        at = tensor.data_offsets[1]
+    if at != room - length:
+        raise Malformed(f"its tensors have {at:,} bytes, the file has {room - length:,}")
+    return Header(metadata, tensors)
+
+
+# --- What a checkpoint says of itself besides its tensors ---
+
+
+T = TypeVar("T")
+
+
+def field(
+    kind: type[T], metadata: Mapping[str, str], key: str, most: int = limits.JSON_BYTES
+) -> T | None:
+    """The value under a key of a checkpoint's metadata; None if there is none.
+
+    Args:
+        kind: a dataclass.
+        most: characters that its text may have.
+
+    Raises:
+        Malformed: it is damaged.
+    """
+    if key not in metadata:
+        return None
+    if len(metadata[key]) > most:
+        raise Malformed(f"'{key}' has over {most} characters")
+    return decode(kind, parse(metadata[key]), key)
+
+
+def field_of(
+    kind: type[T],
+    path: Path | str,
+    key: str,
+    lacking: str,
+    fix: str,
+    most: int = limits.JSON_BYTES,
+) -> T | None:
+    """The same of a file; None for one that is not named ``.safetensors``.
+
+    Args:
+        lacking: what the file does not tell where the value is damaged, for the error.
+        fix: what mends it.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    if Path(path).suffix != ".safetensors":
+        return None
+    try:
+        with opened(path) as file:
+            return field(kind, read_header(file).metadata, key, most)
+    except Malformed as error:
+        raise ArtefactError(f"{path} does not tell {lacking}.", f"{error}.", fix) from error

@@ -1,0 +1,505 @@
+"""Write a file or folder completely or not at all; refuse outputs that are inputs; what callers
+may pass as a file.
+
+Only plain files are replaced. A symbolic link stays, and the file that it points to is replaced; the older
+file's mode and owner are kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from capsedge.errors import ArtefactError, CapsedgeError, EnvironmentProblem, UsageError
+from capsedge.runtime.files import reading
+
+# The only place that writes files, completely or not at all: under a temporary name, which is
+# then renamed
+
+
+# Errors caused by the chosen path; all others are failures of the machine.
+_PLACE = frozenset(
+    (
+        errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
+        errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EBUSY, errno.ETXTBSY, errno.EOPNOTSUPP,
+    )
+)  # fmt: skip
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+REJECTED = ".rejected"  # after the name of an output that failed its gate and was kept aside
+_PREFIX, _SUFFIX = ".capsedge-", ".tmp"
+_LINKS = 40  # followed at most, as Linux does
+
+
+def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
+    """Write a file completely or not at all.
+
+    Raises:
+        UsageError: its folder does not exist or is not writable, or the target is not a plain file.
+        EnvironmentProblem: the disk is full or failing; nothing is left behind.
+    """
+    with written(target) as file:
+        file.write(data)
+
+
+@contextmanager
+def written(target: Path | str) -> Iterator[BinaryIO]:
+    """A file to write piece by piece; it takes its place when the block ends, and not if the block fails.
+
+    Raises:
+        UsageError, EnvironmentProblem: as ``write_bytes``.
+    """
+    place, older = _place(target)
+    _remove_stale(place.parent)
+    with failing(target), _replacing(place, older is None) as handle:
+        with open(handle, "wb", closefd=False) as file:
+            yield file
+        if older is not None:
+            reading.take_over(handle, older)
+
+
+def write_text(target: Path | str, text: str) -> None:
+    """Write a UTF-8 file completely or not at all; raises as ``write_bytes`` does."""
+    # File names may contain bytes that are not text; they are escaped, as in messages.
+    write_bytes(target, text.encode(errors="backslashreplace"))
+
+
+def check_writable(target: Path | str) -> None:
+    """Check before long work whether ``target`` can be written; changes nothing.
+
+    Raises:
+        UsageError: as ``write_bytes``.
+    """
+    folder = _place(target)[0].parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"Cannot write {target}.",
+            f"You may not write in the folder {folder}.",
+            "Choose another place.",
+        )
+
+
+def check_creatable(folder: Path) -> None:
+    """Check before long work whether a folder that does not exist can be created; changes nothing.
+
+    Raises:
+        UsageError: something else is in its way, or the folder above may not be written.
+    """
+    above = folder
+    while (found := reading.kind(above)) is None and above != above.parent:
+        above = above.parent
+    if found != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"Cannot create the folder {folder}.",
+            f"You may not write in the folder {above}."
+            if found == reading.FOLDER
+            else f"{above} is a {found}, not a folder.",
+            "Choose another place.",
+        )
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """The file whose name has the suffix appended."""
+    return Path(f"{path}{suffix}")
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for outputs, and its parents, where they do not exist.
+
+    Raises:
+        UsageError: it cannot be created.
+        EnvironmentProblem: the disk is full.
+    """
+    with failing(folder, f"Cannot create the folder {folder}."):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_apart(
+    outputs: Iterable[Path | str], inputs: Iterable[Path | str], flat: Iterable[Path | str] = ()
+) -> None:
+    """Refuse outputs that would replace an input, or each other, under any name or link.
+
+    Args:
+        inputs: files, and folders of data sets.
+        flat: the same, for folders of which only the files are read, not those in sub-folders.
+
+    Raises:
+        UsageError: an output is also an input or another output.
+    """
+    folders, seen = {3: list(inputs), 1: list(flat)}, dict[object, Path | str]()
+    files = {_identity(path): path for paths in folders.values() for path in paths}
+    for output in outputs:
+        place, older = _place(output)
+        identity = _identity(place)
+        if identity in files or (older is not None and _is_read(older, folders)):
+            other = files.get(identity, output)
+            raise UsageError(
+                f"Cannot write {output}.",
+                "It is an input of the same command"
+                + ("." if str(other) == str(output) else f", named {other}."),
+                "Name another file for the output.",
+            )
+        if identity in seen:
+            raise UsageError(
+                f"Cannot write {output}.",
+                f"Another output of the same command goes there: {seen[identity]}.",
+                "Name a separate file for each.",
+            )
+        seen[identity] = output
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is removed with its content when the block ends.
+
+    Raises:
+        EnvironmentProblem: it cannot be created, or its disk filled up while the block ran.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="capsedge-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _no_space(error, tempfile.tempdir or "") from error
+    with folder as name:
+        try:
+            yield Path(name)
+        except Exception as error:
+            if isinstance(error, CapsedgeError) and not (
+                isinstance(error, ArtefactError) and error.__cause__ is not None
+            ):
+                raise
+            if (isinstance(error, OSError) and error.errno in FULL) or reading.is_full(name):
+                raise _no_space(error, name) from error
+            raise
+
+
+def sha256(path: Path | str) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    import hashlib
+
+    digest = hashlib.sha256()
+    with reading.opened(path) as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
+    """The file behind a name, with links followed, and what is there now.
+
+    Raises:
+        UsageError: no file can be written there.
+    """
+    target = Path(target)
+    older: os.stat_result | None = None
+    with failing(target):
+        with suppress(FileNotFoundError):
+            older = os.stat(target)
+        place = Path(os.path.realpath(target))
+        if older is not None:
+            found = reading.kind(target)
+            if found != reading.FILE:
+                raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a file.")
+        if _of_kernel(target):
+            raise UsageError(
+                f"Cannot write {target}.",
+                "It is a name of the kernel for an open file.",
+                "Name a file.",
+            )
+        folder = reading.kind(place.parent)
+        if folder != reading.FOLDER:
+            raise UsageError(
+                f"Cannot write {target}.",
+                f"There is no folder {place.parent}."
+                if folder is None
+                else f"{place.parent} is a {folder}, not a folder.",
+                "Create it, or choose another place."
+                if folder is None
+                else "Choose another place.",
+            )
+    return place, older
+
+
+def _of_kernel(path: Path) -> bool:
+    """Whether a link on the path lies in /proc, as for /dev/stdout, and so leads to an open file."""
+    for _ in range(_LINKS):
+        folder = os.path.realpath(path.parent)
+        if folder == "/proc" or folder.startswith("/proc/"):
+            return True
+        try:
+            path = Path(folder, os.readlink(os.path.join(folder, path.name)))
+        except OSError:
+            return False
+    return False
+
+
+@contextmanager
+def failing(target: Path | str, what: str = "") -> Iterator[None]:
+    """Turn the block's failures to write into readable errors."""
+    try:
+        os.fsencode(target)
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error}."
+        if error.errno in _PLACE or isinstance(error, FileExistsError):
+            raise UsageError(
+                what or f"Cannot write {target}.", why, "Choose another place."
+            ) from error
+        raise EnvironmentProblem(
+            f"Writing {target} failed.",
+            why,
+            "Nothing was left behind. Free some space or choose another place.",
+        ) from error
+    except ValueError as error:
+        reading.check_name(target, error)
+        raise
+
+
+@contextmanager
+def _replacing(place: Path, fresh: bool) -> Iterator[int]:
+    """A new file beside a place, open and locked; it is renamed when the block ends, and removed if it fails.
+
+    The lock tells other processes that it is in use; ``_remove_stale`` removes those without one.
+    """
+    # The kernel applies the umask. A file that replaces another stays private until it has the other's mode.
+    mode = 0o666 if fresh else 0o600
+    while True:
+        name = place.parent / f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
+        handle = -1
+        try:
+            handle = os.open(name, reading.CREATE, mode)
+            reading.lock(handle)
+            if os.fstat(handle).st_nlink == 0:
+                continue  # removed as stale before it was locked
+            yield handle
+            os.fsync(handle)
+            if not reading.RENAMES_OPEN_FILES:
+                os.close(handle)
+                handle = -1
+            os.replace(name, place)
+            return
+        finally:
+            if handle >= 0:
+                os.close(handle)
+            with suppress(OSError):
+                os.unlink(name)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove temporary files of killed processes."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
+                continue
+            with suppress(OSError):
+                if entry.is_file(follow_symlinks=False):
+                    reading.remove_unused(entry.path)
+
+
+def _identity(path: Path | str) -> object:
+    """The identity of a file, the same for all its names."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return os.path.realpath(path)
+    return found.st_dev, found.st_ino
+
+
+def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]]) -> bool:
+    """Whether a reader would read the file from one of the folders, given by the depth of the read."""
+    for depth, folder in ((depth, f) for depth, paths in folders.items() for f in paths):
+        if not os.path.isdir(folder):
+            continue
+        for found in _data_files(Path(folder), depth):
+            if found.inode() == older.st_ino or found.is_symlink():
+                with suppress(OSError):
+                    # DirEntry.stat has no identity on Windows.
+                    if os.path.samestat(os.stat(found.path), older):
+                        return True
+    return False
+
+
+def _data_files(folder: Path, depth: int) -> Iterator[os.DirEntry[str]]:
+    """Files of a folder of images or a data set, and of the folders in it."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if depth > 1:
+                    yield from _data_files(Path(entry.path), depth - 1)
+            elif entry.name.lower().endswith(_DATA) or "_batch" in entry.name:
+                yield entry
+
+
+_DATA = (
+    ".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".npz", ".gz", "-ubyte"
+)  # fmt: skip
+
+
+def _no_space(error: Exception, folder: str) -> EnvironmentProblem:
+    why = error.strerror if isinstance(error, OSError) else "Its disk is full"
+    return EnvironmentProblem(
+        f"The folder of temporary files{' ' + folder if folder else ''} cannot be written.",
+        f"{why or error}.",
+        "Free some space, or name another folder: TMPDIR=/path.",
+    )
+
+
+# Writing a folder completely or not at all: under a temporary name beside its place, then renamed
+
+
+def write_folder(
+    target: Path, files: Mapping[str, bytes | Path], replaced: Collection[str]
+) -> None:
+    """Write a folder that holds exactly these files.
+
+    Args:
+        target: the folder; a link to one stays a link.
+        files: contents, or files to copy, by their paths in the folder, ``/`` between names.
+        replaced: the paths that an earlier folder may hold, as in `check_replaceable`.
+
+    Raises:
+        UsageError: the target is no folder, holds other files, or cannot be written.
+        EnvironmentProblem: the disk is full or failing; nothing is left behind.
+    """
+    check_replaceable(target, replaced)
+    place = Path(os.path.realpath(target))
+    with failing(target):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".capsedge-") as aside:
+            fresh, older = Path(aside, "new"), Path(aside, "old")
+            for name, content in files.items():
+                _write(fresh / name, content)
+            if place.exists():
+                os.rename(place, older)
+            try:
+                os.rename(fresh, place)
+            except BaseException:
+                if older.exists():
+                    os.rename(older, place)
+                raise
+
+
+def check_replaceable(target: Path, replaced: Collection[str]) -> None:
+    """Refuse a target that is no folder, or that holds more than what may be replaced.
+
+    Raises:
+        UsageError: it is one of these.
+    """
+    found = reading.kind(target)
+    if found is None:
+        return
+    if found != reading.FOLDER:
+        raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a folder.")
+    for folder, _, names in os.walk(target):
+        for name in names:
+            inner = Path(folder, name).relative_to(target).as_posix()
+            if inner not in replaced:
+                raise UsageError(
+                    f"Cannot replace the folder {target}.",
+                    f"It holds {inner}, which no earlier run wrote.",
+                    "Name a new or an empty folder.",
+                )
+
+
+def _write(path: Path, content: bytes | Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copyfile(content, path)
+    else:
+        path.write_bytes(content)
+
+
+# What callers pass as a file: a path, or for models the bytes too; anything else is refused in
+# words
+
+
+GivenModel: TypeAlias = "str | os.PathLike[str] | bytes"
+
+MODEL, MODEL_OR_BYTES = "the path of a model", "the path of a model or its bytes"
+WEIGHTS, DATA = "the path of a file of weights", "the path of a data set"
+OUTPUT, FILE, SESSION = "the path of a file to write", "the path of a file", "a session"
+
+_MODULE, _STATE, _ARRAY, _ONNX = "a module", "a state dict", "an array", "an ONNX model in memory"
+_BUILD = "Build the network, load the weights with load_state_dict, and "
+_FIXES = {
+    (MODEL, _MODULE): "Export it first: capsedge.export(module, 'model.onnx', example=...).",
+    (MODEL, _STATE): _BUILD + "export it: capsedge.export(module, 'model.onnx', example=...).",
+    (MODEL, _ARRAY): "Arrays are for a loaded model: capsedge.load('model.onnx').run(array).",
+    (MODEL, _ONNX): "Save it with onnx.save(model, 'model.onnx') and pass that path.",
+    (MODEL_OR_BYTES, _ONNX): "Pass model.SerializeToString().",
+    (WEIGHTS, _MODULE): "It is loaded already: pass it to capsedge.export.",
+    (WEIGHTS, _STATE): _BUILD + "pass it to capsedge.export; or save the weights with torch.save.",
+    (DATA, _ARRAY): "Save it with numpy.savez('data.npz', images=array) and pass that path.",
+}
+
+
+@contextmanager
+def as_file(model: GivenModel) -> Iterator[Path]:
+    """The model's file; for bytes one named ``model.onnx``, in a folder that is gone afterwards.
+
+    Raises:
+        UsageError: it is neither a path nor bytes.
+        EnvironmentProblem: the disk is full.
+    """
+    if not isinstance(model, bytes):
+        yield as_path(model, MODEL_OR_BYTES)
+        return
+    with temporary_folder() as folder:
+        path = folder / "model.onnx"
+        write_bytes(path, model)
+        yield path
+
+
+def as_path(given: object, wanted: str) -> Path:
+    """A path, from what a caller passed.
+
+    Args:
+        wanted: what should have been passed, one of the constants above.
+
+    Raises:
+        UsageError: it is not a path.
+    """
+    if isinstance(given, (str, os.PathLike)) and isinstance(os.fspath(given), str):
+        return Path(given)
+    raise refusal(given, wanted)
+
+
+def refusal(given: object, wanted: str) -> UsageError:
+    """The error for anything but what was wanted, with the way from one to the other if there is one."""
+    found = in_words(given)
+    usual = "Pass a string or a pathlib.Path."
+    if wanted == SESSION:
+        usual = "Load one: capsedge.load('model.onnx')."
+    of_models = _FIXES.get((MODEL, found), usual) if wanted == MODEL_OR_BYTES else usual
+    return UsageError(
+        f"{found[0].upper()}{found[1:]} is not {wanted}.",
+        "",
+        _FIXES.get((wanted, found), of_models),
+    )
+
+
+def in_words(value: object) -> str:
+    """What a value is, in words; frameworks' types are told by what they have, so none is imported."""
+    if value is None or isinstance(value, (str, os.PathLike)):
+        return "None" if value is None else "a path"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, Mapping):
+        weights = value and all(hasattr(v, "shape") for v in value.values())
+        return _STATE if weights else f"a value of type {type(value).__name__}"
+    for attribute, words in (
+        ("state_dict", _MODULE),
+        ("SerializeToString", _ONNX),
+        ("__array__", _ARRAY),
+    ):
+        if hasattr(value, attribute):
+            return words
+    return f"a value of type {type(value).__name__}"

@@ -1,0 +1,441 @@
+"""`capsedge.inspect`: contents of a file, a checkpoint, an engine."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.runtime import engine_metadata as passports
+from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.backends.engine_layers import Layer
+from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
+from capsedge.runtime.backends.tensorrt_rtx import import_for
+from capsedge.runtime.engine_metadata import Passport, is_engine
+from capsedge.runtime.files import text
+from capsedge.runtime.files.json_documents import Malformed
+from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.safetensors import TYPES, read_header
+from capsedge.runtime.files.safetensors import field as checkpoint_field
+from capsedge.runtime.files.writing import MODEL_OR_BYTES, GivenModel, as_file, as_path, sha256
+from capsedge.runtime.machine import power_mode
+from capsedge.runtime.metadata import ORIGIN_KEY, PRUNING_KEY, ModelMetadata, Origin, Pruned
+from capsedge.runtime.onnx_file.layer_map import layer_of_weights, merged, places_in
+from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, votes_of
+
+# --- The contents of an artefact, without running it: ``capsedge inspect`` ---
+
+
+LARGEST = 5  # intermediate values listed
+_WIDTHS = {
+    "b": 1
+}  # bytes of an element by the letter of the operators' table; others count as FP32
+CONFIG_KEY = "capsedge.config"  # of a checkpoint's metadata
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Stored tensors of one element type."""
+
+    type: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class RoutingLayer:
+    """A routing node and the memory of its votes.
+
+    Attributes:
+        name, operator: of the node.
+        positions, children, parents, pose: votes are ``[N, positions, children, parents, pose]``; None
+            where the file does not say the shapes.
+        votes: batch -> bytes of that tensor in FP32, which an unfused graph writes and reads back.
+        fused: batch -> bytes that a fused kernel moves: inputs, weights and outputs, once each.
+    """
+
+    name: str
+    operator: str
+    positions: int | None = None
+    children: int | None = None
+    parents: int | None = None
+    pose: int | None = None
+    votes: dict[int, int] = field(default_factory=dict)
+    fused: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Intermediate:
+    """A large intermediate value of the graph: batch -> its bytes."""
+
+    name: str
+    type: str
+    shape: Shape
+    bytes: dict[int, int]
+
+
+@dataclass(repr=False)
+class Inspection(Summarized):
+    """What ``inspect`` found; ``to_dict`` is the document that ``--json`` prints."""
+
+    path: str
+    kind: str
+    bytes: int
+    sha256: str
+    tensors: list[Tensors]
+    ir_version: int | None = None
+    opsets: dict[str, int] = field(default_factory=dict)
+    producer: str = ""
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    operators: dict[str, dict[str, int]] = field(default_factory=dict)
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    routing: list[RoutingLayer] = field(default_factory=list)
+    largest: list[Intermediate] = field(default_factory=list)
+    buffers: int = 0
+    external_data: bool = False
+    metadata: ModelMetadata | None = None
+    configuration: dict[str, Any] | None = None
+    origin: Origin | None = None
+    pruned: Pruned | None = None
+
+    def _summary(self) -> Summary:
+        holds = f"{self.kind}, {text.size(self.bytes)}, {self.parameters:,} parameters"
+        routing = ", ".join(f"{short(r.name)} ({r.operator})" for r in self.routing)
+        rows = [
+            Row("file", self.path),
+            Row("holds", holds),
+            *(Row("input", f"{short(v.name)} {v.type}") for v in self.inputs),
+            *(Row("output", f"{short(v.name)} {v.type}") for v in self.outputs),
+            *([Row("routing", routing)] if routing else []),
+        ]
+        return Summary("Inspection", [f"{short(Path(self.path).name)}: {holds}"], rows)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all floating-point tensors in the file, except a checkpoint's running statistics."""
+        return sum(t.elements for t in self.tensors if "float" in t.type) - self.buffers
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {"schema": 1, "parameters": self.parameters, **asdict(self)}
+
+
+def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
+    """Inspect an ONNX file of any tool, or a safetensors checkpoint.
+
+    Args:
+        path: the file; its content tells its kind, not its name.
+        batches: batch sizes for which the votes' memory is computed.
+
+    Raises:
+        UsageError: no such file, or a batch below 1.
+        ArtefactError: the file is damaged or of no known kind.
+    """
+    path = Path(path)
+    if not batches or min(batches) < 1:
+        raise UsageError(
+            f"Bad batch sizes {list(batches)}.",
+            "A batch has at least one image.",
+            "Use for example --batch 1,8.",
+        )
+    with opened(path, "Name an ONNX file or a checkpoint that exists.") as file:
+        head = file.read(9)
+    if head[8:9] == b"{":
+        return _checkpoint(path)
+    return _onnx(path, batches)
+
+
+def _checkpoint(path: Path) -> Inspection:
+    groups: dict[str, list[int]] = {}
+    buffers = 0
+    try:
+        with opened(path) as file:
+            length = size(file)
+            header = read_header(file)
+        configuration = checkpoint_field(dict[str, Any], header.metadata, CONFIG_KEY)
+        origin = checkpoint_field(Origin, header.metadata, ORIGIN_KEY)
+        pruned = checkpoint_field(Pruned, header.metadata, PRUNING_KEY)
+    except Malformed as error:
+        raise ArtefactError(
+            f"{path} is not a readable safetensors checkpoint.",
+            f"{error}.",
+            "Copy it again, or save it again with capsedge.",
+        ) from error
+    for name, tensor in header.tensors.items():
+        kind, width = TYPES[tensor.dtype]
+        group = groups.setdefault(kind, [0, 0, 0])
+        group[0] += 1
+        group[1] += tensor.elements
+        if name.endswith((".running_mean", ".running_var")) and "float" in kind:
+            buffers += tensor.elements
+        group[2] += tensor.elements * width
+    tensors = [Tensors(kind, *counts) for kind, counts in sorted(groups.items())]
+    return Inspection(
+        path=str(path),
+        kind="checkpoint",
+        bytes=length,
+        sha256=sha256(path),
+        tensors=tensors,
+        configuration=configuration,
+        origin=origin,
+        pruned=pruned,
+        buffers=buffers,
+    )
+
+
+def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
+    model = read_structure(path)
+    graph = model.graph
+    used: dict[str, Counter[str]] = {DOMAIN: Counter(), "standard": Counter()}
+    for node in graph.walk():
+        kind = {DOMAIN: DOMAIN, "": "standard"}.get(node.domain, node.domain)
+        used.setdefault(kind, Counter())[node.operator] += 1
+    calls = Counter((node.domain, node.op, node.overload) for node in graph.walk())
+    groups: dict[str, list[int]] = {}
+    initializers = [tensor for each in graph.graphs() for tensor in each.initializers]
+    for tensor in (*initializers, *_constants(graph)):
+        group = groups.setdefault(tensor.type, [0, 0, 0])
+        elements = tensor.elements or 0
+        group[0] += 1
+        group[1] += elements
+        group[2] += (elements * BITS.get(tensor.type, 0) + 7) // 8
+    stored = {t.name for t in graph.initializers}
+    shapes = {v.name: v.shape for v in (*_values(graph), *initializers) if v.shape is not None}
+    return Inspection(
+        path=str(path),
+        kind="onnx",
+        bytes=path.stat().st_size,
+        sha256=sha256(path),
+        tensors=[Tensors(kind, *counts) for kind, counts in sorted(groups.items())],
+        ir_version=model.ir_version,
+        opsets=model.opsets,
+        producer=model.producer,
+        inputs=[v for v in graph.inputs if v.name not in stored],
+        outputs=graph.outputs,
+        operators={kind: dict(sorted(count.items())) for kind, count in used.items()},
+        functions=[
+            {
+                "domain": f.domain,
+                "name": f.name,
+                "overload": f.overload,
+                "nodes": sum(1 for _ in f.walk()),
+                "calls": calls[(f.domain, f.name, f.overload)],
+            }
+            for f in model.functions
+        ],
+        routing=[
+            _votes(node, shapes, batches)
+            for node in graph.walk()
+            if node.domain == DOMAIN and node.operator in ROUTING_OPERATORS
+        ],
+        largest=_largest(graph, batches),
+        external_data=model.external_data,
+        metadata=ModelMetadata.from_properties(model.metadata),
+    )
+
+
+def _values(graph: Graph) -> list[Value]:
+    return [v for each in graph.graphs() for v in (*each.values, *each.inputs, *each.outputs)]
+
+
+def _largest(graph: Graph, batches: Sequence[int]) -> list[Intermediate]:
+    """The largest intermediate values with a stated shape; the batch is the first dimension of the inputs.
+
+    Other free dimensions (a batch folded with positions, in inlined bodies) have no size to compute with.
+    """
+    batch = {v.shape[0] for v in graph.inputs if v.shape}
+    found = []
+    for value in graph.values:
+        if not value.shape or not all(isinstance(d, int) for d in value.shape[1:]):
+            continue
+        first = value.shape[0]
+        if not isinstance(first, int) and first not in batch:
+            continue
+        bits = BITS.get(value.type, 0) * _per_image(value.shape)
+        sizes = {n: (first if isinstance(first, int) else n) * bits // 8 for n in batches}
+        found.append(Intermediate(value.name, value.type, value.shape, sizes))
+    return sorted(found, key=lambda v: -max(v.bytes.values()))[:LARGEST]
+
+
+def _constants(graph: Graph) -> list[Value]:
+    values = (node.attributes.get("value") for node in graph.walk() if node.op == "Constant")
+    return [v for v in values if isinstance(v, Value)]
+
+
+def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> RoutingLayer:
+    """Votes of a capsedge routing node."""
+    spec = ROUTING_OPERATORS[node.operator]
+    name = layer_of_weights(node) or node.name or (node.outputs[0] if node.outputs else "")
+    try:
+        children, weight = shapes[node.inputs[0]], shapes[node.inputs[spec.weight]]
+        votes = votes_of(spec, children, weight, node.attributes)
+        per_image = weights = 0
+        for value, tensor in zip(spec.inputs, node.inputs, strict=False):
+            if not tensor:
+                continue  # left out
+            width = _WIDTHS.get(value.type, 4)
+            if value.batched:
+                per_image += width * _per_image(shapes[tensor])
+            else:
+                weights += width * math.prod(_known(shapes[tensor]))
+        per_image += sum(4 * _per_image(shapes[n]) for n in node.outputs if n)
+    except (LookupError, ArithmeticError, ValueError):
+        return RoutingLayer(name, node.operator)  # shapes that the file does not state
+    return RoutingLayer(
+        name,
+        node.operator,
+        votes.positions,
+        votes.children,
+        votes.parents,
+        votes.pose,
+        votes={n: 4 * n * votes.elements for n in batches},
+        fused={n: n * per_image + weights for n in batches},
+    )
+
+
+def _known(shape: Shape) -> tuple[int, ...]:
+    if not all(isinstance(d, int) for d in shape):
+        raise ValueError("a free dimension")
+    return tuple(int(d) for d in shape)
+
+
+def _per_image(shape: Shape) -> int:
+    return math.prod(_known(shape[1:]))
+
+
+# --- ``capsedge.inspect``: the contents of a model file, a checkpoint or an engine ---
+
+
+def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection | EngineInspection:
+    """Inspect a file; nothing in it is run.
+
+    Args:
+        model: an ONNX file of any tool, a ``.safetensors`` checkpoint, or the bytes of either; or a TensorRT
+            engine, named ``*.engine``, with its passport beside it.
+        batch: batch sizes to compute the memory of the votes for; ignored for an engine.
+
+    Returns:
+        The `Inspection` of a model or a checkpoint, or the `EngineInspection` of an engine; ``to_dict``
+        returns what ``capsedge inspect --json`` prints. For bytes the path is empty.
+
+    Raises:
+        UsageError: there is no such file, or a batch is below 1.
+        ArtefactError: the file is damaged or of an unknown kind, or an engine has no passport.
+
+    Example:
+        >>> found = capsedge.inspect("digits.onnx", batch=8)
+        >>> found.parameters, found.operators["capsedge"]
+    """
+    if not isinstance(model, bytes):
+        model = as_path(model, MODEL_OR_BYTES)
+        if is_engine(model):
+            return inspect_engine(model)
+    batches = [batch] if isinstance(batch, int) else list(batch)
+    with as_file(model) as path:
+        found = inspect_file(path, batches)
+    return replace(found, path="") if isinstance(model, bytes) else found
+
+
+# The description of a TensorRT engine, and whether it runs here: from its passport, without
+# loading it
+
+
+@dataclass(frozen=True, repr=False)
+class EngineInspection(Summarized):
+    """An engine as its passport describes it.
+
+    Attributes:
+        path: of the engine.
+        passport: the passport beside it.
+        runs_here: whether it was built for this machine, or for its kind of GPU; None if that is unknown.
+        because: why it does not run, or why that is unknown; empty if it runs.
+        timed_for: power mode and multiprocessors that its kernels were chosen for, if they differ here.
+    """
+
+    path: str
+    passport: Passport
+    runs_here: bool | None
+    because: str
+    timed_for: str = ""
+
+    def _summary(self) -> Summary:
+        runs = {True: "runs here", False: "does not run here", None: "may run here"}[self.runs_here]
+        built = f"{self.passport.target}, {self.passport.precision}"
+        rows = [Row("engine", self.path), Row("built", built), Row("here", runs)]
+        rows += [Row("because", self.because)] if self.because else []
+        return Summary(
+            "EngineInspection", [f"{short(Path(self.path).name)}: {built}, {runs}"], rows
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``capsedge inspect --json`` prints it."""
+        return {"schema": 1, "kind": "engine", **asdict(self)}
+
+
+def engine_layers(path: Path, device: int = 0) -> list[Layer]:
+    """The layers of an engine at its best batch, with the model's layers that they belong to.
+
+    Needs TensorRT and the GPU that the engine was built for: only they know the layers.
+
+    Raises:
+        UsageError: there is no such engine.
+        EnvironmentProblem: TensorRT, CUDA or the GPU is missing.
+        ArtefactError: the engine does not fit this machine.
+    """
+    from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
+
+    engine = LoadedEngine(path, device)
+    with engine.cuda.on(device):
+        return engine.layers(engine.passport.batch[1])
+
+
+def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
+    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``.
+
+    Raises:
+        as `engine_layers`.
+    """
+    return [
+        {
+            "belongs_to": merged(places_in(f"{layer.name} {layer.metadata}")).label,
+            "name": layer.name,
+            "kind": layer.kind,
+            "types": ", ".join(sorted(layer.types)),
+            "kernel": layer.kernel,
+        }
+        for layer in engine_layers(path, device)
+    ]
+
+
+def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
+    """Read an engine's passport and compare it with this machine.
+
+    Args:
+        path: the engine; its passport lies beside it.
+        device: number of the GPU that it would run on.
+
+    Raises:
+        UsageError: there is no such engine.
+        ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
+    """
+    passport = passports.read(path)
+    runs, because, timed_for = None, "", ""
+    try:
+        trt, cuda = import_for(passport.target), load_cuda()
+        check_machine(path, passport, trt, cuda, device)
+        runs = True
+        here = replace(this_machine(trt, cuda, device), power_mode=power_mode())
+        timed_for = passport.machine.differs_in_speed(here)
+    except EnvironmentProblem as error:
+        because = error.what
+    except ArtefactError as error:
+        runs, because = False, error.why
+    return EngineInspection(str(path), passport, runs, because, timed_for)

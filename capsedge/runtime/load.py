@@ -1,0 +1,209 @@
+"""Loading a model: an ONNX file, its bytes, or a TensorRT engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from capsedge.errors import UsageError
+from capsedge.runtime import zoo
+from capsedge.runtime.backends import BACKENDS
+from capsedge.runtime.backends.backend import Backend, ModelFile, RuntimeOptions, usable_cores
+from capsedge.runtime.decoder import decoder_of
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.writing import MODEL, as_path, sha256
+from capsedge.runtime.session import Session
+
+if TYPE_CHECKING:
+    from capsedge.runtime.ensemble import Ensemble
+
+SIDE_BY_SIDE = 2  # threads of each member of an ensemble, from which on they run at the same time
+
+
+@overload
+def load(  # type: ignore[overload-overlap] # a string is a sequence of strings, and means one file
+    path: str | os.PathLike[str] = ...,
+    *,
+    device: str | None = ...,
+    threads: int | None = ...,
+    ops: str = ...,
+    provider: str = ...,
+    contexts: int | None = ...,
+) -> Session: ...
+
+
+@overload
+def load(
+    path: Sequence[str | os.PathLike[str]],
+    *,
+    device: str | None = ...,
+    threads: int | None = ...,
+    ops: str = ...,
+    provider: str = ...,
+    contexts: int | None = ...,
+) -> Ensemble: ...
+
+
+def load(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = zoo.DEFAULT,
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    ops: str = "auto",
+    provider: str = "auto",
+    contexts: int | None = None,
+) -> Session | Ensemble:
+    """Load a model.
+
+    Args:
+        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can only `run`. Or a
+            TensorRT engine of ``capsedge build``, named ``*.engine``. Or the name of a model of the zoo:
+            ``digits-dynamic`` (the default), ``digits-em`` or ``digits-attention``. As a string, such a name
+            always means the zoo; a file of that name is ``./digits-em``, or a `pathlib.Path`. A list of
+            several is an ensemble, which averages their scores.
+        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the first GPU for an engine. The
+            requested device is used or refused, never replaced.
+        threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core). The
+            members of an ensemble share them.
+        ops: ``auto`` runs capsedge's nodes with its operator library if that is installed, otherwise with
+            the function bodies of the file; ``fused`` requires the library, ``portable`` never uses it. Its
+            kernels are for the CPU, so on a GPU the function bodies run.
+        provider: ONNX Runtime's provider on a GPU: ``cuda`` (the choice of ``auto``) or ``tensorrt``.
+        contexts: number of calls of an engine that run at the same time, each with its own memory on the
+            GPU; further calls wait. None: 4.
+
+    Returns:
+        The session, ready to run; for a list an `Ensemble`.
+
+    Raises:
+        UsageError: there is no such file or model, the file cannot be read, an argument is wrong, or the
+            models of a list do not fit each other.
+        EnvironmentProblem: something needed to run the model is missing: ONNX Runtime, one of its providers,
+            the operator library, TensorRT, or the GPU.
+        UnsupportedModelError: part of the model would not run on the requested device.
+        ArtefactError: the file is damaged, refers to other files, is refused by ONNX Runtime, or is an
+            engine that was built for another machine.
+
+    Example:
+        >>> with capsedge.load("digits.onnx", threads=2) as session:
+        ...     session.predict("image.png")[0].label
+    """
+    options = RuntimeOptions(device, threads, ops, provider, contexts)
+    if isinstance(path, (list, tuple)):
+        return _load_ensemble([ModelFile(model_path(each)) for each in path], options)
+    return _load(ModelFile(model_path(path)), options)  # type: ignore[arg-type]
+
+
+def load_bytes(
+    data: bytes,
+    path: Path | str = "the model",
+    *,
+    threads: int | None = None,
+    ops: str = "auto",
+) -> Session:
+    """Load the content of an ONNX file on the CPU.
+
+    Args:
+        data: the content.
+        path: its name in errors; nothing is read from there.
+        threads, ops: as for `load`.
+
+    Raises:
+        UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `load`.
+    """
+    return _load(ModelFile(Path(path), data), RuntimeOptions(threads=threads, ops=ops))
+
+
+def _load(file: ModelFile, options: RuntimeOptions) -> Session:
+    backend = _opened(file, options)
+    try:
+        return Session(file.path, backend, decoder_of(file, backend))
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _opened(file: ModelFile, options: RuntimeOptions) -> Backend:
+    """The file in the first backend that accepts it."""
+    for backend in BACKENDS.values():
+        kind = backend()
+        if kind.accepts(file):
+            return kind.open(file, options)
+    raise UsageError(
+        f"No backend runs {file.path}.",
+        f"Known: {', '.join(BACKENDS)}.",
+        "Name an ONNX file, or an engine of `capsedge build`.",
+    )
+
+
+def _load_ensemble(files: Sequence[ModelFile], options: RuntimeOptions) -> Ensemble:
+    """An ensemble whose members share the threads.
+
+    Members run one after another with all threads, which is faster for few (docs/how-to/ensembles.md), and
+    at the same time where each has `SIDE_BY_SIDE` threads of its own, or runs on a GPU.
+    """
+    # Not at the top: most loads are of one file, and threads take time to import.
+    from capsedge.runtime.ensemble import Ensemble, check_count
+
+    check_count(len(files))
+    _check_different([file.path for file in files])
+    count = len(files)
+    on_gpu = options.device not in (None, "cpu") or any(file.is_engine for file in files)
+    total = usable_cores() if options.threads is None else options.threads
+    split = not on_gpu and total >= SIDE_BY_SIDE * count
+    members: list[Session] = []
+    try:
+        for k, file in enumerate(files):
+            share = total // count + (k < total % count) if split else options.threads
+            contexts = options.contexts if file.is_engine else None
+            members.append(_load(file, replace(options, threads=share, contexts=contexts)))
+        return Ensemble(members, together=split or on_gpu)
+    except BaseException:
+        for member in members:
+            member.close()
+        raise
+
+
+def _check_different(paths: Sequence[Path]) -> None:
+    """Refuse a file that is given twice, under whatever name.
+
+    Raises:
+        UsageError: two have the same content.
+    """
+    seen: dict[str, Path] = {}
+    for path in paths:
+        if reading.kind(path) != reading.FILE:
+            continue  # loading says what it is
+        checksum = sha256(path)
+        if checksum in seen:
+            other = seen[checksum]
+            twice = (
+                f"{path} is given twice." if other == path else f"{path} is the same as {other}."
+            )
+            raise UsageError(
+                f"{twice[:-1]}, and would count twice.",
+                "Members of an ensemble differ, for example in the seed of their training.",
+                "Give each file once.",
+            )
+        seen[checksum] = path
+
+
+def model_path(given: str | os.PathLike[str]) -> Path:
+    """The file that `load` is given, by its path or by its name in the zoo.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    path = as_path(given, MODEL)
+    if not isinstance(given, str):
+        return path
+    found = zoo.zoo_model(given)
+    if found is not None:
+        return found
+    plain = path.name == given and not path.suffix  # neither a folder nor a suffix: a name
+    if plain and reading.kind(path) is None:
+        raise zoo.unknown_model(given)
+    return path

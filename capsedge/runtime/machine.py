@@ -1,0 +1,229 @@
+"""CPU, cores, memory, GPU, versions of this machine."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# --- Facts about this machine: processor, system, versions of packages. Tries nothing out ---
+
+
+def machine() -> dict[str, str]:
+    """This machine in words; also part of every certificate."""
+    facts = {
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "cpu": _cpu_name(),
+        "cores": str(available_cores()),
+        "simd": simd_level(),
+    }
+    model = Path("/proc/device-tree/model")
+    if model.is_file():
+        facts["board"] = model.read_text(encoding="utf-8", errors="replace").rstrip("\0\n")
+    mode = power_mode()
+    if mode:
+        facts["power_mode"] = mode
+    return facts
+
+
+def power_mode() -> str:
+    """The power mode of a Jetson from ``nvpmodel -q``, such as ``MAXN_SUPER``; empty elsewhere.
+
+    It determines clocks, cores and multiprocessors of the GPU; the number of the fastest differs by board.
+    """
+    program = shutil.which("nvpmodel")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, "-q"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.search(r"Power Mode: *(\S+)", done.stdout)
+    return found[1] if found else ""
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of those packages that are installed; imports none of them."""
+    found = {name: installed_version(name) for name in packages}
+    return {name: version for name, version in found.items() if version}
+
+
+def installed_version(package: str) -> str:
+    """Version of an installed package, under any of its distribution names; empty if not installed."""
+    if importlib.util.find_spec(package) is None:
+        return ""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    # Under another name; this reads the list of files of every installed package.
+    for name in sorted(importlib.metadata.packages_distributions().get(package, ())):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "version unknown"
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def simd_level() -> str:
+    """Widest instruction set of this CPU that the native kernels support.
+
+    AMX, AVX-512 VNNI, AVX-512, AVX2, NEON or plain.
+    """
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "NEON"
+    flags = _cpuinfo("flags").split()
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(flags):
+        if "avx512_vnni" not in flags:
+            return "AVX-512"
+        return "AMX" if {"amx_tile", "amx_int8"} <= set(flags) else "AVX-512 VNNI"
+    return "AVX2" if {"avx2", "fma"} <= set(flags) else "plain"
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+# --- One line of ``capsedge doctor`` ---
+
+
+OK, MISSING, BROKEN = "ok", "missing", "broken"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: the part.
+        job: what needs it: ``infer`` (the base job), ``faster``, ``export``, ``gpu``, ``compare``.
+        status: ``ok``, ``missing`` or ``broken``.
+        found: version, path or the reason.
+        cost: what is lost without it; empty when it is there.
+        fix: the command that mends it; empty when it is there.
+    """
+
+    name: str
+    job: str
+    status: str
+    found: str
+    cost: str = ""
+    fix: str = ""
+
+
+# The NVIDIA GPU of this machine, its driver, and what keeps ONNX Runtime from it: ``capsedge
+# doctor``
+
+
+PCI = Path("/sys/bus/pci/devices")
+# A discrete GPU with its driver, the GPU of a Jetson, the GPU of Windows in WSL.
+NODES = ("/dev/nvidia0", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
+_JOB = "gpu"
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA GPU, with or without a driver."""
+    return any(map(os.path.exists, NODES)) or any(map(_is_gpu, PCI.glob("*")))
+
+
+def _is_gpu(device: Path) -> bool:
+    try:
+        vendor, kind = ((device / name).read_text(encoding="ascii") for name in ("vendor", "class"))
+    except OSError:
+        return False
+    return vendor.strip() == _NVIDIA and kind.startswith(_DISPLAY)
+
+
+def gpu() -> Check:
+    """The GPU and its driver. A machine without a GPU lacks one; nothing of it is broken."""
+    name, cost = "NVIDIA GPU", "models run on the CPU"
+    if not has_gpu():
+        none = "nothing to mend, unless there is one: then install its driver"
+        return Check(name, _JOB, MISSING, "none in this machine", cost, none)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Check(
+            name, _JOB, MISSING, "no CUDA driver (libcuda.so.1)", cost, "install the GPU's driver"
+        )
+    version, count = ctypes.c_int(0), ctypes.c_int(0)
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    if not status and count.value:
+        shown = _nvidia_smi() or f"{count.value} GPU"
+        return Check(name, _JOB, OK, f"{shown}, driver for {cuda}")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        found = f"driver for {cuda}, but CUDA_VISIBLE_DEVICES='{hidden}' hides the GPU"
+        return Check(name, _JOB, BROKEN, found, cost, "unset CUDA_VISIBLE_DEVICES")
+    found = f"driver for {cuda}, but no usable GPU (CUDA error {status})"
+    return Check(name, _JOB, BROKEN, found, cost, "run nvidia-smi and follow what it says")
+
+
+def _nvidia_smi() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            query, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+
+def onnxruntime_packages() -> list[Check]:
+    """A line if several packages provide the module ``onnxruntime``; none if there is no such conflict.
+
+    They share one folder: what is installed last overwrites the others, and without `onnxruntime-gpu`'s
+    own libraries the CUDA provider is gone.
+    """
+    providers = importlib.metadata.packages_distributions().get("onnxruntime", ())
+    packages = sorted(set(providers))
+    if len(packages) < 2:
+        return []
+    others = [p for p in packages if p != "onnxruntime"]
+    kept = "onnxruntime-gpu" if "onnxruntime-gpu" in others else others[0]
+    wanted = "'capsedge[gpu]'" if kept == "onnxruntime-gpu" else kept
+    shown = " and ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
+    return [
+        Check(
+            "onnxruntime",
+            _JOB,
+            BROKEN,
+            f"{shown} overwrite each other",
+            f"{kept} may have lost its GPU libraries",
+            f"pip uninstall -y {' '.join(packages)} && pip install {wanted}",
+        )
+    ]

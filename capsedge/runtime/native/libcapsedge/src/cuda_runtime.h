@@ -1,0 +1,81 @@
+// The CUDA runtime, opened at run time: devices, memory, streams, graphs (what capsedge/runtime/backends/cuda.py calls).
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace capsedge::libcapsedge {
+
+using CudaStream = void*;
+using CudaGraph = void*;  // executable
+using CudaEvent = void*;
+
+// Every function of it that fails throws Failure (CAPSEDGE_ENVIRONMENT) with CUDA's words.
+class Cuda {
+ public:
+  int device_count() const;
+  std::string compute_capability(int device) const;  // "8.7"
+  std::string driver_version() const;                // the newest CUDA that the driver runs: "13.0"
+
+  void* allocate(size_t bytes) const;
+  void free(void* memory) const noexcept;
+  void* allocate_host(size_t bytes) const;  // pinned
+  void free_host(void* memory) const noexcept;
+  // In the order of the stream.
+  void to_device(void* to, const void* from, size_t bytes, CudaStream stream) const;
+  void to_host(void* to, const void* from, size_t bytes, CudaStream stream) const;
+  void copy(void* to, const void* from, size_t bytes, CudaStream stream) const;  // wherever both are
+  // Whether a GPU works on the memory: its own, managed memory, and pinned memory of the host.
+  bool reaches(const void* memory, int device) const;
+
+  CudaStream create_stream() const;  // does not wait for the default one
+  void destroy_stream(CudaStream stream) const noexcept;
+  void synchronize(CudaStream stream) const;
+  CudaEvent create_event() const;
+  void destroy_event(CudaEvent event) const noexcept;
+  // Later work on the stream waits for what is on another; the host does not.
+  void wait(CudaStream stream, CudaStream other, CudaEvent event) const;
+
+  // Records what `enqueue` puts on the stream; null and why where it cannot be recorded. The stream is usable
+  // afterwards either way.
+  template <typename F>
+  CudaGraph capture(CudaStream stream, std::string& why_not, F&& enqueue) const {
+    begin_capture(stream);
+    const bool accepted = enqueue();
+    return end_capture(stream, accepted, why_not);
+  }
+  void launch(CudaGraph graph, CudaStream stream) const;
+  void destroy_graph(CudaGraph graph) const noexcept;
+
+ private:
+  friend const Cuda& cuda();
+  friend class OnDevice;
+  Cuda();
+  void begin_capture(CudaStream stream) const;
+  CudaGraph end_capture(CudaStream stream, bool accepted, std::string& why_not) const;
+  void check(const char* function, int code) const;
+
+  struct Functions;
+  const Functions* f_;
+};
+
+// One for the whole process. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
+const Cuda& cuda();
+
+// The GPU of the calling thread for a time; the caller's own choice comes back.
+class OnDevice {
+ public:
+  OnDevice(const Cuda& cuda, int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  const Cuda& cuda_;
+  int before_ = 0;
+};
+
+// The GPU's name by the driver; empty where the driver does not say.
+std::string device_name(int device);
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,50 @@
+// The decoder of a loaded file by itself: from the poses of class capsules to pictures (capsedge/runtime/decoder.py).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "backend.h"
+
+namespace capsedge::libcapsedge {
+
+constexpr char kReconstruction[] = "reconstruction";
+
+// What it takes and draws.
+struct DecoderSizes {
+  int64_t classes = 0, pose = 0, channels = 0, height = 0, width = 0;
+
+  size_t poses() const { return static_cast<size_t>(classes * pose); }
+  size_t picture() const { return static_cast<size_t>(channels * height * width); }
+};
+
+// Opened when it is first used; for any number of threads at once.
+class Decoder {
+ public:
+  using Open = std::function<std::unique_ptr<Backend>(std::string_view)>;
+
+  // `model` is the file, `name` what errors call it, `poses` and `pictures` are its outputs, `open` loads a part of it.
+  Decoder(std::string_view model, std::string name, const Port& poses, const Port& pictures, Open open);
+
+  // Throws Failure (CAPSEDGE_USAGE) where the pictures cannot be computed from poses alone.
+  const DecoderSizes& sizes() const;
+
+  // As capsedge_decode. Throws Failure (CAPSEDGE_USAGE) for a pose or a class that is wrong, or too little room.
+  void decode(const float* poses, const int32_t* classes, size_t count, float* pictures, size_t room) const;
+
+ private:
+  void run(const float* poses, size_t count, float* pictures) const;
+  const Backend& backend() const;
+
+  const std::string name_;
+  const Open open_;
+  DecoderSizes sizes_;
+  std::string part_, refused_;
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<Backend> backend_;
+};
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,37 @@
+// The metadata of a model: the capsedge.* properties of its file (capsedge/runtime/metadata.py).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nothing.h"
+#include "preprocessing.h"
+
+namespace capsedge::libcapsedge {
+
+// Which outputs hold the answer, where that is not lengths or logits, and poses.
+struct StatedOutputs {
+  std::string scores, kind, poses;  // of a classification; kind: length, logits or probability
+  std::vector<std::string> values;  // of a regression
+  std::vector<std::string> names, units;  // of its values
+};
+
+struct Metadata {
+  std::string architecture, routing, task, precision;
+  int32_t iterations = 0;
+  std::vector<std::string> class_names;
+  std::optional<Preprocessing> preprocessing;
+  std::optional<StatedOutputs> outputs;
+  std::optional<TypicalInput> typical_input;
+  bool cascade = false;  // whether the output long_way states who decided
+
+  bool regression() const { return task == "regression"; }
+};
+
+// Nothing where the file has no properties of ours. Throws Failure (CAPSEDGE_ARTEFACT) where they are damaged or of
+// another schema.
+std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties);
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,142 @@
+#include "open.h"
+
+#include <algorithm>
+#include <set>
+
+#include "failure.h"
+#include "families.h"
+#include "files.h"
+#include "onnx_file.h"
+#include "operators.h"
+
+namespace capsedge::libcapsedge {
+
+namespace {
+
+constexpr char kEngineSuffix[] = ".engine";
+constexpr int64_t kMostOnnxBytes = 0x7FFFFFFF;  // protobuf reads no larger message
+
+bool is_engine(const std::string& path) {
+  constexpr size_t size = sizeof kEngineSuffix - 1;
+  return path.size() > size && path.compare(path.size() - size, size, kEngineSuffix) == 0;
+}
+
+void check_not_empty(std::string_view model, const std::string& name) {
+  if (model.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, name + " is empty.",
+                  "It has 0 bytes; a download or an export was probably interrupted.",
+                  "Fetch it again, or export it again with `capsedge export`.");
+}
+
+#if CAPSEDGE_WITH_TENSORRT
+constexpr int64_t kMostEngineBytes = int64_t{1} << 36;
+
+std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions& options) {
+  if (options.ops != CAPSEDGE_OPS_AUTO)
+    fail_usage(path + " is a TensorRT engine.", "It runs with the operators that it was built with.",
+               "Open it with CAPSEDGE_OPS_AUTO.");
+  const std::string engine = read_file(path, kMostEngineBytes, "a TensorRT engine");
+  check_not_empty(engine, path);
+  Passport passport = read_passport(path, engine);
+  Model opened;
+  opened.metadata = read_metadata(passport.metadata);
+  opened.fused = passport.plugin == "fused";
+  const OpenEngine how{options.device, options.tensorrt, options.outputs, options.contexts};
+  opened.backend = open_tensorrt(engine, path, passport, how, opened.outputs);
+  opened.properties = std::move(passport.metadata);
+  return std::make_unique<Session>(path, std::move(opened));
+}
+#else
+std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&) {
+  throw Failure(CAPSEDGE_ENVIRONMENT, path + " is a TensorRT engine, and this libcapsedge was built without TensorRT.",
+                "It is built with it where TensorRT's and CUDA's headers are.",
+                "Build it there (docs/how-to/libcapsedge.md, \"TensorRT\"), or open the ONNX file that the engine was built from.");
+}
+#endif
+
+// Digits and points, as in "1.20.3".
+bool is_version(const std::string& text) {
+  const auto fits = [](char c) { return (c >= '0' && c <= '9') || c == '.'; };
+  return !text.empty() && text.size() < 20 && std::all_of(text.begin(), text.end(), fits);
+}
+
+// Refuses operators of a later version that have no function body (Python: `_known_operators`, capsedge/runtime/backends/native_library.py).
+void check_known_operators(const OnnxFile& file, const std::set<std::string>& missing, const std::string& name) {
+  std::set<std::string> unknown;
+  for (const std::string& type : missing)
+    if (find_operator(type) == nullptr) unknown.insert(type);
+  if (unknown.empty()) return;
+  const bool ours = file.producer == "capsedge" && is_version(file.producer_version);
+  throw Failure(CAPSEDGE_ENVIRONMENT,
+                name + " needs operators that this version of libcapsedge does not have: " +
+                    joined({unknown.begin(), unknown.end()}) + ".",
+                (ours ? "The file was written by capsedge " + file.producer_version + ". " : "") +
+                    "This is libcapsedge " + CAPSEDGE_VERSION + ", and the nodes carry no function bodies that could run instead.",
+                "Install " + (ours ? "libcapsedge " + file.producer_version + " or later" : std::string("a later version")) +
+                    ", or export the file again with `capsedge export --ops auto`, which writes the bodies.");
+}
+
+const Port* find_port(const std::vector<Port>& ports, const std::string& name) {
+  const auto found = std::find_if(ports.begin(), ports.end(), [&](const Port& port) { return port.name == name; });
+  return found == ports.end() ? nullptr : &*found;
+}
+
+// The decoder of a file that has one; null for others.
+std::unique_ptr<Decoder> decoder_of(std::string_view model, const std::string& name, const Model& opened, const OnnxFile& file,
+                                    const OpenOptions& options) {
+  const std::vector<Port>& ports = opened.backend->outputs();
+  const bool stated = opened.metadata && opened.metadata->outputs;
+  const Port* const poses = find_port(ports, stated ? opened.metadata->outputs->poses : "poses");
+  const Port* const pictures = find_port(ports, kReconstruction);
+  if (!opened.metadata || opened.metadata->regression() || poses == nullptr || pictures == nullptr) return nullptr;
+  OnnxFile kinds;  // what loading a part needs of the file
+  kinds.capsedge_nodes = file.capsedge_nodes;
+  kinds.capsedge_functions = file.capsedge_functions;
+  kinds.overloaded = file.overloaded;
+  auto open = [kinds, name, threads = options.threads, fused = opened.fused, library = options.onnxruntime](std::string_view part) {
+    return open_onnxruntime(part, name, threads, kinds, fused, library);
+  };
+  return std::make_unique<Decoder>(model, name, *poses, *pictures, open);
+}
+
+}  // namespace
+
+std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& name, const OpenOptions& options) {
+  check_not_empty(model, name);
+  if (options.device != 0)
+    fail_usage("device is " + std::to_string(options.device) + " for " + name + ".", "ONNX files run on the CPU.",
+               "Leave it out, or open a TensorRT engine of `capsedge build`.");
+  OnnxFile file = read_onnx(model, name);
+  check_harmless(file, name);
+  Model opened;
+  opened.metadata = read_metadata(file.metadata);
+  if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
+    fail_usage(name + " has no capsedge nodes for the fused operators to run.",
+               "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
+  opened.expanded_routing = file.expanded_routing;
+  opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
+  std::set<std::string> missing;
+  for (const std::string& type : file.missing_functions()) missing.insert(ort::operator_of(type));
+  check_known_operators(file, missing, name);
+  if (!opened.fused && !missing.empty())
+    throw Failure(CAPSEDGE_ENVIRONMENT, name + " runs only with the fused operators.",
+                  "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",
+                  "Open it with CAPSEDGE_OPS_AUTO, or export it again with `capsedge export --ops auto`.");
+  std::string cut;
+  if (!options.all_outputs) {
+    cut = keep_outputs(model, file, options.outputs, name);
+    model = cut;
+  }
+  opened.backend = open_onnxruntime(model, name, options.threads, file, opened.fused, options.onnxruntime);
+  opened.decoder = decoder_of(model, name, opened, file, options);
+  opened.properties = std::move(file.metadata);
+  for (const auto& [output, span] : file.outputs) opened.outputs.push_back(output);
+  return std::make_unique<Session>(name, std::move(opened));
+}
+
+std::unique_ptr<Session> open_file(const std::string& path, const OpenOptions& options) {
+  if (is_engine(path)) return open_engine(path, options);
+  return open_onnx(read_file(path, kMostOnnxBytes, "an ONNX file"), path, options);
+}
+
+}  // namespace capsedge::libcapsedge

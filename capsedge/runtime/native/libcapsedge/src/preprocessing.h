@@ -1,0 +1,52 @@
+// From pixels to the input of a model: docs/reference/runtime.md ("Images", "Resizing") to the last bit, as capsedge/runtime/images/preprocessing.py
+// and capsedge/runtime/images/preprocessing.py do it. Built without contraction, so that a product and a sum are rounded each on its own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "capsedge.h"
+
+namespace capsedge::libcapsedge {
+
+constexpr int64_t kMostSide = 32768;     // keeps the integers behind the weights exact
+constexpr int64_t kMostInput = 1 << 26;  // values of one input
+constexpr int64_t kMostPixels = 1 << 26;
+
+enum class Resize { kStretch, kPad, kCrop, kCenter, kUnknown };
+Resize resize_rule(const std::string& name);
+const char* name_of(Resize rule);
+
+// What is done to each image by itself: nothing; its mean and deviation become 0 and 1; its values go from 0 to 255.
+enum class PerImage { kNothing, kStandardize, kMinMax, kUnknown };
+PerImage per_image_rule(const std::string& name);
+const char* name_of(PerImage rule);
+
+struct Preprocessing {
+  int32_t height = 0, width = 0, channels = 0;
+  double scale = 1.0 / 255.0;
+  std::vector<double> mean, std;
+  Resize resize = Resize::kStretch;
+  PerImage per_image = PerImage::kNothing;
+  bool channels_last = false;
+  bool bgr = false;  // the input is blue, green, red; images are always red, green, blue
+
+  int64_t values() const { return int64_t{height} * width * channels; }
+  std::array<int64_t, 3> shape() const;  // of the input for one image
+
+  // What is wrong with it, or nothing.
+  std::string wrong() const;
+};
+
+// Memory of the steps between, kept from image to image.
+struct PrepareScratch {
+  std::vector<float> row, tall, part, weights, planes;
+};
+
+// Writes [channels, height, width], or [height, width, channels]. `name` is what errors (CAPSEDGE_USAGE) call the image.
+void prepare(const Preprocessing& preprocessing, const capsedge_image& image, bool invert, const std::string& name,
+             PrepareScratch& scratch, float* to);
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,97 @@
+// A TensorRT engine, loaded: its inputs and outputs, and its execution contexts; capsedge/runtime/backends/tensorrt_engine.py, in C++.
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend.h"
+#include "cuda_runtime.h"
+#include "tensorrt_library.h"
+
+namespace capsedge::libcapsedge {
+
+// A port's memory on the GPU and, pinned, on the host.
+class Buffer {
+ public:
+  Buffer(const Cuda& cuda, size_t bytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  void* device() const { return device_; }
+  void* host() const { return host_; }
+
+ private:
+  const Cuda& cuda_;
+  void* device_;
+  void* host_ = nullptr;
+};
+
+// Those of all ports, in their order.
+struct Buffers {
+  std::vector<std::unique_ptr<Buffer>> inputs, outputs, left_out;
+};
+
+class TensorRtEngine {
+ public:
+  TensorRtEngine(const std::string& path, const Passport& passport, int32_t device, const std::string& library)
+      : cuda(capsedge::libcapsedge::cuda()), device(device), path_(path), command_(passport.rebuild()),
+        trt_(tensorrt(passport.portable, library)) {}
+
+  // Compares the passport with this machine; the plugin library that the engine needs, or empty. Throws Failure.
+  std::string check(const Passport& passport) const;
+
+  // Shows the outputs to keep, all of them where these are empty. Called on the engine's GPU, as everything below. Throws
+  // Failure.
+  void load(std::string_view engine, const std::string& plugin, const std::vector<std::string>& keep);
+
+  // Contexts go before.
+  void unload() {
+    engine_.reset();
+    runtime_.reset();
+  }
+  // Forgets the engine without calling TensorRT, where the GPU is gone or the process ends.
+  void abandon() noexcept;
+
+  const std::string& version() const { return trt_.version; }
+  const std::string& path() const { return path_; }
+  std::vector<std::string> output_names() const;  // of all, also those left out
+
+  // A context that computes in `scratch`, memory of `scratch_bytes` on the GPU; contexts that never run at the same time
+  // may share it.
+  std::unique_ptr<nvinfer1::IExecutionContext> new_context(void* scratch) const;
+  Buffers new_buffers(int64_t largest) const;
+  void bind(nvinfer1::IExecutionContext& context, int64_t batch, const Buffers& buffers) const;
+  bool accepts(nvinfer1::IExecutionContext& context, CudaStream stream) const;
+  void enqueue(nvinfer1::IExecutionContext& context, CudaStream stream) const;
+
+  // Opened before TensorRT: some builds of it look for it among the libraries that are open.
+  const Cuda& cuda;
+  const int32_t device;
+  std::vector<Port> inputs, outputs, left_out;
+  size_t scratch_bytes = 0;
+
+ private:
+  std::string build_again() const { return "Build it again: `" + command_ + "`."; }
+  [[noreturn]] void fail(const std::string& what) const;
+  Machine this_machine() const;
+  void read_ports();
+  void leave_out(const std::vector<std::string>& keep);
+  void set_address(nvinfer1::IExecutionContext& context, const Port& port, const Buffer& buffer) const;
+
+  const std::string path_, command_;
+  TensorRt& trt_;
+  // The engine goes before the runtime whose plugins it uses.
+  std::unique_ptr<nvinfer1::IRuntime> runtime_;
+  std::unique_ptr<nvinfer1::ICudaEngine> engine_;
+  mutable std::mutex creating_;
+};
+
+nvinfer1::Dims dims_for(const Port& port, int64_t batch);
+size_t bytes_for(const Port& port, int64_t batch);
+
+}  // namespace capsedge::libcapsedge

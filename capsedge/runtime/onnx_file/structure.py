@@ -1,0 +1,335 @@
+"""Nodes, shapes and sizes of an ONNX file, read without the ``onnx`` package.
+
+Goes deeper than ``onnx_file``, which is what every load needs: this is what ``inspect`` shows. Weights are
+stepped over; nothing in the file is executed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError
+from capsedge.runtime.onnx_file.summary import read_bytes, summarize
+from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire
+from capsedge.spec import limits
+from capsedge.spec.operators import DOMAIN, operator_of
+
+# TensorProto.DataType: name and bits of an element.
+TYPES: dict[int, tuple[str, int]] = {
+    1: ("float32", 32), 2: ("uint8", 8), 3: ("int8", 8), 4: ("uint16", 16), 5: ("int16", 16),
+    6: ("int32", 32), 7: ("int64", 64), 8: ("string", 0), 9: ("bool", 8), 10: ("float16", 16),
+    11: ("float64", 64), 12: ("uint32", 32), 13: ("uint64", 64), 14: ("complex64", 64),
+    15: ("complex128", 128), 16: ("bfloat16", 16), 17: ("float8e4m3fn", 8), 18: ("float8e4m3fnuz", 8),
+    19: ("float8e5m2", 8), 20: ("float8e5m2fnuz", 8), 21: ("uint4", 4), 22: ("int4", 4),
+}  # fmt: skip
+BITS = dict(TYPES.values())
+DEEPEST = 64  # nesting of If and Loop bodies; deeper is an attack, not a model
+LONGEST_LIST = 4096  # numbers kept of an attribute; tree ensembles have millions and need none here
+
+Shape = tuple[int | str, ...]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A named tensor: a graph input or output, an intermediate value, or stored data."""
+
+    name: str
+    type: str
+    shape: Shape | None
+
+    @property
+    def elements(self) -> int | None:
+        """Number of elements; None unless all dimensions are known."""
+        if self.shape is None or not all(isinstance(d, int) for d in self.shape):
+            return None
+        return math.prod(int(d) for d in self.shape)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node, with those of its attributes that are numbers, strings or tensors."""
+
+    op: str
+    domain: str
+    overload: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any]
+    bodies: tuple[Graph, ...]
+
+    def integer(self, name: str, default: int) -> int:
+        """An attribute; the default if it is missing or not a whole number."""
+        value = self.attributes.get(name)
+        return value if isinstance(value, int) else default
+
+    def integers(self, name: str) -> list[int]:
+        """An attribute; empty if it is missing or not a list of whole numbers."""
+        value = self.attributes.get(name)
+        found = value if isinstance(value, list) else []
+        return found if all(isinstance(v, int) for v in found) else []
+
+    @property
+    def operator(self) -> str:
+        """The operator that the type names: for a capsule operator without the number of its body."""
+        return operator_of(self.op) if self.domain == DOMAIN else self.op
+
+
+@dataclass
+class Graph:
+    """A graph, a subgraph, or the body of a function."""
+
+    name: str = ""
+    domain: str = ""
+    overload: str = ""
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    initializers: list[Value] = field(default_factory=list)
+
+    def graphs(self) -> Iterator[Graph]:
+        """This graph and all nested bodies."""
+        yield self
+        for node in self.walk():
+            yield from node.bodies
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, those of nested bodies included."""
+        for node in self.nodes:
+            yield node
+            for body in node.bodies:
+                yield from body.walk()
+
+
+@dataclass
+class Structure:
+    """The structure of an ONNX file."""
+
+    ir_version: int
+    producer: str
+    opsets: dict[str, int]
+    metadata: dict[str, str]
+    external_data: bool
+    graph: Graph
+    functions: list[Graph]
+
+
+def read_structure(path: Path | str) -> Structure:
+    """Read the structure of an ONNX file of any tool.
+
+    Raises:
+        UsageError: there is no such file.
+        ArtefactError: the file is empty, truncated or not an ONNX file.
+    """
+    data = read_bytes(path)
+    summary = summarize(data, str(path))
+    try:
+        graph, functions = _Reader(data).read()
+    except (Malformed, UnicodeDecodeError) as error:
+        raise ArtefactError(
+            f"{path} is not a complete ONNX file.",
+            f"Read as one, {error}.",
+            "Fetch the file again, or export it again with `capsedge export`.",
+        ) from error
+    return Structure(
+        ir_version=summary.ir_version,
+        producer=summary.producer,
+        opsets=summary.opsets,
+        metadata=summary.metadata,
+        external_data=bool(summary.external),
+        graph=graph,
+        functions=functions,
+    )
+
+
+class _Reader(Wire):
+    """Reads files that `summarize` has judged. Field numbers are those of onnx.proto3."""
+
+    def read(self) -> tuple[Graph, list[Graph]]:
+        graph, functions = Graph(), []
+        for number, a, b in self.messages(0, len(self.data)):
+            if number == 7:
+                graph = self.read_graph(a, b, 0)
+            elif number == 25:
+                functions.append(self.read_function(a, b))
+        return graph, functions
+
+    nodes = 0
+
+    def count_node(self) -> None:
+        """Refuse graphs with too many nodes."""
+        self.nodes += 1
+        if self.nodes > limits.GRAPH_NODES:
+            raise Malformed(f"it has over {limits.GRAPH_NODES:,} nodes")
+
+    def integers(self, wire: int, a: int, b: int) -> list[int]:
+        """A piece of a repeated integer field: one number, or a packed run of them."""
+        if wire != BYTES:
+            return [_signed(a)]
+        numbers: list[int] = []
+        while a < b and len(numbers) < LONGEST_LIST:
+            number, a = self.varint(a, b)
+            numbers.append(_signed(number))
+        return numbers
+
+    def floats(self, a: int, b: int) -> list[float]:
+        piece = self.data[a : min(b, a + 4 * LONGEST_LIST)]
+        if len(piece) % 4:
+            raise Malformed(f"a list of floats at byte {a} has an odd size")
+        return [f for (f,) in struct.iter_unpack("<f", piece)]
+
+    def read_tensor(self, start: int, end: int) -> Value:
+        dims: list[int] = []
+        name, kind = "", "undefined"
+        for number, wire, a, b in self.fields(start, end):
+            if number == 1:
+                dims += self.integers(wire, a, b)
+            elif number == 2:
+                kind = _type(a)
+            elif number == 8 and wire == BYTES:
+                name = self.text(a, b)
+        if any(d < 0 for d in dims):
+            raise Malformed(f"tensor '{name}' has a negative dimension")
+        return Value(name, kind, _countable(name, tuple(dims)))
+
+    def read_value(self, start: int, end: int) -> Value:
+        name, kind, shape = "", "not a tensor", None
+        for number, a, b in self.messages(start, end):
+            if number == 1:
+                name = self.text(a, b)
+            elif number == 2:
+                for part, c, d in self.messages(a, b):
+                    if part == 1:
+                        kind, shape = self.tensor_type(c, d)
+        return Value(name, kind, shape and _countable(name, shape))
+
+    def tensor_type(self, start: int, end: int) -> tuple[str, Shape | None]:
+        kind, shape = "undefined", None
+        for number, wire, a, b in self.fields(start, end):
+            if number == 1:
+                kind = _type(a)
+            elif number == 2 and wire == BYTES:
+                shape = tuple(self.dimension(c, d) for n, c, d in self.messages(a, b) if n == 1)
+        return kind, shape
+
+    def dimension(self, start: int, end: int) -> int | str:
+        for number, wire, a, b in self.fields(start, end):
+            if number == 1 and wire != BYTES:
+                return a if a < 2**63 else "?"  # -1 of tools that do not know
+            if number == 2 and wire == BYTES:
+                return self.text(a, b) or "?"
+        return "?"
+
+    def read_attribute(self, start: int, end: int, depth: int) -> tuple[str, Any, list[Graph]]:
+        name = ""
+        content: Any = None
+        numbers: list[Any] = []
+        bodies: list[Graph] = []
+        for number, wire, a, b in self.fields(start, end):
+            if number == 3:
+                content = _signed(a)
+            elif number == 8 and len(numbers) < LONGEST_LIST:
+                numbers += self.integers(wire, a, b)
+            elif number == 2:
+                content = self.floats(a, b)[0]
+            elif number == 7 and len(numbers) < LONGEST_LIST:
+                numbers += self.floats(a, b)
+            elif wire != BYTES:
+                continue
+            elif number == 1:
+                name = self.text(a, b)
+            elif number == 4:
+                content = self.data[a:b].decode("utf-8", "replace")
+            elif number == 5:
+                content = self.read_tensor(a, b)
+            elif number in (6, 11):
+                bodies.append(self.read_graph(a, b, depth + 1))
+        return name, numbers or content, bodies
+
+    def read_node(self, start: int, end: int, depth: int) -> Node:
+        text = {3: "", 4: "", 7: "", 8: ""}
+        inputs: list[str] = []
+        outputs: list[str] = []
+        attributes: dict[str, Any] = {}
+        bodies: list[Graph] = []
+        for number, a, b in self.messages(start, end):
+            if number == 1:
+                inputs.append(self.text(a, b))
+            elif number == 2:
+                outputs.append(self.text(a, b))
+            elif number == 5:
+                name, content, nested = self.read_attribute(a, b, depth)
+                attributes[name] = content
+                bodies += nested
+            elif number in text:
+                text[number] = self.text(a, b)
+        return Node(
+            op=text[4],
+            domain="" if text[7] == "ai.onnx" else text[7],
+            overload=text[8],
+            name=text[3],
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            attributes=attributes,
+            bodies=tuple(bodies),
+        )
+
+    def read_graph(self, start: int, end: int, depth: int) -> Graph:
+        if depth > DEEPEST:
+            raise Malformed(f"its graphs are nested more than {DEEPEST} deep")
+        graph = Graph()
+        for number, a, b in self.messages(start, end):
+            if number == 1:
+                self.count_node()
+                graph.nodes.append(self.read_node(a, b, depth))
+            elif number == 2:
+                graph.name = self.text(a, b)
+            elif number == 5:
+                graph.initializers.append(self.read_tensor(a, b))
+            elif number == 11:
+                graph.inputs.append(self.read_value(a, b))
+            elif number == 12:
+                graph.outputs.append(self.read_value(a, b))
+            elif number == 13:
+                graph.values.append(self.read_value(a, b))
+        return graph
+
+    def read_function(self, start: int, end: int) -> Graph:
+        graph = Graph()
+        for number, a, b in self.messages(start, end):
+            if number == 1:
+                graph.name = self.text(a, b)
+            elif number == 7:
+                self.count_node()
+                graph.nodes.append(self.read_node(a, b, 0))
+            elif number == 10:
+                graph.domain = self.text(a, b)
+            elif number == 13:
+                graph.overload = self.text(a, b)
+        return graph
+
+
+def _countable(name: str, shape: Shape) -> Shape:
+    """The shape, if its elements can be counted; a size of zero counts as one."""
+    sizes = [d for d in shape if isinstance(d, int)]
+    if (
+        len(shape) > limits.DIMENSIONS
+        or math.prod(max(1, d) for d in sizes) > limits.VALUE_ELEMENTS
+    ):
+        raise Malformed(f"'{name[:80]}' has a shape that fits no memory")
+    return shape
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+def _type(number: int) -> str:
+    return TYPES.get(number, (f"type {number}", 0))[0]

@@ -1,0 +1,299 @@
+"""A first reading of an ONNX file, with only the standard library.
+
+The device has no ``onnx`` package, and a file that somebody sent must be judged before ONNX
+Runtime is handed its bytes. So its wire format (``wire``) is walked here, weights are stepped over, and
+what the runtime must know is collected: metadata, ``capsedge`` nodes, functions, external data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.runtime.files import formats, reading
+from capsedge.runtime.onnx_file.wire import MODEL, Found, Malformed, Message, Walker, number_of
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+
+# Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
+COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
+MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
+MAX_NODES = 100_000  # a kilobyte of memory or more each, for two bytes of the file
+
+_ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
+
+# Field numbers of onnx.proto3.
+_MODEL_IR, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 3, 7, 8
+_MODEL_METADATA = 14
+_NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 1, 2, 4, 7, 8
+_TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
+_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_OPSET_DOMAIN, _OPSET_VERSION = 1, 2
+
+# What the exporter calls the poses of an iteration whose operators stand in the graph itself.
+_EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
+
+
+@dataclass
+class OnnxSummary:
+    """What an ONNX file holds, as far as the runtime needs it.
+
+    Attributes:
+        ir_version: version of the file format.
+        producer, producer_version: the tool that wrote the file.
+        opsets: version of every imported operator domain (the default domain is ``""``).
+        metadata: the file's ``metadata_props``.
+        capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
+        capsedge_functions: ``(type, overload)`` of every function body of that domain.
+        unnamed_inputs: types of the ``capsedge`` nodes with an input of no name.
+        overloaded: ``(domain, name)`` of functions that only their overload tells apart.
+        external: names of tensors whose data lies in another file.
+        operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
+        functions: domain and name of every function.
+        expanded_routing: whether routing is written in standard operators, as for couplings that are an
+            output; other routing may be ``capsedge`` nodes all the same.
+    """
+
+    ir_version: int = 0
+    producer: str = ""
+    producer_version: str = ""
+    opsets: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    capsedge_nodes: list[tuple[str, str]] = field(default_factory=list)
+    capsedge_functions: set[tuple[str, str]] = field(default_factory=set)
+    unnamed_inputs: set[str] = field(default_factory=set)
+    overloaded: set[tuple[str, str]] = field(default_factory=set)
+    external: list[str] = field(default_factory=list)
+    operators: set[tuple[str, str]] = field(default_factory=set)
+    functions: set[tuple[str, str]] = field(default_factory=set)
+    expanded_routing: bool = False
+    has_graph: bool = False
+
+    @property
+    def missing_functions(self) -> list[str]:
+        """Operators of ``capsedge`` nodes that carry no function body, sorted."""
+        bare = {n for n in self.capsedge_nodes if n not in self.capsedge_functions}
+        return sorted({operator_of(name) for name, _ in bare})
+
+    @property
+    def unknown_operators(self) -> list[str]:
+        """Those of ``missing_functions`` that this version of capsedge does not have either."""
+        return [name for name in self.missing_functions if name not in OPERATORS]
+
+    @property
+    def capsedge_types(self) -> list[str]:
+        """Types of the ``capsedge`` nodes."""
+        return [name for name, _ in self.capsedge_nodes]
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """Read a complete model file.
+
+    Raises:
+        UsageError: there is no such file, or it cannot be read.
+        ArtefactError: it is empty or too large.
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        return file.read(MAX_BYTES)
+
+
+def check_file(path: Path) -> None:
+    """Refuse what cannot be a model file, without reading it; raises as `read_bytes`."""
+    with _opened(path):
+        pass
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    found = reading.kind(path)
+    if found == reading.FOLDER:
+        told = formats.tell(path)
+        if told is not None and told.key != "folder":
+            raise no_onnx(path, told, str(path))
+        raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
+    if found is None:
+        raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
+    with reading.opened(path, "Name an .onnx file that may be read.") as file:
+        size = reading.size(file)
+        if size > MAX_BYTES:
+            raise ArtefactError(
+                f"{path} is too large for an ONNX file.",
+                f"It has {size:,} bytes; the format ends at {MAX_BYTES:,}.",
+                "Check that it is the right file.",
+            )
+        if not size:
+            raise ArtefactError(
+                f"{path} is empty.",
+                "It has 0 bytes; a download or an export was probably interrupted.",
+                "Fetch it again, or export it again with `capsedge export`.",
+            )
+        yield file
+
+
+def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
+    """Walk an ONNX file; ``name`` is its name in errors.
+
+    Raises:
+        ArtefactError: the bytes are not an ONNX model, or are truncated.
+    """
+    try:
+        summary = _Summarizer(data).model()
+        if not summary.has_graph or not summary.ir_version:
+            raise Malformed("it has no graph")
+    except (Malformed, UnicodeDecodeError) as error:
+        told = formats.tell_content(data)
+        if told is not None and told.key != "onnx":
+            raise no_onnx(name, told, name) from error
+        raise ArtefactError(
+            f"{name} is not a complete ONNX file.",
+            f"Read as one, {error}.",
+            "Fetch the file again, or export the model again with `capsedge.export`.",
+            command="Fetch the file again, or export the model again with `capsedge export`.",
+        ) from error
+    return summary
+
+
+def no_onnx(name: Path | str, told: formats.Format, path: str) -> ArtefactError:
+    """The error for a file of another format."""
+    fix, command = told.advice(path)
+    return ArtefactError(
+        f"{name} is not an ONNX file: it is {told.name}.", "", fix, command=command
+    )
+
+
+def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
+    """Read a model file for a runtime, and check that it is harmless.
+
+    Raises:
+        UsageError, ArtefactError, UnsupportedModelError: as `read_bytes`, `summarize` and `check_harmless`.
+    """
+    data = read_bytes(path)
+    summary = summarize(data, str(path))
+    check_harmless(summary, str(path))
+    return data, summary
+
+
+def check_harmless(summary: OnnxSummary, name: str) -> None:
+    """Refuse a file that would make a runtime open other files, run unknown operators or crash.
+
+    Raises:
+        ArtefactError: weights are in other files, a node holds code compiled for a device, or an input of
+            a capsule operator has no name.
+        UnsupportedModelError: the domain of an operator is neither known nor the file's own.
+    """
+    if summary.external:
+        raise ArtefactError(
+            f"{name} keeps weights in other files.",
+            f"{len(summary.external)} tensors are external, the first is '{summary.external[0]}'. "
+            "capsedge reads self-contained files only, so that a model never opens other files.",
+            "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
+        )
+    if any(kind == COMPILED for _, kind in summary.operators):
+        raise ArtefactError(
+            f"{name} has {COMPILED} nodes.",
+            "They hold or name code that was compiled for one device, which cannot be judged.",
+            "Take the ONNX file that they were compiled from.",
+        )
+    if summary.unnamed_inputs:
+        raise ArtefactError(
+            f"{name} has a {min(summary.unnamed_inputs)} node with an input of no name.",
+            "An optional input of a capsule operator is left out by ending the list before it; at an empty "
+            "name, ONNX Runtime before 1.24 crashes.",
+            "Export the model again, or remove the empty names at the end of the node's inputs.",
+        )
+    foreign = sorted(
+        (domain, kind)
+        for domain, kind in summary.operators - summary.functions
+        if domain not in DOMAINS
+    )
+    if foreign:
+        domain, kind = foreign[0]
+        raise UnsupportedModelError(
+            f"{name} has operators of the domain '{domain}'.",
+            f"The first is {kind}. Known domains: {', '.join(DOMAINS[1:])}; others only as functions "
+            "that the file itself defines.",
+            "Export the model again without them.",
+        )
+
+
+class _Summarizer(Walker):
+    told = frozenset(
+        (
+            "NodeProto",
+            "TensorProto",
+            "FunctionProto",
+            "OperatorSetIdProto",
+            "StringStringEntryProto",
+        )
+    )
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.summary = OnnxSummary()
+        self.overloads: dict[tuple[str, str], str] = {}
+        self.nodes = 0
+
+    def model(self) -> OnnxSummary:
+        if self.data[4:8] == _ORT_FORMAT:
+            raise Malformed("it is also a file of ONNX Runtime's own format")
+        found = self.walk(MODEL, 0, len(self.data))
+        summary = self.summary
+        summary.ir_version = number_of(found, _MODEL_IR)
+        summary.producer, summary.producer_version = self.text_of(
+            found, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION
+        )
+        summary.has_graph = _MODEL_GRAPH in found
+        return summary
+
+    def take(
+        self, parent: Message, message: Message, number: int, found: Found, within: tuple[int, int]
+    ) -> None:
+        if message.name == "NodeProto":
+            self._node(found, within)
+        elif message.name == "TensorProto":
+            self._tensor(found)
+        elif message.name == "FunctionProto":
+            self._function(found)
+        elif parent is MODEL and number == _MODEL_OPSET:
+            (domain,) = self.text_of(found, _OPSET_DOMAIN)
+            self.summary.opsets[domain] = number_of(found, _OPSET_VERSION)
+        elif parent is MODEL and number == _MODEL_METADATA:
+            key, value = self.text_of(found, _ENTRY_KEY, _ENTRY_VALUE)
+            self.summary.metadata[key] = value
+
+    def _node(self, found: Found, within: tuple[int, int]) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise Malformed(f"it has more than {MAX_NODES:,} nodes")
+        kind, domain = self.text_of(found, _NODE_TYPE, _NODE_DOMAIN)
+        self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
+        if domain == DOMAIN:
+            (overload,) = self.text_of(found, _NODE_OVERLOAD)
+            self.summary.capsedge_nodes.append((kind, overload))
+            if any(n == _NODE_INPUT and a == b for n, _, a, b in self.fields(*within)):
+                self.summary.unnamed_inputs.add(kind)
+        output = found.get(_NODE_OUTPUT)
+        if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
+            self.summary.expanded_routing = True
+
+    def _function(self, found: Found) -> None:
+        name, domain, overload = self.text_of(
+            found, _FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD
+        )
+        self.summary.functions.add((domain, name))
+        if self.overloads.setdefault((domain, name), overload) != overload:
+            self.summary.overloaded.add((domain, name))
+        if domain == DOMAIN:
+            self.summary.capsedge_functions.add((name, overload))
+
+    def _tensor(self, found: Found) -> None:
+        # The runtime uses only the location; a tensor has no other reason to name a file.
+        if _TENSOR_EXTERNAL in found or found.get(_TENSOR_LOCATION):
+            self.summary.external += self.text_of(found, _TENSOR_NAME)

@@ -1,0 +1,149 @@
+"""Several models, and peers that run the same models: ``capsedge profile``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime.onnx_file.summary import read_bytes, summarize
+from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
+from capsedge.runtime.profiling.profile import (
+    ProfileReport,
+    checked_limits,
+    profile,
+    random_inputs,
+    session_device,
+)
+from capsedge.runtime.profiling.worker import OWN_FILES, Specification, ops_argument
+from capsedge.runtime.session import Session
+
+# Peers that cannot read ONNX functions.
+CONVERTED = {"openvino": "OpenVINO", "litert": "LiteRT", "mnn": "MNN"}
+TORCH_WORKER = (sys.executable, "-m", "capsedge.verification.reference")
+
+
+def profile_models(
+    sessions: Sequence[Session],
+    *,
+    batch: Sequence[int] = (1,),
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    warmup: float = 0.5,
+    duration: float = 3.0,
+    iterations: int = 10,
+    operators: bool = True,
+    peers: Sequence[str] = (),
+    checkpoints: Sequence[Path] = (),
+    peer_model: Path | None = None,
+    module: str = "",
+    progress: Callable[[str], None] = lambda _: None,
+) -> ProfileReport:
+    """Profile several models, then compare them and their peers.
+
+    Args:
+        sessions: one per model.
+        batch, inputs, warmup, duration, iterations, operators, progress: as for `profile`.
+        peers: other runtimes of the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
+            they must be installed (`check_installed`).
+        checkpoints: for the peer ``torch``, one per session.
+        module: instead of them, a network of the user's own (``Specification.module``).
+        peer_model: another file for the other peers to run.
+
+    Returns:
+        Runs of all models, and comparisons if there are peers or several models. An entrant with different
+        outputs is listed by ``Comparison.failed`` and not timed.
+
+    Raises:
+        UsageError: an argument is wrong.
+        EnvironmentProblem: a process does not start.
+        UnsupportedModelError: a peer cannot read a model.
+    """
+    limits = checked_limits(warmup, duration, iterations)
+    side_by_side = bool(peers) or len(sessions) > 1
+    entrants = _entrants(sessions, peers, checkpoints, peer_model, module) if side_by_side else []
+    report = ProfileReport({}, None, [])
+    for session in sessions:
+        one = profile(
+            session,
+            batch=batch,
+            inputs=inputs,
+            warmup=warmup,
+            duration=duration,
+            iterations=iterations,
+            operators=operators,
+            progress=progress,
+        )
+        report.runs += one.runs
+        report.peaks, report.machine = report.peaks or one.peaks, one.machine
+    if entrants:
+        feeds = [dict(inputs)] if inputs else [random_inputs(sessions[0], size) for size in batch]
+        report.comparisons += [compare(entrants, each, limits, progress) for each in feeds]
+    return report
+
+
+def _entrants(
+    sessions: Sequence[Session],
+    peers: Sequence[str],
+    checkpoints: Sequence[Path],
+    peer_model: Path | None,
+    module: str,
+) -> list[Entrant]:
+    """Every model in capsedge, and every model in every peer."""
+    if peer_model is not None and len(sessions) > 1:
+        raise UsageError(
+            "--peer-model does not work with several models.",
+            "It replaces one model in the peers.",
+            "Compare one model at a time.",
+        )
+    if peer_model is not None:
+        read_bytes(peer_model)  # a missing file is not a failure of the peer
+    entrants = []
+    for number, session in enumerate(sessions):
+        model = str(session.path)
+        suffix = f", {session.path.name}" if len(sessions) > 1 else ""
+        threads, device = session.backend.threads, session_device(session)
+        if peers and device != "cpu":
+            raise UsageError(
+                "--compare does not work on a GPU.",
+                "The peers run on the CPU.",
+                "Use --device cpu, or give several models or engines without --compare.",
+            )
+        ops = ops_argument(session)
+        mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)
+        entrants.append(Entrant(f"capsedge {session.backend.ops}{suffix}", mine, model))
+        for peer in peers:
+            file = session.path if peer_model is None or peer == "torch" else peer_model
+            if peer in CONVERTED:
+                _check_portable(file, peer)
+            theirs = Specification(peer, str(file), "", threads=threads)
+            if peer == "torch":
+                named = "" if module else str(checkpoints[number])
+                theirs = replace(theirs, checkpoint=named, module=module)
+                entrants.append(Entrant(f"torch{suffix}", theirs, model, TORCH_WORKER))
+            else:
+                entrants.append(Entrant(f"{peer}{suffix}", theirs, model))
+    return entrants
+
+
+def _check_portable(file: Path, peer: str) -> None:
+    """Refuse files that a peer cannot read: those with functions, and those of another runtime."""
+    name = CONVERTED[peer]
+    again = (
+        f"Export it again with `capsedge export --for {peer} -o {peer}.onnx`, and add "
+        f"--peer-model {peer}.onnx."
+    )
+    if file.suffix in OWN_FILES.values():
+        if OWN_FILES.get(peer) != file.suffix:
+            raise UsageError(f"{name} cannot read {file}.", "It is another runtime's file.", again)
+        return
+    if summarize(read_bytes(file), str(file)).capsedge_nodes:
+        raise UnsupportedModelError(
+            f"{name} cannot read {file}.",
+            f"Its capsedge nodes are ONNX functions, which {name} does not know.",
+            again,
+        )

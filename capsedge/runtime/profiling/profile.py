@@ -1,0 +1,428 @@
+"""`capsedge.profile`: ProfileOptions -> ProfileReport; reasons to distrust it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime import machine
+from capsedge.runtime.backends.backend import Feeds, Port, closed_error
+from capsedge.runtime.files.text import milliseconds
+from capsedge.runtime.files.writing import SESSION, refusal, sha256, write_text
+from capsedge.runtime.profiling.machine_peaks import Peaks, measure_peaks
+from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
+from capsedge.runtime.profiling.report import ReportData, Run
+from capsedge.runtime.profiling.startup import measure_startup
+from capsedge.runtime.profiling.timing import (
+    StableWindow,
+    Statistics,
+    processor_speed,
+    stable_window,
+    summarize,
+)
+from capsedge.runtime.profiling.worker import Limits, take_times
+from capsedge.runtime.reporting import LINES, Row, Summarized, Summary, short
+from capsedge.runtime.session import Session
+
+# Reasons to distrust a measurement, in the manner of trtexec: spread, bounds, the machine's state
+
+
+LARGE_CV = 0.1
+SLOWER = 0.85  # of the processor's best speed in this measurement
+BUSY = 0.5  # load per core before measuring
+HOST, TRANSFER = 0.2, 0.1  # of a run's time
+ATTRIBUTED = 0.1  # how far the operators' sum may be from the run's median
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The state of the machine around a measurement.
+
+    Attributes:
+        speeds: speed of the processor, in rounds per second of a fixed computation, before and after.
+        load: processes that were ready to run, averaged over the minute before (``os.getloadavg``).
+        cores: number of cores that this process may use.
+        stolen: share of the time that the host gave to other machines; None if the system does not report it.
+    """
+
+    speeds: tuple[float, ...]
+    load: float
+    cores: int
+    stolen: float | None
+
+
+def judge(
+    latency: Statistics,
+    stable: StableWindow,
+    conditions: Conditions,
+    operators: OperatorTimes | None,
+    on_gpu: bool,
+) -> list[str]:
+    """One or two sentences for each reason to distrust the measurement; empty is good."""
+    found = []
+    if latency.cv > LARGE_CV:
+        found.append(
+            f"Variance: the coefficient of variation is {latency.cv:.0%} (over {LARGE_CV:.0%}). "
+            f"Compare medians, "
+            "not means; close other programs, or measure longer with --duration."
+        )
+    if stable.start is None:
+        found.append(
+            "No stable window: the median moved by more than 10 % in the second half of the series. "
+            "Measure longer with --duration, or warm up longer with --warmup."
+        )
+    elif stable.start:
+        found.append(
+            f"Warm-up: the series is steady from sample {stable.start} of {latency.count} on, "
+            f"with a median of "
+            f"{stable.median:.3f} ms. Warm up longer with --warmup."
+        )
+    slowest, fastest = min(conditions.speeds), max(conditions.speeds)
+    if slowest < SLOWER * fastest:
+        found.append(
+            f"CPU frequency: a fixed computation ran at {slowest / fastest:.0%} of its "
+            f"best speed during "
+            "the measurement: the processor changed its clock, or shares it with neighbours. Fix "
+            "the clock, or repeat."
+        )
+    if conditions.load > BUSY * conditions.cores:
+        found.append(
+            f"CPU load: {conditions.load:.1f} processes competed for the {conditions.cores} cores in "
+            f"the minute before. "
+            "Stop other programs."
+        )
+    if conditions.stolen is not None and conditions.stolen > 0.02:
+        found.append(
+            f"CPU load: the host gave {conditions.stolen:.0%} of this virtual machine's time to others."
+        )
+    if operators is not None and operators.median_ms:
+        found += _bounds(operators, on_gpu)
+    return found
+
+
+def _bounds(operators: OperatorTimes, on_gpu: bool) -> list[str]:
+    found = []
+    median = operators.median_ms
+    if operators.call_ms > HOST * median:
+        found.append(
+            f"Host-bound: {operators.call_ms / median:.0%} of a run is the call itself, not "
+            f"operators. Use larger batches."
+        )
+    tiny = [o for o in operators.operators if o.microseconds < 2.0]
+    share = sum(o.microseconds for o in tiny) / 1e3 / median
+    if not on_gpu and share > HOST:
+        found.append(
+            f"Host-bound: {len(tiny)} operators take less than 2 µs each and {share:.0%} of a run "
+            "in all, "
+            "more for dispatch than for work. Fused operators (`--ops fused`) or larger batches help."
+        )
+    copies = [o for o in operators.operators if o.kind.startswith("Memcpy")]
+    moved = sum(o.microseconds for o in copies) / 1e3 / median
+    if moved > TRANSFER:
+        found.append(
+            f"Transfer-bound: {len(copies)} copies between host and device take {moved:.0%} of a run."
+        )
+    whole = operators.attributed
+    if abs(whole - 1) > ATTRIBUTED:
+        found.append(
+            f"Operators: their sum is {whole:.0%} of the median of whole runs, more than 10 % off; "
+            "the times by operator are less certain than usual."
+        )
+    return found
+
+
+def stolen_ticks() -> tuple[int, int] | None:
+    """Ticks stolen by the host, and all ticks, since the machine started; None if not reported."""
+    try:
+        with open("/proc/stat", encoding="ascii") as f:
+            fields = [int(x) for x in f.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    return (fields[7], sum(fields)) if len(fields) == 8 else None
+
+
+def stolen_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """Share of the time between two readings that the host took."""
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def load_average() -> float:
+    """Processes ready to run, averaged over the last minute; 0 if the system does not report it."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+# --- The result of `capsedge.profile`, and the choice of its renderers ---
+
+
+@dataclass(repr=False)
+class ProfileReport(Summarized, ReportData):
+    """The results of profiling, and the ways to write them. Renderers are imported when they are used."""
+
+    def _summary(self) -> Summary:
+        rows = [Row(f"{short(run.model)}, batch {run.batch}", str(run)) for run in self.runs]
+        lines = [f"{row.name}: {row.value}" for row in rows]
+        if len(lines) > LINES:
+            lines = [*lines[: LINES - 1], f"and {len(lines) - LINES + 1} more runs"]
+        for comparison in self.comparisons:
+            for entry in comparison.entries:
+                time = f"median {milliseconds(entry.latency.median)} ms" if entry.latency else ""
+                rows.append(
+                    Row(f"{short(entry.name)}, batch {comparison.batch}", time or entry.problem)
+                )
+        rows.append(Row("machine", ", ".join(self.machine.values())))
+        return Summary("ProfileReport", lines or ["of nothing"], rows)
+
+    def to_markdown(self) -> str:
+        """Tables in Markdown."""
+        from capsedge.runtime.profiling.report_text import markdown
+
+        return markdown(self)
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Write one HTML file that contains its charts.
+
+        Raises:
+            EnvironmentProblem: matplotlib is not installed.
+            UsageError: the path cannot be written.
+        """
+        from capsedge.runtime.profiling.report_html import save_html
+
+        save_html(self, Path(path))
+
+    def save_png(self, path: str | os.PathLike[str]) -> None:
+        """Draw the charts with matplotlib.
+
+        Raises:
+            EnvironmentProblem: matplotlib is not installed.
+            UsageError: the path cannot be written.
+        """
+        from capsedge.runtime.profiling.report_html import save_png
+
+        save_png(self, Path(path))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write a trace for Perfetto or chrome://tracing.
+
+        Raises:
+            UsageError: the path cannot be written, or no operator was timed.
+        """
+        from capsedge.runtime.profiling.report_text import trace
+
+        write_text(Path(path), json.dumps(trace(self), indent=1))
+
+
+# --- Profile a session: latency, start, memory, operators ---
+
+
+SEED = 0
+
+
+def profile(
+    session: Session,
+    *,
+    batch: int | Sequence[int] = 1,
+    inputs: Mapping[str, NDArray[Any]] | None = None,
+    warmup: float = 0.5,
+    duration: float = 3.0,
+    iterations: int = 10,
+    operators: bool = True,
+    startup: bool = True,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ProfileReport:
+    """Measure the latency, its spread, and the memory of a session, and where its time goes.
+
+    Args:
+        session: a session of ``capsedge.load``.
+        batch: batch sizes, measured one after the other; a file with a fixed batch has only that one.
+        inputs: arrays by name instead of random ones; their first dimension is the batch.
+        warmup: seconds of runs that are not timed.
+        duration: seconds of timed runs.
+        iterations: least number of timed runs, whatever the duration.
+        operators: also time every operator, or every layer of an engine.
+        startup: also start a separate process for cold start and memory.
+        progress: called with the name of each step.
+
+    Returns:
+        The measurements, and the ways to write them.
+
+    Raises:
+        UsageError: an argument is wrong, or the inputs do not fit the model.
+        EnvironmentProblem: the process for the cold start does not start.
+
+    Example:
+        >>> report = capsedge.profile(capsedge.load("digits.onnx"), batch=(1, 8))
+        >>> report.save_html("report.html")
+    """
+    if not isinstance(session, Session):
+        raise refusal(session, SESSION)
+    if session.closed:
+        raise closed_error(session.path)
+    limits = checked_limits(warmup, duration, iterations)
+    if inputs is not None and (not isinstance(inputs, Mapping) or not inputs):
+        raise UsageError(
+            "inputs is not a dictionary of arrays.",
+            f"The model takes {', '.join(port.name for port in session.inputs)}.",
+            "Give an array for each of them by its name.",
+        )
+    batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)
+    device, threads = session_device(session), session.backend.threads
+    peaks = None
+    if operators and device == "cpu":
+        progress("measuring the machine's peaks")
+        peaks = measure_peaks(threads or machine.available_cores())
+    runs = []
+    for size in batches:
+        feeds = dict(inputs) if inputs else random_inputs(session, size)
+        progress(f"{session.path.name}, batch {size}: {duration:g} s")
+        runs.append(_run(session, feeds, size, limits, operators, startup, peaks, device, threads))
+    return ProfileReport(machine_facts(), peaks, runs)
+
+
+def _run(
+    session: Session,
+    feeds: Feeds,
+    batch: int,
+    limits: Limits,
+    operators: bool,
+    startup: bool,
+    peaks: Peaks | None,
+    device: str,
+    threads: int,
+) -> Run:
+    load, ticks = load_average(), stolen_ticks()
+    speeds = [processor_speed()]
+    samples = take_times(lambda: session.run(feeds), limits)
+    speeds.append(processor_speed())
+    stolen = stolen_share(ticks, stolen_ticks())
+    times = time_operators(session, feeds, peaks) if operators else None
+    started = measure_startup(session, feeds, device, threads) if startup else None
+    latency, stable = summarize(samples), stable_window(samples)
+    conditions = Conditions(tuple(speeds), load, machine.available_cores(), stolen)
+    return Run(
+        model=session.path.name,
+        sha256=sha256(session.path),
+        backend=backend_version(session),
+        device=device,
+        threads=threads,
+        batch=batch,
+        samples=samples.tolist(),
+        latency=latency,
+        stable=stable,
+        startup=started,
+        operators=times,
+        warnings=judge(latency, stable, conditions, times, device != "cpu"),
+        long_way=_long_way(session, feeds),
+    )
+
+
+def _long_way(session: Session, feeds: Feeds) -> float | None:
+    """Of a cascade, the share of these inputs that its large network decides."""
+    if session.roles.long_way is None:
+        return None
+    return float(session.run(feeds)[session.roles.long_way].mean())
+
+
+def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:
+    """The limits of a measurement.
+
+    Raises:
+        UsageError: a time is negative, or there is less than one run.
+    """
+    if warmup < 0 or duration < 0 or iterations < 1:
+        raise UsageError(
+            f"Bad limits: warmup {warmup:g} s, duration {duration:g} s, {iterations} iterations.",
+            "Times must not be negative, and there must be at least one timed run.",
+            "Use for example --warmup 0.5 --duration 3 --iterations 10.",
+        )
+    return Limits(warmup, duration, iterations)
+
+
+def _batches(session: Session, batch: int | Sequence[int]) -> list[int]:
+    wanted = [batch] if isinstance(batch, int) else list(batch)
+    if not wanted or min(wanted) < 1:
+        raise UsageError(
+            f"Bad batch sizes {wanted}.",
+            "A batch has at least one image.",
+            "Use for example --batch 1,8.",
+        )
+    fixed = session.backend.batches.fixed
+    if fixed is not None and any(size != fixed for size in wanted):
+        raise UsageError(
+            f"{session.path} has a fixed batch of {fixed}, but {wanted} was requested.",
+            "",
+            f"Use --batch {fixed}, or export it with a free batch.",
+        )
+    return wanted
+
+
+def random_inputs(session: Session, batch: int) -> Feeds:
+    """Inputs of a batch: uniform in [0, 1) from a fixed seed, whole numbers from 0 to 255 or 0 and 1.
+
+    Raises:
+        UsageError: a dimension other than the batch is free.
+    """
+    rng = np.random.default_rng(SEED)
+    return {port.name: _random(rng, port, batch, session) for port in session.inputs}
+
+
+def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) -> NDArray[Any]:
+    sizes = [size for size in port.shape[1:] if isinstance(size, int)]
+    if len(sizes) != len(port.shape[1:]):
+        raise UsageError(
+            f"The input '{port.name}' of {session.path} has free dimensions besides the batch: "
+            f"{list(port.shape)}.",
+            "The sizes to measure are unknown.",
+            "Give arrays: capsedge.profile(session, inputs={...}).",
+            command="Give arrays of the sizes to measure: --inputs data.npz (docs/how-to/profile.md).",
+        )
+    shape = (batch, *sizes) if port.shape else ()
+    try:
+        dtype = np.dtype(port.dtype)
+    except TypeError as error:
+        raise UsageError(
+            f"The input '{port.name}' of {session.path} is a {port.dtype}.",
+            "Only numbers can be drawn at random.",
+            "Give arrays: capsedge.profile(session, inputs={...}).",
+        ) from error
+    if dtype.kind == "f":
+        return rng.random(shape).astype(dtype)
+    if dtype == np.uint8:
+        return rng.integers(0, 256, shape, dtype=np.uint8)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def session_device(session: Session) -> str:
+    """``cpu``, ``cuda`` or ``cuda:1``: where the session runs, in the form that ``capsedge.load`` takes."""
+    gpu = session.backend.gpu
+    if gpu is None:
+        return "cpu"
+    return f"cuda:{gpu}" if gpu else "cuda"
+
+
+def backend_version(session: Session) -> str:
+    """The backend of the session, with versions."""
+    from capsedge import __version__
+
+    package = session.backend.name
+    found = machine.versions(package)
+    return (
+        f"capsedge {__version__} ({session.backend.ops} operators), {package} "
+        f"{found.get(package, 'unknown')}"
+    )
+
+
+def machine_facts() -> dict[str, str]:
+    """Facts about the machine of the measurement."""
+    versions = machine.versions("numpy", "onnxruntime")
+    return {**machine.machine(), "python": platform.python_version(), **versions}

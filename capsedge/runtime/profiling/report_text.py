@@ -1,0 +1,285 @@
+"""Tables, Markdown, Perfetto trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files.text import markdown as text
+from capsedge.runtime.files.text import milliseconds, quantity, size
+from capsedge.runtime.profiling.compare import Comparison, Entry
+from capsedge.runtime.profiling.machine_peaks import Peaks
+from capsedge.runtime.profiling.report import ReportData, Row, Run
+
+# --- The tables of a report, as text: for Markdown, HTML and the terminal alike ---
+
+
+FASTEST = "fastest"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the column headings, and the rows.
+
+    Attributes:
+        essential: the columns that a narrow terminal shows; empty for all.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    essential: tuple[str, ...] = ()
+
+
+def latency(runs: list[Run]) -> Table:
+    """One row per run with every statistic."""
+    columns = (
+        "model",
+        "batch",
+        "median",
+        "mean",
+        "min",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "std",
+        "cv",
+        "images/s",
+        "runs",
+    )
+    rows = []
+    for run in runs:
+        s = run.latency
+        times = (s.median, s.mean, s.min, s.p90, s.p95, s.p99, s.p99_9, s.std)
+        rows.append(
+            (run.model, str(run.batch), *map(milliseconds, times), f"{s.cv:.1%}",
+             f"{run.throughput:.0f}", str(s.count))
+        )  # fmt: skip
+    return Table("Latency, milliseconds per batch", columns, tuple(rows))
+
+
+def startup(runs: list[Run]) -> Table | None:
+    """Cold start and memory; None if nothing was measured."""
+    columns = (
+        "model",
+        "batch",
+        "cold start",
+        "load",
+        "first inference",
+        "steady memory",
+        "peak memory",
+        "of which model",
+        "GPU memory",
+    )
+    rows = []
+    for run in runs:
+        s = run.startup
+        if s is not None:
+            times = (f"{s.cold_start_ms:.0f} ms", f"{s.load_ms:.0f} ms", f"{s.first_ms:.1f} ms")
+            sizes = map(size, (s.steady_bytes, s.peak_bytes, s.model_bytes, s.device_bytes))
+            rows.append((run.model, str(run.batch), *times, *sizes))
+    return Table("Start and memory of a separate process", columns, tuple(rows)) if rows else None
+
+
+def groups(run: Run) -> Table | None:
+    """Stem, votes, routing, classifier."""
+    return _rows(run, run.groups, f"Groups, batch {run.batch}", "group")
+
+
+def networks(run: Run) -> Table | None:
+    """The two networks of a cascade."""
+    share = "" if run.long_way is None else f", {run.long_way:.1%} of the images on the long way"
+    return _rows(run, run.networks, f"Networks, batch {run.batch}{share}", "network")
+
+
+def layers(run: Run) -> Table | None:
+    """Layers and iterations, or operator types."""
+    kind = "layer" if run.named else "operator type"
+    return _rows(run, run.layers, f"Time by {kind}, batch {run.batch}", kind)
+
+
+def _rows(run: Run, rows: list[Row], title: str, kind: str) -> Table | None:
+    if not rows or run.operators is None:
+        return None
+    columns = (kind, "operators", "ms", "share", "operations", "bytes", "at peak, ms", "of peak")
+    cells = [_cells(row) for row in rows]
+    call = run.operators.call_ms
+    cells.append(("call (not operators)", "", milliseconds(call), "", "", "", "", ""))
+    total = run.operators.sum_ms + call
+    name = f"sum (median of runs: {milliseconds(run.operators.median_ms)})"
+    whole = f"{run.operators.attributed:.0%}"
+    cells.append((name, "", milliseconds(total), whole, "", "", "", ""))
+    return Table(
+        title, columns, tuple(cells), (kind, "ms", "share", "operations", "bytes", "of peak")
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    reached = ""
+    if row.attainable is not None and row.milliseconds > 0 and row.attainable > 0:
+        reached = f"{row.attainable / row.milliseconds:.0%}"
+    counted = bool(
+        row.operations or row.bytes
+    )  # TensorRT does not report the sizes of an engine's layers
+    attainable = "" if row.attainable is None else milliseconds(row.attainable)
+    return (
+        row.name, str(row.operators), milliseconds(row.milliseconds), f"{row.share:.1%}",
+        quantity(row.operations) if counted else "", size(row.bytes) if counted else "", attainable, reached,
+    )  # fmt: skip
+
+
+def comparison(found: Comparison) -> Table:
+    """One row per entrant; the fastest is marked, and differences are from the first file."""
+    columns = ("backend", "median ms", "p90", "p99", "cv", "against the first", "peak memory",
+               "cold start", "difference")  # fmt: skip
+    rows = tuple(_entrant(found, entry) for entry in found.entries)
+    threads = found.threads or "default"
+    title = f"Side by side, batch {found.batch}, threads {threads}, {found.rounds} rounds in turns"
+    essential = ("backend", "median ms", "against the first", "peak memory", "difference")
+    return Table(title, columns, rows, essential)
+
+
+def _entrant(found: Comparison, entry: Entry) -> tuple[str, ...]:
+    off = "-" if entry.from_first_file is None else f"{entry.from_first_file:.1e}"
+    if entry.latency is None:
+        return (entry.name, "-", "-", "-", "-", entry.problem, "-", "-", off)
+    s = entry.latency
+    return (
+        entry.name, milliseconds(s.median), milliseconds(s.p90), milliseconds(s.p99), f"{s.cv:.1%}",
+        standing(found, entry), size(entry.peak_bytes), f"{entry.cold_start_ms:.0f} ms", off,
+    )  # fmt: skip
+
+
+def standing(found: Comparison, entry: Entry) -> str:
+    """``3.7x faster, fastest``: the entry against the first, and whether it is the fastest of all."""
+    parts = [found.against_first(entry), FASTEST if entry is found.fastest else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def beyond_p99(run: Run, drawn: str) -> str:
+    """How many runs were slower than a chart's end, and how they are drawn; empty for none."""
+    count = run.beyond_p99
+    if not count:
+        return ""
+    runs = "1 run" if count == 1 else f"{count} runs"
+    return f"{runs} beyond the 99th percentile, up to {milliseconds(run.latency.max)} ms: {drawn}."
+
+
+def peaks(found: Peaks) -> str:
+    """The machine's peaks in a sentence."""
+    return (
+        f"Measured peaks with {found.threads} threads: {found.operations / 1e9:.0f} billion FP32 "
+        f"operations per second "
+        f"(a matrix product in ONNX Runtime), {found.bandwidth / 1e9:.1f} GB/s (a copy in memory)."
+    )
+
+
+# --- A report as Markdown ---
+
+
+def markdown(report: ReportData) -> str:
+    """Machine, latency, start and memory; groups, layers and warnings of each run; then comparisons."""
+    m = report.machine
+    lines = [
+        "# Profile",
+        "",
+        text(f"{m['cpu']}, {m['cores']} cores, {m['simd']}, {m['system']}."),
+        *(text(f"{line}.") for line in dict.fromkeys(run.backend for run in report.runs)),
+    ]
+    if report.peaks is not None:
+        lines.append(text(peaks(report.peaks)))
+    lines.append("")
+    lines += _table(latency(report.runs))
+    lines += _table(startup(report.runs))
+    for run in report.runs:
+        lines += [text(f"## {run.model}, batch {run.batch}"), ""]
+        lines += _table(networks(run))
+        lines += _table(groups(run))
+        lines += _table(layers(run))
+        if run.warnings:
+            lines += [*(text(f"- {warning}") for warning in run.warnings), ""]
+    for found in report.comparisons:
+        lines += _table(comparison(found))
+        versions = "; ".join(dict.fromkeys(entry.version for entry in found.entries))
+        lines += [text(f"Versions: {versions}."), ""]
+    return "\n".join(lines)
+
+
+def _table(table: Table | None) -> list[str]:
+    if table is None:
+        return []
+    lines = [text(f"{table.title}:"), "", _line(table.columns), "|" + "---|" * len(table.columns)]
+    return [*lines, *(_line(row) for row in table.rows), ""]
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(map(text, cells)) + " |"
+
+
+# A trace for Perfetto and chrome://tracing (Trace Event Format): a few runs, operator by operator
+
+
+_OPERATORS, _LAYERS = 1, 2  # threads of the trace: one track each
+
+
+def trace(report: ReportData) -> dict[str, Any]:
+    """Complete events (``ph: X``), times in microseconds: a process per run, tracks for operators and layers.
+
+    Raises:
+        UsageError: no operator was timed.
+    """
+    events: list[dict[str, Any]] = []
+    for pid, run in enumerate(report.runs, 1):
+        if run.operators is not None and run.operators.spans:
+            events += _run(pid, run)
+    if not events:
+        raise UsageError(
+            "There is nothing to trace.",
+            "Time by operator was left out, or the backend does not report it.",
+            "Leave out --no-operators.",
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": report.machine}
+
+
+def _run(pid: int, run: Run) -> list[dict[str, Any]]:
+    assert run.operators is not None
+    events = [
+        _name(pid, 0, "process_name", f"{run.model}, batch {run.batch}"),
+        _name(pid, _OPERATORS, "thread_name", "operators"),
+        _name(pid, _LAYERS, "thread_name", "layers"),
+    ]
+    layer: dict[str, Any] | None = None
+    for span in run.operators.spans:
+        operator = run.operators.operators[span.operator]
+        args = {
+            "layer": operator.label,
+            "group": operator.group,
+            "operations": operator.operations,
+            "bytes": operator.bytes,
+            "microseconds without the profiler": round(operator.microseconds, 3),
+        }
+        common = {"ph": "X", "pid": pid, "cat": operator.group or "operator"}
+        events.append(
+            {**common, "tid": _OPERATORS, "name": f"{operator.kind} {operator.name}", "ts": span.start,
+             "dur": span.duration, "args": args}
+        )  # fmt: skip
+        label = operator.label if run.named else ""
+        if layer is not None and layer["name"] == label and span.operator:
+            layer["dur"] = span.start + span.duration - layer["ts"]
+        elif label:
+            layer = {
+                **common,
+                "tid": _LAYERS,
+                "name": label,
+                "ts": span.start,
+                "dur": span.duration,
+                "args": {},
+            }
+            events.append(layer)
+    return events
+
+
+def _name(pid: int, tid: int, kind: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}}

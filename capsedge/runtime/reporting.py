@@ -1,0 +1,228 @@
+"""How results show themselves; matplotlib, if installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.files.text import printable
+from capsedge.runtime.files.writing import check_writable, write_bytes
+
+# --- How results show themselves: a line or three in a terminal, a small table in a notebook ---
+
+
+LINES = 3
+_WIDTH = 110
+_NAME = 48
+
+# Colours are the page's own, so that light and dark themes both fit.
+_BOX = "font-family:system-ui,sans-serif;font-size:0.9em;line-height:1.45;color:inherit"
+_TABLE = "border-collapse:collapse;font-size:inherit;color:inherit;background:none;margin:0.3em 0"
+_CELL = "text-align:left;padding:0.1em 1.2em 0.1em 0;border:0;background:none;color:inherit"
+_HEAD = f"{_CELL};font-weight:normal;opacity:0.7"
+_SCALE = "display:inline-block;width:8em;margin-right:0.6em"
+_BAR = "display:inline-block;height:0.6em;background:currentColor;opacity:0.45"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what it is, its value, and a share from 0 to 1 that is drawn as a bar."""
+
+    name: str
+    value: str
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a result shows of itself. All texts are made harmless here.
+
+    Attributes:
+        title: the kind of result.
+        lines: what matters most; at most three lines are shown.
+        rows: the table of a notebook, below the first line.
+    """
+
+    title: str
+    lines: Sequence[str]
+    rows: Sequence[Row] = ()
+
+    def text(self) -> str:
+        """``<title line>``, with up to two more lines."""
+        shown = [_cut(line, _WIDTH) for line in self.lines[:LINES]]
+        return "<" + "\n  ".join([f"{self.title} {shown[0]}", *shown[1:]]) + ">"
+
+    def html(self) -> str:
+        """A piece of a page that needs nothing else, and escapes every text."""
+        table = "".join(
+            f'<tr><th style="{_HEAD}">{_escaped(row.name)}</th>'
+            f'<td style="{_CELL}">{_bar(row.share)}{_escaped(row.value)}</td></tr>'
+            for row in self.rows
+        )
+        head = f"<b>{_escaped(self.title)}</b> {_escaped(self.lines[0])}"
+        table = f'<table style="{_TABLE}">{table}</table>' if table else ""
+        return f'<div style="{_BOX}"><div>{head}</div>{table}</div>'
+
+
+class Summarized(ABC):
+    """A result with a short ``repr`` and a table in notebooks; a subclass says what they hold."""
+
+    @abstractmethod
+    def _summary(self) -> Summary:
+        """What is shown."""
+
+    def __repr__(self) -> str:
+        return self._summary().text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+
+def short(name: object) -> str:
+    """A name from a file, for one place in a line."""
+    return _cut(str(name), _NAME)
+
+
+def _cut(text: str, most: int) -> str:
+    plain = printable(text)
+    return plain if len(plain) <= most else plain[: most - 1] + "…"
+
+
+def _escaped(text: str) -> str:
+    import html  # takes as long to import as the rest of this module
+
+    return html.escape(printable(text))
+
+
+def _bar(share: float | None) -> str:
+    if share is None:
+        return ""
+    width = 100 * min(max(0.0, share), 1.0)  # NaN becomes 0
+    return f'<span style="{_SCALE}"><span style="{_BAR};width:{width:.1f}%"></span></span>'
+
+
+# --- Charts drawn by matplotlib, if it is installed; nothing else needs it ---
+
+
+DPI = 300  # of every PNG: what print needs
+TIP = "tip:"  # before the text that `inline_svg` shows where the pointer rests, in an artist's gid
+
+
+def check_chart(path: Path) -> None:
+    """Check before long work that a chart can be drawn and written.
+
+    Raises:
+        EnvironmentProblem: matplotlib is not installed.
+        UsageError: the path cannot be written.
+    """
+    check_writable(path)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EnvironmentProblem(
+            "matplotlib is not installed.",
+            "It draws the charts; everything else works without it.",
+            "pip install 'capsedge[profile]'",
+        )
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A matplotlib figure with its size in inches, not bound to a display."""
+    import matplotlib.figure
+
+    return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+
+
+def caption(text: str) -> str:
+    """A name escaped for matplotlib, which reads dollar signs as formulas."""
+    return printable(text).replace("$", r"\$")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as SVG if its name says so, else as PNG; raises as ``files.write_bytes`` does."""
+    buffer = io.BytesIO()
+    if path.suffix == ".svg":
+        figure.savefig(buffer, format="svg")
+        write_bytes(path, buffer.getvalue())
+    else:
+        figure.savefig(buffer, format="png", dpi=DPI)
+        write_bytes(path, with_palette(buffer.getvalue()))
+
+
+def inline_svg(figure: Any, label: str) -> str:
+    """A figure as an ``<svg>`` element for an HTML page; the same figure gives the same text.
+
+    What is black in the figure has the colour of the page's text, and letters have its font; there is no
+    background, no link and no address. Charts must keep within their axes: nothing is clipped.
+
+    Args:
+        figure: a matplotlib figure; texts of gids that begin with `TIP` become tooltips.
+        label: what a screen reader says of it.
+    """
+    import matplotlib
+
+    buffer = io.BytesIO()
+    unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    style = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "capsedge"})
+    with style, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks: they stay text
+        figure.savefig(buffer, format="svg", transparent=True, metadata=unsaid)
+    root = ElementTree.fromstring(buffer.getvalue())
+    _for_a_page(root)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+_FONT = re.compile(r"'DejaVu Sans'[^;]*")
+_SPACE, _LETTER = re.compile(r"\s+"), re.compile(r" ?([A-Za-z]) ?")
+_DIGITS = re.compile(r"(\.\d)\d+")  # a tenth of a pixel is enough
+
+
+def _for_a_page(element: ElementTree.Element) -> None:
+    """Leaves out what a page has itself or does not need: style sheets, namespaces, names, digits."""
+    for child in list(element):
+        _for_a_page(child)
+        if child.tag in ("style", "clipPath"):
+            element.remove(child)
+    element.tag = element.tag.rpartition("}")[2]
+    given, element.attrib = element.attrib, {}
+    for key, value in given.items():
+        name = key.rpartition("}")[2]
+        if name == "style":
+            value = _FONT.sub("system-ui,sans-serif", value.replace("#000000", "currentColor"))
+            value = value.replace(": ", ":").replace("; ", ";")
+        elif name in ("d", "x", "y", "transform"):
+            value = _DIGITS.sub(r"\1", _SPACE.sub(" ", value).strip())
+            value = _LETTER.sub(r"\1", value) if name == "d" else value
+        elif name == "id" and value.startswith(TIP):
+            tip = ElementTree.Element("title")
+            tip.text = value.removeprefix(TIP)
+            element.insert(0, tip)
+        unused = name == "clip-path" or (name == "id" and element.tag == "g")
+        if not unused and not value.startswith("rotate(-0 "):
+            element.set(name, value)
+    marks = {child.attrib.get("style") for child in element if child.tag == "use"}
+    if len(marks) == 1 and len(element) > 1:  # of one line, which then says its style once
+        element.set("style", str(marks.pop()))
+        for child in element:
+            child.attrib.pop("style")
+    element.text = element.text if (element.text or "").strip() else None
+    element.tail = None
+
+
+def with_palette(png: bytes) -> bytes:
+    """The PNG of a chart with 64 colours, which are enough for lines and areas, at a quarter of the size."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as drawn:
+        small = drawn.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    small.save(buffer, format="png", optimize=True, dpi=(DPI, DPI))
+    return buffer.getvalue()

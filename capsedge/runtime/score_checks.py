@@ -1,0 +1,183 @@
+"""Images that tell what a network's outputs do: plain ones, shapes, noise, and values beyond the
+range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
+from capsedge.runtime.predictions import scores_of
+from capsedge.runtime.scores import AS_IT_IS, ONE_LINE, Choice, doubts, mask_of
+from capsedge.runtime.session import Session
+
+# Images that tell what a network's outputs do: plain ones, shapes, noise, and values beyond the
+# range
+
+
+Floats = NDArray[np.float32]
+_NOISE, _SHAPES, _BEYOND = 16, 14, 16
+_LARGE = 3 * 64 * 64  # values of an image from which on fewer are run
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Prepared images ``[n, ...]``; what they are, by row.
+
+    Attributes:
+        images: in the layout of the input.
+        inside: rows in the range of pixels; the others lie beyond it, where classes differ more.
+        noise: rows of noise.
+    """
+
+    images: Floats
+    inside: NDArray[np.bool_]
+    noise: NDArray[np.bool_]
+
+
+def probes(shape: Sequence[int], preprocessing: Preprocessing | None = None) -> Probes:
+    """Images for an input of this shape, ``[C, H, W]`` or ``[H, W, C]``.
+
+    Args:
+        preprocessing: how pixels become the input; without it they go from 0 to 1.
+    """
+    channels_last = preprocessing is not None and preprocessing.layout == "NHWC"
+    channels, height, width = (shape[2], *shape[:2]) if channels_last else tuple(shape)
+    few = 2 if channels * height * width > _LARGE else 1
+    rng = np.random.default_rng(0)
+    noise = rng.random((_NOISE // few, channels, height, width), np.float32)
+    plain = np.stack([np.full(noise.shape[1:], level, np.float32) for level in (0.0, 1.0)])
+    drawn = _drawn(rng, _SHAPES // few, (channels, height, width))
+    pixels = np.concatenate([plain, drawn, noise])
+    inside = _prepared(pixels, preprocessing)
+    spread = float(np.abs(inside).max()) or 1.0
+    # Far from the origin biases count for nothing, and even untrained networks answer differently.
+    beyond = rng.standard_normal((_BEYOND // few, channels, height, width)).astype(np.float32)
+    factors = spread * np.float32(3.0) ** (1 + np.arange(len(beyond)) % 4)
+    images = np.concatenate([inside, beyond * factors[:, None, None, None].astype(np.float32)])
+    if channels_last:
+        images = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+    rows = np.arange(len(images))
+    first = len(plain) + len(drawn)
+    return Probes(images, rows < len(inside), (rows >= first) & (rows < len(inside)))
+
+
+def _drawn(rng: np.random.Generator, count: int, shape: tuple[int, int, int]) -> Floats:
+    """Bright bars and patches on a dark ground, and the reverse; coloured where there are colours."""
+    channels, height, width = shape
+    found = np.zeros((count, *shape), np.float32)
+    for image in found:
+        for _ in range(3):
+            top, left = rng.integers(0, height), rng.integers(0, width)
+            bottom = top + rng.integers(1, height // 2 + 2)
+            right = left + rng.integers(1, width // 2 + 2)
+            image[:, top:bottom, left:right] = rng.random((channels, 1, 1)) / 2 + 0.5
+    found[1::4] = 1 - found[1::4]
+    return found
+
+
+def _prepared(pixels: Floats, preprocessing: Preprocessing | None) -> Floats:
+    """Pixels 0..1 ``[n, C, H, W]`` as the input of a network, by the formulas of `Preprocessing`."""
+    if preprocessing is None:
+        return pixels
+    p = preprocessing
+    values = pixels * np.float32(255 * p.scale)
+    if p.per_image == "standardize":
+        flat = values.reshape(len(values), -1)
+        mean, std = flat.mean(1), np.maximum(flat.std(1), 1 / np.sqrt(flat.shape[1]))
+        return np.asarray(
+            (values - mean[:, None, None, None]) / std[:, None, None, None], np.float32
+        )
+    mean, std = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (p.mean, p.std))
+    return np.asarray((values - mean) / std, np.float32)
+
+
+# --- A loaded file run on check images, and what its scores are found to be worth ---
+
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def score_warnings(session: Session) -> tuple[str, ...]:
+    """Why the scores of a loaded file may say nothing, by a run on check images; nothing where all is well.
+
+    A file without scores has nothing to warn of, and of one without metadata it is not known what it takes.
+    """
+    name, metadata = session.roles.scores, session.metadata
+    if name is None or metadata is None or not session.inputs[0].dtype.startswith("float"):
+        return ()
+    images, probed = run_probes(session, metadata.preprocessing)
+    task = CLASSIFICATION[1] if session.roles.multi_label else CLASSIFICATION[0]
+    return warnings_on(name, session.roles.kind, task, probed, images)
+
+
+def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[Probes, Arrays]:
+    """Check images, and the outputs on them; sizes that the file leaves open are 32.
+
+    Raises:
+        ValueError: the input takes other images, or no floats.
+    """
+    port = session.inputs[0]
+    shape = [size if isinstance(size, int) else 32 for size in port.shape[1:]]
+    if preprocessing is not None:
+        shape = list(preprocessing.shape)
+    declared = [
+        f for f, d in zip(shape, port.shape[1:], strict=True) if isinstance(d, int) and f != d
+    ]
+    if declared:
+        raise ValueError(f"the input takes {list(port.shape[1:])}, not {shape}")
+    if not port.dtype.startswith("float"):
+        raise ValueError(f"the input takes {port.dtype}, and images become floats")
+    images = probes(shape, preprocessing)
+    parts: dict[str, list[NDArray[Any]]] = {}
+    for _, found in session.run_batches(images.images):
+        for name, value in found.items():
+            parts.setdefault(name, []).append(np.atleast_1d(value))
+    return images, {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def warnings_on(name: str, kind: str, task: str, probed: Arrays, images: Probes) -> tuple[str, ...]:
+    """Scores that say nothing, or that are a mask.
+
+    Args:
+        name, kind: of the output of scores.
+        task: single-label or multi-label.
+        probed: all outputs on the check images.
+    """
+    values = probed[name][images.inside]
+    mask = mask_of(name, probed)
+    if mask:
+        return (f"{name} is {mask}; scores show how sure an answer is, a mask does not",)
+    shown, _ = scores_of(values, kind, task == CLASSIFICATION[1])
+    return tuple(doubts(name, values, shown, images.noise[images.inside]))
+
+
+def check_computed(choice: Choice) -> None:
+    """Refuse scores that a file does not hold as an output.
+
+    Raises:
+        UsageError: they would have to be computed of one.
+    """
+    if choice.form == AS_IT_IS:
+        return
+    line = ONE_LINE if choice.poses else f"return {choice.output}.flatten(1)"
+    what = "are the lengths of its capsules" if choice.poses else "have further axes in"
+    raise UsageError(
+        "The file computes no score [N, classes].",
+        f"The scores of its {choice.classes} classes {what} {choice.output}: {choice.reason}.",
+        f"Export the network with `capsedge export`, which adds them; or let forward return them: `{line}`.",
+    )
+
+
+def kind_of(scores: NDArray[Any]) -> str:
+    """What scores are, by their values: probabilities add up to one, lengths lie between 0 and 1."""
+    if (scores < 0).any() or (scores > 1).any():
+        return "logits"
+    whole = scores.shape[1] > 1 and np.allclose(scores.sum(axis=1), 1, atol=1e-3)
+    return "probability" if whole else "length"

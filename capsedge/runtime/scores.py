@@ -1,0 +1,437 @@
+"""Which output of a network holds the scores of its classes, judged by what values do, not by names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.spec import limits
+
+# Scores [N, J]; with axes of 1 between or behind; class capsules [N, J, P], whose lengths are the scores.
+AS_IT_IS, FLAT, CAPSULES = "as it is", "flat", "capsules"
+LENGTHS, LOGITS, POSES = "lengths", "logits", "poses"
+SCORES = (LENGTHS, LOGITS)  # the names of scores in files of the package
+ONE_LINE = "return v.norm(dim=-1)"
+_EVIDENCE = 14  # bits: agreement by chance is rarer than 1 in 16,000
+_SURE = 0.999
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The output that decides the class.
+
+    Attributes:
+        output: its name.
+        form: what it holds, `AS_IT_IS`, `FLAT` or `CAPSULES`.
+        classes: how many.
+        poses: the output with the capsules that the scores are the lengths of; empty if there is none.
+        reason: why this one, for a person.
+    """
+
+    output: str
+    form: str
+    classes: int
+    poses: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Why a file's output of scores was taken for that, as its maker states it.
+
+    Attributes:
+        reason: for a person.
+        made_of: the output that export made the scores of; empty if the network itself computes them.
+        classes: how many scores were made.
+        capsules: whether they are lengths of capsules; otherwise further axes of 1 were taken away.
+    """
+
+    reason: str
+    made_of: str = ""
+    classes: int = 0
+    capsules: bool = False
+
+    def __post_init__(self) -> None:
+        if max(len(self.reason), len(self.made_of)) > limits.ORIGIN_CHARACTERS:
+            raise ValueError(f"a text on the scores has over {limits.ORIGIN_CHARACTERS} characters")
+        if bool(self.made_of) != (1 <= self.classes <= limits.WIDTH):
+            raise ValueError(f"{self.classes} scores made of '{self.made_of[:80]}'")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """An output with a score or a capsule for each class; ``scores`` ``[n, J]`` are its values or lengths."""
+
+    name: str
+    scores: Array
+    sizes: tuple[int, ...]
+    form: str
+
+    @property
+    def capsules(self) -> bool:
+        return self.form == CAPSULES
+
+    @property
+    def told(self) -> str:
+        """The output for a person."""
+        if self.capsules:
+            return f"the lengths of {self.name} {list(self.sizes)}"
+        return f"{self.name} {list(self.sizes)}"
+
+
+def shape_fault(name: str, sizes: Sequence[int | str | None], classes: int = 0) -> str:
+    """What is wrong with the shape of scores, without the batch; empty if they are ``[N, classes]``.
+
+    Args:
+        classes: how many there are; 0 where that is not known.
+    """
+    if len(sizes) != 1:
+        capsules = f"; that of capsules gives their lengths: {ONE_LINE}" if len(sizes) == 2 else ""
+        return f"'{name}' has {list(sizes)} for an image, not a score for each class{capsules}"
+    if classes and isinstance(sizes[0], int) and sizes[0] != classes:
+        return f"{classes} classes are named, '{name}' has {sizes[0]} scores"
+    return ""
+
+
+def choose(
+    outputs: Arrays,
+    classes: int,
+    *,
+    at_least: bool = False,
+    inside: NDArray[np.bool_] | None = None,
+    images: Sequence[int] = (),
+    others: Arrays | None = None,
+    adds: bool = True,
+) -> Choice:
+    """The output that holds scores.
+
+    A mask, which marks one class per image, that with the largest value of another output, holds none. Of
+    outputs that are known functions of each other, such as logits and their softmax, the lengths of capsules
+    or else probabilities are taken. Two that decide differently are a question to the user.
+
+    Args:
+        outputs: by name, on several different images, first axis.
+        classes: how many there are; 0 where that is not known.
+        at_least: whether there may be more.
+        inside: rows whose images have the range of pixels; all by default.
+        images: shape of the input of one image: an output of this shape is a picture, and where the number
+            of classes is open, so is one of as many values.
+        others: further inputs, of which an output may be a copy: a label.
+        adds: whether the caller can add lengths to the network, as export does.
+
+    Raises:
+        UsageError: there is none, or several may be meant; it says which option or line of code answers.
+    """
+
+    def fits(count: int) -> bool:
+        return count >= classes if at_least else classes in (0, count)
+
+    rows = max(map(len, outputs.values()), default=0)
+    found = _candidates(outputs, fits, tuple(images), rows)
+    if at_least or not classes:
+        found = [c for c in found if not _picture(c, images)]
+    masks = _masks(found, dict(others or {}))
+    left = [c for c in found if c.name not in masks]
+    if not left:
+        raise _no_scores(outputs, classes, fits)
+    passed_over = "".join(f"; {name} is {why}" for name, why in masks.items())
+    plain = [c for c in left if not c.capsules]
+    capsules = [c for c in left if c.capsules]
+
+    def taken(one: _Candidate, poses: str, reason: str) -> Choice:
+        return Choice(one.name, one.form, one.scores.shape[1], poses, reason + passed_over)
+
+    lengths = [c for c in capsules if _squashed(c, inside) or not plain]
+    rivals = [*plain, *lengths]
+    if len(rivals) == 1:
+        [one] = rivals
+        what = "capsule" if one.capsules else "score"
+        reason = f"only {one.name} has a {what} for each class"
+        source = (
+            one.name
+            if one.capsules
+            else next((c.name for c in capsules if _close(one.scores, c.scores)), "")
+        )
+        if capsules and not one.capsules and not source:
+            reason += (
+                f"; lengths of {', '.join(c.name for c in capsules)} exceed 1, so they are poses"
+            )
+        return taken(one, source, reason)
+    if _all_related(rivals):
+        equal = [(p, c) for p in plain for c in capsules if _close(p.scores, c.scores)]
+        if equal:
+            one, of = equal[0]
+            return taken(one, of.name, f"it holds the lengths of {of.name}")
+        one = next((c for c in plain if _sums_to_one(c.scores)), rivals[0])
+        alike = ", ".join(c.told for c in rivals if c is not one)
+        source = lengths[0].name if lengths else ""
+        return taken(one, source, f"it and {alike} are functions of each other and decide alike")
+    if len(plain) == 1:
+        one = plain[0]
+        if lengths and all(_decide_alike(one.scores, c.scores) for c in lengths):
+            told = ", ".join(c.told for c in lengths)
+            return taken(one, lengths[0].name, f"it decides as {told} on all test images")
+        if one.name in SCORES and [c.name for c in lengths] == [POSES]:
+            reason = f"it is called {one.name} and stands beside {POSES}, as in files of capsedge"
+            return taken(one, POSES, reason)
+    raise _question(rivals, inside, adds)
+
+
+def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
+    """Whether an output has the shape of at least so many scores, or of as many capsules; pictures have not.
+
+    Args:
+        images: as of `choose`.
+    """
+    rows = max(map(len, outputs.values()), default=0)
+    found = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
+    return not all(_picture(c, images) for c in found)
+
+
+def _picture(c: _Candidate, images: Sequence[int]) -> bool:
+    """Whether an output has a value for each of the input's: a reconstruction."""
+    return bool(images) and not c.capsules and c.scores.shape[1] == prod(images)
+
+
+def mask_of(name: str, outputs: Arrays) -> str:
+    """Why a named output of scores is a mask; empty if it is none."""
+    value = outputs.get(name, np.zeros(0))
+    width = value.shape[1] if value.ndim > 1 else 0
+    found = _candidates(outputs, lambda count: count == width, (), len(value))
+    return _masks(found, {}).get(name, "")
+
+
+def doubts(name: str, scores: Array, probabilities: Array, noise: NDArray[np.bool_]) -> list[str]:
+    """Warnings on scores that say nothing.
+
+    Args:
+        scores: ``[n, J]``, of different images.
+        probabilities: the same as a prediction shows them.
+        noise: rows of noise.
+    """
+    fix = (
+        "It may be a mask made by argmax, or the range of its inputs is not that of training: name another "
+        f"output as scores, or let forward `{ONE_LINE}`, or correct the range"
+    )
+    spread = scores.max(0) - scores.min(0)
+    if len(scores) > 1 and (spread <= 1e-6 * max(float(np.abs(scores).max()), 1e-30)).all():
+        return [
+            f"{name}: the scores of all {len(scores)} test images are equal, so they do not depend on the "
+            f"image. {fix}"
+        ]
+    sure = probabilities[noise].max(1) if noise.any() and scores.shape[1] > 1 else np.zeros(0)
+    if len(sure) and (sure > _SURE).all():
+        return [
+            f"{name}: a score is above {_SURE} for each of {len(sure)} images of noise, so it does not tell "
+            f"how sure an answer is. {fix}"
+        ]
+    return []
+
+
+def answer_doubts(scores: Array) -> list[str]:
+    """Warnings on the scores ``[n, J]`` that were found for a user's own images.
+
+    A softmax or a sigmoid in floating point does not reach 0 and 1 in all of them.
+    """
+    if not len(scores) or scores.shape[1] < 2:
+        return []
+    marks = np.isin(scores, (0.0, 1.0)).all() and (scores.sum(1) == 1).all()
+    if not marks:
+        return []
+    return [
+        f"every score is exactly 0 or 1, with one 1 per image ({len(scores)} in all): a mask made by argmax, "
+        "which does not tell how sure an answer is. Export it again with another output named as "
+        f"scores, or with `{ONE_LINE}` in forward"
+    ]
+
+
+def _candidates(
+    outputs: Arrays, fits: Callable[[int], bool], images: tuple[int, ...], rows: int
+) -> list[_Candidate]:
+    """The outputs that have the shape of scores or of class capsules; whole numbers are neither.
+
+    Axes of 1 do not count: ``[N, J, P, 1]`` and ``[N, 1, J, P]`` are capsules, too.
+    """
+    found = []
+    one_class = fits(1) and not fits(2)
+    for name, value in outputs.items():
+        if value.dtype.kind != "f" or value.ndim < 2 or len(value) != rows:
+            continue
+        sizes = tuple(value.shape[1:])
+        axes = tuple(size for size in sizes if size != 1)
+        if one_class:
+            axes = (1, *axes) if sizes[0] == 1 else ()
+        elif len(sizes) == 1:
+            axes = sizes
+        if sizes == images or len(axes) not in (1, 2) or not fits(axes[0]):
+            continue
+        values = value.reshape(rows, *axes)
+        if len(axes) == 1:
+            found.append(_Candidate(name, values, sizes, FLAT if len(sizes) > 1 else AS_IT_IS))
+        else:
+            found.append(_Candidate(name, capsule_lengths(values), sizes, CAPSULES))
+    return found
+
+
+def capsule_lengths(capsules: Array) -> Array:
+    """Lengths ``[n, J]`` of ``[n, J, P]``: the Euclidean norm, as of the package's own class capsules."""
+    return np.asarray(np.sqrt(np.square(capsules.astype(np.float64)).sum(-1)))
+
+
+def _masks(found: Sequence[_Candidate], others: dict[str, Array]) -> dict[str, str]:
+    """Outputs that mark one class per image, that with the largest value of another output; why, by name."""
+    masks: dict[str, str] = {}
+    marks = {c.name: _marked(c.scores, c.capsules) for c in found}
+    for c in found:
+        marked = marks[c.name]
+        if marked is None:
+            continue
+        sources = [(o.told, o.scores) for o in found if o.name != c.name and marks[o.name] is None]
+        sources += [
+            (f"the input {name}", value)
+            for name, value in others.items()
+            if value.ndim == 2 and value.shape == c.scores.shape
+        ]
+        for told, scores in sources:
+            if scores.shape[1] == c.scores.shape[1] and _at_largest(marked, scores):
+                what = "all capsules but one zeroed" if c.capsules else "one class marked per image"
+                masks[c.name] = f"a mask ({what}: the largest of {told})"
+                break
+    return masks
+
+
+def _marked(scores: Array, capsules: bool) -> NDArray[np.intp] | None:
+    """The class ``[n]`` that stands out where all others have one value, the same in all rows; else None."""
+    finite = scores[np.isfinite(scores).all(1)]
+    if not len(finite):
+        return None
+    if scores.shape[1] == 1:
+        ones = np.allclose(finite, 1, atol=1e-6)
+        return np.zeros(len(scores), np.intp) if ones else None
+    low = finite.min()
+    apart = finite > low + 1e-6 * max(abs(float(low)), 1.0)
+    if not (apart.sum(1) == 1).all():
+        return None
+    # Of two scores the smaller may be 0 by a ReLU: a mask's larger one is the same in all rows.
+    largest = finite.max(1)
+    if finite.shape[1] == 2 and not capsules and not np.allclose(largest, largest[0], rtol=1e-5):
+        return None
+    return np.asarray(scores.argmax(1))
+
+
+def _at_largest(marked: NDArray[np.intp], scores: Array) -> bool:
+    """Whether classes are those of the largest scores, in more rows than chance gives."""
+    finite = np.isfinite(scores).all(1)
+    values, classes = scores[finite], marked[finite]
+    if values.shape[1] == 1:
+        return len(values) > 1 and float(values.max() - values.min()) > 1e-6
+    ordered = np.sort(values, axis=1)
+    clear = ordered[:, -1] - ordered[:, -2] > 1e-5 * np.maximum(np.abs(ordered[:, -1]), 1e-12)
+    if not (values.argmax(1) == classes)[clear].all():
+        return False
+    several = len(np.unique(classes[clear])) > 1
+    return several and int(clear.sum()) * log2(values.shape[1]) >= _EVIDENCE
+
+
+def _decide_alike(a: Array, b: Array) -> bool:
+    """Whether two scores choose the same class in all rows, more of them than chance gives."""
+    return a.shape == b.shape and _at_largest(np.asarray(a.argmax(1)), b)
+
+
+def _squashed(c: _Candidate, inside: NDArray[np.bool_] | None) -> bool:
+    """Whether lengths are at most 1, as those of capsules that stand for probabilities."""
+    lengths = c.scores if inside is None else c.scores[inside]
+    return bool((lengths[np.isfinite(lengths)] <= 1 + 1e-4).all())
+
+
+def _close(a: Array, b: Array) -> bool:
+    if a.shape != b.shape:
+        return False
+    rows = np.isfinite(a).all(1) & np.isfinite(b).all(1)
+    return bool(rows.any()) and np.allclose(a[rows], b[rows], rtol=1e-3, atol=1e-4)
+
+
+def _all_related(found: Sequence[_Candidate]) -> bool:
+    """Whether each is a known increasing function of the first, or the first of it."""
+    first, *rest = found
+    return all(_function(first.scores, c.scores) or _function(c.scores, first.scores) for c in rest)
+
+
+def _function(a: Array, b: Array) -> bool:
+    """Whether b is a, its square, softmax, log-softmax or sigmoid."""
+    if a.shape != b.shape:
+        return False
+    values = a.astype(np.float64)
+    with np.errstate(all="ignore"):
+        powers = np.exp(values - values.max(1, keepdims=True))
+        softmax = powers / powers.sum(1, keepdims=True)
+        forms = (values, values**2, softmax, np.log(softmax), 1 / (1 + np.exp(-values)))
+        return any(_close(form, b) for form in forms)
+
+
+def _sums_to_one(scores: Array) -> bool:
+    rows = scores[np.isfinite(scores).all(1)]
+    whole = scores.shape[1] > 1 and np.allclose(rows.sum(1), 1, atol=1e-3)
+    return bool(whole and (rows >= 0).all())
+
+
+def _question(
+    rivals: Sequence[_Candidate], inside: NDArray[np.bool_] | None, adds: bool
+) -> UsageError:
+    """Several outputs may be meant."""
+    classes = [c.scores[inside if inside is not None else slice(None)].argmax(1) for c in rivals]
+    differ = sum(len(set(row)) > 1 for row in zip(*classes, strict=True))
+    choices = f"choose different classes for {differ} of {len(classes[0])} test images"
+    if not differ:
+        choices = (
+            f"have other values, though they choose the same classes for {len(classes[0])} images"
+        )
+    options, python = [], []
+    for c in rivals:
+        if c.capsules and not adds:
+            way = f"`{ONE_LINE}` in forward for the lengths of {c.name}"
+            options.append(way)
+            python.append(way)
+            continue
+        lengths = " for its lengths" if c.capsules else ""
+        options.append(f"--scores {c.name}{lengths}")
+        python.append(f"scores={c.name!r}{lengths}")
+    lines = "" if not adds else f" In code: return only one, for capsules v `{ONE_LINE}`."
+    return UsageError(
+        f"{len(rivals)} outputs could hold the scores of the classes.",
+        f"They are {' and '.join(c.told for c in rivals)}, and {choices}.",
+        f"Say which decides the class: {' or '.join(python)}.{lines}",
+        command=f"Say which decides the class: {' or '.join(options)}.{lines}",
+    )
+
+
+def _no_scores(outputs: Arrays, classes: int, fits: Callable[[int], bool]) -> UsageError:
+    sizes = ", ".join(f"{name} {list(value.shape[1:])}" for name, value in outputs.items())
+    line = f"`{ONE_LINE}` for class capsules v [N, classes, size]"
+    for value in outputs.values():
+        shape = value.shape[1:]
+        if shape == (1,) and classes == 2:
+            line = "of one probability p [N, 1] `return torch.cat([1 - p, p], dim=1)`"
+        if value.dtype.kind != "f" or len(shape) < 2:
+            continue
+        if len(shape) == 2 and not fits(shape[0]) and fits(shape[1]):
+            line = f"`return v.norm(dim=1)` for capsules {list(shape)} with the classes last"
+        elif len(shape) > 2 and fits(shape[0]):
+            line = (
+                f"the activation of each class; for capsules {list(shape)} whose lengths it was trained by, "
+                "`return v.flatten(2).norm(dim=-1)`"
+            )
+    return UsageError(
+        f"None of the outputs could hold the scores of {classes or 'the'} classes.",
+        f"The outputs for one image: {sizes}.",
+        f"Let forward return a score for each class, {line}; or name as many classes as there are scores.",
+    )

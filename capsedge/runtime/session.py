@@ -1,0 +1,369 @@
+"""A loaded model: running it, predicting with it, looking into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.runtime.backends.backend import Backend, Port
+from capsedge.runtime.capabilities import Capabilities
+from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_of
+from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.predictions import OutputRoles, Prediction
+from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.routing_trace import Trace, traced
+from capsedge.runtime.runner import Runner, run_size
+from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text
+from capsedge.spec import limits
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from capsedge.runtime.backends.device_array import DeviceArray
+
+_SHOWN = 6  # ports in a summary
+_TRACED_CHUNK = 16  # images of a run
+
+
+class Session(Summarized):
+    """A loaded model. A context manager; safe to use from several threads at once.
+
+    Args:
+        path: the file it was loaded from.
+        backend: the file, loaded.
+        decoder: of the file; None if it has none that runs by itself.
+
+    Attributes:
+        path: the file it was loaded from.
+        metadata: the metadata of the file; None if it is not a file of capsedge.
+        inputs, outputs: name, shape and type of each.
+        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``passport``.
+        roles: which outputs mean what.
+        can: what the file can do beside running and predicting, and why it cannot.
+        image_input: how an image becomes the input.
+
+    Raises:
+        ArtefactError: the metadata does not fit the graph, or the file fixes sizes that are too large.
+    """
+
+    def __init__(self, path: Path, backend: Backend, decoder: Decoder | None = None) -> None:
+        self.path = path
+        self.backend = backend
+        self.metadata: ModelMetadata | None = backend.metadata
+        self.inputs: tuple[Port, ...] = backend.inputs
+        self.outputs: tuple[Port, ...] = backend.outputs
+        self.image_input = ImageInput(path, self.metadata, self.inputs)
+        self.roles = OutputRoles(path, self.image_input, self.metadata, self.inputs, self.outputs)
+        whole = backend.passport is not None
+        self.can = Capabilities(path, self.image_input, self.outputs, decoder, whole)
+        self._runner = Runner(path, backend)
+        self._decoder = decoder
+
+    def __enter__(self) -> Self:
+        self._runner.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model; calls that still run are not disturbed. A second call does nothing."""
+        self.backend.close()
+        if self._decoder is not None:
+            self._decoder.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; ``path``, ``metadata`` and the ports stay known."""
+        return self.backend.closed
+
+    def class_name(self, index: int) -> str:
+        """The name of a class; its number if the file does not name classes."""
+        return self.roles.class_name(index)
+
+    def run(self, arrays: AnyArray | Mapping[str, AnyArray]) -> dict[str, NDArray[Any]]:
+        """Run the model on arrays as they are.
+
+        Args:
+            arrays: one array for a model with one input, or all inputs by name: of numpy, torch or any
+                library with ``__array__`` or DLPack; those on a GPU are copied.
+
+        Returns:
+            Every output by name.
+
+        Raises:
+            ShapeError: the shape or the type of an input is wrong.
+            UsageError: an input is missing, unknown, or has NaN or infinite values.
+        """
+        return self._runner.run(arrays)
+
+    def run_batches(
+        self,
+        images: AnyArray | Iterable[AnyArray],
+        outputs: Sequence[str] | None = None,
+        batch_size: int | None = None,
+    ) -> Iterator[tuple[NDArray[Any], dict[str, NDArray[Any]]]]:
+        """Run a model with one input on any number of prepared images, batch by batch and in order.
+
+        A batch that is too short for the model is padded with zeros, whose outputs are removed.
+
+        Args:
+            images: floats ``[N, C, H, W]``, or an iterable of single images ``[C, H, W]``, of which only one
+                batch is in memory at a time; arrays as for `run`. They are cast to the input's
+                floating-point type.
+            outputs: names of the outputs to compute; None for all.
+            batch_size: most images per run; None for 64. A file with a fixed batch uses that one.
+
+        Yields:
+            The images of one run ``[n, C, H, W]``, and its outputs by name, each ``[n, ...]``.
+
+        Raises:
+            ShapeError: the shape or the type of an image is wrong.
+            UsageError: the model has several inputs, an image has NaN or infinite values, there is no such
+                output, or ``batch_size`` is below 1.
+        """
+        return self._runner.run_batches(images, outputs, batch_size)
+
+    def run_on_device(
+        self,
+        arrays: Mapping[str, object],
+        *,
+        out: Mapping[str, object] | None = None,
+        stream: object = None,
+    ) -> dict[str, DeviceArray]:
+        """Run an engine on arrays that are on its GPU, as they are; no data passes through the host.
+
+        Args:
+            arrays: all inputs by name: objects with ``__dlpack__`` or ``__cuda_array_interface__``, as
+                torch's and cupy's. The engine waits for pending writes to them.
+            out: arrays on the GPU that outputs are written to, by name; the others get new memory.
+            stream: a CUDA stream (torch's, cupy's, or its address as a number). The run is queued on the
+                stream and the call returns at once; inputs and ``out`` must stay alive and unchanged until
+                the stream has passed it. Without a stream the call waits for the results.
+
+        Returns:
+            Every output by name, on the GPU, with both protocols: ``torch.from_dlpack(output)``.
+
+        Raises:
+            UsageError: the model is not an engine, an array is missing, unknown, not on the GPU or may not
+                be written.
+            ShapeError: the shape or the type of an array is wrong.
+        """
+        return self._runner.run_on_device(arrays, out=out, stream=stream)
+
+    def predict(
+        self,
+        images: Images,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+        batch_size: int | None = None,
+    ) -> list[Prediction]:
+        """Classify images, or compute the values of a regression. ``session(images)`` is the same.
+
+        Args:
+            images: one image: an image file (a path, its bytes, or open), a Pillow image, or an array of
+                numpy, torch or any library with ``__array__`` or DLPack; an array of several; a folder; or an
+                iterable of all these, of which one batch at a time is in memory. Arrays are pixels
+                ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, several with ``N`` in front, of uint8, uint16,
+                bool, or floats from 0 to 1, in any size; or floats ``[N, C, H, W]`` prepared as for `run`.
+            top_k: largest number of labels. Without it and without a threshold: the best label, or for a
+                multi-label model those with a score of at least 0.5.
+            threshold: only labels with at least this score.
+            invert: for dark ink on a light background.
+            layout: the axes of arrays: ``HW``, ``HWC`` or ``CHW``, or the same with ``N`` in front; needed
+                where a shape can be read in two ways.
+            prepared: True for floats that are the model's input already, False for pixels; needed where
+                floats in the model's size can be both.
+            batch_size: most images per run; None for 64. A file with a fixed batch uses that one.
+
+        Returns:
+            One prediction per image.
+
+        Raises:
+            UsageError: an image cannot be read, does not fit or can be read in two ways, its values are out
+                of range, or an argument is wrong.
+            ArtefactError: the file does not state its classes and its preprocessing, or computes NaN.
+        """
+        return list(
+            self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
+        )
+
+    __call__ = predict
+
+    def stream(
+        self,
+        images: Images,
+        top_k: int | None = None,
+        threshold: float | None = None,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+        batch_size: int = 1,
+    ) -> Iterator[Prediction]:
+        """The predictions of `predict` one after another, each as soon as its batch is read.
+
+        Args:
+            images: as for `predict`; an iterable may be endless, such as the frames of a camera.
+            top_k, threshold, invert, layout, prepared: as for `predict`.
+            batch_size: images that are read before their predictions come; more are faster.
+
+        Raises:
+            UsageError, ArtefactError: as `predict`; for wrong arguments at once, otherwise where an image is
+                reached.
+        """
+        return self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
+
+    def _predictions(
+        self,
+        images: Images,
+        top_k: int | None,
+        threshold: float | None,
+        invert: bool,
+        layout: str | None,
+        prepared: bool | None,
+        batch_size: int | None,
+    ) -> Iterator[Prediction]:
+        """The predictions; wrong arguments are refused at once."""
+        roles, run = self.roles, self._runner.run_batch
+        top_k, threshold = roles.choice(top_k, threshold)
+        batches = self._batches(images, batch_size, invert, layout, prepared)
+        return chain.from_iterable(
+            roles.predictions(batch, run(batch, roles.all), top_k, threshold, invert)
+            for batch in batches
+        )
+
+    def _batches(
+        self,
+        images: Images,
+        batch_size: int | None,
+        invert: bool,
+        layout: str | None,
+        prepared: bool | None,
+    ) -> Iterator[NDArray[Any]]:
+        """Prepared batches ``[n, C, H, W]``, as large as one run takes."""
+        size = run_size(self.backend.batches, batch_size)
+        self._runner.check_open()
+        return self.image_input.batches(images, size, invert, layout, prepared)
+
+    def prepare(
+        self, image: OneImage, invert: bool = False, *, layout: str | None = None
+    ) -> NDArray[np.float32]:
+        """The model's input ``[C, H, W]`` for one image, by the file's own preprocessing.
+
+        Args:
+            image, invert, layout: as for `predict`; an array of floats holds pixels from 0 to 1.
+
+        Raises:
+            UsageError: the image cannot be read or does not fit, or there are several.
+            ArtefactError: the file does not state the preprocessing.
+        """
+        return self.image_input.reader(invert, layout, prepared=False).one(image)
+
+    def reconstruct(
+        self,
+        images: Images,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+    ) -> NDArray[np.float32]:
+        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one per class
+        capsule.
+
+        Raises:
+            UsageError: the file has no decoder; otherwise as `predict`.
+        """
+        self.can.check_reconstruct()
+        pictures = [
+            self._runner.run_batch(batch, [RECONSTRUCTION])[RECONSTRUCTION]
+            for batch in self._batches(images, None, invert, layout, prepared)
+        ]
+        if not pictures:
+            raise UsageError("There are no images to reconstruct.", "", "Give at least one.")
+        return np.concatenate(pictures).astype(np.float32, copy=False)
+
+    def decode(
+        self,
+        poses: AnyArray | Sequence[object],
+        classes: AnyArray | Sequence[int] | int | None = None,
+    ) -> NDArray[np.float32]:
+        """The decoder's pictures of given poses; nothing else of the model runs.
+
+        The picture of a class is decoded from its capsule alone, all others masked to zero (Sabour et al.
+        2017, section 4.1), so it depends on no other pose. For the poses that the model finds in images,
+        these are the pictures of `reconstruct`.
+
+        Args:
+            poses: of all classes ``[N, J, P]`` or ``[J, P]``, as `Prediction.poses`; with ``classes`` of one
+                class each ``[N, P]`` or ``[P]``. Arrays of any library, or lists.
+            classes: the class of each pose ``[N]``, or one for all.
+
+        Returns:
+            Pictures ``[N, J, C, H, W]``; with ``classes`` ``[N, C, H, W]``.
+
+        Raises:
+            UsageError: the file has no decoder that needs only poses, or an argument is wrong.
+            ShapeError: the poses have another shape.
+        """
+        self._runner.check_open()
+        decoder = self.can.check_decode()
+        known, size = decoder.capsules
+        if classes is None:
+            return decoder.decode(poses_of(poses, (known, size)))
+        given = poses_of(poses, (size,))
+        return decoder.of_classes(given, classes_of(classes, len(given), known))
+
+    def trace(
+        self,
+        images: Images,
+        invert: bool = False,
+        *,
+        layout: str | None = None,
+        prepared: bool | None = None,
+    ) -> Trace:
+        """The routing of images given as to `predict`: couplings, poses and agreement of every iteration of
+        every routed layer.
+
+        Raises:
+            UsageError: the file has no trace, or the values of so many images take over 1 GiB; otherwise as
+                `predict`.
+        """
+        stated = self.can.check_trace()
+        ports = [port for port in self.outputs if port.name in stated.outputs]
+        per_image = max(1, sum(map(fixed_bytes, ports)) // (self.backend.batches.fixed or 1))
+        most = max(1, limits.RUN_BYTES // per_image)
+        batches = self._batches(images, min(most, _TRACED_CHUNK), invert, layout, prepared)
+        return traced(stated, per_image, batches, self._runner.run_batch)
+
+    def _summary(self) -> Summary:
+        shown = self.inputs[:_SHOWN], self.outputs[:_SHOWN]
+        flow = " -> ".join(
+            ", ".join(f"{short(p.name)} {shape_text(p.shape)}" for p in ports) for ports in shown
+        )
+        gpu, ops = self.backend.gpu, self.backend.ops
+        where = "cpu" if gpu is None else f"cuda:{gpu}"
+        state = "closed" if self.closed else f"{ops} operators, {where}"
+        names = self.metadata.class_names if self.metadata else ()
+        classes = ", ".join(map(short, names[:10])) + (" ..." if len(names) > 10 else "")
+        rows = [Row("file", str(self.path)), Row("runs", state)]
+        rows += [Row(short(p.name), f"{shape_text(p.shape)} {p.dtype}") for p in chain(*shown)]
+        rows += [Row("classes", f"{len(names)}: {classes}")] if names else []
+        return Summary("Session", [f"{short(self.path.name)}: {state}", flow], rows)

@@ -1,0 +1,226 @@
+"""Typical input: spans of five measurements of the training images, outside of which there is nothing to see.
+
+docs/reference/metadata.md ("Nothing to see") specifies the rule, so that C++ decides alike on equal bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.runtime.files.safetensors import field_of
+from capsedge.spec import limits
+
+TYPICAL_INPUT_KEY = "capsedge.typical_input"  # of the metadata of a checkpoint or an ONNX file
+LEAST_IMAGES = 100
+LEAST_SIDE = 3  # a frame, and something inside it
+_SLACK = 0.05  # by which a span is widened at each end
+_BLANK = 2.0**-20  # contrast of an image of one value, after rounding, relative to that value
+_DIGITS = 6
+_GROUP_VALUES = 2**18  # measured at once; bounds memory
+
+Span = tuple[float, float]
+Floats = NDArray[np.float32]
+# In the order in which they are compared: the measurement, and what an image below and above its span has.
+REASONS = {
+    "contrast": ("less contrast", "more contrast"),
+    "roughness": ("smoother content", "rougher content"),
+    "frame_level": ("a darker frame", "a lighter frame"),
+    "frame_contrast": ("a plainer frame", "a busier frame"),
+    "level": ("a lower mean", "a higher mean"),
+}
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Five numbers of one prepared image (docs/reference/metadata.md, "Nothing to see").
+
+    Attributes:
+        contrast: standard deviation of the values.
+        level: their mean.
+        roughness: mean squared difference of neighbours, over twice the variance: 1 for white noise, 0 for
+            what changes slowly (von Neumann 1941, for two dimensions).
+        frame_level: mean of the outermost pixels, less the mean of all, in standard deviations.
+        frame_contrast: standard deviation of the outermost pixels, in those of all.
+    """
+
+    contrast: float
+    level: float
+    roughness: float
+    frame_level: float
+    frame_contrast: float
+
+
+@dataclass(frozen=True)
+class TypicalInput:
+    """What images as in training are like: an image outside of one of the spans has nothing to see.
+
+    Attributes:
+        contrast, level, roughness, frame_level, frame_contrast: smallest and largest value.
+        images: number of images that the spans come from.
+        data_sha256: checksum of these images; empty if not known.
+    """
+
+    contrast: Span
+    level: Span
+    roughness: Span
+    frame_level: Span
+    frame_contrast: Span
+    images: int = 0
+    data_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        for name in REASONS:
+            low, high = getattr(self, name)
+            object.__setattr__(self, name, (float(low), float(high)))
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise ValueError(f"the span of {name} is {low:g} to {high:g}")
+        if self.contrast[0] <= 0:
+            raise ValueError("the span of contrast begins at 0, where every image is blank")
+        if self.images < 0 or len(self.data_sha256) > 64:
+            raise ValueError("the images of the spans are not stated as a number and a checksum")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def has(self, name: str, found: Measurements) -> bool:
+        """Whether a measurement is within its span."""
+        low, high = getattr(self, name)
+        return bool(low <= getattr(found, name) <= high)
+
+    def reason(self, found: Measurements) -> str:
+        """The first measurement outside of its span, in words; empty if there is something to see."""
+        for name, (below, above) in REASONS.items():
+            if not self.has(name, found):
+                less = getattr(found, name) < getattr(self, name)[0]
+                return f"{below if less else above} than in any training image"
+        return ""
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Lines for a person."""
+        spans = ", ".join(
+            f"{name.replace('_', ' ')} {low:.4g} to {high:.4g}"
+            for name, (low, high) in ((n, getattr(self, n)) for n in REASONS)
+        )
+        return [("typical input", f"{spans} ({self.claim})")]
+
+    @property
+    def claim(self) -> str:
+        """In short."""
+        return f"spans of {self.images:,} images"
+
+
+def measure(image: Floats, layout: str = "NCHW") -> Measurements:
+    """The measurements of one prepared image ``[C, H, W]``, or ``[H, W, C]`` for the layout ``NHWC``."""
+    return next(measure_all(image[None], layout))
+
+
+def measure_all(images: Floats, layout: str = "NCHW") -> Iterator[Measurements]:
+    """The measurements of prepared images ``[N, C, H, W]``, or ``[N, H, W, C]`` for the layout ``NHWC``.
+
+    Sums are float64, from the first value of an image in memory to the last, so that C++ gets the same bits.
+    Of a blank image, all but contrast and level are 0.
+    """
+    group = max(1, _GROUP_VALUES // max(1, math.prod(images.shape[1:])))
+    for start in range(0, len(images), group):
+        rows = _measured(images[start : start + group].astype(np.float64), layout)
+        yield from (Measurements(*row) for row in rows.tolist())
+
+
+def _measured(images: NDArray[np.float64], layout: str) -> NDArray[np.float64]:
+    """`Measurements` of each image ``[N, 5]``."""
+    values = images.reshape(len(images), -1)
+    mean = _sums(values) / values.shape[1]
+    off = values - mean[:, None]
+    variance = _sums(off * off) / values.shape[1]
+    contrast = np.sqrt(variance)
+    if layout == "NCHW":
+        across, down = images[..., 1:] - images[..., :-1], images[:, :, 1:] - images[:, :, :-1]
+    else:
+        across, down = images[:, :, 1:] - images[:, :, :-1], images[:, 1:] - images[:, :-1]
+    steps = np.concatenate([d.reshape(len(images), -1) for d in (across, down)], axis=1)
+    frame = values[:, _frame(images.shape[1:], layout)]
+    frame_mean = _sums(frame) / frame.shape[1]
+    off = frame - frame_mean[:, None]
+    spread = np.sqrt(_sums(off * off) / frame.shape[1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        roughness = _sums(steps * steps) / steps.shape[1] / (2 * variance)
+        rows = np.stack(
+            [contrast, mean, roughness, (frame_mean - mean) / contrast, spread / contrast], axis=1
+        )
+    rows[contrast == 0, 2:] = 0
+    return rows
+
+
+def _sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each row ``[N, K]``, from the first value to the last; numpy's own sum adds in pairs."""
+    return np.add.accumulate(values, axis=1)[:, -1]
+
+
+@functools.lru_cache(maxsize=16)
+def _frame(shape: tuple[int, ...], layout: str) -> NDArray[np.intp]:
+    """Places of the first and the last row and column in an image's memory."""
+    around = np.ones(shape, bool)
+    cut = slice(1, -1)
+    around[(slice(None), cut, cut) if layout == "NCHW" else (cut, cut)] = False
+    return np.flatnonzero(around)
+
+
+def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = "") -> TypicalInput:
+    """The criterion of prepared images ``[C, H, W]`` as in training: what they span, and 5 % more.
+
+    Blank images among them are left out. Every bound is moved outwards by 5 % of its span, the lower one of
+    the contrast by 5 % of itself.
+
+    Raises:
+        ValueError: there are fewer than 100 images, or they have fewer than 3 pixels a side.
+    """
+    rows: list[list[float]] = []
+    for image in images:
+        height, width = image.shape[1:] if layout == "NCHW" else image.shape[:2]
+        if min(height, width) < LEAST_SIDE:
+            raise ValueError(f"the input has fewer than {LEAST_SIDE} pixels a side")
+        found = measure(image, layout)
+        if found.contrast > _BLANK * max(float(np.abs(image).max()), abs(found.level)):
+            rows.append([getattr(found, name) for name in REASONS])
+    if len(rows) < LEAST_IMAGES:
+        raise ValueError(f"{len(rows)} images are not blank; {LEAST_IMAGES} are needed")
+    low, high = np.min(rows, axis=0), np.max(rows, axis=0)
+    slack = _SLACK * (high - low)
+    first = low - slack
+    for name in ("contrast", "roughness", "frame_contrast"):  # none is negative
+        k = list(REASONS).index(name)
+        first[k] = (1 - _SLACK) * low[k] if name == "contrast" else max(first[k], 0.0)
+    spans = {
+        name: (_rounded(a), _rounded(b))
+        for name, a, b in zip(REASONS, first, high + slack, strict=True)
+    }
+    return TypicalInput(**spans, images=len(rows), data_sha256=data_sha256)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def typical_input_of(path: Path | str) -> TypicalInput | None:
+    """The typical input of a checkpoint; None if it states none, or is no safetensors file.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    return field_of(
+        TypicalInput,
+        path,
+        TYPICAL_INPUT_KEY,
+        "which images are like its training data",
+        "Copy or train it again.",
+        limits.TYPICAL_INPUT_BYTES,
+    )

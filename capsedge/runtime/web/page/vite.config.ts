@@ -1,0 +1,38 @@
+import { fileURLToPath } from "node:url";
+import { defineConfig, type UserConfig } from "vite";
+import { licences } from "./licences.js";
+
+const SITE = fileURLToPath(new URL("../../../capsedge/serving/deploy/site", import.meta.url));
+
+// `capsedge deploy web` and the service worker know this folder: its files are fetched when WebGPU is chosen.
+const folderOf = (name: string | undefined) => (/webgpu|asyncify/.test(name ?? "") ? "webgpu" : "assets");
+
+const output = {
+  entryFileNames: "assets/[name]-[hash].js",
+  chunkFileNames: ({ name }: { name: string }) => `${folderOf(name)}/[name]-[hash].js`,
+  assetFileNames: ({ names }: { names: string[] }) => `${folderOf(names[0])}/[name]-[hash][extname]`,
+};
+
+// The package's own default runtime; the page names one for each provider, so it must not bring another.
+const alias = [{ find: /^onnxruntime-web$/, replacement: "onnxruntime-web/wasm" }];
+
+export default defineConfig({
+  base: "./",
+  plugins: [licences()],
+  resolve: {
+    alias,
+    dedupe: ["onnxruntime-web"],
+    // Its WebAssembly files stay files, under names of ours.
+    conditions: ["onnxruntime-web-use-extern-wasm", "module", "browser", "production"],
+  },
+  build: {
+    outDir: SITE,
+    emptyOutDir: true,
+    target: "es2022",
+    assetsInlineLimit: 0, // the Content-Security-Policy allows no data: addresses
+    modulePreload: false,
+    chunkSizeWarningLimit: 1000,
+    rollupOptions: { output },
+  },
+  worker: { format: "es", rollupOptions: { output } },
+} satisfies UserConfig);

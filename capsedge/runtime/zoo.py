@@ -1,0 +1,85 @@
+"""Names and files of the trained models and sample images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capsedge.errors import UsageError
+
+# --- The trained models that come with the package: small networks for digits ---
+
+
+ROUTINGS = ("dynamic", "em", "attention")  # each with a model, digits-<routing>
+MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
+DEFAULT = MODELS[0]
+_HERE = Path(__file__).parents[1] / "zoo"
+
+
+def zoo_checkpoint(name: str) -> Path:
+    """The trained checkpoint of a model of the zoo, such as ``digits-em``.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    if name not in MODELS:
+        raise unknown_model(name)
+    return _HERE / f"{name}.safetensors"
+
+
+def checkpoint_of_routing(routing: str) -> Path:
+    """The trained checkpoint of a routing, such as ``em``.
+
+    Raises:
+        UsageError: there is no such routing.
+    """
+    if routing not in ROUTINGS:
+        raise UsageError(f"There is no routing '{routing}'.", "", f"Known: {', '.join(ROUTINGS)}.")
+    return zoo_checkpoint(f"digits-{routing}")
+
+
+def zoo_checkpoints() -> list[Path]:
+    """The trained checkpoints that this installation holds."""
+    return [path for path in map(zoo_checkpoint, MODELS) if path.is_file()]
+
+
+def checkpoint_of_model(name: str) -> Path | None:
+    """The trained checkpoint of a model by its name, such as ``digits-em``; None where there is none."""
+    path = zoo_checkpoint(name) if name in MODELS else None
+    return path if path is not None and path.is_file() else None
+
+
+def checkpoint_by_sha256(sha256: str) -> Path | None:
+    """The trained checkpoint with this checksum; None where there is none."""
+    from capsedge.runtime.files.writing import sha256 as checksum
+
+    return next((path for path in zoo_checkpoints() if checksum(path) == sha256), None)
+
+
+def zoo_model(name: str) -> Path | None:
+    """The ONNX file of a model of the zoo, such as ``digits-em``; None for any other name."""
+    return _HERE / f"{name}.onnx" if name in MODELS else None
+
+
+def default_model() -> Path:
+    """The ONNX file that ``capsedge.load()`` and ``capsedge infer`` use when none is named."""
+    return _HERE / f"{DEFAULT}.onnx"
+
+
+def unknown_model(name: str) -> UsageError:
+    """The error for a name that is neither a file nor a model of the zoo."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, MODELS, n=1)
+    return UsageError(
+        f"There is no model '{name}'.",
+        f"It is neither a file nor a model of the zoo: {', '.join(MODELS)}.",
+        f"Did you mean '{near[0]}'?" if near else "Name an ONNX file or one of these models.",
+    )
+
+
+# --- Sample images, drawn by `tools.draw_samples` ---
+
+
+def samples_folder() -> Path:
+    """The folder with the sample images."""
+    return _HERE / "samples"

@@ -1,0 +1,269 @@
+"""`capsedge.batch`: BatchOptions -> BatchReport."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.load import load
+from capsedge.runtime.reporting import Row, Summarized, Summary
+from capsedge.runtime.score_checks import score_warnings
+from capsedge.runtime.session import Session
+from capsedge.serving.batch.items import Part, Source
+from capsedge.serving.batch.journal import Journal, check_output
+from capsedge.serving.batch.model_bytes import ModelBytes, read_model
+from capsedge.serving.batch.parquet import import_parquet
+from capsedge.serving.batch.rows import Answerer, Counts, part_bytes, schema_of
+from capsedge.serving.batch.sources import find_source
+from capsedge.serving.batch.storage import apart, is_remote, plain
+
+# --- What ``capsedge.batch`` returns ---
+
+
+@dataclass(frozen=True, repr=False)
+class BatchReport(Summarized):
+    """A finished table of answers.
+
+    Attributes:
+        model: its path, name or address.
+        source: where the images are.
+        output: the table: a file, or a folder of parts.
+        kind: of the source: ``folder``, ``parquet``, ``tar``, ``idx``, ``npz`` or ``npy``.
+        images: rows of the table.
+        failed: rows with an error.
+        nothing: rows of images with nothing to see.
+        parts: parts that the source was read in.
+        resumed: those of them that an earlier run had finished.
+        seconds: time that this run took.
+        warnings: why the model's scores may say nothing.
+    """
+
+    model: str
+    source: str
+    output: str
+    kind: str
+    images: int
+    failed: int
+    nothing: int
+    parts: int
+    resumed: int
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def _summary(self) -> Summary:
+        line = f"{self.output}: {self.images:,} images, {self.failed:,} with an error"
+        rows = [
+            Row("model", self.model), Row("source", f"{self.source} ({self.kind})"),
+            Row("images", f"{self.images:,}"), Row("with an error", f"{self.failed:,}"),
+            Row("nothing to see", f"{self.nothing:,}"),
+            Row("resumed", f"{self.resumed} of {self.parts} parts"), Row("seconds", f"{self.seconds:.1f}"),
+            *(Row("warning", warning) for warning in self.warnings),
+        ]  # fmt: skip
+        return Summary("BatchReport", [line], rows)
+
+
+# --- ``capsedge.batch``: answers for any number of images ---
+
+
+FORMAT = 2  # of the table: an unfinished run of another format is not resumed
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How images become rows."""
+
+    threads: int | None
+    ops: str
+    device: str | None
+    provider: str
+    invert: bool
+    outputs: tuple[str, ...]
+    cluster: str | None
+
+
+def batch(
+    model: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    column: str = "",
+    outputs: Sequence[str] = (),
+    invert: bool = False,
+    resume: bool = False,
+    force: bool = False,
+    cluster: str | None = None,
+    threads: int | None = None,
+    ops: str = "auto",
+    device: str | None = None,
+    provider: str = "auto",
+    progress: Progress = lambda _done, _total: None,
+) -> BatchReport:
+    """Classify any number of images, or compute the values of a regression, into a parquet table.
+
+    The table has one row for each image, in the order of the source; an image that cannot be read has the
+    error in its row. Only a part of the source is in memory at a time.
+
+    Args:
+        model: as for `load`, or an address of fsspec such as ``s3://bucket/model.onnx``.
+        source: a folder of images, with its subfolders; a parquet file, tar archive, or a folder
+            of them; an idx, npz or npy file; by its path or an address of fsspec.
+        output: a file ``*.parquet``, or a folder of parts, which may be an address of fsspec.
+        column: the column of parquet files, or the array of an npz file, that holds the images; needed where
+            several can be.
+        outputs: further columns: ``scores`` of all classes, ``poses`` of all classes.
+        invert: for dark ink on a light background.
+        resume: go on with an unfinished run of the same model, source and options. The table is the same, bit
+            for bit, as that of a run that was not interrupted.
+        force: replace the table, finished or not, of an earlier run.
+        cluster: address of a running Ray cluster, or ``auto`` for the one that this machine belongs to; None
+            runs on this machine alone, without Ray. Its machines reach the source by the same path.
+        threads: threads of one inference; on a cluster, the CPUs of one worker (1 by default).
+        ops, device, provider: as for `load`.
+        progress: called with (images done, all images; None where only reading tells).
+
+    Returns:
+        The counts, and where the table is.
+
+    Raises:
+        UsageError: the source or the model cannot be read, the output lies in the source, exists already or
+            names another format, or an argument is wrong.
+        EnvironmentProblem: pyarrow, Ray or a package for an address is missing, or the disk is full.
+        ArtefactError: the model's file is damaged, or does not state its classes and its preprocessing; a
+            part of the run that goes on is damaged.
+
+    Example:
+        >>> capsedge.batch("digits-em", "photos/", "answers.parquet").images
+        60000
+    """
+    import_parquet()
+    where, target = os.fspath(source), os.fspath(output)
+    if not apart(target, where):
+        raise UsageError(
+            f"{target} lies in the source {where}.",
+            "The next run would read it.",
+            "Name an output outside of the source.",
+        )
+    check_output(target)
+    if resume and force:
+        raise UsageError(
+            "A run goes on, or replaces an earlier one.", "", "Use resume or force.",
+            command="Use --resume or --force.",
+        )  # fmt: skip
+    options = _Options(
+        threads, ops, device, provider, invert, tuple(dict.fromkeys(outputs)), cluster
+    )
+    begun = time.monotonic()
+    if isinstance(model, str):
+        model = plain(model)
+    # Read once: what computes is what the plan names and what is sent.
+    content = read_model(model) if is_remote(str(model)) or cluster is not None else None
+    with _session(model, content, options) as session:
+        found = find_source(where, column)
+        warnings = score_warnings(session)
+        answerer = Answerer(session, options.outputs, invert, threads)
+        schema = schema_of(answerer)
+        parts = found.parts()
+        journal = Journal(target, _plan(session, content, found, options), parts)
+        try:
+            done = journal.begin(resume, force)
+            if not journal.complete:
+                left = [part for part in parts if part.number not in done]
+                produced = _produced(answerer, schema, found, left, content, options)
+                _keep(journal, produced, parts, progress)
+                _check_not_empty(journal, where)
+                journal.finish(schema)
+        finally:
+            journal.close()
+    seconds = time.monotonic() - begun
+    counts = journal.counts
+    return BatchReport(
+        str(model), where, target, found.kind, counts.images, counts.failed, counts.nothing,
+        len(parts), len(done), seconds, warnings,
+    )  # fmt: skip
+
+
+def _session(model: Any, content: ModelBytes | None, options: _Options) -> Session:
+    """The session of this process, which on a cluster tells what the table looks like."""
+    if options.cluster is not None and options.device not in (None, "cpu"):
+        raise UsageError(
+            f"device is '{options.device}' on a cluster.",
+            "Its workers compute on CPUs.",
+            "Leave it out; or use capsedge.serving.batch.ray_step.Predictor, which takes a device.",
+        )
+    if content is not None:
+        return content.load(options.threads, options.ops)
+    session: Session = load(
+        model, device=options.device, threads=options.threads, ops=options.ops,
+        provider=options.provider,
+    )  # fmt: skip
+    return session
+
+
+def _plan(
+    session: Session, content: ModelBytes | None, source: Source, options: _Options
+) -> dict[str, Any]:
+    """What decides every bit of the table, besides the parts."""
+    return {
+        "format": FORMAT,
+        "model": sha256(session.path) if content is None else content.sha256,
+        "ops": session.backend.ops,
+        "gpu": session.backend.gpu is not None,
+        "kind": source.kind,
+        "column": source.column,
+        "outputs": options.outputs,
+        "invert": options.invert,
+    }
+
+
+def _produced(
+    answerer: Answerer,
+    schema: Any,
+    source: Source,
+    parts: Sequence[Part],
+    content: ModelBytes | None,
+    options: _Options,
+) -> Iterator[tuple[int, bytes, Counts]]:
+    """The parts as parquet, with their numbers and counts, in any order."""
+    if options.cluster is not None:
+        assert content is not None  # read before
+        from capsedge.serving.batch.cluster import Work, answer_parts, versions
+
+        work = Work(
+            source, options.threads or 1, options.ops, options.outputs, options.invert,
+            versions(answerer.session),
+        )  # fmt: skip
+        yield from answer_parts(options.cluster, content, work, parts)
+        return
+    for part in parts:
+        yield (part.number, *part_bytes(answerer.rows(source.read(part)), schema))
+
+
+def _keep(
+    journal: Journal,
+    produced: Iterator[tuple[int, bytes, Counts]],
+    parts: Sequence[Part],
+    progress: Progress,
+) -> None:
+    known = [part.rows for part in parts]
+    total = None if None in known else sum(rows for rows in known if rows is not None)
+    if journal.counts.images:
+        progress(journal.counts.images, total)
+    for number, content, counts in produced:
+        journal.put(number, content, counts)
+        progress(journal.counts.images, total)
+
+
+def _check_not_empty(journal: Journal, source: str) -> None:
+    if journal.counts.images == 0:
+        journal.abandon()
+        raise UsageError(f"{source} holds no images.", "", "Name a source with images.")

@@ -1,0 +1,272 @@
+"""The parts of a source, answered by the workers of a Ray cluster (https://docs.ray.io/en/latest/data/data.html).
+
+Ray Data streams the parts to workers, restarts those that are lost, and computes again what was lost with
+them. A worker gets the model as bytes, once, and makes one session for all its parts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from capsedge import errors
+from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.session import Session
+from capsedge.serving.batch.items import Part, Source
+from capsedge.serving.batch.model_bytes import ModelBytes
+from capsedge.serving.batch.rows import Answerer, Counts, part_bytes, schema_of
+
+INSTALL = "pip install 'capsedge[cpu,ray]'"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every worker does.
+
+    Attributes:
+        source: of the parts.
+        threads: CPUs of one worker.
+        ops, outputs, invert: as for `capsedge.batch`.
+        versions: of what computes, as `versions` tells them; workers must have the same.
+    """
+
+    source: Source
+    threads: int
+    ops: str
+    outputs: tuple[str, ...]
+    invert: bool
+    versions: str
+
+
+def answer_parts(
+    address: str, model: ModelBytes, work: Work, parts: Sequence[Part]
+) -> Iterator[tuple[int, bytes, Counts]]:
+    """Every part once, as parquet, with its number and its counts, in any order.
+
+    Args:
+        address: of the cluster, or ``auto``.
+
+    Raises:
+        EnvironmentProblem: Ray is not installed, there is no such cluster, or it failed.
+        CapsedgeError: a worker cannot reach the source, has other versions or cannot load the model.
+    """
+    if not parts:
+        return
+    with connected(address) as ray, _told():
+        compute = _workers(ray, work.threads, len(parts))
+        items = [{"part": json.dumps(part.to_dict())} for part in parts]
+        answers = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+            PartWorker,
+            fn_constructor_args=(ray.put(model), work),
+            batch_size=1,
+            num_cpus=work.threads,
+            compute=compute,
+        )
+        waiting = {part.number for part in parts}
+        for row in answers.iter_rows():
+            if row["problem"]:
+                raise _from_json(row["problem"])
+            if row["number"] in waiting:  # what is computed again after a loss counts once
+                waiting.remove(row["number"])
+                yield row["number"], row["table"], Counts(**json.loads(row["counts"]))
+        if waiting:
+            raise EnvironmentProblem(
+                f"The cluster lost {len(waiting)} of {len(parts)} parts.",
+                "",
+                "Continue with resume=True.",
+                command="Continue with --resume.",
+            )
+
+
+class PartWorker:
+    """A worker of the cluster: parts in, tables out.
+
+    Args:
+        model: a reference to `ModelBytes` in the object store.
+        work: what it does.
+    """
+
+    def __init__(self, model: Any, work: Work) -> None:
+        self._problem = ""  # what kept this worker from beginning
+        try:
+            self._begin(model, work)
+        except CapsedgeError as problem:
+            self._problem = _to_json(problem)
+
+    def _begin(self, model: Any, work: Work) -> None:
+        """Load the model.
+
+        Raises:
+            UsageError: this machine cannot reach the source.
+            EnvironmentProblem: the model cannot be loaded here, or by other versions than on the machine of
+                the command.
+            ArtefactError: the model is damaged.
+        """
+        import ray
+
+        if work.source.storage.kind() is None:
+            raise UsageError(
+                f"A machine of the cluster cannot reach {work.source.storage.address}.",
+                f"{platform.node()} has no such place.",
+                "Put the source where all machines reach it: a shared folder, or an address such as s3://.",
+            )
+        content: ModelBytes = ray.get(model)
+        session = content.load(work.threads, work.ops)
+        _check_versions(versions(session), work.versions)
+        self._answerer = Answerer(session, work.outputs, work.invert, work.threads)
+        self._schema = schema_of(self._answerer)
+        self._source = work.source
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """Answer parts.
+
+        Args:
+            batch: JSON of the parts, as ``part``.
+
+        Returns:
+            Of each its ``number``, ``table`` as the content of a parquet file, and ``counts`` as JSON, or the
+            ``problem`` that a `CapsedgeError` tells: Ray would keep its text alone.
+        """
+        done: dict[str, list[Any]] = {"number": [], "table": [], "counts": [], "problem": []}
+        for text in batch["part"]:
+            stated = json.loads(text)
+            part = Part(**stated | {"names": tuple(stated["names"])})
+            content, counts, problem = b"", "", self._problem
+            if not problem:
+                try:
+                    content, counts = self._answered(part)
+                except CapsedgeError as error:
+                    problem = _to_json(error)
+            for name, value in zip(done, (part.number, content, counts, problem), strict=True):
+                done[name].append(value)
+        return done
+
+    def _answered(self, part: Part) -> tuple[bytes, str]:
+        """The content of a parquet file, and counts as JSON."""
+        rows = self._answerer.rows(self._source.read(part))
+        content, counts = part_bytes(rows, self._schema)
+        return content, json.dumps(counts.to_dict())
+
+
+def _to_json(error: CapsedgeError) -> str:
+    kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
+    said = {"what": error.what, "why": error.why, "fix": error.fix, "command": error.command}
+    return json.dumps({"kind": kind, "said": said, "details": error.details})
+
+
+def _from_json(text: str) -> CapsedgeError:
+    stated = json.loads(text)
+    kind: type[CapsedgeError] = getattr(errors, stated["kind"])
+    found = kind.__new__(kind)  # constructors of some kinds take other arguments
+    CapsedgeError.__init__(found, **stated["said"], details=stated["details"])
+    return found
+
+
+def versions(session: Session) -> str:
+    """What decides the last bits of an answer: versions of packages, and who runs the operators."""
+    import numpy
+    import PIL
+
+    from capsedge import __version__
+
+    return (
+        f"capsedge {__version__}, ONNX Runtime {import_onnxruntime().__version__}, "
+        f"NumPy {numpy.__version__}, Pillow {PIL.__version__}, {session.backend.ops} operators"
+    )
+
+
+def _check_versions(here: str, wanted: str) -> None:
+    """Refuse a worker whose answers may differ from those of the others.
+
+    Raises:
+        EnvironmentProblem: it has other versions.
+    """
+    if here != wanted:
+        raise EnvironmentProblem(
+            f"{platform.node()} differs from the machine of the command.",
+            f"It has {here}; wanted: {wanted}.",
+            "Install the same versions on all machines.",
+        )
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to a running cluster while the block runs; a connection of the caller's own stays.
+
+    Raises:
+        EnvironmentProblem: Ray is not installed, or there is no such cluster.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its maker otherwise
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise EnvironmentProblem("A cluster needs Ray.", f"{error}.", INSTALL) from error
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            raise EnvironmentProblem(
+                f"There is no Ray cluster at {address}.",
+                f"{str(error).partition(chr(10))[0]}",
+                "Start one with `ray start --head`, or give the address of a running one.",
+            ) from error
+    context = ray.data.DataContext.get_current()
+    shown, context.enable_progress_bars = context.enable_progress_bars, False
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield ray
+    finally:
+        context.enable_progress_bars = shown
+        logger.setLevel(level)
+        if ours:
+            ray.shutdown()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn failures of the cluster into readable errors.
+
+    Raises:
+        EnvironmentProblem: for each of them.
+    """
+    from ray.exceptions import RayError
+
+    try:
+        yield
+    except RayError as error:
+        last = [line for line in str(error).splitlines() if line.strip()]
+        raise EnvironmentProblem(
+            "The cluster failed.",
+            last[-1].strip() if last else type(error).__name__,
+            "Look at its logs, then continue with resume=True.",
+            command="Look at its logs, then continue with --resume.",
+        ) from error
+
+
+def _workers(ray: Any, threads: int, parts: int) -> Any:
+    """As many workers as there are CPUs for, and work.
+
+    Raises:
+        UsageError: no machine has so many CPUs.
+    """
+    cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    fitting = sum(int(count // threads) for count in cpus)
+    if fitting == 0:
+        raise UsageError(
+            f"No machine of the cluster has {threads} CPUs for a worker.",
+            f"The largest has {max(cpus, default=0):g}.",
+            "Use fewer threads.",
+            command="Give fewer --threads.",
+        )
+    return ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, min(fitting, parts)))

@@ -1,0 +1,144 @@
+"""Item, Part, Source; folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from capsedge.errors import UsageError
+from capsedge.runtime.images.headers import SUFFIXES
+from capsedge.serving.batch.storage import Storage
+from capsedge.spec import limits
+
+# --- What a source consists of: parts, which are read on their own, and the items in them ---
+
+
+PART_ROWS = 1024  # images of one part, as far as the format lets it be cut
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of a source, or what is there in its place.
+
+    Attributes:
+        name: its identity within the source: a path, a member of an archive, or the number of a row.
+        image: the content of an image file, or an array; None if there is an error.
+        error: why there is no image; empty if there is one.
+    """
+
+    name: str
+    image: Any = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a source that is read on its own.
+
+    Attributes:
+        number: its place in the order of the source.
+        file: the file that it is in, relative to the source; empty if the source is one file.
+        start: where it begins, in the units of the format: a row, a row group, a byte.
+        stop: where it ends, in the same units; None for the end of the file.
+        row: number of its first image in the file, where the format numbers them.
+        rows: its images; None if only reading tells.
+        names: the files that it consists of, for a folder of images.
+        error: why the file cannot be read; empty if it can.
+    """
+
+    number: int
+    file: str = ""
+    start: int = 0
+    stop: int | None = None
+    row: int = 0
+    rows: int | None = None
+    names: tuple[str, ...] = ()
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+class Source(Protocol):
+    """A set of images that is read part by part; small enough to be sent to other machines."""
+
+    @property
+    def storage(self) -> Storage:
+        """The place that it is read from."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """The format, such as ``parquet``."""
+        ...
+
+    @property
+    def column(self) -> str:
+        """The column or array that holds the images; empty where the format has none, or one."""
+        ...
+
+    def parts(self) -> list[Part]:
+        """The parts, which depend on nothing but the source.
+
+        Raises:
+            UsageError: the source cannot be read.
+        """
+        ...
+
+    def read(self, part: Part) -> Iterator[Item]:
+        """The items of a part, in order; what cannot be read is an item with an error.
+
+        Raises:
+            UsageError: the source is gone.
+        """
+        ...
+
+
+def qualified(file: str, name: object) -> str:
+    """The identity of an image in a file of a source."""
+    return f"{file}/{name}" if file else str(name)
+
+
+# --- Folders of images, with their subfolders ---
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is an image by its name."""
+    return name.lower().endswith(SUFFIXES)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The images of a folder.
+
+    Attributes:
+        storage: the place.
+        names: the images, relative to it, in their order.
+    """
+
+    storage: Storage
+    names: tuple[str, ...]
+    kind: str = "folder"
+    column: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Folder, (self.storage, ())  # other machines get the names with the parts
+
+    def parts(self) -> list[Part]:
+        """The parts, of equal size."""
+        starts = range(0, len(self.names), PART_ROWS)
+        chosen = (self.names[start : start + PART_ROWS] for start in starts)
+        return [Part(k, rows=len(few), names=few) for k, few in enumerate(chosen)]
+
+    def read(self, part: Part) -> Iterator[Item]:
+        """The files of a part."""
+        for name in part.names:
+            try:
+                with self.storage.opened(name) as file:
+                    # One byte over the limit lets the decoder refuse the file.
+                    yield Item(name, file.read(limits.IMAGE_FILE_BYTES + 1))
+            except (UsageError, OSError) as error:
+                why = error.why if isinstance(error, UsageError) else str(error)
+                yield Item(name, error=f"The file cannot be read. {why}")

@@ -1,0 +1,311 @@
+"""What a run has done: parts in a folder, from which an interrupted run goes on.
+
+The folder holds ``_plan.json`` (what is computed, by checksums), ``part-000000.parquet`` and so on, for each
+``_part-000000.json`` (its checksum and counts), and at the end ``_SUCCESS``. For an output that is one file
+it lies beside it, and is removed once they are merged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.runtime.files import reading as opening
+from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.writing import check_writable, written
+from capsedge.serving.batch.items import Part
+from capsedge.serving.batch.parquet import BadParquet, opened_parquet, reading
+from capsedge.serving.batch.rows import PLAN, Counts, merge
+from capsedge.serving.batch.storage import Store, is_remote, plain
+from capsedge.spec import limits
+
+_PLAN, SUCCESS = "_plan.json", "_SUCCESS"
+SUFFIX = ".parquet"
+BESIDE = ".parts"
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is known of a finished part, as JSON in a file of its own.
+
+    Attributes:
+        plan: the digest of the plan.
+        part: its number.
+        size: bytes of its file.
+        sha256: the checksum of its file, in hexadecimal.
+        counts: of its rows.
+    """
+
+    plan: str
+    part: int
+    size: int
+    sha256: str
+    counts: Counts
+
+
+class Journal:
+    """The parts of one table.
+
+    Args:
+        output: a file ``*.parquet`` on this machine, or a folder or an address for a folder of parts.
+        plan: what is computed: JSON values that decide every bit of the table.
+        parts: of the source.
+    """
+
+    def __init__(self, output: str, plan: dict[str, Any], parts: Sequence[Part]) -> None:
+        self.output = output
+        self.file = Path(plain(output)) if is_file(output) else None
+        self._store = Store(f"{output}{BESIDE}" if self.file is not None else output)
+        text = json.dumps(plan | {"parts": [part.to_dict() for part in parts]}, sort_keys=True)
+        self.digest = hashlib.sha256(text.encode()).hexdigest()
+        self._parts = parts
+        self._records: dict[int, _Record] = {}
+        self.counts = Counts()
+        self.complete = False
+
+    def begin(self, resume: bool, force: bool) -> set[int]:
+        """Take the folder; returns the numbers of the parts that are there already, and whole.
+
+        Args:
+            resume: go on with an unfinished run.
+            force: replace what an earlier run wrote.
+
+        Raises:
+            UsageError: it holds something else, a run that is neither to be resumed nor replaced, or a run
+                with another plan.
+            ArtefactError: a part is not the one that the run wrote.
+        """
+        there = self.file is not None and opening.kind(self.file) == opening.FILE
+        if self.file is not None:
+            check_writable(self.file)
+        if resume and there and self._merged():
+            self.complete = True
+            return {part.number for part in self._parts}
+        names = self._store.names()
+        if there and not force and not (resume and _PLAN in names):
+            raise self._exists(resume)
+        if not names:
+            self._store.take()
+            self._start()
+            return set()
+        self._check(names, resume, force)
+        self._store.take()
+        if force:
+            self._store.clear(names)
+            self._start()
+            return set()
+        for part in self._parts:
+            if {name_of(part.number), _record_of(part.number)} <= names:
+                self._take_back(part.number)
+        self.complete = (
+            self.file is None and len(self._records) == len(self._parts) and self._marked(names)
+        )
+        return set(self._records)
+
+    def _start(self) -> None:
+        self._store.put(_PLAN, json.dumps({"sha256": self.digest}).encode())
+
+    def _exists(self, resume: bool) -> UsageError:
+        if resume:
+            what, why = (
+                "is not the table of this run.",
+                ("It has another model, source or options, or is damaged."),
+            )
+        else:
+            what, why = "exists already.", "It may be the table of an earlier run."
+        return UsageError(
+            f"{self.output} {what}",
+            why,
+            "Name another output, or replace the file with force=True.",
+            command="Name another output, or replace the file with --force.",
+        )
+
+    def _merged(self) -> bool:
+        """Whether the file holds the whole table of this plan."""
+        assert self.file is not None
+        try:
+            with opening.opened(self.file) as file, opened_parquet(file) as table:
+                stated = parse((table.content.metadata.metadata or {}).get(PLAN, b"null"))
+                counts = decode(Counts, stated.pop("counts")) if isinstance(stated, dict) else None
+                if counts is None or stated != {"sha256": self.digest}:
+                    return False
+                rows = 0
+                for k in range(len(table.groups)):
+                    with reading():
+                        rows += table.content.read_row_group(k, use_threads=False).num_rows
+        except (BadParquet, Malformed, KeyError, UsageError):
+            return False
+        self.counts = counts
+        return rows == counts.images
+
+    def _marked(self, names: set[str]) -> bool:
+        """Whether the folder states that it holds these parts."""
+        if SUCCESS not in names:
+            return False
+        try:
+            return bool(parse(self._store.get(SUCCESS, limits.JSON_BYTES)) == self._mark())
+        except Malformed:
+            return False
+
+    def _mark(self) -> dict[str, Any]:
+        return {"sha256": self.digest, "parts": len(self._parts), **self.counts.to_dict()}
+
+    def _check(self, names: set[str], resume: bool, force: bool) -> None:
+        where = self._store.address
+        ours = {name_of(part.number) for part in self._parts}
+        # Names that begin with these are left out by what reads folders of tables.
+        others = {name for name in names - ours if not name.startswith(("_", "."))}
+        if _PLAN not in names or (resume and others):
+            raise UsageError(
+                f"The folder {where} is not empty.",
+                "No earlier run wrote what it holds"
+                + (f": {min(others)}." if others and _PLAN in names else "."),
+                "Name a new folder, or a file *.parquet.",
+            )
+        if not resume and not force:
+            state = "a finished" if SUCCESS in names else "an unfinished"
+            raise UsageError(
+                f"The folder {where} holds {state} run.",
+                "",
+                "Go on with resume=True, or replace it with force=True.",
+                command="Go on with --resume, or replace it with --force.",
+            )
+        try:
+            stated = parse(self._store.get(_PLAN, limits.JSON_BYTES))
+        except Malformed:
+            stated = None
+        if resume and stated != {"sha256": self.digest}:
+            raise UsageError(
+                f"The unfinished run in {where} had another model, source or options.",
+                "Its parts would not fit those that are left.",
+                "Give the same ones, or replace it with force=True.",
+                command="Give the same ones, or replace it with --force.",
+            )
+
+    def _take_back(self, number: int) -> None:
+        """Count a part of an earlier run.
+
+        Raises:
+            ArtefactError: it is not the one that the run wrote.
+        """
+        name = _record_of(number)
+        try:
+            record = decode(_Record, parse(self._store.get(name, limits.JSON_BYTES)))
+        except Malformed as error:
+            raise self._damaged(name, f"{error}") from error
+        if (record.plan, record.part) != (self.digest, number):
+            raise self._damaged(name, "it describes another part")
+        self._records[number] = record
+        self._content(number)
+        self.counts.add(record.counts)
+
+    def _content(self, number: int) -> bytes:
+        """A part, as it was written.
+
+        Raises:
+            ArtefactError: its file is another one.
+        """
+        record, name = self._records[number], name_of(number)
+        content = self._store.get(name, max(0, record.size))
+        if hashlib.sha256(content).hexdigest() != record.sha256:
+            raise self._damaged(name, "its checksum is not the one that the run wrote down")
+        return content
+
+    def put(self, number: int, content: bytes, counts: Counts) -> None:
+        """Keep a part.
+
+        Raises:
+            UsageError, EnvironmentProblem: it cannot be written.
+        """
+        digest = hashlib.sha256(content).hexdigest()
+        record = _Record(self.digest, number, len(content), digest, counts)
+        self._store.put(name_of(number), content)
+        self._store.put(_record_of(number), json.dumps(asdict(record)).encode())
+        self._records[number] = record
+        self.counts.add(counts)
+
+    def finish(self, schema: Any) -> None:
+        """Make the table whole: merge the parts into the file, or mark the folder.
+
+        Raises:
+            ArtefactError: a part is not the one that the run wrote.
+            UsageError, EnvironmentProblem: the file cannot be written.
+        """
+        if self.file is None:
+            for _ in self._contents():
+                pass
+            self._store.put(SUCCESS, json.dumps(self._mark()).encode())
+            self._store.unlock_file()
+            return
+        stated = json.dumps({"sha256": self.digest, "counts": self.counts.to_dict()})
+        try:
+            with written(self.file) as target:
+                rows = merge(self._contents(), target, schema, stated)
+                if rows != self.counts.images:
+                    raise BadParquet(f"the parts have {rows:,} rows of {self.counts.images:,}")
+        except (BadParquet, ValueError) as error:
+            if isinstance(error, CapsedgeError):
+                raise
+            raise self._damaged("a part", f"{error}") from error
+        self._store.remove()
+
+    def _contents(self) -> Iterator[bytes]:
+        return (self._content(part.number) for part in self._parts)
+
+    def close(self) -> None:
+        """Let other processes go on."""
+        if self.complete:
+            self._store.unlock_file()
+        self._store.release()
+
+    def abandon(self) -> None:
+        """Remove a run that has nothing to keep."""
+        self._store.remove()
+
+    def _damaged(self, name: str, why: str) -> ArtefactError:
+        return ArtefactError(
+            f"{name} in {self._store.address} is damaged, or another file.",
+            f"{why[:1].upper()}{why[1:]}.",
+            "Remove it, and continue with resume=True.",
+            command="Remove it, and continue with --resume.",
+        )
+
+
+def name_of(number: int) -> str:
+    """The file of a part."""
+    return f"part-{number:06d}{SUFFIX}"
+
+
+def _record_of(number: int) -> str:
+    return f"_part-{number:06d}.json"
+
+
+def is_file(output: str) -> bool:
+    """Whether an output is one file and not a folder of parts."""
+    return output.lower().endswith(SUFFIX) and not is_remote(output)
+
+
+def check_output(output: str) -> None:
+    """Refuse an output whose name says that it is a file of another format, since it would become a folder.
+
+    Raises:
+        UsageError: it does.
+    """
+    name = re.split(r"[/\\]", output)[-1]
+    suffix = re.search(r"[^.](\.[A-Za-z]\w{0,7})$", name)
+    if suffix is None or suffix[1].lower() == SUFFIX:
+        return
+    if not is_remote(output) and opening.kind(plain(output)) == opening.FOLDER:
+        return
+    raise UsageError(
+        f"{output} would be a folder of parquet files.",
+        f"Tables are written as parquet, and not as '{suffix[1]}'.",
+        f"Name a file *.parquet, or for a folder {output}/. pandas turns a table into CSV: "
+        "pandas.read_parquet('answers.parquet').to_csv('answers.csv').",
+    )

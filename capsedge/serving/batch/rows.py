@@ -1,0 +1,279 @@
+"""Rows and columns of the answers' table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import CapsedgeError, UsageError
+from capsedge.runtime.backends.backend import usable_cores
+from capsedge.runtime.files.text import printable
+from capsedge.runtime.images.inputs import ImageReader
+from capsedge.runtime.images.preprocessing import prepare
+from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.predictions import Prediction
+from capsedge.runtime.session import Session
+from capsedge.serving.batch.items import PART_ROWS, Item
+from capsedge.serving.batch.parquet import import_parquet, reading
+
+# --- The rows of a table of answers: one for each image, in the order of the images ---
+
+
+GROUP = 64  # images of one run; the same everywhere, since the size may decide the last bits
+OUTPUTS = ("scores", "poses")
+ERROR_CHARACTERS = 1000
+_FIXED = ("image", "label", "score", "labels", "nothing", "long_way", "error", *OUTPUTS)
+Row: TypeAlias = dict[str, Any]
+
+
+class Answerer:
+    """What turns items into rows.
+
+    Args:
+        session: of a model that states its classes and its preprocessing.
+        outputs: of `OUTPUTS`, those that become columns.
+        invert: for dark ink on a light background.
+        threads: images that are decoded at the same time; one per core by default.
+
+    Raises:
+        UsageError: the model has no such output.
+        ArtefactError: the model's file does not state its preprocessing.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        outputs: Sequence[str] = (),
+        invert: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        self.session, self._invert = session, invert
+        self._preprocessing = session.image_input.preprocessing
+        metadata = session.image_input.metadata
+        self.task, stated = metadata.task, metadata.outputs
+        names = stated.names if stated is not None and self.task == REGRESSION else ()
+        self.values = tuple(f"{name}_value" if name in _FIXED else name for name in names)
+        self.multi_label = session.roles.multi_label
+        self.cascade = session.roles.long_way is not None
+        self.outputs = tuple(dict.fromkeys(outputs))
+        _check_outputs(session, self.outputs)
+        workers = usable_cores() if threads is None else threads
+        self._workers = workers
+        self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
+
+    def rows(self, items: Iterable[Item]) -> Iterator[Row]:
+        """One row for each item; an item that cannot be answered has an error in its row."""
+        rest = iter(items)
+        while group := self._prepared(islice(rest, GROUP)):
+            yield from self._answered(group)
+
+    def _prepared(self, items: Iterator[Item]) -> list[tuple[str, NDArray[np.float32] | str]]:
+        """Names of items, with the model's input or an error; few items are in memory undecoded."""
+        found: list[tuple[str, NDArray[np.float32] | str]] = []
+        while few := list(islice(items, self._workers)):
+            inputs = (
+                map(self._prepare, few)
+                if self._pool is None
+                else self._pool.map(self._prepare, few)
+            )
+            found += zip((item.name for item in few), inputs, strict=True)
+        return found
+
+    def _prepare(self, item: Item) -> NDArray[np.float32] | str:
+        """The model's input ``[C, H, W]`` in its layout, or the text of an error."""
+        if item.error:
+            return item.error
+        p = self._preprocessing
+        try:
+            image = _shaped(item.image, p)
+            if isinstance(image, np.ndarray) and image.dtype.kind == "f":
+                reading = ImageReader(p, self._invert, prepared=True)
+                (found,) = reading.images(image.astype(np.float32, copy=False))
+                return found.astype(np.float32, copy=False)
+            return prepare(image, p, self._invert, "The image")
+        except UsageError as error:
+            return f"{error.what} {error.why}"
+
+    def _answered(self, group: Sequence[tuple[str, NDArray[np.float32] | str]]) -> Iterator[Row]:
+        images = [image for _, image in group if not isinstance(image, str)]
+        answers = iter(self._predicted(images))
+        for name, image in group:
+            answer = image if isinstance(image, str) else next(answers)
+            yield self._row(name, answer)
+
+    def _predicted(self, images: Sequence[NDArray[np.float32]]) -> list[Prediction | str]:
+        """The predictions; where the model fails on a batch, image by image."""
+        if not images:
+            return []
+        stacked = np.stack(images)
+        try:
+            return list(self.session.predict(stacked, prepared=True, batch_size=GROUP))
+        except CapsedgeError as error:
+            if len(images) == 1:
+                return [f"{error.what} {error.why}"]
+            return [one for image in images for one in self._predicted([image])]
+
+    def _row(self, name: str, answer: Prediction | str) -> Row:
+        row: Row = {"image": encodable(name)}
+        if isinstance(answer, str):
+            return row | {"error": printable(answer.strip())[:ERROR_CHARACTERS]}
+        row |= {"nothing": answer.nothing or None}
+        if self.values:
+            return row | dict(zip(self.values, (v.value for v in answer.values), strict=True))
+        row |= {"label": answer.label, "score": answer.score}
+        if self.multi_label:
+            row["labels"] = [{"label": each.name, "score": each.score} for each in answer.labels]
+        if self.cascade:
+            row["long_way"] = answer.long_way
+        if "scores" in self.outputs:
+            row["scores"] = answer.scores.tolist()
+        if "poses" in self.outputs:
+            row["poses"] = answer.poses.tolist()
+        return row
+
+
+def encodable(name: str) -> str:
+    """A name as UTF-8 can hold it: bytes that are not text become escapes (``\\xff``)."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return printable(name)
+    return name
+
+
+def _shaped(image: Any, p: Preprocessing) -> Any:
+    """A list of values in the shape that the model takes; anything else as it is.
+
+    Raises:
+        UsageError: it has another number of values.
+    """
+    if not isinstance(image, np.ndarray) or image.ndim != 1:
+        return image
+    shape = p.shape if image.dtype.kind == "f" else (p.height, p.width, p.channels)
+    if image.size != np.prod(shape):
+        raise UsageError(
+            f"The image is a list of {image.size:,} values.", f"The model takes {list(shape)}."
+        )
+    return image.reshape(shape)
+
+
+def _check_outputs(session: Session, outputs: Sequence[str]) -> None:
+    has = {"scores": session.roles.scores is not None, "poses": session.roles.poses is not None}
+    for name in outputs:
+        if not has.get(name):
+            raise UsageError(
+                f"The model has no {name} for a table.",
+                f"It has {', '.join(known for known in OUTPUTS if has[known]) or 'values alone'}.",
+                "Leave them out.",
+            )
+
+
+# --- The table of answers: its columns, and its rows as parquet ---
+
+
+PLAN = b"capsedge.plan"
+
+
+@dataclass
+class Counts:
+    """What a table holds.
+
+    Attributes:
+        images: rows.
+        failed: rows with an error.
+        nothing: rows of images with nothing to see.
+    """
+
+    images: int = 0
+    failed: int = 0
+    nothing: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Add those of another part."""
+        self.images += other.images
+        self.failed += other.failed
+        self.nothing += other.nothing
+
+    def to_dict(self) -> dict[str, int]:
+        """JSON values."""
+        return {"images": self.images, "failed": self.failed, "nothing": self.nothing}
+
+
+def schema_of(answerer: Answerer) -> Any:
+    """The columns, a `pyarrow.Schema`."""
+    import_parquet()
+    import pyarrow as pa
+
+    fields: list[tuple[str, Any]] = [("image", pa.string())]
+    if answerer.values:
+        fields += [(name, pa.float64()) for name in answerer.values]
+    else:
+        fields += [("label", pa.string()), ("score", pa.float64())]
+    if answerer.multi_label:
+        label = pa.struct([("label", pa.string()), ("score", pa.float64())])
+        fields.append(("labels", pa.list_(label)))
+    fields.append(("nothing", pa.string()))
+    if answerer.cascade:
+        fields.append(("long_way", pa.bool_()))
+    kinds = {"scores": pa.list_(pa.float64()), "poses": pa.list_(pa.list_(pa.float32()))}
+    fields += [(name, kinds[name]) for name in answerer.outputs]
+    return pa.schema([*fields, ("error", pa.string())])
+
+
+def part_bytes(rows: Iterable[Row], schema: Any) -> tuple[bytes, Counts]:
+    """A parquet file of the rows, with a row group for every `PART_ROWS` rows, and its counts."""
+    import pyarrow as pa
+
+    rest, counts, sink = iter(rows), Counts(), pa.BufferOutputStream()
+    with table_writer(sink, schema) as writer:
+        while few := list(islice(rest, PART_ROWS)):
+            counts.images += len(few)
+            counts.failed += sum(row.get("error") is not None for row in few)
+            counts.nothing += sum(row.get("nothing") is not None for row in few)
+            writer.write_table(pa.Table.from_pylist(few, schema=schema))
+    return sink.getvalue().to_pybytes(), counts
+
+
+def table_writer(target: Any, schema: Any) -> Any:
+    """A `pyarrow.parquet.ParquetWriter`: the same rows give the same bytes."""
+    return import_parquet().ParquetWriter(
+        target, schema, compression="zstd", write_page_checksum=True, store_schema=False
+    )
+
+
+def merge(parts: Iterable[bytes], target: BinaryIO, schema: Any, plan: str) -> int:
+    """One table of the rows of parts, in their order; returns how many there are.
+
+    Args:
+        parts: the content of each.
+        plan: what the table states of itself.
+
+    Raises:
+        BadParquet: a part is damaged.
+    """
+    rows = 0
+    with table_writer(target, schema) as writer:
+        for part in parts:
+            for table in _groups(part):
+                rows += table.num_rows
+                writer.write_table(table)
+        writer.add_key_value_metadata({PLAN: plan})
+    return rows
+
+
+def _groups(part: bytes) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with reading():
+        file = import_parquet().ParquetFile(pa.BufferReader(part))
+    with file:
+        for k in range(file.num_row_groups):
+            with reading():
+                table = file.read_row_group(k, use_threads=False)
+            yield table

@@ -1,0 +1,361 @@
+"""Local and fsspec storage.
+
+https://filesystem-spec.readthedocs.io. An address is one scheme and one path: chains of file systems
+(``::``), through which archives would unpack themselves, are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
+
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.writing import make_folder, write_bytes
+from capsedge.spec import limits
+
+# Places that sources are read from: this machine's files, and file systems of fsspec by their
+# addresses
+
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Packages of file systems that fsspec knows by their schemes.
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+}
+INSTALL = "pip install 'capsedge[batch]'"
+
+
+def is_remote(address: str) -> bool:
+    """Whether an address leads to another file system than this machine's."""
+    found = _SCHEME.match(address)
+    return found is not None and found[1].lower() not in ("file", "local")
+
+
+def plain(address: str) -> str:
+    """The path in an address of this machine's files, such as ``file:///photos``; any other as it is."""
+    scheme = _SCHEME.match(address)
+    return address if scheme is None or is_remote(address) else unquote(address[scheme.end() :])
+
+
+class Storage:
+    """A file or a folder and what is below it, read through relative names.
+
+    Args:
+        address: a path, or ``scheme://path``.
+
+    Raises:
+        UsageError: the address is not one that is read.
+    """
+
+    def __init__(self, address: str) -> None:
+        if address.startswith("pipe:") or "::" in address:
+            raise UsageError(
+                f"{address} is not read.",
+                "Commands and chains of file systems are no sources.",
+                "Name a file, a folder, or one address such as s3://bucket/folder.",
+            )
+        self.address = address
+        self.remote = is_remote(address)
+        self._path = plain(address)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Storage, (self.address,)
+
+    @cached_property
+    def system(self) -> tuple[Any, str]:
+        """The file system and the path in it."""
+        scheme = self.address.partition(":")[0]
+        try:
+            import fsspec
+        except ImportError as error:
+            raise EnvironmentProblem(
+                f"{self.address} is read with fsspec.", f"{error}.", INSTALL
+            ) from error
+        try:
+            system, path = fsspec.core.url_to_fs(self.address)
+        except ImportError as error:
+            package = _PACKAGES.get(scheme.lower(), "the package that the message names")
+            raise EnvironmentProblem(
+                f"{scheme}:// addresses need another package.",
+                f"{error}.",
+                f"pip install {package}" if " " not in package else f"Install {package}.",
+            ) from error
+        except Exception as error:  # every file system has errors of its own
+            raise UsageError(
+                f"{self.address} is not an address that is read.", f"{error}.", "Check it."
+            ) from error
+        return system, path
+
+    @contextmanager
+    def _reached(self, name: str) -> Iterator[None]:
+        """Turn a file system's failures into readable errors.
+
+        Raises:
+            UsageError: the place cannot be read.
+        """
+        try:
+            yield
+        except UsageError:
+            raise
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"Cannot read {name or self.address}.",
+                "There is no such file.",
+                "Check the address.",
+            ) from error
+        except Exception as error:  # every file system has errors of its own
+            raise UsageError(
+                f"Cannot read {name or self.address}.",
+                f"{type(error).__name__}: {error}.",
+                "Check the address and the rights to it.",
+            ) from error
+
+    def kind(self) -> str | None:
+        """What is there: ``file`` or ``folder``; None for nothing.
+
+        Raises:
+            UsageError: it cannot be reached, or is neither.
+        """
+        if not self.remote:
+            found = reading.kind(self._path)
+            if found not in (None, reading.FILE, reading.FOLDER):
+                raise UsageError(
+                    f"Cannot read {self.address}.", f"It is a {found}.", "Name a file or a folder."
+                )
+            return found
+        system, path = self.system
+        with self._reached(""):
+            if not system.exists(path):
+                return None
+            return reading.FOLDER if system.isdir(path) else reading.FILE
+
+    def names(self) -> list[str]:
+        """The files below the folder, relative, with ``/`` between names, sorted.
+
+        Raises:
+            UsageError: it cannot be read, or has too many files.
+        """
+        found: list[str] = []
+        for name in self._found():
+            found.append(name)
+            if len(found) > limits.FOLDER_FILES:
+                raise UsageError(
+                    f"The folder {self.address} has over {limits.FOLDER_FILES:,} files.",
+                    "",
+                    "Divide it, or store the images in tar or parquet files.",
+                )
+        return sorted(found)
+
+    def _found(self) -> Iterator[str]:
+        if self.remote:
+            system, path = self.system
+            with self._reached(""):
+                files = system.find(path)
+            root = path.rstrip("/") + "/"
+            yield from (str(file).removeprefix(root) for file in files)
+            return
+
+        def failed(error: OSError) -> None:
+            with reading.explained(error.filename or self._path):
+                raise error
+
+        for folder, _, files in os.walk(self._path, onerror=failed):
+            inner = os.path.relpath(folder, self._path)
+            prefix = "" if inner == "." else inner.replace(os.sep, "/") + "/"
+            yield from (prefix + file for file in files)
+
+    @contextmanager
+    def opened(self, name: str = "") -> Iterator[BinaryIO]:
+        """A file, open for reading at any position.
+
+        Args:
+            name: the file's name below the folder; empty for the place itself.
+
+        Raises:
+            UsageError: it cannot be opened.
+        """
+        if not self.remote:
+            with reading.opened(self.local(name)) as file:
+                yield file
+            return
+        system, path = self.system
+        with self._reached(name):
+            remote = system.open(f"{path.rstrip('/')}/{name}" if name else path, "rb")
+        with remote:
+            yield cast(BinaryIO, remote)
+
+    def local(self, name: str = "") -> Path:
+        """The path of a file on this machine."""
+        return Path(self._path, name) if name else Path(self._path)
+
+    def size(self, name: str = "") -> int:
+        """Bytes of a file.
+
+        Raises:
+            UsageError: it cannot be opened.
+        """
+        with self.opened(name) as file, self._reached(name):
+            return file.seek(0, os.SEEK_END)
+
+    def start(self, count: int, name: str = "") -> bytes:
+        """The first bytes of a file.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        with self.opened(name) as file, self._reached(name):
+            return file.read(count)
+
+
+# The folder that the parts of a table are written to: on this machine, or at an address of fsspec
+
+
+_LOCK = "_lock"
+
+
+class Store:
+    """A folder of files, each of which is written completely or not at all.
+
+    Args:
+        address: the folder, which need not exist.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._remote = Storage(address) if is_remote(address) else None
+        self._folder = Path(plain(address))
+        self._lock = -1
+
+    def names(self) -> set[str]:
+        """The files that are there."""
+        if self._remote is not None:
+            return set(self._remote.names()) if self._remote.kind() == reading.FOLDER else set()
+        if reading.kind(self._folder) is None:
+            return set()
+        return {*reading.listing(self._folder)} - {_LOCK}
+
+    def take(self) -> None:
+        """Create the folder, and keep other processes from it until `release`.
+
+        Raises:
+            UsageError: another process writes to it, or it cannot be created.
+        """
+        if self._remote is not None:
+            return  # object stores have neither folders nor locks
+        make_folder(self._folder)
+        self._lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        if not reading.try_lock(self._lock):
+            self.release()
+            raise UsageError(
+                f"Another run writes to {self.address}.", "", "Wait for it, or name another output."
+            )
+
+    def release(self) -> None:
+        """Let other processes write; a second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file.
+
+        Raises:
+            UsageError, EnvironmentProblem: it cannot be written.
+        """
+        if self._remote is None:
+            write_bytes(self._folder / name, content)
+            return
+        with self._failing(f"Writing {name} to"):
+            fs, path = self._remote.system
+            fs.pipe_file(f"{path.rstrip('/')}/{name}", content)
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """A file, open for reading.
+
+        Raises:
+            UsageError: it cannot be opened.
+        """
+        if self._remote is None:
+            with reading.opened(self._folder / name) as file:
+                yield file
+        else:
+            with self._remote.opened(name) as remote:
+                yield remote
+
+    def get(self, name: str, most: int) -> bytes:
+        """The content of a file; of one with more than ``most`` bytes, so many and one more.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        with self.opened(name) as file:
+            return file.read(most + 1)
+
+    def clear(self, names: Iterable[str]) -> None:
+        """Remove files.
+
+        Raises:
+            UsageError, EnvironmentProblem: they cannot be removed.
+        """
+        for name in sorted(names):
+            if self._remote is None:
+                with reading.explained(self._folder / name, "Check the rights to it."):
+                    (self._folder / name).unlink()
+                continue
+            fs, path = self._remote.system
+            with self._failing(f"Removing {name} from"):
+                fs.rm_file(f"{path.rstrip('/')}/{name}")
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Turn a file system's failures into readable errors.
+
+        Raises:
+            EnvironmentProblem: the block failed.
+        """
+        try:
+            yield
+        except Exception as error:  # every file system has errors of its own
+            raise EnvironmentProblem(
+                f"{what} {self.address} failed.",
+                f"{type(error).__name__}: {error}.",
+                "Check the address and the rights to it, then continue with --resume.",
+            ) from error
+
+    def unlock_file(self) -> None:
+        """Remove the mark of the lock from a folder that stays."""
+        if self._remote is None:
+            (self._folder / _LOCK).unlink(missing_ok=True)
+        self.release()
+
+    def remove(self) -> None:
+        """Remove a folder on this machine; an address is left as it is."""
+        self.release()
+        if self._remote is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def apart(output: str, source: str) -> bool:
+    """Whether an output lies outside of a source."""
+    a, b = (_normal(address) for address in (output, source))
+    return a != b and not a.startswith(b.rstrip("/") + "/")
+
+
+def _normal(address: str) -> str:
+    if is_remote(address):
+        return address.rstrip("/")
+    return str(os.path.realpath(Storage(address).local()))

@@ -1,0 +1,315 @@
+"""What stands before MLServer's REST endpoints: limits, and the paths that are open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+
+from capsedge.spec import limits
+
+# What the server holds for its clients: bytes of bodies, messages and answers, over all
+# connections
+
+
+Message = TypeVar("Message")
+_SLOW = 1.0  # seconds after which a message that arrives makes room for another
+_PATIENCE = 10.0  # seconds that a client waits for a place
+
+
+class Full(Exception):
+    """There is no room for the request now."""
+
+    def __init__(self, why: str = "The server holds too many requests: try again.") -> None:
+        super().__init__(why)
+
+
+class Held:
+    """Counts the bytes. Belongs to one event loop.
+
+    The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
+    `limits.RECEIVING`, each for the largest message twice, since it is copied when grpc hands it over. All
+    else shares the rest of `limits.HELD_BYTES`.
+    """
+
+    most = limits.HELD_BYTES - 2 * limits.RECEIVING * limits.REQUEST_BYTES
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._arriving: OrderedDict[asyncio.Future[Any], float] = OrderedDict()
+
+    @contextmanager
+    def share(self) -> Iterator[Share]:
+        """The share of one request and its answer, which is given back at the end."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            share.give()
+
+    async def arrive(self, receive: Callable[[], Awaitable[Message]]) -> Message:
+        """A message of gRPC, once there is a place for it.
+
+        A message that takes over a second to arrive loses its place to the next one that waits.
+
+        Raises:
+            Full: there is no place, or it was lost.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _PATIENCE
+        while len(self._arriving) >= limits.RECEIVING:
+            oldest, since = next(iter(self._arriving.items()))
+            if loop.time() >= since + _SLOW:
+                del self._arriving[oldest]
+                oldest.cancel()
+            elif loop.time() >= until:
+                raise Full
+            else:
+                await asyncio.wait({oldest}, timeout=since + _SLOW - loop.time())
+        arriving = asyncio.ensure_future(receive())
+        self._arriving[arriving] = loop.time()
+        try:
+            done, _ = await asyncio.wait({arriving}, timeout=limits.REQUEST_SECONDS)
+        finally:
+            lost = self._arriving.pop(arriving, None) is None
+            arriving.cancel()
+        if lost or not done:
+            raise Full("The request took too long to arrive: try again.")
+        return arriving.result()
+
+
+class Share:
+    """Bytes of one request and its answer."""
+
+    def __init__(self, held: Held) -> None:
+        self._held, self._bytes = held, 0
+
+    def take(self, count: int) -> None:
+        """Count more bytes.
+
+        Raises:
+            Full: the server holds too many.
+        """
+        if count and self._held.bytes + count > self._held.most:
+            raise Full
+        self._held.bytes += count
+        self._bytes += count
+
+    def give(self) -> None:
+        """Count none of them any more."""
+        self._held.bytes -= self._bytes
+        self._bytes = 0
+
+
+# --- What stands before MLServer's REST endpoints: limits, and the paths that are open ---
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Of MLServer's paths. Not: the repository (loading and unloading), documentation that loads scripts from
+# elsewhere, and text generation.
+PATHS = frozenset(
+    {
+        "/v2", "/v2/health/live", "/v2/health/ready",
+        *(f"/v2/models/{{model_name}}{version}{end}"
+          for version in ("", "/versions/{model_version}") for end in ("", "/ready")),
+    }
+)  # fmt: skip
+_SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
+_PAUSE = 0.5  # seconds without a part after which a client waits for its answer
+SHARE = "capsedge.share"  # of the scope: what the server holds for the request
+_BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status = status
+
+
+class _Gone(Exception):
+    """The client has gone away before its request was whole, or does not take its answer."""
+
+
+class Guard:
+    """Refuses requests that are too large, compressed, for other hosts or for models that are not there.
+
+    Args:
+        app: the application behind it.
+        hosts: names of the ``Host`` header; none for any.
+        known: name and version of each model that is served; an empty version is the default one.
+        held: counts what the server holds.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        hosts: Collection[str],
+        known: Collection[tuple[str, str]],
+        held: Held,
+    ) -> None:
+        self._app, self._hosts, self._known, self._held = app, hosts, known, held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI has it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with self._held.share() as share, contextlib.suppress(_Gone):
+            await self._answer({**scope, SHARE: share}, receive, partial(_in_time, send), share)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
+        parts = _parts(receive)
+        try:
+            self._check(scope)
+            body = await self._body(parts, share)
+        except _Refused as refusal:
+            share.give()
+            await _discard(parts)
+            await _answer(send, refusal.status, str(refusal))
+        else:
+            receive = _once([body], receive)
+            del body  # the application lets go of it when it has read it
+            await self._app(scope, receive, send)
+
+    async def _body(self, parts: AsyncIterator[bytes], share: Share) -> bytes:
+        body = bytearray()
+        async for part in parts:
+            self._check_body(len(body) + len(part))
+            try:
+                share.take(len(part))
+            except Full as error:
+                raise _Refused(503, str(error)) from error
+            body += part
+        return bytes(body)
+
+    def _check(self, scope: Scope) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        names = [name for name, _ in scope["headers"]]
+        for name in _SINGLE:
+            if names.count(name) > 1:
+                raise _Refused(400, f"The header {name.decode()} is given twice.")
+        if self._hosts and _host(headers.get(b"host", b"")) not in self._hosts:
+            raise _Refused(
+                421, "This server answers for this machine only: use 127.0.0.1 or localhost."
+            )
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise _Refused(415, "Compressed requests are not supported.")
+        if _BINARY in headers:
+            raise _Refused(
+                400,
+                "Binary tensors are not supported over HTTP: send JSON (tritonclient: binary_data=False), "
+                "or use gRPC.",
+            )
+        length = headers.get(b"content-length", b"0")
+        self._check_body(int(length) if length.isdigit() else 0)
+        self._check_model(scope["path"])
+
+    def _check_body(self, size: int) -> None:
+        if size > limits.REQUEST_BYTES:
+            raise _Refused(413, f"The body is over the limit of {limits.REQUEST_BYTES:,} bytes.")
+
+    def _check_model(self, path: str) -> None:
+        """Refuse unknown models before MLServer counts the request under their names, for ever."""
+        parts = path.split("/")
+        if parts[:3] != ["", "v2", "models"] or len(parts) < 4:
+            return
+        version = parts[5] if len(parts) > 5 and parts[4] == "versions" else ""
+        if (parts[3], version) not in self._known:
+            raise _Refused(404, missing(parts[3], version))
+
+
+def missing(name: str, version: str) -> str:
+    """The message for a model that is not served."""
+    return f"There is no model {name[:80]!r}" + (
+        f" of version {version[:80]!r}." if version else "."
+    )
+
+
+@lru_cache
+def _host(header: bytes) -> str:
+    try:
+        return urlsplit(f"//{header.decode('latin-1')}").hostname or ""
+    except ValueError:
+        return ""
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """The parts of a request's body, as far as the client sends them."""
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        more = bool(message.get("more_body"))
+        yield message.get("body", b"")
+
+
+async def _discard(parts: AsyncIterator[bytes]) -> None:
+    """Read what a client still sends: otherwise the connection breaks, and it never sees the answer."""
+    left = 4 * limits.REQUEST_BYTES
+    with contextlib.suppress(_Gone, StopAsyncIteration, asyncio.TimeoutError):
+        while left > 0:
+            left -= len(await asyncio.wait_for(anext(parts), _PAUSE))
+
+
+def _once(left: list[bytes], receive: Receive) -> Receive:
+    """What is left of the body as one message; after it, whatever the client sends."""
+
+    async def read() -> MutableMapping[str, Any]:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return read
+
+
+async def _in_time(send: Send, message: MutableMapping[str, Any]) -> None:
+    """Send a part of an answer, if the client takes it."""
+    if not message.get("more_body"):
+        await send(message)
+        return
+    try:
+        await asyncio.wait_for(send(message), limits.REQUEST_SECONDS)
+    except asyncio.TimeoutError:
+        raise _Gone from None  # the connection ends with half an answer
+
+
+async def _answer(send: Send, status: int, error: str) -> None:
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+# --- Work on large requests beside the event loop ---
+
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+_SMALL = 2**14  # bytes that take a millisecond or two
+# One thread: however many large requests come, one at a time takes the memory that reading it needs.
+_READER = ThreadPoolExecutor(1, "capsedge-requests")
+
+
+async def aside(
+    size: int,
+    function: Callable[Arguments, Result],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Result:
+    """The result of a function whose work grows with a size in bytes: at once, or in a thread of its own."""
+    if size <= _SMALL:
+        return function(*args, **kwargs)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_READER, lambda: function(*args, **kwargs))

@@ -1,0 +1,227 @@
+"""Reports and manifest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import CapsedgeError
+from capsedge.runtime.files import reading, text
+from capsedge.runtime.files.json_documents import decode, parse
+from capsedge.runtime.reporting import Row, Summarized, Summary
+from capsedge.spec import limits
+
+# --- What ``capsedge.deploy_web`` returns ---
+
+
+ON_DEMAND = "webgpu/"  # what lies there is fetched when it is first used
+
+
+@dataclass(frozen=True)
+class DeployedFile:
+    """A file of the folder: its path in it, ``/`` between names, bytes, and SHA-256 in hexadecimal."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class WebModel:
+    """A model that the page offers.
+
+    Attributes:
+        name: as the page shows it.
+        routing: ``dynamic``, ``em`` or ``attention``; empty if its file does not state it.
+        precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``.
+        files: path of the file for each number of routing iterations.
+    """
+
+    name: str
+    routing: str
+    precision: str
+    files: Mapping[int, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        files = [{"iterations": count, "path": path} for count, path in self.files.items()]
+        return {**vars(self), "files": files}
+
+
+@dataclass(frozen=True, repr=False)
+class WebDeployment(Summarized):
+    """A folder that any web server can host.
+
+    Attributes:
+        output: the folder.
+        models: in the order in which the page offers them.
+        files: what it holds.
+        notes: what a person should know.
+    """
+
+    output: Path
+    models: tuple[WebModel, ...]
+    files: tuple[DeployedFile, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def first_visit(self) -> int:
+        """Bytes that a first visit loads: all but what is fetched when it is first used."""
+        return sum(file.bytes for file in self.files if not file.path.startswith(ON_DEMAND))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "output": str(self.output),
+            "bytes": self.bytes,
+            "bytes_of_first_visit": self.first_visit,
+            "models": [model.to_dict() for model in self.models],
+            "files": [vars(file) for file in self.files],
+            "notes": list(self.notes),
+        }
+
+    def _summary(self) -> Summary:
+        line = f"{self.output}: {len(self.models)} models, {text.size(self.bytes)}"
+        rows = [Row(m.name, f"iterations {', '.join(map(str, m.files))}") for m in self.models]
+        return Summary("WebDeployment", [line], rows)
+
+
+# --- What ``capsedge.deploy_triton`` and ``capsedge.deploy_kserve`` return ---
+
+
+@dataclass(frozen=True)
+class ServedTensor:
+    """An input or output of a deployed model: its name, its type in Triton's words, its sizes, -1 if free."""
+
+    name: str
+    type: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TritonModel:
+    """A model of a repository.
+
+    Attributes:
+        name: as requests name it.
+        backend: ``onnxruntime`` or ``tensorrt``.
+        ops: ``fused`` if the operator library or TensorRT plugins run its routing, otherwise ``portable``.
+        device: ``cpu`` or ``cuda``.
+        max_batch: rows of the largest batch; 0 if requests are not joined.
+        inputs, outputs: without the batch; none of an engine, which tells the server its own.
+        twin_of: the model that it is the portable twin of; empty for others.
+    """
+
+    name: str
+    backend: str
+    ops: str
+    device: str
+    max_batch: int
+    inputs: tuple[ServedTensor, ...] = ()
+    outputs: tuple[ServedTensor, ...] = ()
+    twin_of: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class TritonDeployment(Summarized):
+    """A model repository for Triton Inference Server.
+
+    Attributes:
+        output: the folder.
+        mount: where the server sees it.
+        architecture: of the processor that the operator library is for; empty where no model uses it.
+        models: in their order.
+        files: what it holds.
+        notes: what a person should know.
+    """
+
+    output: Path
+    mount: str
+    architecture: str
+    models: tuple[TritonModel, ...]
+    files: tuple[DeployedFile, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "output": str(self.output)}
+
+    def _summary(self) -> Summary:
+        total = text.size(sum(file.bytes for file in self.files))
+        rows = [Row(model.name, described(model)) for model in self.models]
+        line = f"{self.output}: {len(self.models)} models, {total}"
+        return Summary("TritonDeployment", [line], rows)
+
+
+@dataclass(frozen=True, repr=False)
+class KServeDeployment(Summarized):
+    """A manifest for KServe.
+
+    Attributes:
+        output: the file.
+        name: of the InferenceService.
+        models: names of the models that it loads.
+        manifest: the document.
+    """
+
+    output: Path
+    name: str
+    models: tuple[str, ...]
+    manifest: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "output": str(self.output)}
+
+    def _summary(self) -> Summary:
+        line = f"{self.output}: InferenceService {self.name}"
+        return Summary("KServeDeployment", [line], [Row("models", ", ".join(self.models))])
+
+
+def described(model: TritonModel) -> str:
+    """How a model is served, in words."""
+    batch = f"batches up to {model.max_batch}" if model.max_batch else "no batching"
+    twin = f", twin of {model.twin_of}" if model.twin_of else ""
+    return f"{model.backend}, {model.ops} operators, {model.device}, {batch}{twin}"
+
+
+# The manifest of a deployed folder: what it consists of, so that the next run replaces nothing
+# else
+
+
+MANIFEST = "capsedge.json"
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a deployed folder.
+
+    Raises:
+        UsageError: it cannot be read.
+        Malformed: it is none.
+    """
+    with reading.opened(folder / MANIFEST) as file:
+        document = parse(file.read(limits.JSON_BYTES + 1).decode(errors="replace"))
+    return decode(dict[str, Any], document)
+
+
+def earlier_files(folder: Path) -> list[str]:
+    """The paths that the manifest of a folder lists, its own among them; none if there is no manifest."""
+    if reading.kind(folder) == reading.FOLDER:
+        with suppress(CapsedgeError, ValueError):
+            return [*decode(dict[str, Any], read_manifest(folder).get("files"), "files"), MANIFEST]
+    return []
+
+
+def listed(path: str, content: bytes | Path) -> DeployedFile:
+    """A file of the folder, as the manifest names it."""
+    data = content if isinstance(content, bytes) else content.read_bytes()
+    return DeployedFile(path, len(data), hashlib.sha256(data).hexdigest())

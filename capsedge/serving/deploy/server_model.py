@@ -1,0 +1,360 @@
+"""What a server must know of a model, tried first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
+from capsedge.runtime import engine_metadata, zoo
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.files import reading
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.onnx_file import summary as onnx_file
+from capsedge.runtime.profiling.profile import random_inputs
+from capsedge.runtime.session import Session
+from capsedge.runtime.tensors import fits, shape_text
+
+# Trying a model before a server gets it: the inputs of its warm-up, and whether it runs batches
+
+
+Arrays = Mapping[str, NDArray[Any]]
+Note = Callable[[str], None]
+_SAMPLE = "digit-7.png"
+_CHANNELS = (1, 3)  # of images that can be read
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a model has run.
+
+    Attributes:
+        sample: one prepared image; None for a model of other inputs.
+        noise: inputs drawn from a fixed seed, of one row; None where the model runs none.
+        batched: whether inputs and outputs begin with one free dimension, the batch.
+    """
+
+    sample: Arrays | None
+    noise: Arrays | None
+    batched: bool
+
+
+def tried(session: Session, note: Note) -> Trial:
+    """Run a model on the inputs of its warm-up, and on a batch of two.
+
+    Args:
+        note: told what a person should know.
+
+    Raises:
+        UnsupportedModelError: an output has not the shape that the file declares.
+    """
+    sample, noise = _sample(session), _noise(session, note)
+    if sample is not None:
+        _check_outputs(session, session.run(sample))
+    batched = _first_is_batch(session) and _runs_batches(session, noise, note)
+    return Trial(sample, noise, batched)
+
+
+def run_again(session: Session, trial: Trial) -> None:
+    """Run the inputs of a warm-up in another session of the same model.
+
+    Raises:
+        CapsedgeError: the session does not run them.
+    """
+    for arrays in (trial.sample, trial.noise):
+        if arrays is not None:
+            session.run(arrays)
+
+
+def _first_is_batch(session: Session) -> bool:
+    """Whether every input and output begins with the same free dimension."""
+    ports = (*session.inputs, *session.outputs)
+    if not all(port.shape and not isinstance(port.shape[0], int) for port in ports):
+        return False
+    return len({port.shape[0] for port in ports if port.shape[0] is not None}) <= 1
+
+
+def _noise(session: Session, note: Note) -> Arrays | None:
+    """Random inputs that the model runs; whole numbers are zero where random ones are none of its indices."""
+    try:
+        drawn = random_inputs(session, session.backend.batches.fixed or 1)
+        zeros = {
+            name: np.zeros_like(values) if values.dtype.kind in "iu" else values
+            for name, values in drawn.items()
+        }
+        try:
+            found, outputs = drawn, session.run(drawn)
+        except CapsedgeError:
+            found, outputs = zeros, session.run(zeros)
+    except CapsedgeError as error:
+        note(f"{session.path} gets no warm-up with random inputs: {error.what} {error.why}")
+        return None
+    _check_outputs(session, outputs)
+    return found
+
+
+def _check_outputs(session: Session, found: Arrays) -> None:
+    """Refuse a model whose outputs differ from what the server is told of them."""
+    for port in session.outputs:
+        shape = found[port.name].shape
+        if not fits(shape, port.shape):
+            raise UnsupportedModelError(
+                f"Triton cannot serve {session.path}.",
+                f"Its output '{port.name}' is declared as {shape_text(port.shape)} and has the shape "
+                f"{shape_text(shape)}.",
+                "Write the file again with the shapes of its outputs.",
+            )
+
+
+def _runs_batches(session: Session, noise: Arrays | None, note: Note) -> bool:
+    """Whether a batch of two gives two rows; what the file declares may not be what it computes."""
+    if noise is None:
+        return True
+    try:
+        found = session.run({name: values.repeat(2, axis=0) for name, values in noise.items()})
+    except CapsedgeError as error:
+        note(
+            f"{session.path} does not run a batch of two, and is served without batching: {error.why}"
+        )
+        return False
+    wrong = [name for name, values in found.items() if values.shape[:1] != (2,)]
+    if wrong:
+        note(
+            f"{session.path} is served without batching: '{wrong[0]}' of two inputs has not two rows"
+        )
+    return not wrong
+
+
+def _sample(session: Session) -> Arrays | None:
+    prepared = session.metadata.preprocessing if session.metadata else None
+    if prepared is None or prepared.channels not in _CHANNELS or len(session.inputs) != 1:
+        return None
+    (port,) = session.inputs
+    image = session.prepare(zoo.samples_folder() / _SAMPLE)[None].repeat(
+        session.backend.batches.fixed or 1, 0
+    )
+    return {port.name: image.astype(port.dtype)} if fits(image.shape, port.shape) else None
+
+
+# The names of models that a server gets, by one rule for `capsedge serve` and `capsedge deploy
+# triton`
+
+
+TWIN = "-portable"  # at the end of the name of a model without the operator library
+_NAMED = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]{1,80})(?::(?P<version>[A-Za-z0-9._-]{1,80}))?=(?P<file>.+)"
+)
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model of the command line.
+
+    Attributes:
+        name: that clients use.
+        version: of the name; empty if there is only one.
+        file: a path, or a name of the zoo.
+    """
+
+    name: str
+    version: str
+    file: str
+
+
+def file_of(given: str | Path) -> Path:
+    """The file that an argument such as ``digits=model.onnx`` names."""
+    return Path(_parsed(str(given)).file)
+
+
+def named(given: Sequence[str]) -> list[Named]:
+    """The models that arguments name: ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``.
+
+    Raises:
+        UsageError: two have the same name, in any case, and the same version.
+    """
+    found = [_parsed(text) for text in given]
+    seen: dict[tuple[str, str], str] = {}
+    for model in found:
+        key = model.name.lower(), model.version
+        if key in seen:
+            raise UsageError(
+                f"{seen[key]} and {model.file} would both be the model '{model.name}'.",
+                "",
+                f"Name them: other={model.file}, or {model.name}:2={model.file} for a second version.",
+            )
+        seen[key] = model.file
+    return found
+
+
+def folders(given: Sequence[str]) -> list[Named]:
+    """The same for a model repository, where each has a folder of its own and may get a twin.
+
+    Raises:
+        UsageError: two have the same name, in any case; one has the name of another's twin, or a version.
+    """
+    found = [_parsed(text) for text in given]
+    seen: dict[str, str] = {}
+    for model in found:
+        if model.version:
+            raise UsageError(
+                f"{model.name}:{model.version} has a version.",
+                "A repository is written with one version of each model.",
+                f"Name it: {model.name}={model.file}.",
+            )
+        taken = (model.name.lower(), f"{model.name.lower()}{TWIN}")
+        other = next((seen[name] for name in taken if name in seen), None)
+        if other is not None:
+            raise UsageError(
+                f"{other} and {model.file} would both have the folder '{model.name}', or that of its twin.",
+                "",
+                f"Name them: other={model.file}.",
+            )
+        seen.update(dict.fromkeys(taken, model.file))
+    return found
+
+
+def _parsed(given: str) -> Named:
+    parts = _NAMED.fullmatch(given)
+    if parts is not None and reading.kind(given) is None:
+        return Named(parts["name"], parts["version"] or "", parts["file"])
+    if given in zoo.MODELS:
+        return Named(given, "", given)
+    return Named(_NOT_IN_NAMES.sub("-", Path(given).stem).strip("-.")[:80] or "model", "", given)
+
+
+# What a model server must know of a model: its inputs and outputs, its batch, its classes, sample
+# inputs
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """An ONNX file for a model server.
+
+    Attributes:
+        name: of its folder, unlike that of any other.
+        data: its bytes.
+        inputs, outputs: with the batch as their first dimension where it is batched.
+        library: the operator library for its capsule operators; None runs their function bodies.
+        twin: whether it gets a portable twin, which runs without the library.
+        scores: the output that decides the class; empty for other models.
+        classes: their names.
+        trial: what it has run.
+    """
+
+    name: str
+    data: bytes
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    library: Path | None
+    twin: bool
+    scores: str
+    classes: tuple[str, ...]
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class ServedEngine:
+    """A TensorRT engine for a model server; it tells the server its inputs and outputs itself.
+
+    Attributes:
+        name: of its folder.
+        path: the engine.
+        passport: what it was built for.
+    """
+
+    name: str
+    path: Path
+    passport: engine_metadata.Passport
+
+
+def served(name: str, given: str, ops: str, on_gpu: bool, note: Note) -> ServedModel | ServedEngine:
+    """Read and try a model.
+
+    Args:
+        name: of its folder.
+        given: a file, or a name of the zoo.
+        ops: ``auto``, ``fused`` or ``portable``.
+        on_gpu: whether the server runs it on a GPU, where the operator library has no kernels.
+        note: told what a person should know.
+
+    Raises:
+        UsageError: there is no such model.
+        EnvironmentProblem: the operator library is wanted and missing.
+        UnsupportedModelError: a server cannot run it.
+        ArtefactError: a file is damaged.
+    """
+    path = zoo.zoo_model(given) or Path(given)
+    if not path.suffix and not reading.kind(path):
+        raise zoo.unknown_model(given)
+    if engine_metadata.is_engine(path):
+        return ServedEngine(name, path, _engine_passport(path))
+    data, summary = onnx_file.read_harmless(path)
+    with load_bytes(data, path, ops="portable" if on_gpu else ops) as session:
+        _check_types(session)
+        fused = session.backend.ops != "portable"
+        if summary.capsedge_nodes and not fused and not on_gpu and ops == "auto":
+            note(
+                f"{name} runs its function bodies: the operator library is not in this installation"
+            )
+        trial = tried(session, note)
+        stated, scores = session.metadata, session.roles.scores or ""
+        inputs, outputs = session.inputs, session.outputs
+    twin = fused and ops == "auto" and _runs_portably(name, data, path, trial, note)
+    if summary.overloaded and (twin or not fused):
+        note(
+            f"{name}{TWIN if twin else ''} has functions that only ONNX Runtime 1.26 and later tell apart: "
+            "it needs Triton 26.07 or later"
+        )
+    classes = stated.class_names if stated else ()
+    library = find_library() if fused else None
+    return ServedModel(
+        name, data, inputs, outputs, library, twin, scores if classes else "", classes, trial
+    )
+
+
+def _runs_portably(name: str, data: bytes, path: Path, trial: Trial, note: Note) -> bool:
+    """Whether a model runs without the operator library."""
+    try:
+        with load_bytes(data, path, ops="portable") as session:
+            run_again(session, trial)
+    except CapsedgeError as error:
+        note(f"{name} gets no portable twin: {error.what} {error.why}")
+        return False
+    return True
+
+
+def _engine_passport(path: Path) -> engine_metadata.Passport:
+    found = engine_metadata.read(path)
+    if found.portable:
+        raise UnsupportedModelError(
+            f"Triton cannot run {path}.",
+            "It is an engine for TensorRT-RTX; Triton's backend has TensorRT.",
+            "Build it on the server's GPU with `capsedge build`, or deploy the ONNX file.",
+        )
+    return found
+
+
+def _check_types(session: Session) -> None:
+    for port in (*session.inputs, *session.outputs):
+        if port.dtype not in TYPES:
+            raise UnsupportedModelError(
+                f"Triton cannot serve {session.path}.",
+                f"'{port.name}' is a {port.dtype}, which its protocol does not have.",
+                "Serve a model whose inputs and outputs are tensors of numbers.",
+            )
+
+
+# By numpy's name: DataType of Triton's model_config.proto.
+TYPES = {
+    "float16": "TYPE_FP16", "float32": "TYPE_FP32", "float64": "TYPE_FP64", "bool": "TYPE_BOOL",
+    "tensor(bfloat16)": "TYPE_BF16",
+    **{f"{sign}int{bits}": f"TYPE_{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip

@@ -1,0 +1,350 @@
+"""`deploy web`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.runtime import zoo
+from capsedge.runtime.files.writing import (
+    MODEL,
+    as_path,
+    check_replaceable,
+    sha256,
+    temporary_folder,
+    write_folder,
+)
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.onnx_file import summary as onnx_file
+from capsedge.serving.deploy.deployment import (
+    MANIFEST,
+    DeployedFile,
+    WebDeployment,
+    WebModel,
+    earlier_files,
+    listed,
+)
+from capsedge.spec import limits
+
+# The models of a page: files of the user, and models of the zoo, exported with what the page
+# shows
+
+
+EXTRA_OUTPUTS = ("reconstruction", "trace")
+_NAME = 80  # characters
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class PageModel:
+    """A file that the page can run.
+
+    Attributes:
+        name: what it is called.
+        data: its bytes.
+        metadata: what it says of itself.
+    """
+
+    name: str
+    data: bytes
+    metadata: ModelMetadata
+
+
+def page_models(
+    given: Sequence[str], iterations: Sequence[int] | None, note: Callable[[str], None]
+) -> list[PageModel]:
+    """What files and names of the zoo stand for, in their order.
+
+    Args:
+        given: ONNX files, or names of the zoo.
+        iterations: the numbers of routing iterations to export a model of the zoo with; by default all up
+            to its own.
+        note: told what a person should know.
+
+    Raises:
+        UsageError: there is no such file or model.
+        UnsupportedModelError: the page cannot run a file.
+        ArtefactError: a file is damaged.
+    """
+    found: list[PageModel] = []
+    for name in given:
+        if zoo.zoo_model(name) is None:
+            found.append(_read(Path(name), Path(name).stem))
+        else:
+            found += _of_zoo(name, iterations, note)
+    return found
+
+
+def check_given(name: str) -> None:
+    """Refuse what is neither a model of the zoo nor a file.
+
+    Raises:
+        UsageError: it is neither.
+        ArtefactError: the file is empty or too large.
+    """
+    if zoo.zoo_model(name) is not None:
+        return
+    path = Path(name)
+    if not os.path.lexists(path) and not path.suffix:
+        raise zoo.unknown_model(name)
+    onnx_file.check_file(path)
+
+
+def _read(path: Path, name: str) -> PageModel:
+    data, summary = onnx_file.read_harmless(path)
+    metadata = ModelMetadata.from_properties(summary.metadata)
+    _check_runnable(str(path), summary, metadata)
+    assert metadata is not None
+    return PageModel(harmless_name(name), data, metadata)
+
+
+def harmless_name(name: str) -> str:
+    """The name of a file, as part of an address and of a path."""
+    return _NOT_IN_NAMES.sub("-", name).strip("-.")[:_NAME] or "model"
+
+
+def _check_runnable(
+    path: str, summary: onnx_file.OnnxSummary, metadata: ModelMetadata | None
+) -> None:
+    """Refuse what a browser cannot run, or the page cannot feed."""
+    if summary.missing_functions:
+        raise UnsupportedModelError(
+            f"A browser cannot run {path}.",
+            f"Its operators {', '.join(summary.missing_functions)} carry no function bodies.",
+            "Export it again with `capsedge export --ops auto`.",
+        )
+    prepared = metadata.preprocessing if metadata is not None else None
+    if prepared is None:
+        raise UnsupportedModelError(
+            f"The page cannot feed {path}.",
+            "The file does not say how an image becomes its input.",
+            "State it with `capsedge optimize --size 28x28` (or export again with --size).",
+        )
+    if prepared.channels not in (1, 3):
+        raise UnsupportedModelError(
+            f"The page cannot feed {path}.",
+            f"It takes images of {prepared.channels} channels; a browser has grey and RGB images.",
+            "Deploy a model that takes images of 1 or 3 channels.",
+        )
+
+
+def _of_zoo(
+    name: str, iterations: Sequence[int] | None, note: Callable[[str], None]
+) -> Iterator[PageModel]:
+    """A model of the zoo with its decoder and a trace; as it lies in the package where torch is missing."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
+        if iterations is not None:
+            raise UsageError(
+                "--iters needs torch.",
+                f"{name} is exported again for other iterations.",
+                "pip install 'capsedge[export]'",
+            )
+        note(
+            f"{name} is taken as it lies in the package, without a trace of its routing: the export needs "
+            "torch (pip install 'capsedge[export]')"
+        )
+        path = zoo.zoo_model(name)
+        assert path is not None
+        yield _read(path, name)
+        return
+    from capsedge.exporters.export import export
+    from capsedge.models.checkpoint import load_checkpoint
+
+    checkpoint = zoo.zoo_checkpoint(name)
+    model, checksum = load_checkpoint(checkpoint), sha256(checkpoint)
+    decoder = EXTRA_OUTPUTS if model.decoder is not None else EXTRA_OUTPUTS[1:]
+    with temporary_folder() as folder:
+        for count in iterations or range(1, model.config.iterations + 1):
+            path = folder / f"{name}.onnx"
+            export(model, path, iterations=count, extra_outputs=decoder, checkpoint_sha256=checksum)
+            yield _read(path, name)
+
+
+# --- Files that differ only in their routing iterations, as one model with a choice ---
+
+
+Files = list[tuple[str, PageModel]]
+
+
+def grouped(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
+    """The models by what they share but for the iterations: a name, and path and content of each file."""
+    groups: dict[object, dict[int, PageModel]] = {}
+    for number, model in enumerate(models):
+        key: object = _identity(model) or number
+        if model.metadata.iterations in groups.get(key, ()):
+            key = number  # a file of the same iterations is another choice
+        groups.setdefault(key, {})[model.metadata.iterations] = model
+    found: list[tuple[str, Files]] = []
+    for group in groups.values():
+        name = unused(_common_name([m.name for m in group.values()]), [n for n, _ in found])
+        several = len(group) > 1
+        found.append(
+            (
+                name,
+                [
+                    (f"models/{name}{f'-{count}' if several else ''}.onnx", group[count])
+                    for count in sorted(group)
+                ],
+            )
+        )
+    return found
+
+
+def _identity(model: PageModel) -> object:
+    """What files of one model share; None for a file of unknown weights."""
+    m = model.metadata
+    if not m.checkpoint_sha256:
+        return None
+    return m.checkpoint_sha256, m.architecture, m.routing, m.precision, m.class_names, m.task
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """What the names of a group begin with, such as ``digits`` of ``digits-1`` and ``digits-3``."""
+    common = os.path.commonprefix(list(names))  # noqa: RUF071 (they are no paths)
+    if len(set(names)) > 1:
+        common = re.sub(
+            r"[-_.]*(it|iter|iters|iterations)?[-_.]*$", "", common, flags=re.IGNORECASE
+        )
+    return common or names[0]
+
+
+def unused(name: str, taken: Sequence[str]) -> str:
+    """The name, with a number where another model has it already."""
+    lower = {other.lower() for other in taken}
+    found, number = name, 2
+    while found.lower() in lower:
+        found, number = f"{name}.{number}", number + 1
+    return found
+
+
+# --- ``capsedge.deploy_web``: a folder with a page that runs capsule networks in the browser ---
+
+
+WORKER = "worker.js"  # the service worker, which keeps the folder's files for use without a network
+_SITE = Path(__file__).parent / "site"
+_VERSION = b"@capsedge-version@"  # in the service worker
+
+
+def deploy_web(
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    iterations: Sequence[int] | None = None,
+    note: Callable[[str], None] | None = None,
+) -> WebDeployment:
+    """Write a folder with a page that runs capsule networks in the browser.
+
+    Any server of static files can host it; ``capsedge deploy web --open`` serves it on this machine. Files
+    of one checkpoint with different iterations become one model of the page.
+
+    Args:
+        models: ONNX files of ``capsedge export``, or names of the zoo, which are exported with a trace of
+            their routing.
+        output: the folder; one that an earlier call wrote is replaced as a whole.
+        iterations: numbers of routing iterations for models of the zoo; by default 1 up to the model's own.
+        note: told at once what else stands in the report's notes.
+
+    Returns:
+        The folder's models and files.
+
+    Raises:
+        UsageError: a model does not exist, or the output is a folder with other files.
+        UnsupportedModelError: a file is not made for images, or a browser cannot run it.
+        ArtefactError: a file is damaged.
+        EnvironmentProblem: the page was not built in this checkout, or the disk is full.
+
+    Example:
+        >>> made = capsedge.deploy_web("digits-dynamic", "digits/")
+        >>> [model.name for model in made.models]
+        ['digits-dynamic']
+    """
+    given = [models] if isinstance(models, (str, os.PathLike)) else list(models)
+    paths = [str(as_path(path, MODEL)) for path in given]
+    target = as_path(output, "the path of a folder to write")
+    _check(paths, iterations)
+    for path in paths:
+        check_given(path)
+    earlier = earlier_files(target)
+    earlier += [WORKER] if earlier else []
+    check_replaceable(target, earlier)
+    site = _site()
+    notes: list[str] = []
+
+    def noted(text: str) -> None:
+        notes.append(text)
+        if note is not None:
+            note(text)
+
+    chosen = grouped(page_models(paths, iterations, noted))
+    contents: dict[str, bytes | Path] = {
+        **site,
+        **{path: model.data for _, files in chosen for path, model in files},
+    }
+    offered = tuple(
+        WebModel(
+            name,
+            files[0][1].metadata.routing,
+            files[0][1].metadata.precision,
+            {model.metadata.iterations: path for path, model in files},
+        )
+        for name, files in chosen
+    )
+    named = [listed(path, contents[path]) for path in sorted(contents) if path != WORKER]
+    manifest = _manifest(offered, named)
+    version = hashlib.sha256(manifest).hexdigest()[:16]
+    worker = site[WORKER].read_bytes().replace(_VERSION, version.encode())
+    written = {**contents, MANIFEST: manifest, WORKER: worker}
+    write_folder(target, written, earlier)
+    named += [listed(MANIFEST, manifest), listed(WORKER, worker)]
+    return WebDeployment(target, offered, tuple(named), tuple(notes))
+
+
+def _check(given: Sequence[str], iterations: Sequence[int] | None) -> None:
+    if not given:
+        raise UsageError("There is no model.", "", f"Name ONNX files, or {', '.join(zoo.MODELS)}.")
+    if iterations is None:
+        return
+    if not iterations or not all(1 <= count <= limits.ITERATIONS for count in iterations):
+        raise UsageError(
+            f"Routing cannot run {list(iterations)} iterations.",
+            f"Wanted: whole numbers from 1 to {limits.ITERATIONS}.",
+            "For example --iters 1,2,3.",
+        )
+    if not any(zoo.zoo_model(name) for name in given):
+        raise UsageError(
+            "--iters is for models of the zoo.",
+            "The iterations of a file are part of its graph.",
+            "Leave it out, or export files with `capsedge export --iters` and name them all.",
+        )
+
+
+def _site() -> dict[str, Path]:
+    """The files of the built page."""
+    found = {
+        path.relative_to(_SITE).as_posix(): path
+        for path in sorted(_SITE.rglob("*"))
+        if path.is_file()
+    }
+    if "index.html" not in found or WORKER not in found:
+        raise EnvironmentProblem(
+            "The page is not in this installation.",
+            f"{_SITE} is built from capsedge/runtime/web/page, which needs Node.js 20.19 or later.",
+            "Run `make web` in the checkout, or install a wheel of capsedge.",
+        )
+    return found
+
+
+def _manifest(models: Sequence[WebModel], files: Sequence[DeployedFile]) -> bytes:
+    document = {
+        "schema": 1,
+        "models": [model.to_dict() for model in models],
+        "files": {f.path: {"bytes": f.bytes, "sha256": f.sha256} for f in files},
+    }
+    return json.dumps(document, indent=1).encode()

@@ -1,0 +1,172 @@
+"""Tensors of the Open Inference Protocol (version 2) and arrays of numpy."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.images.headers import encoding_of
+from capsedge.spec import limits
+
+BYTES = "BYTES"
+DATATYPES = {
+    "bool": "BOOL",
+    **{f"{s}int{b}": f"{s.upper()}INT{b}" for s in ("", "u") for b in (8, 16, 32, 64)},
+    "float16": "FP16", "float32": "FP32", "float64": "FP64",
+}  # fmt: skip
+TYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of the values that a type takes
+_PIECE = 2**16  # values, and bytes of base64 (a multiple of 4), at a time
+
+
+def datatype_of(port: Port, path: object) -> str:
+    """The protocol's name for the type of an input or output.
+
+    Raises:
+        UnsupportedModelError: the protocol has none.
+    """
+    if port.dtype not in DATATYPES:
+        raise UnsupportedModelError(
+            f"{path} cannot be served.",
+            f"'{port.name}' is of type {port.dtype}, which the Open Inference Protocol does not have.",
+            "Serve a model with tensors of numbers.",
+        )
+    return DATATYPES[port.dtype]
+
+
+def check_size(name: str, shape: Sequence[int]) -> int:
+    """The number of values of a tensor with a given shape.
+
+    Raises:
+        UsageError: the shape is impossible or too large.
+    """
+    sizes = list(shape)
+    if len(sizes) > limits.DIMENSIONS or any(type(s) is not int or s < 0 for s in sizes):
+        raise UsageError(
+            f"Input '{name}' has the shape {sizes[:8]}.", "Sizes are whole numbers from 0."
+        )
+    # A size beside a 0 counts too: numpy multiplies all others in 64 bits.
+    if max(sizes, default=0) > limits.REQUEST_VALUES or (
+        math.prod(size or 1 for size in sizes) > limits.REQUEST_VALUES
+    ):
+        raise UsageError(
+            f"Input '{name}' is too large.",
+            f"Its shape is {sizes[:8]}, the limit of a request is {limits.REQUEST_VALUES:,} values.",
+            "Send fewer images at a time.",
+        )
+    return math.prod(sizes)
+
+
+def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> NDArray[Any]:
+    """An array of numbers from a tensor of a request.
+
+    Args:
+        name: of the tensor, for errors.
+        datatype: the protocol's name of its type.
+        shape: its sizes.
+        data: its values in row-major order, flat or nested.
+
+    Raises:
+        UsageError: the type is unknown, or the values do not fit it or the shape.
+    """
+    count = check_size(name, shape)
+    dtype = TYPES.get(datatype)
+    if dtype is None:
+        known = ", ".join(TYPES)
+        raise UsageError(f"Input '{name}' has the datatype {datatype!r}.", f"Known: {known}.")
+    try:
+        with np.errstate(over="ignore"):  # becomes infinite, which the session refuses
+            # At once where it may be: numpy lets go of the interpreter for a cast, and then waits for it.
+            found = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
+    except (ValueError, OverflowError) as error:
+        raise _no_numbers(name, datatype) from error
+    if found.size != count:
+        raise UsageError(
+            f"Input '{name}' has {found.size:,} values.",
+            f"Its shape {list(shape)} has {count:,}.",
+        )
+    if count and found.dtype.kind not in _KINDS[dtype.kind]:
+        raise _no_numbers(name, datatype)
+    if count and dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        if found.min() < info.min or found.max() > info.max:
+            raise UsageError(f"Input '{name}' has values outside the range of {datatype}.")
+    with np.errstate(over="ignore"):
+        return found.astype(dtype, copy=False).reshape(list(shape))
+
+
+def as_array(data: object) -> NDArray[Any]:
+    """Values as numpy takes them, but whole numbers of 64 bits beside smaller ones, which it rounds.
+
+    Raises:
+        ValueError, OverflowError: they are no array.
+    """
+    found = np.asarray(data)
+    if found.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
+        with contextlib.suppress(OverflowError):  # some are below 0
+            return np.array(data, np.uint64)
+    return found
+
+
+def _floats(data: object, dtype: np.dtype[Any]) -> bool:
+    """Whether data are a flat list of fractions, with whole numbers among them, for a type of fractions."""
+    return (
+        dtype.kind == "f"
+        and isinstance(data, list)
+        and {float} <= set(map(type, data)) <= {float, int}
+    )
+
+
+def _no_numbers(name: str, datatype: str) -> UsageError:
+    return UsageError(f"The data of input '{name}' are not values of type {datatype}.")
+
+
+def encoded_images(name: str, shape: Sequence[int], data: object) -> list[bytes]:
+    """The files in a tensor of type BYTES: as they are, or in base64, which JSON needs.
+
+    Raises:
+        UsageError: there are more or fewer than the shape says, or an element is neither.
+    """
+    count = check_size(name, shape)
+    elements = list(data) if isinstance(data, (list, tuple)) else [data]
+    if len(elements) != count or not count:
+        raise UsageError(
+            f"Input '{name}' has {len(elements)} elements.",
+            f"Its shape {list(shape)} has {count}.",
+            "Send [N] files, one for each image.",
+        )
+    return [_file(f"image {k} of input '{name}'", element) for k, element in enumerate(elements)]
+
+
+def _file(name: str, element: object) -> bytes:
+    if isinstance(element, bytes) and encoding_of(element) is not None:  # none of those is base64
+        return element
+    if not isinstance(element, (str, bytes)):
+        raise UsageError(f"{name} is no string.", "", "Send the file in base64.")
+    text = element.encode() if isinstance(element, str) else element
+    try:
+        parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        if any(b"=" in part for part in parts[:-1]):
+            raise ValueError("it ends in the middle")
+        return b"".join(base64.b64decode(part, validate=True) for part in parts)
+    except ValueError as error:  # also binascii.Error
+        raise UsageError(
+            f"{name} is neither an image file nor base64.", "", "Send the file in base64."
+        ) from error
+
+
+def flat(array: NDArray[Any]) -> list[Any]:
+    """The values of a tensor of a response, in row-major order; float32 survives as JSON does."""
+    row = array.ravel()
+    values: list[Any] = []
+    for at in range(0, row.size, _PIECE):  # between two pieces other threads may run
+        values += row[at : at + _PIECE].tolist()
+    return values

@@ -1,0 +1,547 @@
+"""THE table of operators, attributes, votes, iteration marks, node names.
+
+docs/reference/operators.md is their specification. The computation of an operator (its body, its kernels,
+its PyTorch definition) has its own files; everything else that is specific to an operator is here. This
+module imports only the standard library, because ``capsedge infer`` reads it.
+
+ONNX tells functions of one name apart by ``overload``, which ONNX Runtime ignores before 1.27. So distinct
+bodies of an operator have distinct names: ``DynamicRouting``, ``DynamicRouting_2``, ``DynamicRouting_3``. The
+operator library has kernels for a family of such names.
+
+A body writes them, prefixed with its operator (``DynamicRouting_iter2_couplings``); inlining keeps them and
+adds a number. The ledger's probe, the sensitivity of iterations and the attribution of times look for them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+# The operators of the domain ``capsedge``: one table that every part of the package reads
+
+
+Default = int | float | tuple[int, ...] | tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output.
+
+    Attributes:
+        name: its formal name.
+        type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
+            ``b`` int8; ``B`` uint8.
+        batched: whether its first dimension is the batch; an input without a batch is a weight.
+        optional: whether a node may leave it out; only the last inputs of an operator are.
+    """
+
+    name: str
+    type: str = "T"
+    batched: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute. The exporter writes every one; a node that lacks one has its default.
+
+    Attributes:
+        type: ``int``, ``float``, ``ints`` or ``floats``.
+        default: default of the specification; None if there is none and it must be given.
+    """
+
+    name: str
+    type: str
+    default: Default = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The meaning of the axes of a routing weight, and which of them the scale of an INT8 weight keeps."""
+
+    weight: tuple[str, ...]
+    scale: tuple[str, ...]
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The axes over which INT8 weights share a scale."""
+        return tuple(k for k, axis in enumerate(self.weight) if axis not in self.scale)
+
+
+DENSE = Layout(("I", "J", "Pout", "Pin"), ("J", "Pout"))
+WINDOWS = Layout(("Kh", "Kw", "C", "M", "K", "L"), ("M", "L"))
+GIVEN = Layout((), ())  # votes are an input: there is no weight
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator.
+
+    Attributes:
+        name: its type in ONNX.
+        inputs, outputs: of the ONNX node, in order; the first input is a batch of poses, the optional ones
+            are the last.
+        attributes: in the order of the PyTorch operator's arguments.
+        torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty if the exporter creates the node.
+        layout: of the weight of a routing operator, from which the shape of its votes follows
+            (``spec.operators``); None for other operators.
+        marks: of a routing operator, the kinds of values that its body names after every iteration
+            (``spec.operators``), in the order in which they are computed.
+        couplings: whether couplings can be returned, as a further output.
+        traced: the kinds of values that a traced body has of every iteration (`export --with trace`).
+        freezable: whether constant couplings make it one matrix product.
+        first_pass: the operator that it equals if its parents are zero; empty for none.
+        plugin: whether the TensorRT plugin library has it.
+        sums, agreements: products per element of a vote, in an iteration and between two iterations.
+        per_element: operations per element of the output, for operators that do not route.
+        quantizes: the operator of which this is the variant with INT8 weights; empty for others.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    attributes: tuple[Attribute, ...] = ()
+    torch: str = ""
+    layout: Layout | None = None
+    marks: tuple[str, ...] = ()
+    couplings: bool = False
+    traced: tuple[str, ...] = ()
+    freezable: bool = False
+    first_pass: str = ""
+    plugin: bool = False
+    sums: int = 0
+    agreements: int = 0
+    per_element: int = 0
+    quantizes: str = ""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Formal names of the inputs."""
+        return tuple(v.name for v in self.inputs)
+
+    def given(self, count: int) -> tuple[Value, ...]:
+        """The inputs of a node that has this many: optional ones are left out from the end.
+
+        Raises:
+            ValueError: no node of this operator has as many.
+        """
+        if not self.takes(count):
+            raise ValueError(f"{self.name} with {count} inputs")
+        return self.inputs[:count]
+
+    def takes(self, count: int) -> bool:
+        """Whether a node may have this many inputs."""
+        return sum(not v.optional for v in self.inputs) <= count <= len(self.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Formal names of the outputs."""
+        return tuple(v.name for v in self.outputs)
+
+    @property
+    def attribute_names(self) -> tuple[str, ...]:
+        """Names of the attributes."""
+        return tuple(a.name for a in self.attributes)
+
+    @property
+    def weight(self) -> int:
+        """Index of the weight among the inputs; 0, the votes, where these are given.
+
+        Raises:
+            ValueError: it has none.
+        """
+        return 0 if self.layout is GIVEN else self.input_names.index("weight")
+
+    @property
+    def routes(self) -> bool:
+        """Whether it is a routing operator."""
+        return self.layout is not None
+
+    @property
+    def iterates(self) -> bool:
+        """Whether a node makes several iterations; nodes of the other operators are a single pass."""
+        return "iterations" in self.attribute_names
+
+    @property
+    def activations(self) -> bool:
+        """Whether capsules have separate activations: the second input and output."""
+        return len(self.outputs) > 1
+
+    @property
+    def procedure(self) -> str:
+        """The operator itself; for one with INT8 weights, the one without."""
+        return self.quantizes or self.name
+
+    @property
+    def in_8_bits(self) -> bool:
+        """Whether its weight is INT8."""
+        return any(v.type == "b" for v in self.inputs)
+
+    @property
+    def int8(self) -> str:
+        """The variant of this operator with INT8 weights; empty for none."""
+        weighs = self.routes and self.layout is not GIVEN
+        return f"Quantized{self.name}" if weighs and not self.quantizes else ""
+
+    def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """All attributes of a node: its own, and the defaults of those that it leaves out."""
+        defaults = {a.name: a.default for a in self.attributes if a.default is not None}
+        return {**defaults, **attributes}
+
+    def integer(self, attributes: Mapping[str, Any], name: str) -> int:
+        """A whole number among a node's attributes; if missing or not a number, its default, otherwise 1."""
+        found = attributes.get(name)
+        if isinstance(found, int):
+            return found
+        default = next((a.default for a in self.attributes if a.name == name), None)
+        return default if isinstance(default, int) else 1
+
+    def iterations(self, attributes: Mapping[str, Any]) -> int:
+        """Iterations of a node."""
+        return self.integer(attributes, "iterations") if self.iterates else 1
+
+
+_TRACED = ("couplings", "poses", "agreement")
+
+_STRIDES = Attribute("strides", "ints", (1, 1))
+
+_SQUASH = Operator(
+    "Squash",
+    (Value("x", batched=True),),
+    (Value("y", batched=True),),
+    (Attribute("axis", "int", -1), Attribute("epsilon", "float", 1e-8)),
+    torch="squash",
+    plugin=True,
+    per_element=4,
+)
+_AGREEMENT = (
+    Attribute("iterations", "int", 3),
+    Attribute("leaky", "int", 0),
+    Attribute("over_children", "int", 0),
+    Attribute("replace", "int", 0),
+    Attribute("normalize", "int", 0),
+    Attribute("elementwise", "int", 0),
+    Attribute("agreement_scale", "float", 1.0),
+    Attribute("epsilon", "float", 1e-8),
+)
+_DYNAMIC = Operator(
+    "DynamicRouting",
+    (
+        Value("u", batched=True),
+        Value("weight"),
+        Value("log_prior"),
+        Value("bias"),
+        Value("vote_bias", optional=True),
+    ),
+    (Value("v", batched=True),),
+    _AGREEMENT,
+    torch="dynamic_routing",
+    layout=DENSE,
+    marks=("couplings", "pose"),
+    couplings=True,
+    traced=_TRACED,
+    freezable=True,
+    plugin=True,
+    sums=1,
+    agreements=1,
+)
+_VOTES = replace(
+    _DYNAMIC,
+    name="VoteRouting",
+    inputs=(Value("votes", batched=True), Value("log_prior"), Value("bias")),
+    torch="vote_routing",
+    layout=GIVEN,
+)
+_EM = Operator(
+    "EMRouting",
+    (
+        Value("pose", batched=True),
+        Value("a", batched=True),
+        Value("weight"),
+        Value("beta_u"),
+        Value("beta_a"),
+        Value("coordinates", optional=True),
+    ),
+    (Value("pose_out", batched=True), Value("a_out", batched=True)),
+    (
+        Attribute("iterations", "int"),
+        _STRIDES,
+        Attribute("inverse_temperatures", "floats"),
+        Attribute("coordinate_addition", "int", 0),
+        Attribute("shared", "int", 0),
+        Attribute("normalize_activations", "int", 0),
+        Attribute("ones_first", "int", 0),
+        Attribute("epsilon", "float", 1e-6),
+    ),
+    torch="em_routing",
+    layout=WINDOWS,
+    marks=("couplings", "pose", "logit"),
+    couplings=True,
+    traced=(*_TRACED, "distances", "activations", "children"),
+    plugin=True,
+    sums=3,  # an M-step weighs a vote and adds it and its square
+    agreements=2,  # an E-step squares a deviation and weighs it
+)
+_ATTENTION = Operator(
+    "AttentionRouting",
+    (
+        Value("pose", batched=True),
+        Value("parent", batched=True),
+        Value("weight"),
+        Value("scale"),
+        Value("bias"),
+    ),
+    (Value("pose_out", batched=True),),
+    (
+        _STRIDES,
+        Attribute("matrix_pose", "int", 1),
+        Attribute("agreement_scale", "float"),
+        Attribute("epsilon", "float", 1e-5),
+    ),
+    torch="attention_routing",
+    layout=WINDOWS,
+    marks=("couplings", "pose"),
+    couplings=True,
+    traced=_TRACED,
+    freezable=True,
+    first_pass="UniformRouting",
+    plugin=True,
+    sums=2,  # a pass agrees with the parents that it is given, and sums
+)
+_SELF_ATTENTION = Operator(
+    "SelfAttentionRouting",
+    (Value("u", batched=True), Value("weight"), Value("bias")),
+    (Value("v", batched=True),),
+    (Attribute("epsilon", "float", 1e-20),),
+    torch="self_attention_routing",
+    layout=DENSE,
+    marks=("couplings", "pose"),
+    couplings=True,
+    traced=_TRACED,
+    plugin=True,
+    sums=3,  # the sum of all votes, the agreements with it, the weighted sum
+)
+_UNIFORM = Operator(
+    "UniformRouting",
+    (Value("pose", batched=True), Value("weight"), Value("scale"), Value("bias")),
+    (Value("pose_out", batched=True),),
+    (_STRIDES, Attribute("matrix_pose", "int", 1), Attribute("epsilon", "float", 1e-5)),
+    layout=WINDOWS,
+    marks=("pose",),
+)
+_NORMALIZATION = Operator(
+    "PoseNormalization",
+    (Value("x", batched=True), Value("scale"), Value("bias")),
+    (Value("y", batched=True),),
+    (Attribute("epsilon", "float", 1e-5),),
+    per_element=8,
+)
+_CONVOLUTION = Operator(
+    "QuantizedConv",
+    (
+        Value("x", "B", batched=True),
+        Value("x_scale", "f"),
+        Value("x_zero_point", "B"),
+        Value("weight", "b"),
+        Value("weight_scale", "f"),
+        Value("weight_zero_point", "b"),
+        Value("y_scale", "f"),
+        Value("y_zero_point", "B"),
+        Value("bias", "i"),
+    ),
+    (Value("y", "B", batched=True),),
+    (
+        _STRIDES,
+        Attribute("pads", "ints", (0, 0, 0, 0)),
+        Attribute("dilations", "ints", (1, 1)),
+    ),
+)
+_FLOAT = (
+    _SQUASH,
+    _DYNAMIC,
+    _VOTES,
+    _EM,
+    _ATTENTION,
+    _SELF_ATTENTION,
+    _UNIFORM,
+    _NORMALIZATION,
+)
+
+
+def _quantized(o: Operator) -> Operator:
+    """The operator with INT8 weights, whose scale is an input behind them; no first pass, no plugin."""
+    place = o.weight
+    weight = (Value("weight", "b"), Value("weight_scale", "f"))
+    return replace(
+        o,
+        name=o.int8,
+        inputs=(*o.inputs[:place], *weight, *o.inputs[place + 1 :]),
+        torch="",
+        traced=(),
+        freezable=False,
+        first_pass="",
+        plugin=False,
+        quantizes=o.name,
+    )
+
+
+OPERATORS = {o.name: o for o in (*_FLOAT, *(_quantized(o) for o in _FLOAT if o.int8), _CONVOLUTION)}
+ROUTING_OPERATORS = {name: o for name, o in OPERATORS.items() if o.routes}
+
+
+# Number and shape of the votes of a routing node, from which its operations and memory follow
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Votes ``[N, positions, children, parents, pose]`` (docs/reference/operators.md).
+
+    Attributes:
+        positions: output positions.
+        children: children per window.
+        parents: parents per position.
+        pose: elements per vote.
+        depth: products per element of a vote; 0 where the votes are given.
+    """
+
+    positions: int
+    children: int
+    parents: int
+    pose: int
+    depth: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of all votes, per image."""
+        return self.positions * self.children * self.parents * self.pose
+
+
+def votes_of(
+    operator: Operator,
+    children: Sequence[Any],
+    weight: Sequence[Any],
+    attributes: Mapping[str, Any],
+) -> Votes:
+    """The votes of a node.
+
+    Args:
+        operator: a routing operator.
+        children: shape of its first input, with any batch.
+        weight: shape of its weight; not looked at where the votes are given.
+        attributes: attributes of the node; missing ones have their defaults.
+
+    Raises:
+        ValueError: the operator cannot have these shapes or attributes, or a size is unknown.
+    """
+    if operator.layout is DENSE:
+        _, parents, pose, depth = _sizes(weight)
+        (types,) = _sizes(children[1:2])  # one weight may serve all children
+        return Votes(1, types, parents, pose, depth)
+    if operator.layout is GIVEN:
+        types, parents, pose = _sizes(children[1:])
+        return Votes(1, types, parents, pose, 0)
+    rows, columns, types, parents, depth, last = _sizes(weight)
+    height, width, _, size = _sizes(children[1:])
+    if not operator.integer(attributes, "matrix_pose"):
+        size = last
+    if "shared" in operator.attribute_names and operator.integer(attributes, "shared"):
+        return Votes(1, height * width * types, parents, size, depth)
+    down, right = _sizes(attributes.get("strides") or (1, 1))
+    if rows > height or columns > width or down < 1 or right < 1:
+        raise ValueError("the window does not fit the grid")
+    positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
+    return Votes(positions, rows * columns * types, parents, size, depth)
+
+
+def _sizes(shape: Sequence[Any]) -> list[int]:
+    if not isinstance(shape, (list, tuple)) or not all(isinstance(d, int) for d in shape):
+        raise ValueError("a size is not known")
+    return list(shape)
+
+
+# --- Names of the capsule operators in a file: one name for one function body ---
+
+
+DOMAIN = "capsedge"
+VERSION = 1  # of the domain
+MOST = 256  # names per operator that have a kernel; further ones run as function bodies
+FAMILIES_KEY = "capsedge.importers.families"  # session option that the operator library reads
+
+_NUMBERED = re.compile(r"([A-Za-z][A-Za-z0-9]*)_([2-9]|[1-9][0-9]{1,5})")
+
+
+def numbered(operator: str, number: int) -> str:
+    """The name of an operator's body, counted from 1."""
+    return operator if number == 1 else f"{operator}_{number}"
+
+
+def split(name: str) -> tuple[str, int]:
+    """Operator and number of a node's type; the type itself and 1 if it is not a numbered operator."""
+    match = _NUMBERED.fullmatch(name)
+    if match is None or match[1] not in OPERATORS:
+        return name, 1
+    return match[1], int(match[2])
+
+
+def operator_of(name: str) -> str:
+    """The operator that a node's type names."""
+    return split(name)[0]
+
+
+def families(names: Iterable[str]) -> str:
+    """The names that the operator library must have kernels for: ``DynamicRouting:2,Squash:1``.
+
+    Args:
+        names: types of the ``capsedge`` nodes of a file.
+    """
+    most: dict[str, int] = {}
+    for name in names:
+        operator, number = split(name)
+        if operator in OPERATORS:
+            most[operator] = max(most.get(operator, 1), min(number, MOST))
+    return ",".join(f"{operator}:{most[operator]}" for operator in sorted(most))
+
+
+# Names of the values of every routing iteration inside a function body: ``iter2_couplings``
+
+
+_INNER = re.compile(r"iter(?P<iteration>\d{1,6})_(?P<kind>[a-z]+)")
+
+
+class Mark(NamedTuple):
+    """A marked value.
+
+    Attributes:
+        operator: the operator whose body contains it.
+        iteration: from 1.
+        kind: one of the operator's ``marks``.
+    """
+
+    operator: str
+    iteration: int
+    kind: str
+
+
+def name_of(iteration: int, kind: str) -> str:
+    """The name of a value in a body, without the operator."""
+    return f"iter{iteration}_{kind}"
+
+
+def mark_in(operator: str, value: str) -> Mark | None:
+    """The mark of a value of an operator's body, from its name without the operator; None if it has none."""
+    spec, found = ROUTING_OPERATORS.get(operator), _INNER.match(value)
+    if spec is None or found is None or found["kind"] not in spec.marks:
+        return None
+    return Mark(operator, int(found["iteration"]), found["kind"])
+
+
+def mark_of(name: str) -> Mark | None:
+    """The mark of a value of a graph of standard operators, from its full name; None if it has none.
+
+    Bodies with INT8 weights are not examined: they are judged by their decisions, not by iterations.
+    """
+    operator, _, value = name.partition("_")
+    mark = mark_in(operator, value)
+    return None if mark is None or ROUTING_OPERATORS[operator].quantizes else mark

@@ -1,0 +1,494 @@
+"""``capsedge.verify``: compares an artefact with its unpatched eager FP32 source."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from capsedge import __version__
+from capsedge.datasets import ImageSet
+from capsedge.datasets.chance import check_above_chance
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.graph.random_nodes import refuse_random
+from capsedge.metrics import Decisions
+from capsedge.models.user_module import OwnModule
+from capsedge.runtime.cascade_metadata import Parent
+from capsedge.runtime.ensemble import Ensemble
+from capsedge.runtime.files.writing import DATA, WEIGHTS, as_path, sha256
+from capsedge.runtime.load import load
+from capsedge.runtime.machine import machine, versions
+from capsedge.runtime.metadata import pruned_of
+from capsedge.runtime.onnx_file.summary import read_harmless
+from capsedge.runtime.score_checks import score_warnings
+from capsedge.runtime.session import Session
+from capsedge.tolerance import NOISE
+from capsedge.verification.certificate import Certificate, Link
+from capsedge.verification.reference import (
+    Arrays,
+    Reference,
+    check_origin,
+    expected_of,
+    find_checkpoint,
+    load_reference,
+)
+from capsedge.verification.requirements import Comparison, Limits, failures_of
+from capsedge.verification.test_inputs import (
+    Given,
+    array_runs,
+    arrays_for,
+    hard_cases,
+    load_samples,
+    shipped_samples,
+    takes_images,
+)
+
+_REPEATED = 4  # images that a module of the user's is run on twice
+LEDGER_FLIPS = 4  # samples with a changed decision that the ledger examines
+Progress = Callable[[int, int], None]
+Observer = Callable[[Arrays, Arrays, "NDArray[np.int64] | None"], None]
+Source: TypeAlias = nn.Module | OwnModule | Path | str | None
+Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
+
+
+def verify(
+    reference: Source,
+    artefact: Session | Path | str,
+    data: Path | str | None = None,
+    *,
+    inputs: Given | None = None,
+    limit: int | None = None,
+    atol: float | Mapping[str, float] | None = None,
+    rtol: float | Mapping[str, float] | None = None,
+    min_agreement: float | None = None,
+    ops: str = "auto",
+    progress: Progress | None = None,
+) -> Certificate:
+    """Compare an artefact with its PyTorch source on real samples and hard cases.
+
+    Quantized files and approximations are judged by their decisions, by accuracy if there are labels, and by
+    whether their outputs are finite; their numerical differences are reported, but judged only if a
+    tolerance is given.
+
+    Args:
+        reference: a checkpoint file, a module of your own, or None for the checkpoint in the package that the
+            artefact names.
+        artefact: an ONNX file, a TensorRT engine, or a loaded session.
+        data: a data set folder, an npz file, idx files, or images; by default the package's samples.
+        inputs: instead of data, what the artefact's inputs take as it is, the batch first: an npz or npy
+            file, an array, or arrays by the inputs' names. Without either, an artefact that does not take
+            images gets random values.
+        limit: number of samples to use, from the first on.
+        atol, rtol: tolerance, one value or values by output; by default those for each output's name.
+        min_agreement: least share of samples with the same decision; by default 1 in FP32, and for other
+            precisions the value in ``tolerance.AGREEMENT``.
+        ops: how the operators run: ``auto``, ``fused`` or ``portable``.
+        progress: called with (images done, total images).
+
+    Returns:
+        The certificate: ``passed`` is the outcome; ``check()`` raises a ParityError if it failed.
+
+    Raises:
+        UsageError: an argument or the data is wrong.
+        ArtefactError: the artefact is damaged, or was not exported from this checkpoint.
+        UnsupportedModelError: the artefact, or a module of your own, draws random numbers.
+
+    Example:
+        >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
+        >>> certificate.check()
+    """
+    check_arguments(limit, min_agreement, data, inputs)
+    if isinstance(artefact, (Ensemble, list, tuple)):
+        raise UsageError(
+            "verify takes one artefact.",
+            "This is an ensemble, or a list of files.",
+            "Use capsedge.verify_ensemble(references, ensemble).",
+        )
+    session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
+    limits = Limits.of(session, atol, rtol, min_agreement)
+    return certify(reference, session, data, limits, inputs=inputs, limit=limit, progress=progress)
+
+
+def certify(
+    reference: Source,
+    session: Session,
+    data: Path | str | None,
+    limits: Limits,
+    *,
+    inputs: Given | None = None,
+    limit: int | None = None,
+    progress: Progress | None = None,
+    observe: Observer | None = None,
+) -> Certificate:
+    """Compare a loaded artefact with its source, as `verify`.
+
+    Args:
+        limits: the requirements.
+        observe: called with the reference's and the artefact's outputs of every batch of samples, and the
+            labels where there are any.
+
+    Raises:
+        UnsupportedModelError: the file, or the reference, draws random numbers.
+    """
+    data = None if data is None else as_path(data, DATA)
+    if session.backend.passport is None:
+        refuse_random(
+            onnx.load_model_from_string(read_harmless(session.path)[0]), str(session.path)
+        )
+    images = inputs is None and (data is not None or takes_images(session))
+    samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
+    link, module = _reference(reference, session)
+    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.long_way}
+    names = expected_of(module, ranks)
+    source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
+    limits = limits.of_outputs(source.outputs)
+    runs = _image_runs if images else array_runs
+    step = _steps(progress, len(samples) + len(hard))
+    on_samples = _on_samples(
+        runs(session, samples), session, source, limits, samples.labels, step, observe
+    )
+    on_hard = _on_hard_cases(runs(session, hard), session, source, limits, step)
+    failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
+    ledger = None
+    opened = images and session.backend.passport is None  # engines cannot be opened
+    if failures and not limits.approximate and opened:
+        from capsedge.verification.routing_errors import routing_ledger
+
+        worst, are_hard = _worst_images(on_samples, on_hard, samples, hard)
+        ledger = routing_ledger(source, session, worst, limits, are_hard).to_dict()
+    warnings = _warnings(session, on_samples.decisions, samples.source)
+    return Certificate(
+        chain=(link, *_source_links(session), _artefact_link(session)),
+        samples={
+            "source": Path(samples.source).name,
+            "split": samples.split,
+            "images": len(samples),
+            "sha256": samples.digest(),
+            **({"ignored": samples.ignored} if samples.ignored else {}),
+            **({"warnings": warnings} if warnings else {}),
+            **on_samples.to_dict(),
+        },
+        hard_cases={"names": list(hard.names), "noise_factor": NOISE, **on_hard.to_dict()},
+        limits=limits.to_dict(),
+        failures=tuple(failures),
+        ledger=ledger,
+        versions=software(),
+        machine=machine(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[str]:
+    """Why the scores, or an accuracy measured by them, may say nothing."""
+    found = list(score_warnings(session))
+    accuracy = None if decisions is None else decisions.accuracy_reference
+    if decisions is not None and accuracy is not None and session.roles.scores is not None:
+        port = next(p for p in session.outputs if p.name == session.roles.scores)
+        classes = port.shape[-1] if isinstance(port.shape[-1], int) else 0
+        try:
+            found += check_above_chance(
+                accuracy, decisions.labelled, classes, port.name, data, "the reference"
+            )
+        except UsageError as error:
+            found.append(f"{error.what} {error.why}")
+    return found
+
+
+def software() -> dict[str, str]:
+    """The versions of the software that a comparison depends on."""
+    return {
+        "capsedge": __version__,
+        **versions("torch", "onnxruntime", "onnx", "numpy"),
+        "python": platform.python_version(),
+    }
+
+
+def check_arguments(
+    limit: int | None, min_agreement: float | None, data: object, inputs: object
+) -> None:
+    """Refuse values that are out of range, and two kinds of data.
+
+    Raises:
+        UsageError: names the argument.
+    """
+    if data is not None and inputs is not None:
+        raise UsageError(
+            "data and inputs exclude each other.",
+            "Both are what the model is compared on.",
+            "Give data for images with labels, inputs for arrays that are ready.",
+            command="Give --data for images with labels, --inputs for arrays that are ready.",
+        )
+    if min_agreement is not None and not 0 <= min_agreement <= 1:
+        raise UsageError(
+            f"min_agreement is {min_agreement:g}.",
+            "It must be a share from 0 to 1.",
+            "Use for example 0.999.",
+        )
+    if limit is not None and limit < 1:
+        raise UsageError(
+            f"limit is {limit}.", "It must be 1 or more.", "Use for example --limit 100."
+        )
+
+
+def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """The function that reports every batch compared."""
+    done = 0
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return step
+
+
+def _image_runs(
+    session: Session, images: ImageSet
+) -> Iterator[tuple[tuple[NDArray[Any], ...], Arrays]]:
+    """Prepared images, run by run, and the artefact's outputs."""
+    for batch, found in session.run_batches(images.inputs()):
+        yield (batch,), found
+
+
+def _on_samples(
+    runs: Runs,
+    session: Session,
+    source: Reference,
+    limits: Limits,
+    labels: NDArray[np.int64] | None,
+    step: Callable[[int], None],
+    observe: Observer | None,
+) -> Comparison:
+    comparison = Comparison.of(session, limits.tolerances)
+    compared = 0
+    for inputs, found in runs:
+        count = len(inputs[0])
+        part = None if labels is None else labels[compared:][:count]
+        compared += count
+        if not compared - count:
+            source.check_repeatable(*(each[:_REPEATED] for each in inputs))
+        expected = source.run(*inputs)
+        defined = None
+        if not (limits.stated or limits.approximate):
+            over = comparison.images_over(expected, found)
+            defined = _defined(source, inputs, over, expected, session.backend.batches.fixed)
+        comparison.update(expected, found, None, part, *(defined or (None, None)))
+        if observe is not None:
+            observe(expected, found, part)
+        step(count)
+    return comparison
+
+
+def _on_hard_cases(
+    runs: Runs,
+    session: Session,
+    source: Reference,
+    limits: Limits,
+    step: Callable[[int], None],
+) -> Comparison:
+    """Compare the hard cases: FP32's own error is allowed for, and decisions within rounding are ties."""
+    first = next(iter(limits.tolerances.values()))
+    comparison = Comparison.of(session, limits.tolerances, tie=2 * first.atol)
+    for inputs, found in runs:
+        expected, exact = source.run(*inputs), source.run(*inputs, dtype=torch.float64)
+        noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
+        defined = None
+        if not (limits.stated or limits.approximate):
+            over = comparison.images_over(expected, found, noise)
+            defined = _defined(source, inputs, over, expected, session.backend.batches.fixed)
+        comparison.update(expected, found, noise, None, *(defined or (None, None)))
+        step(len(inputs[0]))
+    return comparison
+
+
+def _defined(
+    source: Reference,
+    inputs: tuple[NDArray[Any], ...],
+    over: NDArray[np.intp],
+    expected: Arrays,
+    batch: int | None,
+) -> tuple[Arrays, Arrays] | None:
+    """The exact values and their conditioning, for the images that are over; FP32's for the others.
+
+    None where there are none, or the reference cannot run in FP64.
+    """
+    if not len(over):
+        return None
+    rows = over if batch is None else np.arange(len(inputs[0]))
+    some = tuple(x[rows] for x in inputs)
+    conditioning = source.conditioning(*some)
+    if conditioning is None:
+        return None
+    truth = source.run(*some, dtype=torch.float64)
+    exact = {name: value.astype(np.float64) for name, value in expected.items()}
+    widened = {}
+    for name, value in exact.items():
+        value[rows] = truth[name]
+        widened[name] = np.zeros((len(value), *conditioning[name].shape[1:]))
+        widened[name][rows] = conditioning[name]
+    return exact, widened
+
+
+def _images(
+    data: Path | str | None, session: Session, limit: int | None
+) -> tuple[ImageSet, ImageSet]:
+    """Samples and hard cases of a session that takes images.
+
+    Raises:
+        ArtefactError: it does not.
+        UsageError: it takes them with the channels last, or the data does not fit.
+    """
+    prep = session.metadata.preprocessing if session.metadata is not None else None
+    if prep is not None and prep.layout != "NCHW":
+        raise UsageError(
+            f"{session.path} takes images with the channels last.",
+            "PyTorch's networks have them first, so there is no reference to compare with.",
+            "Compare the arrays of `Session.run` yourself.",
+        )
+    if not takes_images(session):
+        raise ArtefactError(
+            f"{session.path} does not take images.",
+            f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
+            "wanted one of floats, [N, channels, height, width] with the last three fixed.",
+            "Pass arrays by the inputs' names with inputs= instead of data.",
+            command="Give arrays by the inputs' names with --inputs data.npz instead of --data.",
+        )
+    channels, height, width = (int(str(size)) for size in session.inputs[0].shape[1:])
+    shape = channels, height, width
+    return _samples(data, session, shape, limit), hard_cases(shape, prep)
+
+
+def _reference(given: Source, session: Session) -> tuple[Link, nn.Module]:
+    if isinstance(given, OwnModule):
+        weights = given.weights
+        checksum = sha256(weights) if weights else ""
+        if weights is not None:
+            check_origin(session.metadata, weights, checksum)
+        return Link("module", given.name, checksum, facts=given.facts()), given.module
+    if isinstance(given, nn.Module):
+        return Link("module", type(given).__name__, "", facts={"own_module": True}), given
+    path = find_checkpoint(session.metadata) if given is None else as_path(given, WEIGHTS)
+    module = load_reference(path, session.metadata)
+    checksum = sha256(path)
+    check_origin(session.metadata, path, checksum)
+    facts = {
+        "architecture": module.config.architecture,
+        "parameters": sum(p.numel() for p in module.parameters()),
+    }
+    if module.origin is not None:
+        facts["claimed_origin"] = module.origin.claim
+    pruned = pruned_of(path)
+    if pruned is not None:
+        facts["claimed_parent"] = pruned.claim
+    return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
+
+
+def _artefact_link(session: Session) -> Link:
+    meta = session.metadata
+    facts: dict[str, Any] = {"ops": session.backend.ops}
+    if meta is not None:
+        facts |= {
+            "precision": meta.precision,
+            "routing": meta.routing,
+            "iterations": meta.iterations,
+            "checkpoint_sha256": meta.checkpoint_sha256,
+        }
+        if meta.calibration:
+            facts["calibration"] = dict(meta.calibration)
+        if meta.cascade is not None:
+            facts["cascade"] = meta.cascade.to_dict()
+        if meta.typical_input is not None:
+            facts["typical_input"] = meta.typical_input.claim
+        if meta.origin is not None:
+            facts["claimed_origin"] = meta.origin.claim
+    path = session.path
+    if session.backend.passport is not None:
+        built = session.backend.passport.machine
+        facts |= {
+            "precision": session.backend.passport.precision,
+            "gpu": built.gpu,
+            "tensorrt": built.tensorrt,
+        }
+        return Link("engine", path.name, sha256(path), path.stat().st_size, facts)
+    kind = "quantized" if meta is not None and meta.precision != "fp32" else "onnx"
+    if meta is not None and meta.cascade is not None:
+        kind = "cascade"
+    return Link(kind, path.name, sha256(path), path.stat().st_size, facts)
+
+
+def _source_links(session: Session) -> tuple[Link, ...]:
+    """The files between the checkpoint and the artefact, as named by its metadata and its passport."""
+    meta = session.metadata
+    links: tuple[Link, ...] = ()
+    if meta is not None and meta.cascade is not None:
+        links = tuple(map(_parent_link, (meta.cascade.small, meta.cascade.large)))
+    source = meta.calibration.get("source") if meta is not None else None
+    if meta is not None and source:
+        facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
+        links = (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
+    if session.backend.passport is not None:  # the last is the file that the engine was built from
+        issued, kind = session.backend.passport, "quantized" if links else "onnx"
+        links += (Link(kind, issued.source, issued.source_sha256),)
+    return links
+
+
+def _parent_link(parent: Parent) -> Link:
+    kind = "onnx" if parent.precision == "fp32" else "quantized"
+    facts = {"precision": parent.precision, "checkpoint_sha256": parent.checkpoint_sha256}
+    return Link(kind, parent.file, parent.sha256, parent.bytes, facts)
+
+
+def _samples(
+    data: Path | str | None,
+    session: Session,
+    shape: tuple[int, int, int],
+    limit: int | None,
+) -> ImageSet:
+    prep = session.metadata.preprocessing if session.metadata is not None else None
+    if data is None:
+        return shipped_samples(prep, shape, limit)
+    inputs = {port.name: port.dtype for port in session.inputs}
+    samples = load_samples(data, prep, limit, inputs, classes=not session.roles.values)
+    if samples.preprocessing is None and samples.images.shape[1:] != shape:
+        raise UsageError(
+            f"{data} holds images {list(samples.images.shape[1:])}.",
+            f"The model takes {list(shape)}.",
+            "Give images of the model's size, or uint8 pixels to have them prepared.",
+        )
+    return samples
+
+
+def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float64]:
+    """The largest error of FP32 per image; broadcasts over the output's elements."""
+    error = np.abs(rounded.astype(np.float64) - exact).reshape(len(rounded), -1).max(axis=1)
+    return np.asarray(error, np.float64).reshape(-1, *[1] * (rounded.ndim - 1))
+
+
+def _worst_images(
+    on_samples: Comparison, on_hard: Comparison, samples: ImageSet, hard: ImageSet
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The images for the ledger: the worst of each output, and samples whose decision flipped; which of
+    them are hard cases."""
+    flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]
+    chosen: list[NDArray[np.float32]] = []
+    are_hard: list[bool] = []
+    for comparison, images, more in (
+        (on_samples, samples, {flip.image for flip in flips}),
+        (on_hard, hard, set()),
+    ):
+        worst = {m.worst_image for m in comparison.outputs.values() if not m.passed} | more
+        numbers = np.array(sorted(k for k in worst if k is not None), np.intp)
+        chosen += images.take(numbers).inputs()
+        are_hard += [images is hard] * len(numbers)
+    if not chosen:
+        return np.stack([next(samples.inputs())]), np.zeros(1, np.bool_)
+    return np.stack(chosen), np.array(are_hard)

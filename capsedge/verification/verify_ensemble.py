@@ -1,0 +1,284 @@
+"""``capsedge.verify_ensemble``: every member against its source, and their average against the sources'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import UsageError
+from capsedge.metrics import Decisions, RegressionErrors
+from capsedge.runtime.ensemble import Ensemble, mean
+from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.load import load
+from capsedge.runtime.machine import machine
+from capsedge.runtime.predictions import scores_of
+from capsedge.runtime.reporting import Row, Summary, short
+from capsedge.runtime.session import Session
+from capsedge.verification.certificate import Certificate, Verdict
+from capsedge.verification.reference import Arrays
+from capsedge.verification.requirements import Limits, drop_failures
+from capsedge.verification.verify import Progress, Source, certify, check_arguments, software
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, repr=False)
+class EnsembleCertificate(Verdict):
+    """The outcome of ``capsedge.verify_ensemble``.
+
+    Attributes:
+        members: the certificate of each member against its own source, with checksums of all files.
+        averaged: what is averaged: ``length``, ``probability`` or ``values``.
+        images: number of samples.
+        decisions: of the ensemble against the ensemble of the sources; None for a regression.
+        estimates: of a regression, the errors of the averaged values; otherwise None.
+        alone: of each member its file, its agreement with the ensemble, and its accuracy with labels.
+        limits: the requirements of the ensemble.
+        failures: the requirements that are not met, in sentences; empty if it passed.
+        versions, machine: the software and the machine of the comparison.
+        created: UTC time.
+    """
+
+    members: tuple[Certificate, ...]
+    averaged: str
+    images: int
+    decisions: dict[str, Any] | None
+    estimates: dict[str, Any] | None
+    alone: tuple[dict[str, Any], ...]
+    limits: dict[str, Any]
+    failures: tuple[str, ...]
+    versions: dict[str, str]
+    machine: dict[str, str]
+    created: str
+
+    def _summary(self) -> Summary:
+        files = " + ".join(short(member.chain[-1].file) for member in self.members)
+        measured = f"mean {self.averaged} on {self.images} images"
+        if self.decisions is not None:
+            measured += f", {self.decisions['agreement']:.2%} equal decisions"
+        rows = [Row(short(m.chain[-1].file), m.verdict) for m in self.members]
+        rows += [Row("samples", measured), *(Row("failure", f) for f in self.failures)]
+        lines = [f"{self.verdict}: {files}", *self.failures[:1], measured]
+        return Summary("EnsembleCertificate", lines, rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": SCHEMA,
+            "kind": "ensemble",
+            "verdict": self.verdict,
+            "failures": list(self.failures),
+            "averaged": self.averaged,
+            "images": self.images,
+            "decisions": self.decisions,
+            "estimates": self.estimates,
+            "alone": list(self.alone),
+            "limits": self.limits,
+            "members": [member.to_dict() for member in self.members],
+            "versions": self.versions,
+            "machine": self.machine,
+            "created": self.created,
+        }
+
+
+@dataclass
+class _Answers:
+    """The scores ``[N, J]`` or values ``[N, K]`` of a member and of its source, batch by batch."""
+
+    session: Session
+    expected: list[NDArray[np.float64]] = field(default_factory=list)
+    found: list[NDArray[np.float64]] = field(default_factory=list)
+    labels: list[NDArray[np.int64]] = field(default_factory=list)
+
+    def observe(self, expected: Arrays, found: Arrays, labels: NDArray[np.int64] | None) -> None:
+        self.expected.append(self._read(expected))
+        self.found.append(self._read(found))
+        if labels is not None:
+            self.labels.append(labels)
+
+    def _read(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        name = self.session.roles.scores
+        if name is None:
+            return self.session.roles.estimates(outputs)
+        return scores_of(outputs[name], self.session.roles.kind, self.session.roles.multi_label)[0]
+
+
+def verify_ensemble(
+    references: Sequence[Source] | None,
+    ensemble: Ensemble | Sequence[Path | str],
+    data: Path | str | None = None,
+    *,
+    limit: int | None = None,
+    atol: float | Mapping[str, float] | None = None,
+    rtol: float | Mapping[str, float] | None = None,
+    min_agreement: float | None = None,
+    ops: str = "auto",
+    progress: Progress | None = None,
+) -> EnsembleCertificate:
+    """Compare every member of an ensemble with its PyTorch source, and the ensemble with that of the sources.
+
+    Each member must pass what `verify` asks of it alone. Then the averaged answers of the members decide as
+    those of the sources do, and lose no more accuracy than the gates of quantized members allow.
+
+    Args:
+        references: checkpoints, in any order: each member takes the one that it names by its checksum; or
+            modules, one for each member in order. None takes the package's checkpoints.
+        ensemble: a loaded ensemble, or its files.
+        data: a data set folder, an npz file, idx files, or images; by default the package's samples.
+        limit: number of samples to use, from the first on.
+        atol, rtol: tolerance of each member, as for `verify`.
+        min_agreement: least share of equal decisions, of each member and of the ensemble; by default that of
+            `verify` for each member, and the least of them for the ensemble.
+        ops: how the operators run: ``auto``, ``fused`` or ``portable``.
+        progress: called with (images done, total images).
+
+    Returns:
+        The certificate: ``passed`` is the outcome; ``check()`` raises a ParityError if it failed.
+
+    Raises:
+        UsageError: an argument or the data is wrong, or the files do not fit each other.
+        ArtefactError: a file is damaged, or was not exported from its checkpoint.
+
+    Example:
+        >>> certificate = capsedge.verify_ensemble(None, ["digits-dynamic", "digits-em"])
+        >>> certificate.check()
+    """
+    check_arguments(limit, min_agreement, data, None)
+    if isinstance(ensemble, (str, Path, Session)):
+        raise UsageError(
+            "verify_ensemble takes an ensemble.",
+            "This is a single file or session.",
+            "Use capsedge.verify for it, or give a list of files.",
+        )
+    loaded = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, ops=ops)
+    members, count = loaded.members, len(loaded.members)
+    sources = _sources(references, members)
+    found = [_Answers(member) for member in members]
+    limits = [Limits.of(member, atol, rtol, min_agreement) for member in members]
+    certificates: list[Certificate] = []
+    for number, member in enumerate(members):
+
+        def step(done: int, total: int, number: int = number) -> None:
+            if progress is not None:
+                progress(number * total + done, count * total)
+
+        certificates.append(
+            certify(
+                sources[number], member, data, limits[number],
+                limit=limit, progress=step, observe=found[number].observe,
+            )
+        )  # fmt: skip
+    return _judged(loaded, certificates, found, limits, min_agreement)
+
+
+def _judged(
+    ensemble: Ensemble,
+    certificates: Sequence[Certificate],
+    found: Sequence[_Answers],
+    limits: Sequence[Limits],
+    min_agreement: float | None,
+) -> EnsembleCertificate:
+    """The verdict on the averages, and on each member."""
+    failures = [
+        f"{certificate.chain[-1].file}: {failure}"
+        for certificate in certificates
+        for failure in certificate.failures
+    ]
+    answers = [np.concatenate(each.found) for each in found]
+    expected = mean([np.concatenate(each.expected) for each in found])
+    averaged = mean(answers)
+    labels = np.concatenate(found[0].labels) if found[0].labels else None
+    names = [path.name for path in ensemble.paths]
+    least = min(each.min_agreement for each in limits) if min_agreement is None else min_agreement
+    drops = [each.max_drop for each in limits if each.max_drop is not None]
+    errors = RegressionErrors.of(ensemble.members[0])
+    decisions = None
+    if errors is not None:
+        errors.update(expected, averaged)
+        alone: list[dict[str, Any]] = [{"file": name} for name in names]
+    else:
+        decisions = _decided(ensemble, expected, averaged, labels)
+        alone = [
+            _alone(name, _decided(ensemble, averaged, each, labels))
+            for name, each in zip(names, answers, strict=True)
+        ]
+        if decisions.agreement < least:
+            failures.append(
+                f"The ensemble: {len(decisions.flips)} of {decisions.images} decisions flipped; agreement "
+                f"{decisions.agreement:.6f}, wanted {least:g}."
+            )
+        failures += drop_failures(decisions, max(drops)) if drops else []
+    return EnsembleCertificate(
+        members=tuple(certificates),
+        averaged=ensemble.score_kind or "values",
+        images=len(averaged),
+        decisions=None if decisions is None else decisions.to_dict(),
+        estimates=None if errors is None else errors.to_dict(),
+        alone=tuple(alone),
+        limits={"min_agreement": least, "max_drop_points": max(drops) if drops else None},
+        failures=tuple(failures),
+        versions=software(),
+        machine=machine(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _decided(
+    ensemble: Ensemble,
+    reference: NDArray[np.float64],
+    found: NDArray[np.float64],
+    labels: NDArray[np.int64] | None,
+) -> Decisions:
+    decisions = Decisions(ensemble.multi_label)
+    decisions.update(reference, found, labels)
+    return decisions
+
+
+def _alone(name: str, decisions: Decisions) -> dict[str, Any]:
+    """A member beside the ensemble, which is the reference here."""
+    row: dict[str, Any] = {"file": name, "agreement_with_ensemble": decisions.agreement}
+    return row | ({"accuracy": decisions.accuracy_found} if decisions.labelled else {})
+
+
+def _sources(references: Sequence[Source] | None, members: Sequence[Session]) -> list[Source]:
+    """The source of each member; None for one that the package has to have.
+
+    Raises:
+        UsageError: there are too many or too few, or a checkpoint belongs to no member.
+    """
+    if references is None:
+        return [None] * len(members)
+    paths = [Path(r) for r in references if isinstance(r, (str, Path))]
+    if len(paths) == len(references):
+        return _by_checksum(paths, members)
+    if len(references) != len(members):
+        raise UsageError(
+            f"There are {len(references)} references for {len(members)} members.",
+            "Modules belong to the members in order.",
+            "Give one for each member; None for a checkpoint of the package.",
+        )
+    return list(references)
+
+
+def _by_checksum(paths: Sequence[Path], members: Sequence[Session]) -> list[Source]:
+    """Each member's checkpoint; members that state no checksum take the others in order."""
+    by_sum = {sha256(path): path for path in paths}
+    stated = [m.metadata.checkpoint_sha256 if m.metadata else "" for m in members]
+    left = [path for checksum, path in by_sum.items() if checksum not in stated]
+    found: list[Source] = []
+    for checksum in stated:
+        open_place = not checksum and left
+        found.append(left.pop(0) if open_place else by_sum.get(checksum))
+    if left:
+        raise UsageError(
+            f"No member of the ensemble was exported from {left[0]}.",
+            "Members name their checkpoints by checksum.",
+            "Give the checkpoints that the members were exported from.",
+        )
+    return found

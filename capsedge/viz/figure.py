@@ -1,0 +1,235 @@
+"""Figure base and style."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.files.text import printable
+from capsedge.runtime.reporting import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# One look for all pictures: colours that the colour-blind tell apart, sizes, and sheets of tiles
+
+
+Pixels = NDArray[np.uint8]
+
+# From the palette of Okabe and Ito.
+TEXT, SOFT, LINE = "#1b1f24", "#57606a", "#d0d7de"
+BEST, OTHER, GOOD = "#0072B2", "#b6bcc4", "#009E73"
+BAD = "#C1121F"  # a red that is darker than GOOD, for those who see no difference of hue
+SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A8F98")
+_TILE = 0.82  # inches
+_GAP = 0.08  # between tiles, in tiles
+_TEXT_LINE = 0.2  # height of a line of text beneath a tile, in tiles
+_NAME = 8.5  # points, of a row's name
+_LONGEST = 11  # letters beneath a tile
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A small picture on a sheet.
+
+    Attributes:
+        pixels: ``[H, W, 3]``.
+        text: what stands beneath it; line breaks separate lines.
+        frame: colour of a frame; empty for none.
+    """
+
+    pixels: Pixels
+    text: str = ""
+    frame: str = ""
+
+
+def check_matplotlib() -> None:
+    """Raise an EnvironmentProblem if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise EnvironmentProblem(
+            "matplotlib is not installed.",
+            "It draws the pictures; everything else works without it.",
+            "pip install 'capsedge[viz]'",
+        )
+
+
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Draw with matplotlib's defaults whatever the user's settings, and take names for text, not formulas."""
+    import matplotlib
+    import matplotlib.style
+
+    # Text stays text in SVG, which readers and searches find; tiles keep their own pixels.
+    settings: Any = {
+        "text.parse_math": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "capsedge",
+        "image.composite_image": False,
+    }
+    with matplotlib.style.context("default"), matplotlib.rc_context(settings):
+        yield
+
+
+def blank(width: float, height: float, title: str, model: str) -> Figure:
+    """An empty figure with its title, its size in inches."""
+    figure: Figure = new_figure(width, height)
+    figure.set_facecolor("white")
+    figure.suptitle(printable(f"{title} — {model}"), fontsize=11, color=TEXT)
+    return figure
+
+
+def plain(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
+    """Give a chart its titles, and take away what is not read."""
+    axis.set_title(printable(title), fontsize=9, color=TEXT, loc="left")
+    axis.set_xlabel(printable(x), fontsize=8, color=SOFT)
+    axis.set_ylabel(printable(y), fontsize=8, color=SOFT)
+    axis.tick_params(labelsize=8, colors=SOFT)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(LINE)
+
+
+def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
+    """Add the scale of an image's colours at the right of its axes."""
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
+    bar.set_label(printable(label), fontsize=8, color=SOFT)
+    bar.ax.tick_params(labelsize=7, colors=SOFT)
+    bar.outline.set_visible(False)
+
+
+def fit(text: str, most: int = _LONGEST) -> str:
+    """A name short enough for its place, safe to draw; its end, which often differs, is kept."""
+    tail = (most - 1) // 2
+    short = text if len(text) <= most else f"{text[: most - 1 - tail]}…{text[-tail:]}"
+    return printable(short)
+
+
+def sheet_size(rows: Sequence[Sequence[Tile]], names: Sequence[str] = ()) -> tuple[float, float]:
+    """Width and height in inches of a sheet of tiles with names of its rows."""
+    width, _, height = _steps(rows)
+    columns = max(map(len, rows))
+    margin = max(1.3, _room(names) * _TILE + 0.3)
+    return columns * width * _TILE + margin, len(rows) * height * _TILE + 0.9
+
+
+def draw_sheet(
+    axis: Any,
+    rows: Sequence[Sequence[Tile]],
+    columns: Sequence[str] = (),
+    names: Sequence[str] = (),
+) -> None:
+    """Draw rows of tiles of one size.
+
+    Args:
+        axis: matplotlib's; its images are the tiles, row by row.
+        rows: the tiles.
+        columns: headings, one per column.
+        names: of the rows, on their left.
+    """
+    step, tall, height = _steps(rows)
+    for r, row in enumerate(rows):
+        for c, tile in enumerate(row):
+            x, y = c * step, r * height
+            axis.imshow(tile.pixels, extent=(x, x + 1, y + tall, y), interpolation="none")
+            if tile.frame:
+                frame = axis.add_patch(_box(x, y, tall))
+                frame.set_edgecolor(tile.frame)
+            for n, line in enumerate(tile.text.split("\n") if tile.text else ()):
+                top = y + tall + 0.04 + n * _TEXT_LINE
+                axis.text(x + 0.5, top, line, fontsize=8, ha="center", va="top", color=TEXT)
+    for c, heading in enumerate(columns):
+        axis.text(c * step + 0.5, -0.08, heading, fontsize=8.5, ha="center", color=TEXT)
+    for r, name in enumerate(names):
+        axis.text(-0.1, r * height + tall / 2, name, fontsize=_NAME, ha="right", va="center")
+    axis.set_xlim(-_room(names), max(map(len, rows)) * step - _GAP)
+    axis.set_ylim(len(rows) * height - _GAP, -0.1)
+    axis.set_aspect("equal")
+    axis.axis("off")
+
+
+def _room(names: Sequence[str]) -> float:
+    """What names of rows take, in tiles."""
+    from matplotlib.textpath import TextPath
+
+    widths = [TextPath((0, 0), name, size=_NAME).get_extents().width for name in names if name]
+    return 0.2 + 1.1 * max(widths) / 72 / _TILE if widths else 0.0
+
+
+def _steps(rows: Sequence[Sequence[Tile]]) -> tuple[float, float, float]:
+    """From tile to tile, the height of a tile, and from row to row; the width of a tile is 1."""
+    tiles = [tile for row in rows for tile in row]
+    tall = tiles[0].pixels.shape[0] / tiles[0].pixels.shape[1]
+    lines = max(tile.text.count("\n") + 1 if tile.text else 0 for tile in tiles)
+    return 1 + _GAP, tall, tall + lines * _TEXT_LINE + _GAP
+
+
+def _box(x: float, y: float, tall: float) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x, y), 1, tall, fill=False, linewidth=2)
+
+
+# What all pictures have in common: numbers, a drawing of them, and a sentence that describes it
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Picture(ABC):
+    """The numbers of a picture.
+
+    Attributes:
+        model: name of the file that computed them.
+        notes: what the picture leaves out.
+    """
+
+    model: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The heading, without the model."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """A sentence for those who read or hear the picture instead of seeing it."""
+
+    def draw(self) -> Figure:
+        """The picture as a new figure.
+
+        Raises:
+            EnvironmentProblem: matplotlib is not installed.
+        """
+        check_matplotlib()
+        with own_style():
+            return self._figure()
+
+    @abstractmethod
+    def _figure(self) -> Figure:
+        """The picture as a new figure."""
+
+    @abstractmethod
+    def numbers(self) -> dict[str, Any]:
+        """The numbers that are drawn, as JSON values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Title, description, notes and numbers as JSON values."""
+        return {
+            "title": self.title,
+            "description": self.description,
+            "notes": list(self.notes),
+            **self.numbers(),
+        }
+
+
+def rounded(values: NDArray[Any]) -> Any:
+    """An array as nested lists of numbers with six digits after the point."""
+    return np.round(values.astype(np.float64), 6).tolist()

@@ -1,1 +1,0 @@
-"""One file a picture: the numbers, and how they are drawn."""

@@ -1,0 +1,124 @@
+"""Pictures as PNG, SVG, or an HTML page that needs nothing else. The same numbers give the same bytes."""
+
+from __future__ import annotations
+
+import html
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files.text import printable
+from capsedge.runtime.files.writing import check_writable, write_bytes, write_text
+from capsedge.runtime.reporting import DPI, with_palette
+from capsedge.viz.figure import Picture, check_matplotlib, own_style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".html")
+_STYLE = """
+body{margin:0;background:#fff;color:#1b1f24;font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
+main{max-width:1080px;margin:0 auto;padding:20px 16px 60px}
+h1{font-size:1.5rem;overflow-wrap:anywhere}h2{font-size:1.15rem}
+figure{margin:0 0 32px;padding:12px;border:1px solid #d0d7de;border-radius:8px}
+figcaption{color:#57606a;overflow-wrap:anywhere}svg{max-width:100%;height:auto}
+"""
+
+
+def check_picture(path: Path | str, pictures: int = 1) -> None:
+    """Check before long work that pictures can be drawn and written.
+
+    Raises:
+        UsageError: the suffix is unknown, the file holds fewer pictures, or the path cannot be written.
+        EnvironmentProblem: matplotlib is not installed.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(
+            f"Cannot write {path}.",
+            "Pictures are PNG, SVG or HTML files.",
+            "Name it *.png, *.svg or *.html.",
+        )
+    if pictures > 1 and suffix != ".html":
+        raise UsageError(
+            f"Cannot write {pictures} pictures to {path}.",
+            f"A {suffix[1:].upper()} file holds one.",
+            "Name it *.html, or choose one picture with --what.",
+        )
+    check_writable(path)
+    check_matplotlib()
+
+
+def save(pictures: Sequence[Picture], path: Path | str) -> str:
+    """Write pictures: one to a PNG or SVG file, any number to an HTML page.
+
+    Returns:
+        What is missing in the file: letters of names that matplotlib's font lacks; empty if nothing is.
+
+    Raises:
+        UsageError: as `check_picture`.
+        EnvironmentProblem: matplotlib is not installed, or the disk is full.
+    """
+    check_picture(path, len(pictures))
+    suffix = Path(path).suffix.lower()
+    if suffix == ".html":
+        write_text(path, _page(pictures))
+        return ""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        data = rendered(pictures[0].draw(), suffix[1:])
+    write_bytes(path, data)
+    boxes = suffix == ".png" and any("missing from font" in str(w.message) for w in found)
+    return (
+        "Boxes stand for letters that matplotlib's font lacks; *.svg and *.html have them." * boxes
+    )
+
+
+def rendered(figure: Figure, kind: str, salt: str = "capsedge") -> bytes:
+    """A figure as the bytes of a PNG or SVG file, without dates or versions.
+
+    Args:
+        figure: the figure.
+        kind: ``png`` or ``svg``.
+        salt: of the names inside an SVG, which must differ within a page.
+    """
+    import matplotlib
+
+    buffer = io.BytesIO()
+    unsaid = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    packed: Any = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
+    with own_style(), matplotlib.rc_context({"svg.hashsalt": salt}):
+        figure.savefig(buffer, format=kind, dpi=DPI, metadata=unsaid, **packed)
+    data = buffer.getvalue()
+    chart = kind == "png" and not any(axis.images for axis in figure.axes)
+    return with_palette(data) if chart else data
+
+
+def _page(pictures: Sequence[Picture]) -> str:
+    model = html.escape(printable(pictures[0].model))
+    figures = "\n".join(_figure(picture, n) for n, picture in enumerate(pictures))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{model}: what the network sees</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n<h1>{model}</h1>\n{figures}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _figure(picture: Picture, number: int) -> str:
+    title, *words = (
+        html.escape(printable(text))
+        for text in (picture.title, picture.description, *picture.notes)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font lacks: here they stay text
+        drawing = rendered(picture.draw(), "svg", f"capsedge-{number}").decode()
+    drawing = drawing[drawing.index("<svg") :]
+    drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+    return (
+        f"<figure>\n<h2>{title}</h2>\n{drawing}"
+        f"<figcaption>{' '.join(words)}</figcaption>\n</figure>"
+    )

@@ -1,0 +1,322 @@
+"""Couplings as tables, positions on the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.runtime.metadata import export_again
+from capsedge.runtime.onnx_file.structure import Node, read_structure
+from capsedge.runtime.routing_trace import Trace, TracedLayer
+from capsedge.runtime.session import Session
+from capsedge.viz.examples import Examples, check_finite
+
+# What pictures read from a trace: couplings of one image as a table, and where parents' parts lie
+
+
+Floats = NDArray[np.floating[Any]]
+_ONE = 1e-2  # couplings that add up to one, within the rounding of any precision
+
+
+def read_trace(session: Session, examples: Examples) -> Trace:
+    """The trace of the images of a picture.
+
+    Raises:
+        UsageError: the file has no trace.
+        ArtefactError: its values are not finite, or do not have the shapes that its metadata states.
+    """
+    trace = session.trace(examples.inputs, prepared=True)
+    for layer in trace:
+        shape, grid = layer.couplings.shape, () if layer.grid == (1, 1) else layer.grid
+        whole = (*shape[:1], layer.iterations, *grid, *shape[-2:])
+        parents = (*whole[:-2], shape[-1])
+        others = [(value, whole) for value in (layer.agreement, layer.distances)]
+        others += [(layer.couplings, whole), (layer.activations, parents)]
+        others += [(layer.children, whole[:-1])]
+        if layer.poses.shape[:-1] != parents or any(
+            value is not None and value.shape != wanted for value, wanted in others
+        ):
+            raise ArtefactError(
+                f"The trace of {session.path} does not fit its graph.",
+                f"The values of its layer '{layer.name}' have other shapes than its metadata states.",
+                export_again(session.metadata, "--with trace"),
+            )
+        for value, _ in [(layer.poses, ()), *others]:
+            if value is not None:
+                check_finite(session, "traces", value)
+    return trace
+
+
+def check_classes(session: Session, layer: TracedLayer, classes: int) -> None:
+    """Raise a UsageError if the parents of a layer are not the classes."""
+    if layer.couplings.shape[-1] != classes or layer.grid != (1, 1):
+        raise UsageError(
+            f"The last routed layer of {session.path} does not hold its classes.",
+            f"Its layer '{layer.name}' has {layer.couplings.shape[-1]} kinds of capsules on "
+            f"{layer.grid[0]} x {layer.grid[1]} positions, the model {classes} classes.",
+            "Choose the picture 'couplings', which shows any layer.",
+        )
+
+
+def table(values: Floats, image: int) -> Floats:
+    """What a trace holds of one image as ``[T, I, J]``; positions of a grid of parents are joined to I."""
+    own = values[image]
+    joined: Floats = own.reshape(len(own), -1, own.shape[-1])
+    return joined
+
+
+def strengths(layer: TracedLayer, image: int) -> tuple[Floats, str]:
+    """How strongly each parent is there after each iteration ``[T, J]``, and what that is.
+
+    EM routing has activations, squashed poses have lengths; for attention it is the children's agreement,
+    weighted with their couplings.
+    """
+    if layer.activations is not None:
+        return layer.activations[image].reshape(layer.iterations, -1), "activation"
+    if layer.routing == "dynamic":
+        poses = layer.poses[image].astype(np.float64)
+        norms = np.sqrt((poses**2).sum(axis=-1))
+        return norms.reshape(layer.iterations, -1), "length of the pose"
+    couplings, agreement = table(layer.couplings, image), table(layer.agreement, image)
+    weights = couplings / np.maximum(couplings.sum(axis=1, keepdims=True), 1e-12)
+    return (weights * agreement).sum(axis=1), "mean agreement"
+
+
+def over_parents(couplings: Floats) -> Floats:
+    """Couplings ``[..., I, J]`` as distributions along the last axis.
+
+    Where the network's softmax is over the children, they are turned around: ``[..., J, I]``. What is missing
+    to one, the share of "none of the above" in leaky routing, becomes a last column.
+    """
+    rest = 1.0 - couplings.sum(axis=-1)
+    if np.abs(rest).max() <= _ONE:
+        return couplings
+    if np.abs(1.0 - couplings.sum(axis=-2)).max() <= _ONE:
+        return np.swapaxes(couplings, -1, -2)
+    return np.concatenate([couplings, np.clip(rest, 0.0, 1.0)[..., None]], axis=-1)
+
+
+def entropy(shares: Floats) -> NDArray[np.float64]:
+    """Entropy of distributions along the last axis, from 0 (all on one) to 1 (even)."""
+    if shares.shape[-1] < 2:
+        return np.zeros(shares.shape[:-1])
+    p = np.clip(shares.astype(np.float64), 1e-12, 1.0)
+    found: NDArray[np.float64] = -(p * np.log(p)).sum(axis=-1) / np.log(shares.shape[-1])
+    return found
+
+
+def layer_named(trace: Trace, name: str) -> TracedLayer:
+    """A layer of a trace; without a name the last, the classes'.
+
+    Raises:
+        UsageError: there is no such layer.
+    """
+    layers = {layer.name: layer for layer in trace}
+    if not name:
+        return trace.layers[-1]
+    if name not in layers:
+        raise UsageError(
+            f"The trace has no layer '{name}'.", "", f"Choose among {', '.join(layers)}."
+        )
+    return layers[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Where the parts of a parent lie.
+
+    Attributes:
+        shares: ``[H, W]`` over the children's map; they add up to one.
+        layer: name of the layer whose children they are.
+    """
+
+    shares: Floats
+    layer: str
+
+
+def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Shares:
+    """Where the parts of a class lie in the lowest map that its couplings lead to.
+
+    Raises:
+        UsageError: the trace does not state where the children of the last layer lie.
+    """
+    last = layers[-1]
+    weights: Floats = np.zeros((*last.grid, last.couplings.shape[-1]))
+    weights[..., index] = 1.0 / (last.grid[0] * last.grid[1])
+    below: Floats | None = None
+    reached = last
+    for layer in reversed(layers):
+        if below is not None:
+            if below.shape != (*layer.grid, layer.couplings.shape[-1]):
+                break  # something between the two maps moves capsules
+            weights = below
+        found = _to_children(layer, image, weights)
+        if found is None:
+            break
+        below, reached = found, layer
+    if below is None:
+        raise UsageError(
+            "It is not known where the children of the classes lie.",
+            "They are not on a grid, or their order in the network is unknown.",
+            "Choose another picture; responsibilities need convolutional primary capsules.",
+        )
+    return Shares(below.sum(axis=-1), reached.name)
+
+
+def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | None:
+    """Distribute the weights of the parents ``[H', W', M]`` among their children ``[H, W, C]``.
+
+    A child's share of a parent is relative to those of all children. In EM routing it is the weight of its
+    vote in the parent's mean, responsibility times activation (Hinton et al. 2018, procedure 1, M-step);
+    otherwise its coupling times its agreement: in dynamic routing these products add up to the squared length
+    that the parent's pose has before its squash. None where the children have no geometry.
+
+    Raises:
+        UsageError: a trace of EM routing has no activations of the children.
+    """
+    if layer.child_grid is None:
+        return None
+    kernel = layer.kernel or layer.child_grid
+    strides = layer.strides or (1, 1)
+    (rows, columns), (high, wide) = layer.grid, kernel
+    couplings = layer.couplings[image, -1].reshape(rows, columns, -1, weights.shape[-1])
+    parts = couplings.astype(np.float64)
+    if layer.routing == "em":
+        if layer.children is None:
+            raise UsageError(
+                f"The trace does not tell which children of '{layer.name}' are active.",
+                "An earlier version of capsedge wrote the file.",
+                "Export the model again with `capsedge export --with trace`.",
+            )
+        factor = layer.children[image, -1].reshape((*parts.shape[:-1], 1))
+    else:
+        factor = np.maximum(layer.agreement[image, -1].reshape(parts.shape), 0.0)
+    weighted = parts * factor
+    parts = np.where(weighted.sum(axis=2, keepdims=True) <= 0, parts, weighted)
+    ends = ((rows - 1) * strides[0] + high, (columns - 1) * strides[1] + wide)
+    if (
+        parts.shape[2] % (high * wide)
+        or ends[0] > layer.child_grid[0]
+        or ends[1] > layer.child_grid[1]
+    ):
+        return None
+    shares = parts / np.maximum(parts.sum(axis=2, keepdims=True), 1e-30)
+    mass = (shares * weights[:, :, None]).sum(axis=3)
+    if layer.types_first:
+        mass = np.moveaxis(mass.reshape(rows, columns, -1, high, wide), 2, 4)
+    mass = mass.reshape(rows, columns, high, wide, -1)
+    below = np.zeros((*layer.child_grid, mass.shape[-1]))
+    for dy, dx in np.ndindex(high, wide):
+        y = slice(dy, dy + rows * strides[0], strides[0])
+        x = slice(dx, dx + columns * strides[1], strides[1])
+        below[y, x] += mass[:, :, dy, dx]
+    return below
+
+
+# Where on the input the cells of a map lie, by the strides and paddings of the convolutions
+# before it
+
+
+Cells = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A map of cells over the input, in pixels, counted from the centre of the first; rows, then columns.
+
+    Attributes:
+        cells: number of cells.
+        start: position of the first cell's centre.
+        step: distance of neighbours.
+    """
+
+    cells: Cells
+    start: tuple[float, float]
+    step: tuple[float, float]
+
+    @property
+    def extent(self) -> tuple[float, float, float, float]:
+        """Left, right, bottom and top edge, as matplotlib's ``imshow`` takes them."""
+        (top, left), (down, right) = self.start, self.step
+        rows, columns = self.cells
+        return (
+            left - right / 2,
+            left + (columns - 0.5) * right,
+            top + (rows - 0.5) * down,
+            top - down / 2,
+        )
+
+
+def grid_over_input(path: Path, size: Cells, cells: Cells) -> tuple[Grid, bool]:
+    """The grid of a map over an input.
+
+    Args:
+        path: the ONNX file.
+        size: height and width of the input.
+        cells: height and width of the map.
+
+    Returns:
+        The grid, and whether it follows from the file's convolutions; if not, it covers the input evenly.
+    """
+    try:
+        graph = read_structure(path).graph
+    except CapsedgeError:  # an engine
+        return even(size, cells), False
+    known = {value.name: Grid(size, (0.0, 0.0), (1.0, 1.0)) for value in graph.inputs[:1]}
+    found = [grid for grid in known.values() if grid.cells == cells]
+    for node in graph.nodes:
+        before = next((known[name] for name in node.inputs if name in known), None)
+        if before is None:
+            continue
+        after = _behind(node, before)
+        known.update(dict.fromkeys(node.outputs, after))
+        if after is not before and after.cells == cells:
+            found.append(after)
+    return (found[-1], True) if found else (even(size, cells), False)
+
+
+def even(size: Cells, cells: Cells) -> Grid:
+    """A grid that covers an input evenly."""
+    down, right = size[0] / cells[0], size[1] / cells[1]
+    return Grid(cells, (down / 2 - 0.5, right / 2 - 0.5), (down, right))
+
+
+def _behind(node: Node, before: Grid) -> Grid:
+    """The grid of a node's output: that of its input, unless it is a convolution or a pooling of two axes."""
+    kernel = node.integers("kernel_shape")
+    if len(kernel) != 2 or node.op == "ConvTranspose":
+        return before
+    strides = node.integers("strides") or [1, 1]
+    dilations = node.integers("dilations") or [1, 1]
+    windows = [dilation * (k - 1) + 1 for k, dilation in zip(kernel, dilations, strict=True)]
+    pads = _pads(node, before.cells, windows, strides)
+    cells, start, step = [], [], []
+    for axis in range(2):
+        first, last = pads[axis], pads[axis + 2]
+        cells.append((before.cells[axis] + first + last - windows[axis]) // strides[axis] + 1)
+        offset = (windows[axis] - 1) / 2 - first
+        start.append(before.start[axis] + before.step[axis] * offset)
+        step.append(before.step[axis] * strides[axis])
+    return Grid((cells[0], cells[1]), (start[0], start[1]), (step[0], step[1]))
+
+
+def _pads(
+    node: Node, cells: Cells, windows: Sequence[int], strides: Sequence[int]
+) -> tuple[int, ...]:
+    """Padding before both axes, then behind both."""
+    kind = node.attributes.get("auto_pad", "NOTSET")
+    if not str(kind).startswith("SAME"):
+        return tuple(node.integers("pads") or (0, 0, 0, 0))
+    before, behind = [], []
+    for count, window, stride in zip(cells, windows, strides, strict=True):
+        total = max((-(-count // stride) - 1) * stride + window - count, 0)
+        half = total // 2 if kind == "SAME_UPPER" else total - total // 2
+        before.append(half)
+        behind.append(total - half)
+    return (*before, *behind)

@@ -1,0 +1,248 @@
+"""The table of operators against its specification, PyTorch's definitions and the bodies."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsedge.spec.operators import (
+    DENSE,
+    OPERATORS,
+    ROUTING_OPERATORS,
+    Mark,
+    Operator,
+    Votes,
+    mark_in,
+    mark_of,
+    name_of,
+    votes_of,
+)
+
+SPECIFICATION = (Path(__file__).parents[2] / "docs" / "reference" / "operators.md").read_text()
+# Flags of nodes that are words in PyTorch, with the word of 0.
+IN_WORDS = {"over_children": ("softmax", "parents"), "replace": ("update", "accumulate")}
+TYPES = {"T": "", "f": "float", "i": "int32", "b": "int8", "B": "uint8"}
+
+
+def section(name: str) -> str:
+    """The specification's chapter on an operator; empty where it has none of its own."""
+    found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", SPECIFICATION, re.S | re.M)
+    return found[1] if found else ""
+
+
+def specified(name: str) -> dict[str, tuple[str, str]]:
+    """Attributes of an operator's chapter: type and default as they stand there."""
+    rows = re.findall(r"^\| (\w+) \((ints?|floats?)(?:, ([^)]+))?\) \|", section(name), re.M)
+    return {name: (kind, default) for name, kind, default in rows}
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda o: o.name)
+def test_attributes_are_those_of_the_specification(operator: Operator) -> None:
+    rows = specified(operator.procedure)
+    if operator.procedure == "UniformRouting":  # "as in AttentionRouting"
+        rows = {k: v for k, v in specified("AttentionRouting").items() if k != "agreement_scale"}
+    assert set(rows) == set(operator.attribute_names)
+    for attribute in operator.attributes:
+        kind, default = rows[attribute.name]
+        assert attribute.type == kind
+        words = default.strip("[]").split(", ") if default else None
+        if words is None:
+            assert attribute.default is None
+        elif isinstance(attribute.default, tuple):
+            assert attribute.default == tuple(int(word) for word in words)
+        else:
+            assert attribute.default == float(words[0])
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda o: o.name)
+def test_inputs_are_those_of_the_specification(operator: Operator) -> None:
+    if operator.name == "QuantizedConv":
+        names = re.findall(r"^\| (\w+(?:, \w+)*) \|", section(operator.name), re.M)
+        listed = [name for row in names for name in row.split(", ")]
+        assert set(operator.input_names) | set(operator.output_names) == set(listed)
+    else:
+        row = re.search(rf"^\| `{operator.name}` \|(?: [^|]*\|)*$", SPECIFICATION, re.M)
+        assert row is not None
+        listed = ", ".join(f"[{v.name}]" if v.optional else v.name for v in operator.inputs)
+        assert f"| {listed} |" in row[0]
+    assert {v.type for v in (*operator.inputs, *operator.outputs)} <= set(TYPES)
+    assert operator.inputs[0].batched
+    optional = [v.optional for v in operator.inputs]
+    assert optional == sorted(optional)  # the last
+    assert all(v.batched for v in operator.outputs)
+
+
+def test_operators_with_int8_weights_follow_from_those_without() -> None:
+    twins = [o for o in OPERATORS.values() if o.quantizes]
+    assert {o.quantizes for o in twins} == {o.name for o in OPERATORS.values() if o.int8}
+    for twin in twins:
+        own = OPERATORS[twin.quantizes]
+        assert OPERATORS[own.int8] is twin
+        place = twin.input_names.index("weight_scale")
+        assert place == twin.weight + 1 == own.weight + 1
+        assert [v.type for v in twin.inputs[twin.weight : place + 1]] == ["b", "f"]
+        assert twin.in_8_bits
+        assert not own.in_8_bits
+        assert (twin.attributes, twin.outputs) == (own.attributes, own.outputs)
+    assert OPERATORS["QuantizedConv"].in_8_bits
+
+
+def test_a_first_pass_takes_what_the_operator_takes() -> None:
+    pairs = [(o, OPERATORS[o.first_pass]) for o in OPERATORS.values() if o.first_pass]
+    assert pairs
+    for operator, first in pairs:
+        assert set(first.input_names) < set(operator.input_names)
+        assert set(first.attributes) < set(operator.attributes)
+        assert first.outputs == operator.outputs
+
+
+def test_torch_operators_take_their_arguments_in_the_order_of_the_table() -> None:
+    torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
+    import inspect
+
+    import capsedge
+
+    defined = {o.torch for o in OPERATORS.values() if o.torch}
+    assert defined == set(capsedge.ops.__all__) - {"decompositions", "exponential_squash"}
+    for operator in OPERATORS.values():
+        if not operator.torch:
+            continue
+        schema = getattr(torch.ops.capsedge, operator.torch).default._schema
+        arguments = [argument.name for argument in schema.arguments]
+        assert arguments == [*operator.input_names, *operator.attribute_names]
+        assert len(schema.returns) == len(operator.outputs) + operator.couplings
+        public = getattr(capsedge.ops, operator.torch)
+        wrapper = inspect.signature(public).parameters
+        for attribute in operator.attributes:
+            if attribute.name in IN_WORDS:
+                name, default = IN_WORDS[attribute.name]
+                assert wrapper[name].default == default
+                continue
+            # The wrapper takes the number of iterations from that of the temperatures.
+            given = wrapper.get(attribute.name)
+            if attribute.default is not None:
+                assert given is not None
+                assert given.default == attribute.default
+            elif given is not None:
+                assert given.default in (None, inspect.Parameter.empty)
+
+
+def test_every_operator_has_a_body() -> None:
+    pytest.importorskip("onnx", reason="pip install 'capsedge[build]'")
+    from capsedge.graph import bodies
+
+    assert set(bodies._BUILDERS) == {o.procedure for o in OPERATORS.values()}
+
+
+def test_the_table_is_light() -> None:
+    code = (
+        "import sys, capsedge.spec.operators, capsedge.spec.operators, capsedge.spec.operators;"
+        "print({'torch', 'onnx', 'numpy'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "set()\n", run.stderr
+
+
+WINDOW = (3, 3, 2, 5, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("operator", "children", "weight", "attributes", "wanted"),
+    [
+        ("DynamicRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
+        ("DynamicRouting", ("N", 6, 4), (1, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
+        ("VoteRouting", ("N", 6, 3, 5), ("N", 6, 3, 5), {}, Votes(1, 6, 3, 5, 0)),
+        ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [2, 2]}, Votes(12, 18, 5, 16, 4)),
+        ("QuantizedEMRouting", (1, 3, 3, 2, 16), WINDOW, {}, Votes(1, 18, 5, 16, 4)),
+        (
+            "EMRouting",
+            ("N", 7, 9, 2, 16),
+            (1, 1, 2, 5, 4, 4),
+            {"shared": 1},
+            Votes(1, 126, 5, 16, 4),
+        ),
+        ("AttentionRouting", ("N", 4, 4, 2, 16), WINDOW, {}, Votes(4, 18, 5, 16, 4)),
+        ("SelfAttentionRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
+        (
+            "UniformRouting",
+            ("N", 4, 4, 2, 6),
+            (3, 3, 2, 5, 6, 7),
+            {"matrix_pose": 0},
+            Votes(4, 18, 5, 7, 6),
+        ),
+    ],
+)
+def test_votes(operator, children, weight, attributes, wanted) -> None:
+    found = votes_of(OPERATORS[operator], children, weight, attributes)
+    assert found == wanted
+    assert found.elements == found.positions * found.children * found.parents * found.pose
+
+
+@pytest.mark.parametrize(
+    ("operator", "children", "weight", "attributes"),
+    [
+        ("DynamicRouting", ("N", 6, 4), (6, 3, "?", 4), {}),
+        ("DynamicRouting", ("N", 6, 4), (6, 3, 5), {}),
+        ("VoteRouting", ("N", 6, 3, "?"), (), {}),
+        ("VoteRouting", ("N", 6, 3), (), {}),
+        ("EMRouting", ("N", "H", 9, 2, 16), WINDOW, {}),
+        ("EMRouting", ("N", 2, 9, 2, 16), WINDOW, {}),
+        ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [0, 1]}),
+        ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": "no"}),
+        ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [1]}),
+    ],
+)
+def test_shapes_that_no_operator_has(operator, children, weight, attributes) -> None:
+    with pytest.raises(ValueError, match=r"not known|does not fit|values to unpack"):
+        votes_of(OPERATORS[operator], children, weight, attributes)
+
+
+def test_optional_inputs_are_left_out_from_the_end() -> None:
+    dynamic = OPERATORS["QuantizedDynamicRouting"]
+    assert [n for n in range(9) if dynamic.takes(n)] == [5, 6]
+    assert [v.name for v in dynamic.given(5)] == [*dynamic.input_names[:5]]
+    assert dynamic.given(6) == dynamic.inputs
+    with pytest.raises(ValueError, match="QuantizedDynamicRouting with 4 inputs"):
+        dynamic.given(4)
+    assert [n for n in range(9) if OPERATORS["AttentionRouting"].takes(n)] == [5]
+
+
+def test_attributes_that_a_node_leaves_out_have_their_defaults() -> None:
+    em = OPERATORS["EMRouting"]
+    given = {"iterations": 1, "inverse_temperatures": (1.0,), "shared": 1}
+    found = em.complete(given)
+    assert set(found) == set(em.attribute_names)
+    assert given.items() <= found.items()
+    assert (found["strides"], found["ones_first"]) == ((1, 1), 0)
+
+
+def test_iterations() -> None:
+    dynamic, attention = OPERATORS["DynamicRouting"], OPERATORS["AttentionRouting"]
+    assert dynamic.iterations({"iterations": 5}) == 5
+    assert dynamic.iterations({}) == dynamic.iterations({"iterations": "many"}) == 3
+    assert attention.iterations({"iterations": 5}) == 1
+
+
+def test_marks() -> None:
+    assert mark_of("EMRouting_iter12_logit_3") == Mark("EMRouting", 12, "logit")
+    assert mark_of(f"DynamicRouting_{name_of(2, 'pose')}") == Mark("DynamicRouting", 2, "pose")
+    for other in (
+        *("", "iter1_pose", "Squash_iter1_pose", "DynamicRouting_iter1_logit"),
+        *("UniformRouting_iter1_couplings", "DynamicRouting_iter1_poses", "EMRouting_iter_pose"),
+        *("EMRouting_iter1234567_pose", "QuantizedEMRouting_iter1_pose"),
+    ):
+        assert mark_of(other) is None, other
+    found = mark_in("QuantizedEMRouting", "iter1_pose")
+    assert found == Mark("QuantizedEMRouting", 1, "pose")
+    assert all(o.marks for o in ROUTING_OPERATORS.values())
+    assert {name for name, o in ROUTING_OPERATORS.items() if o.weight == 0} == {"VoteRouting"}
+    assert {name for name, o in ROUTING_OPERATORS.items() if o.layout is DENSE} == {
+        "DynamicRouting",
+        "QuantizedDynamicRouting",
+        "SelfAttentionRouting",
+        "QuantizedSelfAttentionRouting",
+    }
