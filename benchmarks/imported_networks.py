@@ -5,9 +5,10 @@ The writings are those of the tests (`tests.importers.families`); weights are ra
 
 from __future__ import annotations
 
-from tests.families.fsanet import FsaNet
-from tests.families.matrix_and_attention import Yl1993
 from torch import nn
+
+from tests.importers.families.fsanet import FsaNet
+from tests.importers.families.matrix_and_attention import Yl1993
 
 
 def yl_1993_small() -> nn.Module:

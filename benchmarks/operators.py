@@ -2,7 +2,8 @@
 
 The floor of a layer is the larger of two times: its multiply-adds at the rate at which this machine does
 multiply-adds out of registers, and its inputs, weights and outputs, each once, at the rate at which it reads
-memory. Both rates are measured in the same run by capsedge/runtime/native/tests/floor.cpp, with as many threads.
+memory. Both rates are measured in the same run by capsedge/runtime/native/tests/floor.cpp, with as many
+threads.
 Multiply-adds are those of the procedure: every vote once, and what routing does with it in every iteration.
 Kernels make votes several times rather than store them; that counts against them.
 

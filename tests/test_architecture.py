@@ -30,10 +30,6 @@ PATH = re.compile(rf"[\w.-]+(?:/[\w.-]+)+/?|[\w-]+/|[\w.-]+\.(?:{'|'.join(SUFFIX
 FAMILIES = {"dynamic", "em", "attention", "self_attention", "squash"}
 MEMBERS = {"models/ops", "graph/bodies", "graph/fusion"}  # with one file for each of these
 
-pytestmark = pytest.mark.skipif(
-    (PACKAGE / "exporters").is_symlink(), reason="the rooms have not moved into the package yet"
-)
-
 
 @cache
 def ends() -> frozenset[str]:
@@ -105,9 +101,7 @@ def test_two_files_share_a_name_only_by_the_two_rules() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for file in sorted(PACKAGE.rglob("*.py")):
         folder = file.parent.relative_to(PACKAGE).as_posix()
-        if file.stem not in ("__init__", "__main__") and not folder.startswith(
-            "capsedge/runtime/native"
-        ):
+        if file.stem not in ("__init__", "__main__") and not folder.startswith("runtime/native"):
             places[file.stem].append(folder)
     wrong = {
         name: folders

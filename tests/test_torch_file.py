@@ -101,7 +101,11 @@ def test_cycles_and_depth(value: list[Any], tmp_path: Path) -> None:
         (Call(print, ("called",)), NotPlain, "it names print"),
         (torch.nn.Linear(1, 1), NotPlain, r"it names torch\.nn\.modules\.linear\.Linear"),
         (Call(bytearray, (1 << 40,)), BadPickle, "too much memory"),
-        (Call(codecs.encode, ("a", "idna")), BadPickle, "idna"),  # a module that is not open yet
+        (
+            Call(codecs.encode, ("a", "cp1006")),
+            BadPickle,
+            "cp1006",
+        ),  # a module that is not open yet
         (torch.zeros(1).expand(1 << 30), BadPickle, "limit is 536,870,912"),
     ],
 )

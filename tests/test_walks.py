@@ -21,14 +21,14 @@ def test_a_walk_is_counted() -> None:
             thread.start()
             thread.join()
     found = walk.counts({})
-    assert {"runtime.reading.onnx_file", "runtime.reading.wire"} <= found["modules"].keys()
+    assert {"runtime.onnx_file.summary", "runtime.onnx_file.wire"} <= found["modules"].keys()
     assert found["files"] == len(found["modules"])
     assert found["rooms"]["runtime"] <= found["files"]
     assert 0 < found["changes"] == sum(count for *_, count in found["often"]) < found["calls"]
 
     merged = {name: "runtime.one" for name in found["modules"] if name.startswith("runtime.")}
     one = walk.counts(merged)
-    assert one["modules"]["runtime.one"] > found["modules"]["runtime.reading.wire"]
+    assert one["modules"]["runtime.one"] > found["modules"]["runtime.onnx_file.wire"]
     assert one["changes"] < found["changes"]
     assert one["calls"] == found["calls"]
 

@@ -57,8 +57,8 @@ class Source:
         path: the file.
         bodies: whether the files made from it contain function bodies; without them, they run only with the
             operator library.
-        runtime: runtime that the files made from it are for, a key of ``graph.target_runtimes.TARGETS``; None for
-            ONNX Runtime and TensorRT.
+        runtime: runtime that the files made from it are for, a key of ``graph.target_runtimes.TARGETS``; None
+            for ONNX Runtime and TensorRT.
         scores: the output that decides the class, if the user names it.
 
     Attributes:

@@ -66,10 +66,9 @@ def command(wanted: Wanted, as_json: _options.Json = False) -> None:
 
 def _places() -> dict[str, str]:
     """What is there without a compiled library."""
-    from capsedge.runtime.zoo import default_model
+    from capsedge.runtime.zoo import default_model, samples_folder
 
-    models = default_model().parent
-    return {"models": str(models), "samples": str(models.parent / "samples")}
+    return {"models": str(default_model().parent), "samples": str(samples_folder())}
 
 
 def _facts(found: Embedding) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     """Build the model that a checkpoint describes and load its weights, in evaluation mode.
 
     ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}``; no code in them is run
-    (`capsedge.models.torch_file`). The names and shapes of the tensors are compared with the configuration before
-    a model is built.
+    (`capsedge.models.torch_file`). The names and shapes of the tensors are compared with the configuration
+    before a model is built.
 
     Args:
         path: ``.safetensors``, ``.pt`` or ``.pth``.

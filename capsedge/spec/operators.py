@@ -467,7 +467,7 @@ def _sizes(shape: Sequence[Any]) -> list[int]:
 DOMAIN = "capsedge"
 VERSION = 1  # of the domain
 MOST = 256  # names per operator that have a kernel; further ones run as function bodies
-FAMILIES_KEY = "capsedge.importers.families"  # session option that the operator library reads
+FAMILIES_KEY = "capsedge.families"  # session option that the operator library reads
 
 _NUMBERED = re.compile(r"([A-Za-z][A-Za-z0-9]*)_([2-9]|[1-9][0-9]{1,5})")
 

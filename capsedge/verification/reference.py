@@ -1,6 +1,7 @@
 """Eager PyTorch, FP32 and FP64; also as a peer of profile.
 
-A worker of ``capsedge.runtime.profiling.startup``, which knows only its name: the runtime never imports torch.
+A worker of ``capsedge.runtime.profiling.startup``, which knows only its name: the runtime never imports
+torch.
 """
 
 from __future__ import annotations

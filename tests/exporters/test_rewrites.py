@@ -14,7 +14,7 @@ from capsedge.graph import Rewrites
 from capsedge.graph.bodies import function_body
 from capsedge.graph.proto import operator_nodes
 from capsedge.models import build
-from capsedge.spec.operators import operator_of
+from capsedge.spec.operators import OPERATORS, operator_of
 
 from .evaluate import captured, count, rewritten, run, run_double
 from .nets import CONFIGS, network
@@ -95,7 +95,10 @@ def _one_node(
     function: onnx.FunctionProto, feeds: dict[str, np.ndarray], attributes: dict[str, object]
 ) -> onnx.ModelProto:
     helper = onnx.helper
-    node = helper.make_node(function.name, list(feeds), ["v"], domain="capsedge", **attributes)
+    node = helper.make_node(
+        function.name, list(feeds), ["v"], domain="capsedge",
+        **OPERATORS[function.name].complete(attributes),
+    )  # fmt: skip
     types = {k: helper.np_dtype_to_tensor_dtype(x.dtype) for k, x in feeds.items()}
     graph = helper.make_graph(
         [node],

@@ -649,8 +649,8 @@ _JSON = ("capsedge.runtime.files.json_documents",)
 READERS: dict[str, Reader] = {
     "images": Reader(
         _read_image, _images,
-        ("capsedge.runtime.images.preprocessing", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "PIL.GifImagePlugin",
-         "PIL.BmpImagePlugin", "PIL.TiffImagePlugin", "PIL.WebPImagePlugin"),
+        ("capsedge.runtime.images.preprocessing", "PIL.PngImagePlugin", "PIL.JpegImagePlugin",
+         "PIL.GifImagePlugin", "PIL.BmpImagePlugin", "PIL.TiffImagePlugin", "PIL.WebPImagePlugin"),
     ),
     "npz": Reader(_read_npz, _npz, ("capsedge.datasets", "capsedge.runtime.files.archives", "zipfile")),
     "idx": Reader(_read_idx, _idx, ("capsedge.datasets",)),
@@ -677,16 +677,16 @@ READERS: dict[str, Reader] = {
     ),
     "parquet": Reader(
         _read_parquet, _parquets,
-        ("capsedge.serving.batch.parquet", "capsedge.serving.batch.parquet_pages", "capsedge.serving.batch.parquet_pages",
-         "capsedge.serving.batch.parquet"),
+        ("capsedge.serving.batch.parquet", "capsedge.serving.batch.parquet_pages"),
     ),
     "tar": Reader(_read_tar, _tars, ("capsedge.serving.batch.tar", "capsedge.serving.batch.tar")),
     "arrays": Reader(_read_arrays, _arrays, ("capsedge.serving.batch.sources", "capsedge.datasets")),
     "weights": Reader(
         _read_weights, _weights,
-        ("capsedge.importers", "capsedge.importers.families", "capsedge.models.weights", "capsedge.models.torch_file"),
+        ("capsedge.importers", "capsedge.importers.families", "capsedge.models.weights",
+         "capsedge.models.torch_file"),
     ),
-    "keras": Reader(_read_keras, _keras, ("capsedge.importers.keras_file", "capsedge.importers.keras_file", *_JSON)),
+    "keras": Reader(_read_keras, _keras, ("capsedge.importers.keras_file", *_JSON)),
     "key map": Reader(_read_key_map, _key_maps, ("capsedge.importers.key_map", *_JSON)),
     "config": Reader(_read_config, _configs, ("capsedge.models", *_JSON)),
     "onnx": Reader(
@@ -697,7 +697,8 @@ READERS: dict[str, Reader] = {
     "passport": Reader(_read_passport, _passports, ("capsedge.runtime.engine_metadata", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
     "repository": Reader(
-        _read_repository, _repositories, ("capsedge.serving.deploy.kserve", "capsedge.serving.deploy.deployment", *_JSON)
+        _read_repository, _repositories,
+        ("capsedge.serving.deploy.kserve", "capsedge.serving.deploy.deployment", *_JSON),
     ),
     "JSON requests": Reader(
         requests.read_json, requests.documents,

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 from capsedge.runtime.describe import (  # noqa: E402
     Description,
     described,
-    with_properties,  # noqa: E402
+    with_properties,
 )
 from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402

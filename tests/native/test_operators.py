@@ -1,4 +1,4 @@
-"""The native table of operators (capsedge/runtime/native/kernels/operators.cpp) beside Python's and the docs."""
+"""The native table of operators (runtime/native/kernels/operators.cpp) beside Python's and the docs."""
 
 from __future__ import annotations
 

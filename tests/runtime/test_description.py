@@ -16,7 +16,7 @@ from capsedge.errors import ArtefactError, UsageError  # noqa: E402
 from capsedge.runtime.describe import (  # noqa: E402
     Description,
     described,
-    with_properties,  # noqa: E402
+    with_properties,
 )
 from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
 from capsedge.runtime.load import load_bytes  # noqa: E402

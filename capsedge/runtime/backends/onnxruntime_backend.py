@@ -1,7 +1,7 @@
 """ONNX Runtime: sessions, providers, versions.
 
 Profiling's plain peers, the exporter's check and the reading of executed precision run sessions of their own;
-``tests/test_layers.py`` lists them all.
+The contract ``packages`` in pyproject.toml lists them all.
 """
 
 from __future__ import annotations

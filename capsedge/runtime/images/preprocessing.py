@@ -148,17 +148,16 @@ def prepare(
     return _prepared(pixels, preprocessing, invert)
 
 
-def prepare_all(
-    images: NDArray[np.uint8], preprocessing: Preprocessing
-) -> list[NDArray[np.float32]]:
-    """`prepare` of each of several images ``[N, H, W, C]``, which are checked together.
+def prepare_all(images: NDArray[Any], preprocessing: Preprocessing) -> list[NDArray[np.float32]]:
+    """`prepare` of each of several images ``[N, H, W]`` or ``[N, H, W, C]``; bytes are checked together.
 
     Raises:
         UsageError: they do not fit the model.
     """
-    if len(images):
-        _pixels_of_array(images[0], preprocessing.channels, "the image")
-    return [_prepared(pixels, preprocessing) for pixels in images]
+    if images.dtype != np.uint8 or not len(images):
+        return [prepare(image, preprocessing) for image in images]
+    first = _pixels_of_array(images[0], preprocessing.channels, "the image")
+    return [_prepared(pixels.reshape(first.shape), preprocessing) for pixels in images]
 
 
 def _prepared(

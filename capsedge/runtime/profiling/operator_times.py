@@ -27,7 +27,7 @@ from capsedge.spec.operators import operator_of
 
 SMALL, LARGE, BETWEEN = "small network", "large network", "cascade"
 NETWORKS = (SMALL, BETWEEN, LARGE)
-OWN = "cascade_"  # what the names of nodes between the networks begin with (capsedge/optimization/cascade_graph.py)
+OWN = "cascade_"  # what the names of nodes between the networks begin with (cascade_graph.py)
 _BRANCHING = "If"
 
 

@@ -2,7 +2,7 @@ import { fileURLToPath } from "node:url";
 import { defineConfig, type UserConfig } from "vite";
 import { licences } from "./licences.js";
 
-const SITE = fileURLToPath(new URL("../../../capsedge/serving/deploy/site", import.meta.url));
+const SITE = fileURLToPath(new URL("../../../serving/deploy/site", import.meta.url));
 
 // `capsedge deploy web` and the service worker know this folder: its files are fetched when WebGPU is chosen.
 const folderOf = (name: string | undefined) => (/webgpu|asyncify/.test(name ?? "") ? "webgpu" : "assets");
