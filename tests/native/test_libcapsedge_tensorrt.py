@@ -1,8 +1,8 @@
 """TensorRT engines in libcapsedge, over stand-ins for libnvinfer and CUDA: all but the arithmetic of a GPU.
 
 The library is compiled against the interface mock of ``capsedge/runtime/native/tensorrt/mock``; an engine
-of the stand-ins is an ONNX file, which ONNX Runtime runs. That the same source compiles against TensorRT's own
-headers is `test_real_headers`; that TensorRT behaves alike needs a GPU.
+of the stand-ins is an ONNX file, which ONNX Runtime runs. That the same source compiles against TensorRT's
+own headers is `test_real_headers`; that TensorRT behaves alike needs a GPU.
 """
 
 from __future__ import annotations
