@@ -98,7 +98,7 @@ def test_the_specification_has_the_same_defaults() -> None:
 
 @pytest.mark.parametrize("name", [o.name for o in OPERATORS.values() if o.torch])
 def test_pytorch_has_the_same_defaults(name: str) -> None:
-    ops = pytest.importorskip("capsedge.ops")
+    ops = pytest.importorskip("capsedge.models.ops")
     operator = next(o for o in native_table() if o["name"] == name)
     parameters = inspect.signature(getattr(ops, OPERATORS[name].torch)).parameters
     for a in operator["attributes"]:
