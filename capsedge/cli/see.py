@@ -100,7 +100,7 @@ def command(
         )
     if output is not None:
         check_picture(output)
-    request = kinds.Request(
+    options = kinds.FigureOptions(
         images=image_files(images or []),
         invert=invert,
         labels=[_options.words(pair) for pair in label or ()],
@@ -113,10 +113,10 @@ def command(
     )
     session = load(model, device=device, threads=threads, ops=ops)
     several = output is not None and output.suffix.lower() == ".html"
-    names = kinds.chosen(session, request, _options.words(what), several)
+    names = kinds.chosen(session, options, _options.words(what), several)
     if output is not None:
         check_picture(output, len(names))
-    pictures = [kinds.KINDS[name].compute(session, request) for name in names]
+    pictures = [kinds.KINDS[name].compute(session, options) for name in names]
     if output is not None:
         missing = save(pictures, output)
         if missing:

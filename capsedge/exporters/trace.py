@@ -157,7 +157,7 @@ def _traced(layer: TraceLayer, calls: Sequence[RoutingCall], batch: int) -> list
     return found
 
 
-def traced_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Traced:
+def trace_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Traced:
     """What a trace of a model has.
 
     Args:

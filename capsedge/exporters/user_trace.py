@@ -22,7 +22,7 @@ from capsedge.exporters.trace import RoutingCall, Traced, checked, layers_of
 from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import attach_functions
-from capsedge.graph.fusion import Recognition
+from capsedge.graph.fusion import FusionReport
 from capsedge.graph.proto import (
     UnknownShapeError,
     attributes_of,
@@ -34,13 +34,13 @@ from capsedge.graph.proto import (
 from capsedge.graph.proto import replace as replace_fields
 from capsedge.graph.trace_outputs import without_uniform_passes
 from capsedge.runtime.routing_trace import TraceLayer
-from capsedge.spec.operators import DOMAIN, GIVEN, ROUTING_OPERATORS, WINDOWS, operator_of
+from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, VOTES_AS_INPUT, WINDOWS, operator_of
 
 # Where in a network's maps the children of a routing node lie: found by changing the maps place
 # by place
 
 
-_MOST_PLACES = 4096
+_MAX_POSITIONS = 4096
 _TURNS = 3  # a child that is zero at one value of its place may not be at another
 
 Floats = NDArray[np.float32]
@@ -77,10 +77,10 @@ def child_map(
         None where there is no such map, a capsule is made of several places, or they are in another order.
     """
     part = _Part(model, tensor)
-    if part.grid is None or not 1 < np.prod(part.grid) <= _MOST_PLACES:
+    if part.grid is None or not 1 < np.prod(part.grid) <= _MAX_POSITIONS:
         return None
     try:
-        changed = part.changed_by_place(inputs)
+        changed = part.changes_by_position(inputs)
     except (CapsedgeError, UnknownShapeError):  # the part does not run on its own
         return None
     if (changed.sum(axis=0) != 1).any():
@@ -131,7 +131,7 @@ class _Part:
             rows, columns = grids.pop()
             self.grid = (rows, columns)
 
-    def changed_by_place(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
+    def changes_by_position(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
         """Whether other values at a place change a capsule ``[places, capsules]``."""
         assert self.grid is not None
         model = copy_of(self.model)
@@ -156,8 +156,8 @@ class _Part:
             }
             turn = np.stack(
                 [
-                    self._capsules(session, inputs, self._at(values, place, batch))
-                    for place in [None, *np.ndindex(self.grid)]
+                    self._capsules(session, inputs, self._at(values, position, batch))
+                    for position in [None, *np.ndindex(self.grid)]
                 ]
             )
             changed = (turn[1:] != turn[0]).any(axis=-1)
@@ -165,15 +165,15 @@ class _Part:
         return found
 
     def _at(
-        self, values: Mapping[str, Floats], place: tuple[int, ...] | None, batch: int
+        self, values: Mapping[str, Floats], position: tuple[int, ...] | None, batch: int
     ) -> dict[str, Floats]:
         """The maps of one image, with the second values at a place."""
         given = {}
         for name, (one, other) in values.items():
             whole = one.copy()
-            if place is not None:
+            if position is not None:
                 at: list[Any] = [slice(None)] * whole.ndim
-                for axis, index in zip(self.maps[name][1], place, strict=True):
+                for axis, index in zip(self.maps[name][1], position, strict=True):
                     at[axis - 1] = index
                 whole[tuple(at)] = other[tuple(at)]
             given[name] = np.repeat(whole[None], batch, axis=0)
@@ -248,9 +248,9 @@ class _Inputs:
             for t in graph.initializer
             if any(t.name in node.input for node in self.nodes)
         }
-        self.given = [i.name for i in graph.input]
+        self.graph_inputs = [i.name for i in graph.input]
         read = dict.fromkeys(i for node in self.nodes for i in node.input)
-        self.read = [n for n in read if n not in self.constants and n not in self.given]
+        self.read = [n for n in read if n not in self.constants and n not in self.graph_inputs]
         runnable = copy_of(model)
         shown = {o.name for o in graph.output}
         runnable.graph.output.extend(
@@ -267,7 +267,7 @@ class _Inputs:
     def feeds(self, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
         """The inputs of the graph by name."""
         arrays = [(x.float() if x.is_floating_point() else x).numpy() for x in inputs]
-        return dict(zip(self.given, arrays, strict=True))
+        return dict(zip(self.graph_inputs, arrays, strict=True))
 
     def calls(self, inputs: Sequence[Tensor]) -> list[RoutingCall]:
         """A call of each node's operator in PyTorch, in the precision of the inputs."""
@@ -300,7 +300,7 @@ def _call(node: onnx.NodeProto, values: Mapping[str, np.ndarray], exact: bool) -
 
 
 def traced_graph(
-    module: nn.Module, model: onnx.ModelProto, example: Sequence[Tensor], left: Recognition
+    module: nn.Module, model: onnx.ModelProto, example: Sequence[Tensor], not_fused: FusionReport
 ) -> tuple[Traced, onnx.ModelProto]:
     """What a trace of a module's graph has.
 
@@ -308,7 +308,7 @@ def traced_graph(
         module: returns the outputs of the file.
         model: its graph, of ``capsedge`` nodes without functions.
         example: inputs of the module.
-        left: what was recognized in it, for the reason where nothing was.
+        not_fused: what was recognized in it, for the reason where nothing was.
 
     Returns:
         The trace, and the graph that it is written into.
@@ -319,7 +319,7 @@ def traced_graph(
     """
     graph = without_uniform_passes(model)
     if not _routing_nodes(graph):
-        raise _without_operators(left)
+        raise _without_operators(not_fused)
     inputs = _Inputs(graph)
     with torch.no_grad():
         calls = inputs.calls(example)
@@ -331,8 +331,8 @@ def traced_graph(
     return checked(TracedGraph(module, layers, names, inputs), example), graph
 
 
-def _without_operators(left: Recognition) -> UnsupportedModelError:
-    reasons = [f"{each.place}: {each.reason}" for each in left.left]
+def _without_operators(not_fused: FusionReport) -> UnsupportedModelError:
+    reasons = [f"{each.tensor}: {each.reason}" for each in not_fused.not_fused]
     return UnsupportedModelError(
         "The routing of this network cannot be traced.",
         "None of it has become a capsule operator, whose iterations are known"
@@ -350,7 +350,11 @@ def _located(
 ) -> TraceLayer:
     """A layer whose parents see all children, with the map that these lie on, where that is found."""
     known = layer.child_grid is not None and min(layer.child_grid) > 1
-    if known or not layer.dense or ROUTING_OPERATORS[operator_of(node.op_type)].layout is GIVEN:
+    if (
+        known
+        or not layer.dense
+        or ROUTING_OPERATORS[operator_of(node.op_type)].layout is VOTES_AS_INPUT
+    ):
         return layer
     found = child_map(model, node.input[0], feeds)
     if found is None:

@@ -24,8 +24,16 @@ from capsedge.runtime.metadata import (
 )
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.onnx_file.wire import BYTES, Wire, message
-from capsedge.runtime.score_checks import Probes, check_computed, kind_of, run_probes, warnings_on
-from capsedge.runtime.scores import LENGTHS, LOGITS, POSES, SCORES, Chosen, choose, shape_fault
+from capsedge.runtime.score_checks import Probes, check_computed, check_scores, kind_of, run_probes
+from capsedge.runtime.scores import (
+    LENGTHS,
+    LOGITS,
+    POSES,
+    SCORES,
+    ChosenScores,
+    choose_scores,
+    shape_fault,
+)
 from capsedge.runtime.session import Session
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
@@ -113,7 +121,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedModel:
     """A file with its new metadata.
 
     Attributes:
@@ -139,18 +147,18 @@ class Described:
             kind = kinds.get(m.outputs.kind, m.outputs.kind)
             where = f"{len(m.class_names)} classes, scores ({kind}) in {m.outputs.scores}, {poses}"
         images = "" if m.preprocessing else "; no preprocessing of images, which --size gives it"
-        typical = f"; typical input: {m.typical_input.claim}" if m.typical_input else ""
+        typical = f"; typical input: {m.typical_input.summary}" if m.typical_input else ""
         why = f"; why these scores: {m.chosen_scores.reason}" if m.chosen_scores else ""
         return f"the file states: {m.task}, {where}{images}{typical}{why}"
 
 
-def described(
+def describe_model(
     data: bytes,
     description: Description,
     base: ModelMetadata | None = None,
     name: Path | str = "the model",
     runnable: bytes | None = None,
-) -> Described:
+) -> DescribedModel:
     """An ONNX file with the metadata that a description gives it; all other bytes stay as they are.
 
     It is read again as `load` reads it, and run on an image, so that nothing is written that a reader would
@@ -177,7 +185,7 @@ def described(
         base, warnings = metadata_for(description, plain, base)
     properties = checked_properties(base, path)
     _check_read(with_properties(runnable, properties, PREFIX), path)
-    return Described(with_properties(data, properties, PREFIX), base, warnings)
+    return DescribedModel(with_properties(data, properties, PREFIX), base, warnings)
 
 
 _FITS = (
@@ -199,7 +207,9 @@ def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") 
     try:
         properties = metadata.to_properties()
         read = ModelMetadata.from_properties(properties)
-        why = "" if _said(read) == _said(metadata) else "It would be read as something else."
+        why = (
+            "" if _in_words(read) == _in_words(metadata) else "It would be read as something else."
+        )
     except (ArtefactError, TypeError, ValueError) as error:
         why = error.why if isinstance(error, CapsedgeError) else f"{error}."
     if why:
@@ -209,7 +219,7 @@ def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") 
     return properties
 
 
-def _said(metadata: ModelMetadata | None) -> Any:
+def _in_words(metadata: ModelMetadata | None) -> Any:
     """What readers act on; the records of export and calibration may hold NaN, which reads as null."""
     return metadata and dataclasses.replace(metadata, configuration={}, calibration={}, parity={})
 
@@ -256,7 +266,7 @@ def metadata_for(
             names = _classes(description, base)
             scored = _scores(description.outputs, base, names, probed, images)
             outputs, chosen = scored.outputs, scored.chosen
-            warnings = warnings_on(scored.name, scored.kind, task, probed, images)
+            warnings = check_scores(scored.name, scored.kind, task, probed, images)
         described = dataclasses.replace(
             base,
             task=task,
@@ -368,10 +378,10 @@ def task_of(description: Description, base: ModelMetadata) -> str:
         raise ValueError(f"task '{task}', known: classification, {', '.join(TASKS)}")
     if task == REGRESSION and description.class_names is not None:
         raise ValueError("a regression has no classes but values")
-    stated = description.outputs
-    if task != REGRESSION and stated and (stated.names or stated.units or stated.values):
+    declared = description.outputs
+    if task != REGRESSION and declared and (declared.names or declared.units or declared.values):
         raise ValueError("values, their names and units belong to a regression, not to classes")
-    if task == REGRESSION and stated and (stated.scores or stated.kind or stated.poses):
+    if task == REGRESSION and declared and (declared.scores or declared.kind or declared.poses):
         raise ValueError("scores and poses belong to classes, not to a regression")
     return task
 
@@ -399,37 +409,39 @@ class _Scored:
     name: str
     kind: str
     outputs: Outputs | None
-    chosen: Chosen | None
+    chosen: ChosenScores | None
 
 
 def _scores(
-    given: Outputs | None,
+    requested: Outputs | None,
     base: ModelMetadata,
     names: tuple[str, ...],
     probed: Arrays,
     images: Probes,
 ) -> _Scored:
     """Which output decides the class; its `outputs` are None where their names say it."""
-    given, stated = given or Outputs(), base.outputs or Outputs()
-    scores, chosen = given.scores, Chosen(NAMED) if given.scores else None
-    if scores == stated.scores:
+    requested, declared = requested or Outputs(), base.outputs or Outputs()
+    scores, chosen = requested.scores, ChosenScores(NAMED) if requested.scores else None
+    if scores == declared.scores:
         chosen = base.chosen_scores
     if not scores:
-        scores, chosen = stated.scores, base.chosen_scores
+        scores, chosen = declared.scores, base.chosen_scores
     named = [name for name in SCORES if name in probed]
     if not scores and base.class_names and len(named) == 1:  # a file that leaves it to the names
         scores, chosen = named[0], base.chosen_scores
     posed = ""
     if not scores:
-        choice = choose(probed, len(names), inside=images.inside, images=images.images.shape[1:])
+        choice = choose_scores(
+            probed, len(names), inside=images.inside, images=images.images.shape[1:]
+        )
         check_computed(choice)
-        scores, chosen, posed = choice.output, Chosen(choice.reason), choice.poses
+        scores, chosen, posed = choice.output, ChosenScores(choice.reason), choice.poses
     value = _output(probed, scores, len(images.images))
     if fault := shape_fault(scores, value.shape[1:], len(names)):
         raise ValueError(fault)
-    kind = given.kind or (stated.kind if scores == stated.scores else "")
+    kind = requested.kind or (declared.kind if scores == declared.scores else "")
     kind = kind or _KIND_BY_NAME.get(scores) or kind_of(value[images.inside])
-    poses = given.poses or stated.poses or (POSES if _posed(probed, POSES, value) else "")
+    poses = requested.poses or declared.poses or (POSES if _posed(probed, POSES, value) else "")
     poses = poses or (posed if _posed(probed, posed, value) else "")
     if poses and (
         _output(probed, poses, len(value)).ndim < 3 or probed[poses].shape[1] != value.shape[1]
@@ -452,15 +464,15 @@ def _posed(probed: Arrays, name: str, scores: NDArray[Any]) -> bool:
     return poses is not None and poses.ndim >= 3 and poses.shape[1] == scores.shape[1]
 
 
-def _values(given: Outputs | None, base: Outputs | None, probed: Arrays, rows: int) -> Outputs:
+def _values(requested: Outputs | None, base: Outputs | None, probed: Arrays, rows: int) -> Outputs:
     """The outputs of a regression with a name and a unit for each value."""
-    given, base = given or Outputs(), base or Outputs()
-    outputs = given.values or base.values
+    requested, base = requested or Outputs(), base or Outputs()
+    outputs = requested.values or base.values
     if not outputs:
-        named = given.names and set(given.names) <= set(probed)
-        outputs = given.names if named else tuple(probed)
+        named = requested.names and set(requested.names) <= set(probed)
+        outputs = requested.names if named else tuple(probed)
     counts = {name: int(np.prod(_output(probed, name, rows).shape[1:])) for name in outputs}
-    names = given.names or (base.names if outputs == base.values else ())
+    names = requested.names or (base.names if outputs == base.values else ())
     total = sum(counts.values())
     if not names or (names == outputs and total != len(names)):
         names = tuple(
@@ -474,7 +486,7 @@ def _values(given: Outputs | None, base: Outputs | None, probed: Arrays, rows: i
             f"{len(names)} values are named, the outputs have {total}: {sizes}; name the outputs "
             "that hold them: --values, in Python Outputs(values=...)"
         )
-    units = given.units or (base.units if names == base.names else ()) or ("",)
+    units = requested.units or (base.units if names == base.names else ()) or ("",)
     units = units * len(names) if len(units) == 1 else units
     if len(units) != len(names):
         raise ValueError(f"there are {len(units)} units for {len(names)} values")

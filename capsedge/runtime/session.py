@@ -19,7 +19,7 @@ from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import OutputRoles, Prediction
 from capsedge.runtime.reporting import Row, Summarized, Summary, short
-from capsedge.runtime.routing_trace import Trace, traced
+from capsedge.runtime.routing_trace import Trace, run_traced
 from capsedge.runtime.runner import Runner, run_size
 from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text
 from capsedge.spec import limits
@@ -45,7 +45,7 @@ class Session(Summarized):
         path: the file it was loaded from.
         metadata: the metadata of the file; None if it is not a file of capsedge.
         inputs, outputs: name, shape and type of each.
-        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``passport``.
+        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``metadata file``.
         roles: which outputs mean what.
         can: what the file can do beside running and predicting, and why it cannot.
         image_input: how an image becomes the input.
@@ -62,7 +62,7 @@ class Session(Summarized):
         self.outputs: tuple[Port, ...] = backend.outputs
         self.image_input = ImageInput(path, self.metadata, self.inputs)
         self.roles = OutputRoles(path, self.image_input, self.metadata, self.inputs, self.outputs)
-        whole = backend.passport is not None
+        whole = backend.engine_metadata is not None
         self.can = Capabilities(path, self.image_input, self.outputs, decoder, whole)
         self._runner = Runner(path, backend)
         self._decoder = decoder
@@ -346,12 +346,12 @@ class Session(Summarized):
             UsageError: the file has no trace, or the values of so many images take over 1 GiB; otherwise as
                 `predict`.
         """
-        stated = self.can.check_trace()
-        ports = [port for port in self.outputs if port.name in stated.outputs]
+        declared = self.can.check_trace()
+        ports = [port for port in self.outputs if port.name in declared.outputs]
         per_image = max(1, sum(map(fixed_bytes, ports)) // (self.backend.batches.fixed or 1))
         most = max(1, limits.RUN_BYTES // per_image)
         batches = self._batches(images, min(most, _TRACED_CHUNK), invert, layout, prepared)
-        return traced(stated, per_image, batches, self._runner.run_batch)
+        return run_traced(declared, per_image, batches, self._runner.run_batch)
 
     def _summary(self) -> Summary:
         shown = self.inputs[:_SHOWN], self.outputs[:_SHOWN]

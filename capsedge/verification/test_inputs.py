@@ -177,7 +177,7 @@ def prepared(images: NDArray[np.float64], prep: Preprocessing | None) -> Floats:
 # type
 
 
-Given = Path | str | NDArray[Any] | Mapping[str, NDArray[Any]]
+UserArrays = Path | str | NDArray[Any] | Mapping[str, NDArray[Any]]
 SEVERAL = 16  # samples a run, after a first run of one
 
 
@@ -193,12 +193,12 @@ def takes_images(session: Session) -> bool:
 
 
 def arrays_for(
-    session: Session, given: Given | None, limit: int | None
+    session: Session, inputs: UserArrays | None, limit: int | None
 ) -> tuple[ImageSet, ImageSet]:
     """Samples and hard cases.
 
     Args:
-        given: an npz or npy file, an array, or arrays by the names of the inputs, the batch first; None for
+        inputs: an npz or npy file, an array, or arrays by the names of the inputs, the batch first; None for
             random values.
         limit: of the samples, from the first on.
 
@@ -210,8 +210,8 @@ def arrays_for(
         UsageError: they do not fit the inputs; or an input whose values are to be drawn takes whole numbers
             or has free sizes.
     """
-    if given is not None:
-        return _given(session, given, limit)
+    if inputs is not None:
+        return _read_arrays(session, inputs, limit)
     example = [
         torch.zeros(_sizes(port), dtype=getattr(torch, port.dtype)) for port in session.inputs
     ]
@@ -221,14 +221,16 @@ def arrays_for(
     return samples.first(limit), _hard(session, hard, example)
 
 
-def _given(session: Session, given: Given, limit: int | None) -> tuple[ImageSet, ImageSet]:
+def _read_arrays(
+    session: Session, inputs: UserArrays, limit: int | None
+) -> tuple[ImageSet, ImageSet]:
     source = "inputs"
-    if isinstance(given, (str, Path)):
-        source, given = str(given), read_arrays(Path(given))
-    if not isinstance(given, Mapping):
-        given = {"array": given}
+    if isinstance(inputs, (str, Path)):
+        source, inputs = str(inputs), read_arrays(Path(inputs))
+    if not isinstance(inputs, Mapping):
+        inputs = {"array": inputs}
     ports = session.inputs
-    values = by_name(given, [port.name for port in ports], source)
+    values = by_name(inputs, [port.name for port in ports], source)
     arrays = [_fitting(port, value, source) for port, value in zip(ports, values, strict=True)]
     if len({len(each) for each in arrays}) > 1:
         raise UsageError(
@@ -265,7 +267,7 @@ def array_runs(
         at += count
 
 
-def _fitting(port: Port, value: NDArray[Any], source: str) -> NDArray[Any]:
+def _fitting(port: Port, value: NDArray[Any], subject: str) -> NDArray[Any]:
     """An array in the type of its input; `Session.run` checks its sizes.
 
     Raises:
@@ -273,12 +275,14 @@ def _fitting(port: Port, value: NDArray[Any], source: str) -> NDArray[Any]:
     """
     array = np.asarray(value)
     if array.ndim == 0 or not len(array):
-        raise UsageError(f"{source} holds no values for '{port.name}'.", "", "Put the batch first.")
+        raise UsageError(
+            f"{subject} holds no values for '{port.name}'.", "", "Put the batch first."
+        )
     floats = array.dtype.kind == "f"
     cast = array.astype(port.dtype)
     if floats != port.dtype.startswith("float") or not (floats or np.array_equal(cast, array)):
         raise UsageError(
-            f"{source} does not fit the input '{port.name}'.",
+            f"{subject} does not fit the input '{port.name}'.",
             f"It holds {array.dtype}; the file takes {port.dtype}.",
             "Give the inputs as the network sees them.",
         )

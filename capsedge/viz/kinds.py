@@ -14,7 +14,7 @@ from capsedge.viz.figure import Picture
 
 
 @dataclass(frozen=True)
-class Request:
+class FigureOptions:
     """What pictures are made of.
 
     Attributes:
@@ -51,7 +51,7 @@ class Kind:
     """
 
     check: Callable[[Capabilities], object]
-    compute: Callable[[Session, Request], Picture]
+    compute: Callable[[Session, FigureOptions], Picture]
     of_data: bool = False
 
 
@@ -59,54 +59,54 @@ def _any(can: Capabilities) -> None:
     """Every file that classifies has the picture."""
 
 
-def _reconstructions(session: Session, request: Request) -> Picture:
-    return decoder_figures.compute_reconstructions(session, request.images, invert=request.invert)
+def _reconstructions(session: Session, options: FigureOptions) -> Picture:
+    return decoder_figures.compute_reconstructions(session, options.images, invert=options.invert)
 
 
-def _segmentation(session: Session, request: Request) -> Picture:
+def _segmentation(session: Session, options: FigureOptions) -> Picture:
     return decoder_figures.compute_segmentation(
         session,
-        request.images,
-        labels=request.labels,
-        forced=request.forced,
-        invert=request.invert,
+        options.images,
+        labels=options.labels,
+        forced=options.forced,
+        invert=options.invert,
     )
 
 
-def _dimensions(session: Session, request: Request) -> Picture:
+def _dimensions(session: Session, options: FigureOptions) -> Picture:
     return decoder_figures.compute_dimensions(
-        session, request.images, of=request.of, invert=request.invert
+        session, options.images, of=options.of, invert=options.invert
     )
 
 
-def _iterations(session: Session, request: Request) -> Picture:
-    return routing_figures.compute_iterations(session, request.images, invert=request.invert)
+def _iterations(session: Session, options: FigureOptions) -> Picture:
+    return routing_figures.compute_iterations(session, options.images, invert=options.invert)
 
 
-def _couplings(session: Session, request: Request) -> Picture:
-    return routing_figures.compute_couplings(session, request.images, invert=request.invert)
+def _couplings(session: Session, options: FigureOptions) -> Picture:
+    return routing_figures.compute_couplings(session, options.images, invert=options.invert)
 
 
-def _agreement(session: Session, request: Request) -> Picture:
+def _agreement(session: Session, options: FigureOptions) -> Picture:
     return routing_figures.compute_agreement(
-        session, request.images, layer=request.layer, invert=request.invert
+        session, options.images, layer=options.layer, invert=options.invert
     )
 
 
-def _responsibilities(session: Session, request: Request) -> Picture:
+def _responsibilities(session: Session, options: FigureOptions) -> Picture:
     return evidence_figures.compute_responsibilities(
-        session, request.images, of=request.of, invert=request.invert
+        session, options.images, of=options.of, invert=options.invert
     )
 
 
-def _capsules(session: Session, request: Request) -> Picture:
-    return evidence_figures.compute_capsules(session, request.images, invert=request.invert)
+def _capsules(session: Session, options: FigureOptions) -> Picture:
+    return evidence_figures.compute_capsules(session, options.images, invert=options.invert)
 
 
-def _hardest(session: Session, request: Request) -> Picture:
-    assert request.data is not None  # `chosen` refuses it
+def _hardest(session: Session, options: FigureOptions) -> Picture:
+    assert options.data is not None  # `chosen` refuses it
     return evidence_figures.compute_hardest(
-        session, request.data, count=request.count, limit=request.limit
+        session, options.data, count=options.count, limit=options.limit
     )
 
 
@@ -124,11 +124,11 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def possible(session: Session, request: Request) -> list[str]:
+def possible(session: Session, options: FigureOptions) -> list[str]:
     """The names of the pictures that the file and the request can have, best first."""
     names = []
     for name, kind in KINDS.items():
-        if not (request.data if kind.of_data else request.images):
+        if not (options.data if kind.of_data else options.images):
             continue
         try:
             kind.check(session.can)
@@ -139,13 +139,13 @@ def possible(session: Session, request: Request) -> list[str]:
 
 
 def chosen(
-    session: Session, request: Request, names: Sequence[str], several: bool = False
+    session: Session, options: FigureOptions, names: Sequence[str], several: bool = False
 ) -> list[str]:
     """The pictures to draw: those that were asked for, or the best that the file has.
 
     Args:
         session: the model.
-        request: what they are made of.
+        options: what they are made of.
         names: of the pictures; empty for the default.
         several: whether the default is all that the file has.
 
@@ -153,18 +153,18 @@ def chosen(
         UsageError: one is unknown, lacks its images or its data set, or cannot be had from the file.
     """
     if not names:
-        return _default(session, request, several)
+        return _default(session, options, several)
     for name in names:
         kind = KINDS.get(name)
         if kind is None:
             raise UsageError(
                 f"There is no picture '{name}'.", "", f"Choose among {', '.join(KINDS)}."
             )
-        _check_given(name, kind, request)
+        _check_options(name, kind, options)
         try:
             kind.check(session.can)
         except UsageError as error:
-            others = ", ".join(possible(session, request))
+            others = ", ".join(possible(session, options))
             raise UsageError(
                 f"The picture '{name}' cannot be drawn: {error.what}",
                 f"{error.why} Pictures that this file has: {others}.",
@@ -174,26 +174,26 @@ def chosen(
     return list(dict.fromkeys(names))
 
 
-def _default(session: Session, request: Request, several: bool) -> list[str]:
-    if not request.images and request.data is None:
+def _default(session: Session, options: FigureOptions, several: bool) -> list[str]:
+    if not options.images and options.data is None:
         raise UsageError(
             "There is nothing to look at.",
             "",
             "Name images, or labelled images with --data.",
         )
-    names = possible(session, request)
+    names = possible(session, options)
     if several:
         return names
-    if request.data is not None:
+    if options.data is not None:
         return ["hardest"]
-    pairs = request.labels or request.forced
+    pairs = options.labels or options.forced
     return ["segmentation"] if pairs and "segmentation" in names else names[:1]
 
 
-def _check_given(name: str, kind: Kind, request: Request) -> None:
-    if kind.of_data and request.data is None:
+def _check_options(name: str, kind: Kind, options: FigureOptions) -> None:
+    if kind.of_data and options.data is None:
         raise UsageError(
             f"The picture '{name}' needs a data set.", "", "Name labelled images with --data."
         )
-    if not kind.of_data and not request.images:
+    if not kind.of_data and not options.images:
         raise UsageError(f"The picture '{name}' needs images.", "", "Name image files.")

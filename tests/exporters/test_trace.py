@@ -135,10 +135,10 @@ def test_children_are_as_active_as_the_layer_below_says(family: str, made: Trace
 def test_the_metadata_lists_the_outputs(made: Traced):
     model = onnx.load(made.path)
     names = [o.name for o in model.graph.output]
-    stated = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
-    assert stated is not None
-    assert stated.trace is not None
-    assert set(stated.trace.outputs) == {n for n in names if n.startswith("trace/")}
+    declared = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
+    assert declared is not None
+    assert declared.trace is not None
+    assert set(declared.trace.outputs) == {n for n in names if n.startswith("trace/")}
     assert all("off" in said for said in made.report.rewrites.values())
 
 

@@ -18,7 +18,7 @@ from capsedge.runtime.describe import with_properties
 from capsedge.serving.deploy.web_server import ADDRESS, FolderServer
 from tests.conftest import ROOT
 from tests.page.browser import play
-from tests.places.table import ZOO
+from tests.paths.table import ZOO
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Function
-from capsedge.tolerance import NOISE, Tolerance, excess
+from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
 
 # Large votes: fewer places while hypotheses are weighed, several hard cases in one tensor
 
@@ -32,14 +32,14 @@ Case = tuple[str, tuple[Array, ...]]
 Cases = Callable[[tuple[int, ...]], Iterator[Case]]
 
 
-def some_places(sizes: Sequence[int]) -> slice | Array:
+def sampled_positions(sizes: Sequence[int]) -> slice | Array:
     """The places of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or a few of large votes."""
     if math.prod(sizes) <= LARGE or sizes[0] <= _FEW:
         return slice(None)
     return np.linspace(0, sizes[0] - 1, _FEW).astype(int)
 
 
-def shared_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Case]:
+def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Case]:
     """The cases, each in tensors of its own; of large votes with many places in tensors that they share.
 
     Args:
@@ -97,7 +97,7 @@ SIZES = (1e-6, 1e-4, 1e-2, 1.0, 3.0, 30.0)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Equivalence:
     """How far a hypothesis is from the original.
 
     Attributes:
@@ -142,7 +142,7 @@ def poses_last(function: Function, axis: int) -> Callable[[Array], Array]:
     return lambda x: np.moveaxis(function(np.moveaxis(x, -1, axis))[0], axis, -1)
 
 
-def judge(
+def check_equivalence(
     original: Callable[[Array], Array],
     hypothesis: Callable[[Array], Array],
     shape: tuple[int, ...],
@@ -153,7 +153,7 @@ def judge(
     roles: Layout | None = None,
     ranked: bool = False,
     stop: bool = False,
-) -> Verdict:
+) -> Equivalence:
     """Compare two functions of votes, a pose (the last axis) at a time.
 
     Args:
@@ -163,7 +163,7 @@ def judge(
         ranked: whether hypotheses are ranked by their excess, which then allows for rounding everywhere.
         stop: whether the first difference ends it, where nothing but acceptance is asked for.
     """
-    worst, undefined = Verdict(0.0, ""), False
+    worst, undefined = Equivalence(0.0, ""), False
     for name, x in _cases(shape, roles, seed):
         wanted, found = original(x), hypothesis(x)
         finite = np.isfinite(wanted)
@@ -172,10 +172,10 @@ def judge(
         if ranked or not share <= 1:  # what rounding moves is asked only where it matters
             share = excess_of(found, wanted, rtol, floor, _sensitivity(hypothesis, x, found))
         if not share <= worst.excess:
-            worst = Verdict(share, name)
+            worst = Equivalence(share, name)
         if stop and not worst.accepted:
             break
-    return Verdict(worst.excess, worst.case, undefined)
+    return Equivalence(worst.excess, worst.case, undefined)
 
 
 def _cases(shape: tuple[int, ...], roles: Layout | None, seed: int) -> Iterator[tuple[str, Array]]:
@@ -186,28 +186,30 @@ def _cases(shape: tuple[int, ...], roles: Layout | None, seed: int) -> Iterator[
     def drawn(sizes: tuple[int, ...]) -> Iterator[Case]:
         return ((name, (x,)) for name, x in hard_votes(sizes, seed))
 
-    for name, (votes,) in shared_cases(drawn, roles.sizes, seed):
+    for name, (votes,) in batched_cases(drawn, roles.sizes, seed):
         yield name, roles.write(votes)
 
 
-def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, found: Array) -> Array:
+def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, actual: Array) -> Array:
     """How far rounding of the votes moves each pose: the largest of a few draws, times 8."""
     rng = np.random.default_rng(9)
     moved = [hypothesis(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape))) for _ in range(3)]
-    off = [np.abs(m - found).max(-1, keepdims=True) for m in moved]
+    off = [np.abs(m - actual).max(-1, keepdims=True) for m in moved]
     return np.asarray(8 * np.max(off, axis=0))
 
 
 def excess_of(
-    found: Array, wanted: Array, rtol: float, floor: float, own: Array | float = 0.0
+    actual: Array, expected: Array, rtol: float, floor: float, original_error: Array | float = 0.0
 ) -> float:
     """Largest difference over what is allowed: ``floor + rtol·size of the pose + own``.
 
-    Infinite where ``found`` is not finite and ``wanted`` is.
+    Infinite where ``actual`` is not finite and ``expected`` is.
     """
-    finite = np.isfinite(wanted)
-    clean = np.where(finite, wanted, 0)
-    off = np.where(finite, np.abs(found - clean), 0)
+    finite = np.isfinite(expected)
+    clean = np.where(finite, expected, 0)
+    off = np.where(finite, np.abs(actual - clean), 0)
     if not np.isfinite(off).all():
         return float("inf")
-    return float(excess(off, clean, Tolerance(floor, rtol), own / NOISE).max(initial=0))
+    return float(
+        excess(off, clean, Tolerance(floor, rtol), original_error / NOISE_FACTOR).max(initial=0)
+    )

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 # --- Nodes in FP64 ---
 
 
-def in_double(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
     for node in nodes:
         if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
@@ -51,7 +51,7 @@ _FEW = 1 << 14  # elements of a value that are kept
 
 
 @dataclass(frozen=True)
-class Seen:
+class ValueSummary:
     """What is kept of a value.
 
     Attributes:
@@ -65,7 +65,7 @@ class Seen:
     few: NDArray[Any] | None
 
     @classmethod
-    def of(cls, value: Any) -> Seen:
+    def of(cls, value: Any) -> ValueSummary:
         array = np.asarray(value)
         few = None
         if array.dtype == np.float32:
@@ -73,7 +73,7 @@ class Seen:
         kind = array.dtype if isinstance(value, (np.ndarray, np.generic)) else None
         return cls(tuple(np.shape(value)), kind, array.nbytes, few)
 
-    def resembles(self, other: Seen) -> bool:
+    def resembles(self, other: ValueSummary) -> bool:
         """Whether two values seem the same, but for rounding."""
         if self.few is None or other.few is None or self.shape != other.shape:
             return False

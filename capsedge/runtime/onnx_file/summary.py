@@ -112,16 +112,16 @@ def check_file(path: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    found = reading.kind(path)
+    found = reading.path_kind(path)
     if found == reading.FOLDER:
-        told = formats.tell(path)
+        told = formats.identify_path(path)
         if told is not None and told.key != "folder":
-            raise no_onnx(path, told, str(path))
+            raise not_onnx(path, told, str(path))
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
     if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
-    with reading.opened(path, "Name an .onnx file that may be read.") as file:
-        size = reading.size(file)
+    with reading.open_regular_file(path, "Name an .onnx file that may be read.") as file:
+        size = reading.file_size(file)
         if size > MAX_BYTES:
             raise ArtefactError(
                 f"{path} is too large for an ONNX file.",
@@ -148,9 +148,9 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         if not summary.has_graph or not summary.ir_version:
             raise Malformed("it has no graph")
     except (Malformed, UnicodeDecodeError) as error:
-        told = formats.tell_content(data)
+        told = formats.identify_content(data)
         if told is not None and told.key != "onnx":
-            raise no_onnx(name, told, name) from error
+            raise not_onnx(name, told, name) from error
         raise ArtefactError(
             f"{name} is not a complete ONNX file.",
             f"Read as one, {error}.",
@@ -160,11 +160,11 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
     return summary
 
 
-def no_onnx(name: Path | str, told: formats.Format, path: str) -> ArtefactError:
+def not_onnx(name: Path | str, kind: formats.Format, path: str) -> ArtefactError:
     """The error for a file of another format."""
-    fix, command = told.advice(path)
+    fix, command = kind.advice(path)
     return ArtefactError(
-        f"{name} is not an ONNX file: it is {told.name}.", "", fix, command=command
+        f"{name} is not an ONNX file: it is {kind.name}.", "", fix, command=command
     )
 
 

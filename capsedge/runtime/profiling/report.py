@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from capsedge.runtime.files.text import milliseconds, printable
+from capsedge.runtime.files.text import format_milliseconds, printable
 from capsedge.runtime.onnx_file.layer_map import GROUPS
 from capsedge.runtime.profiling.compare import Comparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
@@ -53,7 +53,7 @@ class Run:
         startup: cold start and memory of a separate process; None if it was left out.
         operators: time by operator; None if it was left out or is unavailable.
         warnings: reasons to distrust the measurement.
-        long_way: of a cascade, the share of the batch that its large network decided; None for other models.
+        escalated: of a cascade, the share of the batch that its large network decided; None for other models.
     """
 
     model: str
@@ -68,10 +68,10 @@ class Run:
     startup: Startup | None = None
     operators: OperatorTimes | None = None
     warnings: list[str] = field(default_factory=list)
-    long_way: float | None = None
+    escalated: float | None = None
 
     def __str__(self) -> str:
-        median = milliseconds(self.latency.median)
+        median = format_milliseconds(self.latency.median)
         return f"median {median} ms, {self.throughput:.0f} images/s, {self.backend}, {self.device}"
 
     def __repr__(self) -> str:
@@ -145,10 +145,10 @@ class Run:
         return document
 
     def _cascade(self) -> dict[str, Any]:
-        if self.long_way is None:
+        if self.escalated is None:
             return {}
         rows = [asdict(row) for row in self.networks]
-        return {"long_way_share": self.long_way, "networks": rows}
+        return {"escalated_share": self.escalated, "networks": rows}
 
 
 def _label(operator: Operator, named: bool) -> str:

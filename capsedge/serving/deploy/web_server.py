@@ -77,14 +77,14 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = SECONDS
 
     def do_GET(self) -> None:
-        data = self._answer()
+        data = self._respond()
         if data is not None:
             self.wfile.write(data)
 
     def do_HEAD(self) -> None:
-        self._answer()
+        self._respond()
 
-    def _answer(self) -> bytes | None:
+    def _respond(self) -> bytes | None:
         """Send the header; returns what follows it, or None after an error."""
         if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)

@@ -10,7 +10,7 @@ import pytest
 
 from capsedge.cli import _process
 from capsedge.serving.deploy import web_server
-from tests.places.table import run
+from tests.paths.table import run
 from tests.serving.deploy.test_web import model, site  # noqa: F401 (a fixture that each test uses)
 
 
