@@ -86,7 +86,7 @@ def _rewrites(_: click.Context) -> Iterable[str]:
 
 
 def _pictures(_: click.Context) -> Iterable[str]:
-    from capsedge.viz.kinds import KINDS
+    from capsedge.viz.figure_kinds import KINDS
 
     return KINDS
 

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.accept import (
+from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.dynamic import result_roles
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
     FLOOR,
     LOOSE,
     ROUNDING,
@@ -23,9 +26,6 @@ from capsedge.graph.fusion.accept import (
     is_wide,
     sampled_positions,
 )
-from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.dynamic import result_roles
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.formulas import Attention, difference
 from capsedge.graph.fusion.grids import (
     Children,

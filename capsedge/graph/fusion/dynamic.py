@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.accept import (
+from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
     LOOSE,
     STRICT,
     Equivalence,
@@ -27,8 +29,6 @@ from capsedge.graph.fusion.accept import (
     is_wide,
     sampled_positions,
 )
-from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.formulas import Dynamic, difference
 from capsedge.graph.fusion.layouts import Layout, grouped_layouts, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Values

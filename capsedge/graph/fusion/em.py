@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.accept import (
+from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.dynamic import result_roles
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
     FLOOR,
     ROUNDING,
     STRICT,
@@ -27,9 +30,6 @@ from capsedge.graph.fusion.accept import (
     sampled_positions,
     screening_cases,
 )
-from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.dynamic import result_roles
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.formulas import EM, difference, logistic, m_step, responsibilities
 from capsedge.graph.fusion.grids import (
     Children,

@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.accept import (
+from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.dynamic import result_roles
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
     LOOSE,
     STRICT,
     Equivalence,
@@ -22,9 +25,6 @@ from capsedge.graph.fusion.accept import (
     is_wide,
     sampled_positions,
 )
-from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.dynamic import result_roles
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.formulas import SelfAttention, difference
 from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values

@@ -15,11 +15,11 @@ import torch
 
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.fusion import formulas
-from capsedge.graph.fusion.accept import STRICT, check_equivalence
 from capsedge.graph.fusion.attention import check_attention, fit_attention
 from capsedge.graph.fusion.candidates import find_candidates
 from capsedge.graph.fusion.dynamic import DynamicMatch, fit_dynamic
 from capsedge.graph.fusion.em import check_em, fit_em
+from capsedge.graph.fusion.equivalence import STRICT, check_equivalence
 from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.fusion.proof import Original, prove
 from capsedge.graph.fusion.self_attention import fit_self_attention

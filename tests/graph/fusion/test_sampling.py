@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.graph.fusion import accept
-from capsedge.graph.fusion.accept import (
+from capsedge.graph.fusion.attention import check_attention
+from capsedge.graph.fusion.em import best_em, check_em, hard_cases
+from capsedge.graph.fusion.equivalence import (
     SIDE_BY_SIDE,
     STRICT,
     batched_cases,
@@ -19,8 +20,6 @@ from capsedge.graph.fusion.accept import (
     sampled_positions,
     screening_cases,
 )
-from capsedge.graph.fusion.attention import check_attention
-from capsedge.graph.fusion.em import best_em, check_em, hard_cases
 from capsedge.graph.fusion.formulas import EM, Attention, Dynamic
 from capsedge.graph.fusion.layouts import Layout
 from tests.exports import Exports
@@ -32,13 +31,13 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def all_votes_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept, "LARGE", 0)
+    monkeypatch.setattr(equivalence, "LARGE", 0)
 
 
 def test_every_case_is_at_several_places() -> None:
     names = [name for name, _ in hard_votes((1, 1, 1, 1), 0)]
 
-    def numbered(sizes: tuple[int, ...]) -> Iterator[accept.Case]:
+    def numbered(sizes: tuple[int, ...]) -> Iterator[equivalence.Case]:
         for k, name in enumerate(names):
             yield name, (np.full(sizes, k), np.full(sizes[:1], k))
 
