@@ -91,6 +91,7 @@ def command(
     """Draw what a network sees: reconstructions, poses, overlapping objects, routing, hardest images."""
     from capsedge.runtime.classify import image_files
     from capsedge.runtime.load import load
+    from capsedge.viz import figure_kinds
     from capsedge.viz.save import check_picture, save
 
     if output is None and not as_json:

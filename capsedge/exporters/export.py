@@ -18,7 +18,7 @@ from capsedge.errors import UsageError
 from capsedge.exporters import parity as checks
 from capsedge.exporters import subject as modules
 from capsedge.exporters.capture import capture
-from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_taken
+from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
 from capsedge.exporters.options import (
     Inputs,
     batch_of,
@@ -205,7 +205,7 @@ def export(
         operators=lowered.operators,
         functions=len(lowered.model.functions),
         rewrites=lowered.rewrites,
-        fusion=lowered.recognition,
+        fusion=lowered.fusion,
         notes=(
             *fixed,
             *lowered.notes,
@@ -217,7 +217,7 @@ def export(
         rtol=rtol,
         parity=parity,
         dry_run=dry_run,
-        scores=scores_taken(declared, subject.outputs),
+        scores=scores_output(declared, subject.outputs),
         score_warnings=doubts,
     )
     if not report.passed:

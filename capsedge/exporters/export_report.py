@@ -66,7 +66,7 @@ class ScoresOutput:
         return f"{self.output} ({self.kind}): {self.reason}"
 
 
-def scores_taken(stated: ModelMetadata | None, outputs: Sequence[str]) -> ScoresOutput | None:
+def scores_output(stated: ModelMetadata | None, outputs: Sequence[str]) -> ScoresOutput | None:
     """The output that decides the class, as the file states it, or as its outputs are named."""
     if stated is None or stated.task == REGRESSION:
         return None

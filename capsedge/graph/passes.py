@@ -56,7 +56,7 @@ WriteTrace = Callable[[onnx.ModelProto, FusionReport], onnx.ModelProto]
 
 # Packages whose errors have no common base.
 _FOREIGN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "torch")
-_SAID = {"recognizing": "looking for routing", "proving": "proving what replaces it"}
+_STAGES = {"recognizing": "looking for routing", "proving": "proving what replaces it"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Lowered:
         runnable: the same with function bodies, for ONNX Runtime without the kernels; ``model`` itself unless
             this is fused.
         rewrites: the effect of each exact rewrite.
-        recognition: what was found and left in the user's own routing.
+        fusion: what was found and left in the user's own routing.
         notes: on it, for a person.
         operators: how many nodes of each type.
     """
@@ -76,7 +76,7 @@ class Lowered:
     model: onnx.ModelProto
     runnable: onnx.ModelProto
     rewrites: dict[str, str]
-    recognition: FusionReport
+    fusion: FusionReport
     notes: tuple[str, ...]
     operators: dict[str, int]
 
@@ -120,11 +120,11 @@ def lower(
     # The passes kept alive as outputs go on as ordinary tensors.
     model.graph.value_info.extend(model.graph.output[outputs:])
     del model.graph.output[outputs:]
-    recognition, notes = FusionReport(), tuple[str, ...]()
+    fusion, notes = FusionReport(), tuple[str, ...]()
     if recognize and not passes:
-        model, recognition, notes = recognize_routing(model, progress)
+        model, fusion, notes = fuse_routing(model, progress)
     if write_trace is not None:
-        model = write_trace(model, recognition)
+        model = write_trace(model, fusion)
     linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
     replace_layer_norms(model)
     write_exact_sigmoids(model)
@@ -134,7 +134,7 @@ def lower(
     model, runnable = _in_form(model, ops, rewrites)
     _check(model)
     write_shapes(model, runnable)
-    return Lowered(model, runnable, said, recognition, notes, operator_counts(model))
+    return Lowered(model, runnable, said, fusion, notes, operator_counts(model))
 
 
 def _version() -> str:
@@ -178,7 +178,7 @@ def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) 
     return model
 
 
-def recognize_routing(
+def fuse_routing(
     model: onnx.ModelProto, progress: Progress = lambda _: None
 ) -> tuple[onnx.ModelProto, FusionReport, tuple[str, ...]]:
     """A model with its routing recognized and without function bodies, what was found, and notes.
@@ -192,12 +192,12 @@ def recognize_routing(
     if operator_nodes(model) or any(n.domain == DOMAIN for f in model.functions for n in f.node):
         return model, FusionReport(), ()
 
-    def told(stage: str) -> None:
-        if stage in _SAID:
-            progress(_SAID[stage])
+    def report(stage: str) -> None:
+        if stage in _STAGES:
+            progress(_STAGES[stage])
 
     try:
-        improved = optimize_model(model.SerializeToString(), told, batch="keep")
+        improved = optimize_model(model.SerializeToString(), report, batch="keep")
     except (ParityError, UnsupportedModelError) as error:
         return model, FusionReport(), (f"routing was not looked for: {error.what} {error.why}",)
     except Exception as error:

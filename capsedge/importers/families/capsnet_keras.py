@@ -283,7 +283,7 @@ def _activation(layer: _Layer) -> str:
 _KERNEL = "capsule_kernel"
 
 
-def _recognized(config: Mapping[str, Any], shapes: Shapes) -> Fit:
+def _fit_configuration(config: Mapping[str, Any], shapes: Shapes) -> Fit:
     """By the layers ``Capsule`` in the configuration, and a kernel for each."""
     layers = _chain(config)
     capsules = [layer for layer in layers if layer.kind == "Capsule"]
@@ -448,7 +448,7 @@ CAPSULE = Family(
         "epsilon is added to the squared norm everywhere in the squash",
     ),
     keys={f"a configuration with layers Capsule, each with {_KERNEL}": ""},
-    by_configuration=_recognized,
+    by_configuration=_fit_configuration,
     signature=rf".*/{_KERNEL}",
     configure=_configure_chain,
     convert=_convert_chain,

@@ -16,7 +16,14 @@ from typing import BinaryIO
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
-from capsedge.runtime.onnx_file.wire import MODEL, Found, Malformed, Message, Walker, number_of
+from capsedge.runtime.onnx_file.wire import (
+    MODEL,
+    FieldValues,
+    Malformed,
+    Message,
+    Walker,
+    number_of,
+)
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
@@ -224,7 +231,7 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
 
 
 class _Summarizer(Walker):
-    told = frozenset(
+    visited = frozenset(
         (
             "NodeProto",
             "TensorProto",
@@ -253,7 +260,12 @@ class _Summarizer(Walker):
         return summary
 
     def take(
-        self, parent: Message, message: Message, number: int, found: Found, within: tuple[int, int]
+        self,
+        parent: Message,
+        message: Message,
+        number: int,
+        found: FieldValues,
+        within: tuple[int, int],
     ) -> None:
         if message.name == "NodeProto":
             self._node(found, within)
@@ -268,7 +280,7 @@ class _Summarizer(Walker):
             key, value = self.text_of(found, _ENTRY_KEY, _ENTRY_VALUE)
             self.summary.metadata[key] = value
 
-    def _node(self, found: Found, within: tuple[int, int]) -> None:
+    def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise Malformed(f"it has more than {MAX_NODES:,} nodes")
@@ -283,7 +295,7 @@ class _Summarizer(Walker):
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
             self.summary.expanded_routing = True
 
-    def _function(self, found: Found) -> None:
+    def _function(self, found: FieldValues) -> None:
         name, domain, overload = self.text_of(
             found, _FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD
         )
@@ -293,7 +305,7 @@ class _Summarizer(Walker):
         if domain == DOMAIN:
             self.summary.capsedge_functions.add((name, overload))
 
-    def _tensor(self, found: Found) -> None:
+    def _tensor(self, found: FieldValues) -> None:
         # The runtime uses only the location; a tensor has no other reason to name a file.
         if _TENSOR_EXTERNAL in found or found.get(_TENSOR_LOCATION):
             self.summary.external += self.text_of(found, _TENSOR_NAME)

@@ -270,7 +270,7 @@ def _assemble(
     names = [event.name for event in first]
     runs = [recording.runs[k] for k in counted]
     same = [run for run in runs if [event.name for event in run] == names]
-    running, where, of_network = _places(path, recording, first)
+    running, where, of_network = _locations(path, recording, first)
     values = _values(running, first, feeds) if running is not None else {}
     durations = np.array([exclusive_durations(run) for run in same])
     bias = around.timing_us
@@ -302,7 +302,7 @@ def _assemble(
     )
 
 
-def _places(
+def _locations(
     path: Path, recording: Recording, run: Sequence[Event]
 ) -> tuple[Graph | None, list[Location], list[str]]:
     """The operators of a run as a graph, if the backend tells it; and of each its place, and its network in

@@ -41,7 +41,7 @@ COLOURS = {  # of Okabe and Ito, safe for colour blindness
     "decoder": "#56B4E9",
     "other": "#8A8F98",
 }
-MARK = "#D55E00"
+HIGHLIGHT = "#D55E00"
 SHOWN = 14  # layers with a bar; the table lists all
 BINS = 60  # of a histogram
 MOST_POINTS = 400  # of a series; longer ones are thinned out, with their extremes kept
@@ -357,7 +357,7 @@ def _histogram(run: Run, axis: Any) -> None:
     middle = (edges[0] + edges[-1]) / 2
     marks = ("median", run.latency.median), ("p99", run.latency.p99)
     for line, (name, value) in enumerate(marks):
-        axis.axvline(value, color=MARK, linestyle="--", linewidth=1.2)
+        axis.axvline(value, color=HIGHLIGHT, linestyle="--", linewidth=1.2)
         side, shift = ("left", 4) if value <= middle else ("right", -4)
         axis.annotate(
             f"{name} {format_milliseconds(value)}", (value, 1), (shift, -2 - 11 * line), ha=side, va="top",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capsedge.graph.fusion import equivalence
 from capsedge.graph.fusion.attention import check_attention
 from capsedge.graph.fusion.em import best_em, check_em, hard_cases
 from capsedge.graph.fusion.equivalence import (
