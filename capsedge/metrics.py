@@ -501,7 +501,7 @@ class RegressionErrors:
         return cls(outputs.names, outputs.units)
 
     def update(self, reference: NDArray[Any], artefact: NDArray[Any]) -> None:
-        """Add the values ``[n, K]`` of a batch (`Session.values_of`)."""
+        """Add the values ``[n, K]`` of a batch (`OutputRoles.estimates`)."""
         self.errors.update(reference, artefact)
         self.images += len(reference)
 

@@ -694,7 +694,8 @@ READERS: dict[str, Reader] = {
     "onnx": Reader(
         _read_onnx, _onnx,
         ("capsedge.runtime.onnx_file", "capsedge.runtime.profiling", "capsedge.runtime.session",
-         "capsedge.runtime.load", "capsedge.runtime.metadata", *_JSON),
+         "capsedge.runtime.load", "capsedge.runtime.decoder", "capsedge.runtime.predictions",
+         "capsedge.runtime.backends.onnxruntime_backend", "capsedge.runtime.metadata", *_JSON),
     ),
     "engine_metadata": Reader(_read_passport, _passports, ("capsedge.runtime.engine_metadata", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),

@@ -76,7 +76,7 @@ def file(request: pytest.FixtureRequest, folder: Path) -> ModelFile:
 
 @pytest.fixture
 def backend(file: ModelFile) -> Backend:
-    return loading._open(file, RuntimeOptions())
+    return loading.load(file.path).backend
 
 
 @pytest.fixture(scope="module")

@@ -300,11 +300,21 @@ class OnnxRuntimeBackend:
         """A part of the file, opened with the same options."""
         return OnnxRuntimeBackend(content, self._path, self._settings)
 
-    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
-        session = self._session  # its own reference: another thread may close
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """ONNX Runtime's own session, for what only it can do.
+
+        Raises:
+            UsageError: it is closed.
+        """
+        session = self._session  # a reference of its own: another thread may close
         if session is None:
             raise closed_error(self._path)
+        return session
+
+    def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
+        session = self.session
         try:
             values = session.run(outputs, feeds, self._run_options)
         except Exception as error:
