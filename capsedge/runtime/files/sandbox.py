@@ -1,8 +1,9 @@
-"""A process of its own for libraries that parse untrusted files: bounded in time, memory, files and output.
+"""Run parsers of untrusted files in a process with bounded time, memory, files and output.
 
-The parent runs a module of the package with `confined`; the module calls `confine` before it imports
-anything heavy and `forbid_new_files` before it touches the file, from which on it can open no other file.
-A module whose libraries the parent has imported already may run in a fork, which has them at once.
+The parent runs a module of the package with `run_in_sandbox`. The module calls `enter_sandbox` before
+it imports anything heavy, and `forbid_new_files` before it touches the file; from then on it can open
+no other file. A module whose libraries the parent has already imported may run in a fork, which has
+them at once.
 """
 
 from __future__ import annotations
