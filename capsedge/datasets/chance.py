@@ -1,4 +1,4 @@
-"""Whether the accuracy of a network can be that of guesses: wrong labels, range, preprocessing or output."""
+"""Tell whether a network's accuracy may be chance: wrong labels, range, preprocessing or output."""
 
 from __future__ import annotations
 
