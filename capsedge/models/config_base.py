@@ -1,4 +1,7 @@
-"""Define `ModelConfig`, the base of all configurations, and the checks of their fields. No torch needed."""
+"""Define `ModelConfig`, the base of all configurations, and the checks of their fields.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 

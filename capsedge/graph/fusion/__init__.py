@@ -1,5 +1,6 @@
-"""Capsule routing in graphs of other tools: found by structure, judged by numbers, replaced. No
-torch.
+"""Find capsule routing in graphs of other tools by structure, test it by numbers, and replace it.
+
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# --- What was recognized, and what was left with its reason ---
-
+# --- What was fused, and what was not, with the reason ---
 
 _LISTED = 3  # places with the same reason that are named
 
@@ -76,7 +76,7 @@ class FusionReport:
         return asdict(self)
 
 
-# --- Why something is left as it is ---
+# --- Exceptions ---
 
 
 class NoMatch(Exception):

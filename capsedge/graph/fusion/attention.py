@@ -1,4 +1,4 @@
-"""AttentionRouting: fit and write."""
+"""Fit and write AttentionRouting and UniformRouting."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values
 from capsedge.graph.fusion.votes import VoteProbe, VoteSource, linear_vote_source
 
-# Inverted attention routing, one pass at a time: votes and parents in, layer normalization out
-
+# --- Fitting, one pass at a time: votes and parents in, layer normalization out ---
 
 _PARENTS = 6  # tensors that may hold the parents
 _SIZES = (1e-3, 0.1, 1.0, 3.0, 10.0)
@@ -267,7 +266,7 @@ def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[
     return lambda votes: layout.read(function(roles.write(votes))[1])
 
 
-# --- ``AttentionRouting`` and ``UniformRouting`` in the place of what was found ---
+# --- Writing ---
 
 
 def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit, Children]:

@@ -1,4 +1,6 @@
-"""DynamicRouting/VoteRouting: fit and write.
+"""Fit and write DynamicRouting and VoteRouting.
+
+The procedure is fitted in stages:
 
 1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. That tells the
    axes, the softmax's axis, prior and bias.
@@ -34,9 +36,7 @@ from capsedge.graph.fusion.layouts import Layout, grouped_layouts, layouts, vote
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, order_of
 
-# Dynamic routing over given votes, fitted in stages: what is summed, how it is squashed, how
-# often
-
+# --- Fitting ---
 
 _ENDS = 24  # tensors after the last softmax that may be the result
 _KEPT = 12  # hypotheses that go on to the second stage
@@ -339,8 +339,7 @@ def _epsilon(
     return next(k for k, e in zip(kinds, errors, strict=True) if e <= 2 * least + 1e-12)
 
 
-# --- A routing operator in the place of what was found, where it computes the same ---
-
+# --- Writing, if the operator computes the same ---
 
 STAND_IN = 1e-16  # for no epsilon: below FP32's smallest difference in any product of the squash
 MOST_ADDED = 1e-6  # epsilon added to a norm; what stands for it differs by less than half of it

@@ -1,8 +1,9 @@
-"""EMRouting: fit and write.
+"""Fit and write EMRouting.
 
-The first means tell the axes and which tensor holds the activations. Then, pass by pass, the argument of
-each logistic function tells the inverse temperature and the betas. Epsilon comes last, from children that
-hardly act and votes that nearly agree.
+Votes and activations are given; passes are fitted one by one against the region's own tensors. The first
+means tell the axes and which tensor holds the activations. Then, pass by pass, the argument of each logistic
+function tells the inverse temperature and the betas. Epsilon comes last, from children that hardly act and
+votes that nearly agree.
 """
 
 from __future__ import annotations
@@ -50,9 +51,7 @@ from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
 
-# EM routing over given votes and activations, fitted pass by pass against the region's own
-# tensors
-
+# --- Fitting ---
 
 _Pair = tuple[Array, Array]  # beta_u, beta_a
 _Tensor = tuple[str, Layout]
@@ -355,7 +354,7 @@ def _equivalence(
     return Equivalence(worst.excess, worst.case, undefined)
 
 
-# --- ``EMRouting`` in the place of what was found ---
+# --- Writing ---
 
 
 @dataclass(frozen=True)

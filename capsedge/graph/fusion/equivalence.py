@@ -1,11 +1,12 @@
-"""Does a hypothesis compute the same? on random, structured and hard inputs.
+"""Check whether a hypothesis computes the same as the original nodes.
 
-The original nodes run in FP64 where they can, so that a hypothesis must agree to six digits of every pose, at
-every size of the input. Constants of the file are FP32, and routing feeds their rounding back through
-exponentials: what a change of the votes by half of FP32's last digit does to the hypothesis is allowed too.
+Inputs are fresh: random, structured and hard. The original nodes run in FP64 where they can, so that a
+hypothesis must agree to six digits of every pose, at every size of the input. Constants of the file are
+FP32, and routing feeds their rounding back through exponentials: what a change of the votes by half of
+FP32's last digit does to the hypothesis is allowed too.
 
-Routing does the same at every place ``n`` of votes ``[n, j, i, p]``. So a few places tell hypotheses apart,
-and each case of a judgement needs only a share of them; the judgement itself looks at every place.
+Routing does the same at every position ``n`` of votes ``[n, j, i, p]``. So a few positions distinguish
+hypotheses, and each case of a check needs only a share of them; the check as a whole covers every position.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Function
 from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
 
-# Large votes: fewer places while hypotheses are weighed, several hard cases in one tensor
-
+# --- Sampling of large votes: fewer positions, several hard cases in one tensor ---
 
 LARGE = 1 << 21  # elements of votes
 SIDE_BY_SIDE = "hard cases side by side"
@@ -85,9 +85,7 @@ def _joined(cases: Cases, sizes: tuple[int, ...]) -> list[Array]:
     return [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
 
 
-# The judgement of a hypothesis: on fresh random, structured and hard inputs, against the original
-# nodes
-
+# --- The check ---
 
 STRICT = 1e-6  # relative to the size of a pose, in FP64
 LOOSE = 2e-5  # in FP32

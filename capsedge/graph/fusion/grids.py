@@ -1,4 +1,4 @@
-"""Children as windows over a grid."""
+"""Recognize children as windows over a grid, and make the operators' inputs of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array
 from capsedge.graph.fusion.votes import VoteSource, cell_axes
 
-# Cells and children as windows over a grid, ordered as in docs/reference/operators.md: row,
-# column, type
-
+# --- Cells and windows, ordered as in docs/reference/operators.md: row, column, type ---
 
 _ALIKE = 1e-6  # numbers that FP32 may have rounded differently
 
@@ -215,7 +213,7 @@ def of_the_paper(coordinates: Array) -> bool:
     return bool(np.abs(coordinates - wanted).max() <= _ALIKE)
 
 
-# Poses, activations and parents of the operators over grids, made of the tensors of a graph
+# --- Poses, activations and parents of the operators, from the tensors of a graph ---
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
-"""Bytes in, better bytes out: convert, clean, fuse, prove; `python -m` entry of the sandbox.
+"""Turn the bytes of a foreign file into those of a better one: convert, clean, fuse, prove.
 
-Calls go one way: from here to the batch (`batching`), to the matcher (`recognition`), which asks `accept` of
-each hypothesis, and to the proof (`finishing`, `proof`).
+Calls go one way: from here to the batch (``free_batch``) and the matcher (``matcher``), which has each
+hypothesis checked (``equivalence``), and to the proof (``proof``).
 
-The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
-the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
+Run as ``python -m capsedge.graph.fusion.optimize_graph`` in a sandbox, it reads the file from the standard
+input and writes a line of JSON and the new file to the standard output. The current step goes to the
+standard error, a line each, for the message of whoever waits.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ from capsedge.graph.rewrites import write_exact_sigmoids
 from capsedge.graph.shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
 
-# --- What a file computes although it is known: sizes, bounds of slices, targets of Reshapes ---
-
+# --- Constants that a file computes: sizes, bounds of slices, targets of Reshapes ---
 
 _BATCHES = (2, 3, 5)
 _LARGEST = 1 << 20  # elements of a value that becomes an initializer
@@ -133,8 +133,7 @@ def _constant(runs: list[Array], target: bool) -> Array | None:
     return np.where(varying, -1, first).astype(np.int64)
 
 
-# From the bytes of a foreign file to a better file: converted, cleaned, recognized, proven
-
+# --- The optimization ---
 
 OLDEST, LEAST, WANTED = 8, 18, 20
 Stage = Callable[[str], None]
@@ -461,8 +460,7 @@ def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
         return copy_of(model)
 
 
-# The process that takes a foreign file apart: `capsedge.runtime.files.sandbox`, with the batch
-# as its word
+# --- The sandboxed process (`capsedge.runtime.files.sandbox`), with the batch as its argument ---
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Nodes in FP64."""
+"""Run nodes in FP64, and keep samples of the values of a graph."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
 
 
-# --- What is remembered of a tensor, which itself is not kept ---
-
+# --- Samples of tensors, which are not kept themselves ---
 
 _FEW = 1 << 14  # elements of a value that are kept
 
@@ -81,8 +80,7 @@ class ValueSummary:
         return bool(np.allclose(self.few, other.few, 1e-5, near))
 
 
-# --- Inputs of a graph that are indices, and the size of the table that they look up ---
-
+# --- Inputs that are indices, and the size of the table that they look up ---
 
 # What the elements of the first input pass through unchanged, or joined with others.
 _PASSING = frozenset(

@@ -1,9 +1,9 @@
-"""Where votes come from: ``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``, read off by probing.
+"""Find out by probing where votes come from, and read off their weight.
 
-The tensors that all votes run through are tried from the votes upwards, as long as votes depend on them
-linearly. For every way in which such a tensor may hold cells of ``q`` elements: one probe with equal cells
-and one with numbered cells tell which cell each child is; ``q`` unit vectors, on all cells at once, read W;
-a random input proves it.
+``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``. The tensors that all votes run through are tried from
+the votes upwards, as long as votes depend on them linearly. For every way in which such a tensor may hold
+cells of ``q`` elements: one probe with equal cells and one with numbered cells tell which cell each child
+is; ``q`` unit vectors, on all cells at once, read W; a random input confirms it.
 """
 
 from __future__ import annotations
