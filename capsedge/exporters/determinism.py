@@ -1,4 +1,4 @@
-"""Whether two runs of a user's module on the same input agree: of one that draws, nothing can be proven."""
+"""Check that two runs of a user's module on the same input agree; without that, nothing can be proven."""
 
 from __future__ import annotations
 

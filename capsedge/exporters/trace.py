@@ -1,4 +1,4 @@
-"""Which layers and iterations are traced."""
+"""Trace a model's routing: its layers and iterations, and what they compute in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from capsedge.runtime.routing_trace import PREFIX, TraceLayer
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, WINDOWS
 
-# --- The calls of routing operators while a module runs ---
-
+# --- Recording the routing operators while a module runs ---
 
 _NAMES = {o.torch: o.name for o in OPERATORS.values() if o.routes and o.torch}
 
@@ -66,9 +65,7 @@ class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-# The trace of a model's routing: which layers and iterations there are, and what they compute in
-# PyTorch
-
+# --- The trace ---
 
 _MOST_BYTES = limits.RUN_BYTES // 2  # of one image, beside the other outputs of a run
 

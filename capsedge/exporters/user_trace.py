@@ -1,4 +1,4 @@
-"""The same for a user's own graph."""
+"""Trace the routing of a user's own network, by the capsule operators of its graph."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ from capsedge.graph.trace_outputs import without_uniform_passes
 from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, VOTES_AS_INPUT, WINDOWS, operator_of
 
-# Where in a network's maps the children of a routing node lie: found by changing the maps place
-# by place
-
+# --- Positions of a node's children, found by changing the maps before it ---
 
 _MAX_POSITIONS = 4096
 _TURNS = 3  # a child that is zero at one value of its place may not be at another
@@ -206,7 +204,7 @@ def _routes_to_a_map(node: onnx.NodeProto) -> bool:
     return node.domain == DOMAIN and spec is not None and spec.layout is WINDOWS
 
 
-# --- The trace of a network of the user's own: of the capsule operators that its graph has ---
+# --- The trace ---
 
 
 class TracedGraph(Traced):
