@@ -1,4 +1,4 @@
-"""The routing ledger: errors of couplings, poses and lengths by layer and iteration."""
+"""Measure the errors of couplings, poses and lengths by layer and routing iteration."""
 
 from __future__ import annotations
 
