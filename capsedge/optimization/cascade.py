@@ -1,4 +1,4 @@
-"""`capsedge.cascade`."""
+"""Join a small and a large network in one file, the large one for images in doubt only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from capsedge.runtime.load import load_bytes
 from capsedge.runtime.reporting import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
-# --- The report of ``capsedge.cascade`` ---
+# --- The report ---
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,9 +126,7 @@ class CascadeReport(Summarized):
         }
 
 
-# ``capsedge.cascade``: a small network first, and a large one for the images in doubt, in one
-# file
-
+# --- ``capsedge.cascade`` ---
 
 Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"
 MADE = "the cascade that was made"

@@ -1,4 +1,4 @@
-"""Two networks, whether they fit, their answers on deformed copies."""
+"""Check that two networks can form a cascade, and run both on images and augmented copies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 
-# --- Whether two networks can form a cascade, and what their graphs have in common ---
-
+# --- What the two must have in common ---
 
 _SAME = {
     "height": "height", "width": "width", "channels": "number of channels", "resize": "resize rule",
@@ -231,8 +230,7 @@ def _common(
     return outputs, notes
 
 
-# --- Deformed copies of images: stand-ins for images that a network was not trained on ---
-
+# --- Augmented copies of images: stand-ins for images that a network was not trained on ---
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -333,8 +331,7 @@ def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
     return np.asarray(upper * (1 - down) + lower * down, np.float32)
 
 
-# --- Two networks of a cascade, and what they answer for images and deformed copies of them ---
-
+# --- The pair and its outputs ---
 
 Progress: TypeAlias = "Callable[[str, int, int], None]"
 BATCH = 64

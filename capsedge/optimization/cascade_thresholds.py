@@ -1,4 +1,4 @@
-"""Which images a small network is not sure of: thresholds chosen on images, and a bound on what they miss."""
+"""Choose the thresholds of doubt on images, and bound what they miss."""
 
 from __future__ import annotations
 
