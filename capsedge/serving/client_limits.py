@@ -1,4 +1,4 @@
-"""What stands before MLServer's REST endpoints: limits, and the paths that are open."""
+"""Limit what clients may send to MLServer's REST endpoints, and which paths are open to them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from urllib.parse import urlsplit
 
 from capsedge.spec import limits
 
-# What the server holds for its clients: bytes of bodies, messages and answers, over all
-# connections
-
+# --- Bytes held for clients: bodies, messages and answers, over all connections ---
 
 Message = TypeVar("Message")
 _SLOW = 1.0  # seconds after which a message that arrives makes room for another
@@ -108,8 +106,7 @@ class BudgetShare:
         self._bytes = 0
 
 
-# --- What stands before MLServer's REST endpoints: limits, and the paths that are open ---
-
+# --- Before the endpoints: limits and open paths ---
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -294,8 +291,7 @@ async def _send_response(send: Send, status: int, error: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-# --- Work on large requests beside the event loop ---
-
+# --- Work on large requests, off the event loop ---
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")

@@ -1,4 +1,4 @@
-"""The gRPC service of the Open Inference Protocol, on grpc's own server.
+"""Serve the Open Inference Protocol over gRPC, on grpc's own server.
 
 Every method takes and gives plain bytes, message by message: grpc would otherwise take up any number of
 messages before a line of this runs, decode them on the event loop, and log each one that it cannot read.
