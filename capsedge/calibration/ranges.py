@@ -1,4 +1,4 @@
-"""Choose the range that 8 bits cover of every activation, and keep the ranges in a calibration table."""
+"""Choose the range of every activation for 8 bits, and keep the ranges in a calibration table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``capsedge optimize``: fuses the routing of any ONNX file, cleans up the rest, and checks the result."""
+"""``capsedge optimize``: fuses the routing of any ONNX file, cleans the rest, proves the whole."""
 
 from __future__ import annotations
 

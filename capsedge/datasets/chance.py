@@ -1,4 +1,7 @@
-"""Tell whether a network's accuracy may be chance: wrong labels, range, preprocessing or output."""
+"""Tell whether a network's accuracy may be chance.
+
+The usual causes are wrong labels, range, preprocessing or output.
+"""
 
 from __future__ import annotations
 

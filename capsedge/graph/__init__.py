@@ -1,4 +1,4 @@
-"""Work on ONNX graphs: bodies, exact rewrites, portable forms, quantized files. Needs onnx, no torch.
+"""Work on ONNX graphs without torch: bodies, rewrites, portable forms, quantized files. Needs onnx.
 
 The exact rewrites (`Rewrites`):
 

@@ -1,4 +1,4 @@
-"""From a captured graph to that of a file: everything that export wants of the graph, in one call."""
+"""Run all passes that turn a captured graph into that of a file, in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define what every capsule network offers, whatever its routing: `CapsuleModel` and its outputs."""
+"""Define `CapsuleModel`, which every capsule network is whatever its routing, and its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classify many image files and draw a contact sheet of reconstructions, for ``capsedge infer``."""
+"""Classify many image files and draw a sheet of reconstructions, for ``capsedge infer``."""
 
 from __future__ import annotations
 

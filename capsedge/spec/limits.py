@@ -1,6 +1,7 @@
-"""Limits on the size of everything that comes from a file. Readers check them before they allocate memory.
+"""Limit the size of everything that comes from a file.
 
-docs/reference/limits.md explains them; tests/test_limits.py compares the two.
+Readers check the limits before they allocate memory. docs/reference/limits.md explains them;
+tests/test_limits.py compares the two.
 """
 
 from __future__ import annotations
