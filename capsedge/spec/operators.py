@@ -509,12 +509,12 @@ _INNER = re.compile(r"iter(?P<iteration>\d{1,6})_(?P<kind>[a-z]+)")
 
 
 class IterationValue(NamedTuple):
-    """A marked value.
+    """A value of a routing iteration, by its name.
 
     Attributes:
         operator: the operator whose body contains it.
         iteration: from 1.
-        kind: one of the operator's ``marks``.
+        kind: one of the operator's ``iteration_values``.
     """
 
     operator: str
@@ -528,7 +528,7 @@ def iteration_value_name(iteration: int, kind: str) -> str:
 
 
 def iteration_value_in(operator: str, value: str) -> IterationValue | None:
-    """The mark of a value of an operator's body, from its name without the operator; None if it has none."""
+    """What a value of an operator's body is, by its name without the operator; None if of no iteration."""
     spec, found = ROUTING_OPERATORS.get(operator), _INNER.match(value)
     if spec is None or found is None or found["kind"] not in spec.iteration_values:
         return None
@@ -536,7 +536,7 @@ def iteration_value_in(operator: str, value: str) -> IterationValue | None:
 
 
 def parse_iteration_value(name: str) -> IterationValue | None:
-    """The mark of a value of a graph of standard operators, from its full name; None if it has none.
+    """What a value of a graph of standard operators is, by its full name; None if of no iteration.
 
     Bodies with INT8 weights are not examined: they are judged by their decisions, not by iterations.
     """

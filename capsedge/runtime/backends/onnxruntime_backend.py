@@ -190,7 +190,7 @@ class OnnxRuntimeBackend:
     Args:
         data: the ONNX file.
         path: its name in errors.
-        how: how it runs.
+        settings: how it runs.
         metadata: what the file states of itself.
         mixed: whether routing that no library runs stands beside the operators.
 
@@ -368,7 +368,7 @@ class ProfiledSession:
 
     Args:
         model: the ONNX file.
-        how: how it runs.
+        settings: how it runs.
         feeds: the inputs.
         plain: runs the model on them in the first session.
         keep_graph: whether to read back the optimized graph.

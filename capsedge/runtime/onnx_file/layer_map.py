@@ -97,7 +97,7 @@ class _Instance:
 
     Attributes:
         operator: its operator.
-        body: the name of its function body (``operator_names``).
+        body: the name of its function body (`spec.operators.instance_name`).
         key: distinguishes the calls of a body.
     """
 
@@ -310,7 +310,7 @@ def _instance(node: Node) -> _Instance | None:
 
 
 def _iteration_value(value: str, instance: _Instance) -> IterationValue | None:
-    """What a value of a procedure's body is, if the body marks it."""
+    """What a value of a procedure's body is, if it is one of an iteration."""
     match = _INLINED.match(value) or _PORTABLE.match(value)
     return iteration_value_in(instance.operator, match["value"]) if match else None
 
