@@ -1,4 +1,4 @@
-"""Work on ONNX graphs without torch: bodies, rewrites, portable forms, quantized files. Needs onnx.
+"""Work on ONNX graphs: bodies, rewrites, portable forms, quantized files. Needs onnx, no torch.
 
 The exact rewrites (`Rewrites`):
 

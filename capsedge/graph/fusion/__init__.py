@@ -11,7 +11,7 @@ from typing import Any
 
 # --- What was fused, and what was not, with the reason ---
 
-_LISTED = 3  # places with the same reason that are named
+_LISTED = 3  # tensors with the same reason that are named
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class NotFused:
 
 
 def by_reason(not_fused: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Places with the same reason together: the places in words, and the reason.
+    """Tensors with the same reason together: the tensors in words, and the reason.
 
     Args:
-        not_fused: place and reason of each.
+        not_fused: tensor and reason of each.
     """
     tensors: dict[str, list[str]] = {}
     for tensor, reason in not_fused:
@@ -66,7 +66,7 @@ def _listed(tensors: list[str]) -> str:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """Everything found in a graph, and everything left."""
+    """Everything in a graph that was fused, and everything that was not."""
 
     fused: tuple[FusedOperator, ...] = ()
     not_fused: tuple[NotFused, ...] = ()

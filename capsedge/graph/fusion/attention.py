@@ -162,7 +162,7 @@ def _normalized(
     numbers: Mapping[str, Array],
     roles: Layout,
 ) -> Iterator[tuple[Attention, tuple[str, Layout]]]:
-    """Layer normalizations of the sums, of some places, that give one of the ends."""
+    """Layer normalizations of the sums, of some positions, that give one of the ends."""
     p = sums.shape[-1]
     parts, batch = result_roles(roles)
     some = sampled_positions(roles.sizes)

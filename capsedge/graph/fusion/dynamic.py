@@ -54,7 +54,7 @@ class DynamicMatch:
         roles: of the votes, ``[n, j, i, p]``.
         layout: of the result, ``[n, j, p]``.
         kind: what it computes.
-        equivalence: of the acceptance.
+        equivalence: of the match and the original nodes.
     """
 
     votes: str
@@ -291,7 +291,7 @@ def _second_stage(
     best: list[_Guess] = []
     for guess, mean in itertools.product(first, (False, True)):
         u, wanted = guess.roles.read(large), guess.layout.read(constants[guess.end])
-        some = slice(None) if mean else sampled_positions(u.shape)  # an average is of all places
+        some = slice(None) if mean else sampled_positions(u.shape)  # an average is of all positions
         for kind in _kinds(guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})):
             best.append(replace(guess, kind=kind, error=difference(kind(u[some]), wanted[some])))
         if min(g.error for g in best) < 1e-6:

@@ -70,7 +70,7 @@ class EMMatch:
         children: layout of the activations ``[n, 1, i, 1]``.
         pose_layout, result_layout: ``[n, j, p]`` and ``[n, j]``.
         kind: what it computes.
-        equivalence: of the acceptance.
+        equivalence: of the match and the original nodes.
     """
 
     votes: str
@@ -164,7 +164,7 @@ class _Base:
     constants: Mapping[str, Array]
 
     def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> EMMatch:
-        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some places are.
+        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some positions are.
 
         Raises:
             NoMatch: none that agrees.
@@ -326,7 +326,7 @@ def check_em(
 
 
 def best_em(original: Routing, kinds: list[EM], sizes: tuple[int, ...]) -> EM:
-    """The kind that agrees best with an original; of large votes it is judged at a few places."""
+    """The kind that agrees best with an original; of large votes it is judged at a few positions."""
     few, cases = screening_cases(hard_cases, sizes)
     ran = [
         (name, tuple(g[few] for g in given), tuple(w[few] for w in original(*given)))

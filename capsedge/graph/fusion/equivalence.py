@@ -25,25 +25,25 @@ from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
 
 LARGE = 1 << 21  # elements of votes
 SIDE_BY_SIDE = "hard cases side by side"
-_FEW = 8  # places
-_TURNS = 2  # that every place takes at the cases
+_FEW = 8  # positions
+_TURNS = 2  # that every position takes at the cases
 
 Case = tuple[str, tuple[Array, ...]]
 Cases = Callable[[tuple[int, ...]], Iterator[Case]]
 
 
 def sampled_positions(sizes: Sequence[int]) -> slice | Array:
-    """The places of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or a few of large votes."""
+    """The positions of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or few of large votes."""
     if math.prod(sizes) <= LARGE or sizes[0] <= _FEW:
         return slice(None)
     return np.linspace(0, sizes[0] - 1, _FEW).astype(int)
 
 
 def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Case]:
-    """The cases, each in tensors of its own; of large votes with many places in tensors that they share.
+    """The cases, each in tensors of its own; of large votes with many positions in tensors that they share.
 
     Args:
-        cases: draws named tuples of tensors, which begin with the places, for votes of given sizes.
+        cases: draws named tuples of tensors, which begin with the positions, for votes of given sizes.
         sizes: of the votes ``[n, j, i, p]``.
     """
     count = _count(cases)
@@ -58,9 +58,9 @@ def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[C
 
 
 def screening_cases(cases: Cases, sizes: tuple[int, ...]) -> tuple[slice | Array, Iterator[Case]]:
-    """Cases that weigh hypotheses before a judgement, and the places to look at.
+    """Cases that weigh hypotheses before a check, and the positions to look at.
 
-    All cases and places; of large votes with many places one tensor, in which each case has one place.
+    All cases and positions; of large votes with many positions, one tensor with one position for each case.
     """
     count = _count(cases)
     if not _shared(sizes, count):
@@ -75,7 +75,7 @@ def _count(cases: Cases) -> int:
 
 
 def _shared(sizes: tuple[int, ...], count: int) -> bool:
-    """Whether so many cases share the places of a tensor."""
+    """Whether so many cases share the positions of a tensor."""
     return math.prod(sizes) > LARGE and sizes[0] >= 2 * count
 
 
@@ -157,9 +157,9 @@ def check_equivalence(
     Args:
         original, hypothesis: give poses in the same form.
         floor: differences up to this size are not counted.
-        roles: of the votes ``[n, j, i, p]``, where their places are independent.
+        roles: of the votes ``[n, j, i, p]``, where their positions are independent.
         ranked: whether hypotheses are ranked by their excess, which then allows for rounding everywhere.
-        stop: whether the first difference ends it, where nothing but acceptance is asked for.
+        stop: whether the first difference ends it, where only yes or no is asked for.
     """
     worst, undefined = Equivalence(0.0, ""), False
     for name, x in _cases(shape, roles, seed):

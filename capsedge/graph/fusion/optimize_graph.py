@@ -145,7 +145,7 @@ class OptimizedGraph:
 
     Attributes:
         model: the file.
-        fusion: what was found and left.
+        fusion: what was fused, and what was not.
         notes: of the clean-up and of the file, for a person.
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
@@ -185,7 +185,7 @@ class OptimizedGraph:
 def optimize_model(
     data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
 ) -> OptimizedGraph:
-    """Convert, clean, recognize and prove.
+    """Convert, clean, fuse and prove.
 
     Args:
         data: of a file that ``read_harmless`` took.
@@ -270,11 +270,11 @@ def _borne(
 
     Args:
         made: what may be put in.
-        left: what is not recognized.
+        left: what is not fused.
         graph: tells inputs and batch.
 
     Returns:
-        The new file, the comparisons of the whole of it, what was found and left.
+        The new file, the comparisons of the whole of it, and what was fused and what was not.
     """
     search = _Search(original, cleaned, graph)
     kept = search.keep([], list(made))
@@ -464,7 +464,7 @@ def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Improve the file on the standard input under the limits that the arguments name."""
+    """Optimize the file on the standard input under the limits that the arguments name."""
     (word,) = enter_sandbox()
     batch = int(word) if word.isdigit() else word
     answer = os.fdopen(os.dup(1), "wb")

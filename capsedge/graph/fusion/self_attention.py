@@ -45,7 +45,7 @@ class SelfAttentionMatch:
         roles: of the votes, ``[n, j, i, p]``.
         layout: of the result, ``[n, j, p]``.
         kind: what it computes.
-        equivalence: of the acceptance.
+        equivalence: of the match and the original nodes.
     """
 
     votes: str
