@@ -72,7 +72,7 @@ class Criterion:
         classes: int = 0,
         outputs: Callable[[], Arrays] | None = None,
     ) -> Criterion:
-        """The judge of a file.
+        """The criterion for a file.
 
         Args:
             scores: the output that decides the class, if the user names it.

@@ -35,7 +35,7 @@ class Candidate:
     """An assignment that was tried.
 
     Attributes:
-        assignment: precision of every unit.
+        assignment: precision of every layer.
         bytes: size of the file.
         milliseconds: time per image, for ranking.
         outcome: comparison with FP32 on the search images.

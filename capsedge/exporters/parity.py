@@ -226,7 +226,7 @@ def _compare(
 # --- Diagnosis: whether rewrites are involved, and the first node that differs ---
 
 Make = Callable[[int | None, Rewrites, bool], tuple[onnx.ModelProto, torch.export.ExportedProgram]]
-"""Batch, rewrites and recognition to a graph that runs, and the program that it was made of."""
+"""From batch, rewrites and whether to fuse, to a graph that runs, and the program that it was made of."""
 
 
 def diagnose(

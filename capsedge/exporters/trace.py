@@ -148,7 +148,7 @@ def _traced(layer: TraceLayer, calls: Sequence[RoutingCall], batch: int) -> list
     for kind in layer.outputs:
         whole = torch.cat([getattr(each, kind) for each in made], 1)
         rest = whole.shape[behind:]
-        if len(whole) != batch:  # places are in the operator's batch
+        if len(whole) != batch:  # positions are in the operator's batch
             whole = whole.reshape(batch, -1, layer.iterations, *rest).transpose(1, 2)
         found.append(whole.reshape(batch, layer.iterations, *map_, *rest))
     return found
@@ -248,7 +248,7 @@ def _layer(
 
 
 def _of_windows(arguments: dict[str, object], parents: Tensor) -> dict[str, tuple[int, int]]:
-    """The geometry of a layer over windows: of all children's places, where the weight is shared."""
+    """The geometry of a layer over windows: of all children's positions, where the weight is shared."""
     pose, weight, strides = (arguments[k] for k in ("pose", "weight", "strides"))
     assert isinstance(pose, Tensor)
     assert isinstance(weight, Tensor)
