@@ -109,7 +109,7 @@ def choose_thresholds(
 
     Args:
         usual: images like those that the cascade will answer.
-        copies: deformed copies of them.
+        copies: augmented copies of them.
         allowed: largest number of changed decisions among both that are not in doubt; more of them, as few as
             possible, where ``most_share`` demands it.
         most_share: largest share of the usual images in doubt.
