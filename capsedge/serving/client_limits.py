@@ -32,9 +32,9 @@ class Full(Exception):
 class MemoryBudget:
     """Counts the bytes. Belongs to one event loop.
 
-    The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
-    `limits.RECEIVING`, each for the largest message twice, since it is copied when grpc hands it over. All
-    else shares the rest of `limits.IN_FLIGHT_BYTES`.
+    The messages of gRPC cannot be counted while they arrive, so they have slots of their own, as many as
+    `limits.CONCURRENT_MESSAGES`. Each is for the largest message twice, since it is copied when grpc hands it
+    over. All else shares the rest of `limits.IN_FLIGHT_BYTES`.
     """
 
     limit = limits.IN_FLIGHT_BYTES - 2 * limits.CONCURRENT_MESSAGES * limits.REQUEST_BYTES
@@ -145,7 +145,7 @@ class Guard:
         app: the application behind it.
         hosts: names of the ``Host`` header; none for any.
         known: name and version of each model that is served; an empty version is the default one.
-        held: counts what the server holds.
+        budget: counts what the server holds.
     """
 
     def __init__(

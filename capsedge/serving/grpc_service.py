@@ -82,7 +82,7 @@ class _Service:
     Args:
         data_plane, handlers: MLServer's.
         known: name and version of each model; an empty version is the default one.
-        held: counts what the server holds.
+        budget: counts what the server holds.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class GrpcServer(GRPCServer):
 
     Args:
         settings, data_plane, handlers: MLServer's.
-        known, held: as for `_Service`.
+        known, budget: as for `_Service`.
     """
 
     def __init__(
