@@ -19,7 +19,7 @@ from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.graph.proto import copy_of, initializer, operator_nodes
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.reporting import new_figure, save_figure
+from capsedge.runtime.result_summary import new_figure, save_figure
 from capsedge.spec.operators import (
     ROUTING_OPERATORS,
     IterationValue,

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.runtime.describe import Description, describe_model, with_properties
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.typical_input import (
@@ -23,6 +22,7 @@ from capsedge.runtime.typical_input import (
     measure,
     spans_of,
 )
+from capsedge.runtime.user_metadata import Description, describe_model, with_properties
 from tests.runtime.models import capsule_model, foreign_model, metadata
 
 from . import libcapsedge
