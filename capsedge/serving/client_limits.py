@@ -35,7 +35,7 @@ class MemoryBudget:
     """Counts the bytes. Belongs to one event loop.
 
     The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
-    `limits.RECEIVING`, each for the largest message twice, since it is copied when grpc hands it over. All
+    `limits.CONCURRENT_MESSAGES`, each for the largest message twice, since it is copied when grpc hands it over. All
     else shares the rest of `limits.IN_FLIGHT_BYTES`.
     """
 
