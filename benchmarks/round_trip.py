@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.graph.recognize.making import exported
-from tests.graph.recognize.plain import Scores, plain_operators
 
 import capsedge
 from benchmarks.common import machine
 from capsedge.models import CapsuleModel, build, get_config
+from tests.graph.fusion.making import exported
+from tests.graph.fusion.plain import Scores, plain_operators
 
 HANDFUL = (
     "digits-dynamic",

@@ -19,7 +19,7 @@ from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.graph.proto import copy_of, initializer, operator_nodes
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.reporting import new_figure, save_figure
+from capsedge.runtime.result_summary import new_figure, save_figure
 from capsedge.spec.operators import (
     ROUTING_OPERATORS,
     IterationValue,
@@ -174,8 +174,8 @@ def _alone(
 def plot(result: Search, gate: Gate, path: Path) -> None:
     """Plot drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
     whole = max(c.bytes for c in result.candidates)
-    judged_by = result.candidates[0].outcome.metric
-    label, max_drop = UNITS_OF_LOSS[judged_by], gate.limit(judged_by)
+    metric = result.candidates[0].outcome.metric
+    label, max_drop = UNITS_OF_LOSS[metric], gate.limit(metric)
     figure = new_figure(7, 4)
     axis = figure.subplots()
     for fits, colour, title in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):

@@ -19,7 +19,7 @@ from capsedge.runtime.backends.onnxruntime_backend import register_operators
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.onnx_file.summary import summarize
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # --- Executed precision, read back from ONNX Runtime's optimized graph ---

@@ -85,7 +85,7 @@ def show(made: WebDeployment) -> None:
 
 
 def _serve(made: WebDeployment, port: int) -> None:
-    from capsedge.serving.deploy.web_server import FolderServer
+    from capsedge.serving.deploy.preview_server import FolderServer
 
     with FolderServer(made.output, [file.path for file in made.files], port) as server:
         log(f"serving {made.output} at {server.url}; Ctrl-C ends it")

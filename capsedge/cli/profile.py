@@ -12,7 +12,7 @@ from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
-from capsedge.runtime.reporting import check_chart
+from capsedge.runtime.result_summary import check_chart
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

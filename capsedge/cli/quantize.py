@@ -174,7 +174,7 @@ def _quantized(model: Path, place: Path, options: dict[str, Any]) -> Quantizatio
 
 
 def _check_plot(plot: Path, searched: bool) -> None:
-    from capsedge.runtime.reporting import check_chart
+    from capsedge.runtime.result_summary import check_chart
 
     if not searched:
         raise UsageError(

@@ -82,7 +82,7 @@ def command(
     from capsedge.optimization.sweep import Grid, draw, sweep
     from capsedge.optimization.sweep_candidates import COUPLINGS, PRECISIONS
     from capsedge.runtime.files.writing import check_writable, write_text
-    from capsedge.runtime.reporting import check_chart
+    from capsedge.runtime.result_summary import check_chart
 
     grid = Grid(
         iterations,

@@ -30,20 +30,20 @@ from capsedge.exporters.options import (
 from capsedge.exporters.parity import accepted_inputs, diagnose
 from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.trace import RoutingCalls, Traced
+from capsedge.exporters.traced_layers import RoutingCalls, Traced
 from capsedge.exporters.user_errors import explain_module_errors
 from capsedge.exporters.user_subject import NoFreeBatch, of_module, sized
-from capsedge.exporters.user_trace import traced_graph
+from capsedge.exporters.user_traced_layers import traced_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, Progress, lower
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.describe import DescribedModel, Description, describe_model
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.routing_trace import TraceOutputs
+from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
 
 ATOL, RTOL = 1e-5, 1e-4
 

@@ -15,16 +15,16 @@ from torch import Tensor
 from capsedge.errors import UsageError
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_subject import Flat, Scored
-from capsedge.runtime.describe import (
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
+from capsedge.runtime.score_checks import kind_of, probes
+from capsedge.runtime.scores import AS_IT_IS, CAPSULES, LENGTHS, ChosenScores, choose_scores
+from capsedge.runtime.user_metadata import (
     NAMED,
     Description,
     check_takes_images,
     preprocessing_for,
     task_of,
 )
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
-from capsedge.runtime.score_checks import kind_of, probes
-from capsedge.runtime.scores import AS_IT_IS, CAPSULES, LENGTHS, ChosenScores, choose_scores
 
 
 def with_scores(

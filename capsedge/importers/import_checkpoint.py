@@ -48,7 +48,7 @@ from capsedge.runtime.metadata import (
     Outputs,
     Preprocessing,
 )
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
 # --- The network of a file's weights ---
 

@@ -22,7 +22,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
 from capsedge.models.user_module import UserModuleSpec, first_line, load_user_module, on_cpu
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
-from capsedge.verification.test_inputs import Floats, generated, hard_cases, prepared
+from capsedge.verification.sample_inputs import Floats, generated, hard_cases, prepared
 
 # --- Inputs ---
 

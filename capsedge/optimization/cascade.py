@@ -37,7 +37,7 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
 # --- The report ---

@@ -15,7 +15,6 @@ from capsedge import errors
 from capsedge.datasets.regression_targets import Typical, typical_images
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.graph.fusion import by_reason
-from capsedge.runtime.describe import Description, describe_model
 from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -30,7 +29,8 @@ from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
 
 LARGEST_BATCH = 4096

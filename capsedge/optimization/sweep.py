@@ -27,7 +27,7 @@ from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.profiling.worker import Limits, Specification
-from capsedge.runtime.reporting import caption, new_figure, save_figure
+from capsedge.runtime.result_summary import caption, new_figure, save_figure
 
 # --- The search ---
 

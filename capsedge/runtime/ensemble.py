@@ -25,7 +25,7 @@ from capsedge.runtime.images.inputs import (
 )
 from capsedge.runtime.metadata import REGRESSION
 from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction, choose
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.runner import run_size
 from capsedge.runtime.session import Session
 from capsedge.runtime.tensors import stack_images

@@ -26,7 +26,7 @@ from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import ORIGIN_KEY, PRUNING_KEY, ModelMetadata, Origin, Pruned
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
 from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value, read_structure
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, votes_of
 
 LARGEST = 5  # intermediate values listed

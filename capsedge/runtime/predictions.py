@@ -17,7 +17,7 @@ from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.cascade_metadata import ESCALATED
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.scores import POSES, SCORES, shape_fault
 from capsedge.runtime.tensors import check_rows, shape_fits
 from capsedge.runtime.typical_input import Floats, Measurements, TypicalInput, measure, measure_all

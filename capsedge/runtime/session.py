@@ -18,7 +18,7 @@ from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import OutputRoles, Prediction
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.routing_trace import Trace, run_traced
 from capsedge.runtime.runner import Runner, run_size
 from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text

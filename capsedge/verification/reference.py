@@ -19,7 +19,7 @@ from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.determinism import check_repeatable
-from capsedge.exporters.trace import trace_routing
+from capsedge.exporters.traced_layers import trace_routing
 from capsedge.exporters.user_subject import Scored, default_fp64, named_outputs
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.models.user_module import on_cpu

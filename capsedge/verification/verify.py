@@ -41,7 +41,7 @@ from capsedge.verification.reference import (
     load_reference,
 )
 from capsedge.verification.requirements import Comparison, Requirements, failures_of
-from capsedge.verification.test_inputs import (
+from capsedge.verification.sample_inputs import (
     UserArrays,
     array_runs,
     arrays_for,

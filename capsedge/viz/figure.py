@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.reporting import new_figure
+from capsedge.runtime.result_summary import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

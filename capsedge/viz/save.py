@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable, write_bytes, write_text
-from capsedge.runtime.reporting import DPI, with_palette
+from capsedge.runtime.result_summary import DPI, with_palette
 from capsedge.viz.figure import Picture, check_matplotlib, figure_style
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.runtime.describe import (  # noqa: E402
+from capsedge.runtime.load import load_bytes  # noqa: E402
+from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.user_metadata import (  # noqa: E402
     Description,
     describe_model,
     with_properties,
 )
-from capsedge.runtime.load import load_bytes  # noqa: E402
-from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model  # noqa: E402
 
 from . import libcapsedge  # noqa: E402

@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from capsedge.runtime.describe import Description, describe_model, with_properties
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.typical_input import (
@@ -23,6 +22,7 @@ from capsedge.runtime.typical_input import (
     measure,
     spans_of,
 )
+from capsedge.runtime.user_metadata import Description, describe_model, with_properties
 from tests.runtime.models import capsule_model, foreign_model, metadata
 
 from . import libcapsedge
@@ -150,8 +150,8 @@ def test_an_older_program_gets_no_more_than_it_has_room_for() -> None:
         None,
         prediction,
     )
-    old = sized(libcapsedge.Result, nothing=b"untouched")
-    old.size = libcapsedge.Result.nothing.offset
+    old = sized(libcapsedge.Result, atypical=b"untouched")
+    old.size = libcapsedge.Result.atypical.offset
     call("capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(old))
     assert old.atypical == b"untouched"
     assert old.class_count == 3

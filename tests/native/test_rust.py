@@ -69,8 +69,8 @@ def parsed(line: str) -> tuple[str, str, str, float]:
 
 def test_values_of_a_regression(program: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from capsedge.runtime.describe import Description, describe_model
     from capsedge.runtime.metadata import Outputs, Preprocessing
+    from capsedge.runtime.user_metadata import Description, describe_model
     from tests.runtime.models import foreign_model
 
     outputs = Outputs(names=("yaw", "age", "depth"), units=("degrees", "", "mm"))

@@ -13,14 +13,14 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
-from capsedge.runtime.describe import (  # noqa: E402
+from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
+from capsedge.runtime.load import load_bytes  # noqa: E402
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.user_metadata import (  # noqa: E402
     Description,
     describe_model,
     with_properties,
 )
-from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
-from capsedge.runtime.load import load_bytes  # noqa: E402
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model, metadata  # noqa: E402
 
 PREP = Preprocessing(8, 8, 1)

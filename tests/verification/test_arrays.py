@@ -15,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import capsedge  # noqa: E402
 from capsedge.errors import ArtefactError, CapsedgeError, ShapeError, UsageError  # noqa: E402
-from capsedge.verification.test_inputs import SEVERAL, array_runs  # noqa: E402
+from capsedge.verification.sample_inputs import SEVERAL, array_runs  # noqa: E402
 
 
 class Words(nn.Module):

@@ -52,7 +52,7 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
 # --- Building and writing ---
 

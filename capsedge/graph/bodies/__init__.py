@@ -75,7 +75,7 @@ def function_body(
         [body.formal(n) for n in outputs],
         body.nodes,
         [helper.make_opsetid("", opset)],
-        attributes=list(spec.attribute_names),
+        attributes=[name for name in spec.attribute_names if name in attributes],
     )
     return function
 

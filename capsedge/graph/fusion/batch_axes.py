@@ -1,6 +1,6 @@
 """Find which axis of every tensor counts the images, node by node.
 
-``batch_rules`` has what each operator does with it.
+``batch_axis_rules`` has what each operator does with it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import onnx
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.batch_axes import BatchFreeing
-from capsedge.graph.fusion.batch_rules import RULES
+from capsedge.graph.fusion.batch_axis_rules import RULES
 from capsedge.graph.fusion.proof import FREED, Original, all_equal, prove
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.proto import copy_of

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.sampled_values import ValueSummary, table_sizes, to_fp64
+from capsedge.graph.fusion.index_inputs import table_sizes
 from capsedge.graph.proto import copy_of
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
 
@@ -459,3 +460,73 @@ class Values:
 def first_line(error: BaseException) -> str:
     """What an error of another library says, in a line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# --- Nodes in FP64 ---
+
+
+def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
+    for node in nodes:
+        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
+            yield from _written_out(node)
+            continue
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for attribute in copy.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
+                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
+                attribute.t.CopyFrom(numpy_helper.from_array(wide))
+        yield copy
+
+
+def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
+    x, y = node.input[0], node.output[0]
+    soft = node.op_type == "Softplus"
+    one = numpy_helper.from_array(np.array(1.0))
+    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
+    if not soft:
+        yield helper.make_node("Neg", [x], [f"{y}/negative"])
+    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
+    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
+    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
+
+
+# --- What is remembered of a tensor, which itself is not kept ---
+
+
+_FEW = 1 << 14  # elements of a value that are kept
+
+
+@dataclass(frozen=True)
+class ValueSummary:
+    """What is kept of a value.
+
+    Attributes:
+        shape, kind, nbytes: of it; no kind of what is no tensor.
+        few: evenly spaced elements, all of a small one; None of what is not FP32.
+    """
+
+    shape: tuple[int, ...]
+    kind: np.dtype[Any] | None
+    nbytes: int
+    few: NDArray[Any] | None
+
+    @classmethod
+    def of(cls, value: Any) -> ValueSummary:
+        array = np.asarray(value)
+        few = None
+        if array.dtype == np.float32:
+            few = array.reshape(-1)[:: max(1, array.size // _FEW)].copy()
+        kind = array.dtype if isinstance(value, (np.ndarray, np.generic)) else None
+        return cls(tuple(np.shape(value)), kind, array.nbytes, few)
+
+    def resembles(self, other: ValueSummary) -> bool:
+        """Whether two values seem the same, but for rounding."""
+        if self.few is None or other.few is None or self.shape != other.shape:
+            return False
+        near = 1e-6 * np.abs(other.few).max(initial=0)
+        return bool(np.allclose(self.few, other.few, 1e-5, near))

@@ -20,7 +20,7 @@ from capsedge.runtime.files.text import format_milliseconds
 from capsedge.runtime.files.writing import SESSION, path_error, sha256, write_text
 from capsedge.runtime.profiling.machine_peaks import Peaks, measure_peaks
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
-from capsedge.runtime.profiling.report import ReportData, Run
+from capsedge.runtime.profiling.report_data import ReportData, Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.timing import (
     StableWindow,
@@ -30,7 +30,7 @@ from capsedge.runtime.profiling.timing import (
     summarize,
 )
 from capsedge.runtime.profiling.worker import Limits, take_times
-from capsedge.runtime.reporting import LINES, Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
 # --- Reasons to distrust a measurement, as in trtexec ---

@@ -22,9 +22,9 @@ from capsedge.runtime.profiling import report_text
 from capsedge.runtime.profiling.compare import Comparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
 from capsedge.runtime.profiling.operator_times import Operator
-from capsedge.runtime.profiling.report import OTHER, ReportData, Row, Run
+from capsedge.runtime.profiling.report_data import OTHER, ReportData, Row, Run
 from capsedge.runtime.profiling.report_text import Table
-from capsedge.runtime.reporting import (
+from capsedge.runtime.result_summary import (
     TIP,
     caption,
     check_chart,

@@ -10,7 +10,7 @@ from capsedge.runtime.files.text import format_bytes, format_count, format_milli
 from capsedge.runtime.files.text import markdown as text
 from capsedge.runtime.profiling.compare import Comparison, Entry
 from capsedge.runtime.profiling.machine_peaks import Peaks
-from capsedge.runtime.profiling.report import ReportData, Row, Run
+from capsedge.runtime.profiling.report_data import ReportData, Row, Run
 
 # --- Tables, for Markdown, HTML and the terminal alike ---
 

@@ -11,7 +11,7 @@ from typing import Any
 from capsedge.errors import UsageError
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
-from capsedge.runtime.reporting import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.serving.batch.items import ImageSource, Part

@@ -12,7 +12,7 @@ from typing import Any
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files import reading, text
 from capsedge.runtime.files.json_documents import decode, parse
-from capsedge.runtime.reporting import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec import limits
 
 # --- The report of ``capsedge.deploy_web`` ---

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.serving.deploy.web_server import ADDRESS, CONTENT_SECURITY_POLICY, FolderServer
+from capsedge.serving.deploy.preview_server import ADDRESS, CONTENT_SECURITY_POLICY, FolderServer
 from tests.conftest import ROOT
 
 

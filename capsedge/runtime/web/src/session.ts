@@ -212,7 +212,11 @@ export class Session {
   /** Sizes of one image in the input. */
   private imageShape(): number[] {
     const p = this.parts.metadata.preprocessing;
-    const declared = p ? (p.layout === "NCHW" ? [p.channels, p.height, p.width] : [p.height, p.width, p.channels]) : null;
+    const declared = p
+      ? p.layout === "NCHW"
+        ? [p.channels, p.height, p.width]
+        : [p.height, p.width, p.channels]
+      : null;
     const shape = declared ?? this.parts.input.shape.slice(1);
     if (shape.includes(null))
       throw new CapsedgeError(

@@ -12,7 +12,7 @@ from capsedge.runtime.profiling.machine_peaks import Peaks
 from capsedge.runtime.profiling.operator_times import BETWEEN, NETWORKS, Operator, OperatorTimes
 from capsedge.runtime.profiling.startup import Startup
 from capsedge.runtime.profiling.timing import StableWindow, Statistics
-from capsedge.runtime.reporting import short
+from capsedge.runtime.result_summary import short
 
 OTHER = "other"
 
