@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
 
 
-# The comparison of each image's decision, its margin, and the poses of the class decided for
-
+# --- Decisions: each image's class, margin and pose of its class ---
 
 Array = NDArray[Any]
 LISTED_FLIPS = 100  # the certificate lists this many; all are counted
@@ -342,7 +341,7 @@ class ErrorCount:
         return OutputError(self.name, mean, largest, *shares)
 
 
-# The comparison of each output: differences and elements beyond tolerance, batch by batch
+# --- Outputs: differences and elements beyond tolerance, batch by batch ---
 
 
 @dataclass

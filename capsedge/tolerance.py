@@ -1,4 +1,4 @@
-"""The tolerance rule, its defaults for each output, and the ``[name:]value`` grammar for other values."""
+"""Define the tolerance rule, its defaults by output, and the ``[name:]value`` grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Criterion, Gate, Outcome: how good is a file against its source."""
+"""Judge a quantized file against its source: what counts, how much was lost, what is allowed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from capsedge.runtime.scores import (
 from capsedge.runtime.session import Session
 from capsedge.spec import limits
 
-# --- What a quantized file is judged by, and the gate that it must pass ---
-
+# --- The criterion, and the gate that a file must pass ---
 
 ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
 # Points: of accuracy lost; of answers changed, of which about half do no harm; per cent of the range.
@@ -73,7 +72,7 @@ class Criterion:
         classes: int = 0,
         outputs: Callable[[], Arrays] | None = None,
     ) -> Criterion:
-        """The judge of a file.
+        """The criterion for a file.
 
         Args:
             scores: the output that decides the class, if the user names it.
@@ -228,8 +227,7 @@ class Gate:
         return allowed | ({"max_error": self.max_error} if outcome.metric == ERROR else {})
 
 
-# --- Answers of a file on samples, compared with those of another file ---
-
+# --- Comparing the outputs of two files ---
 
 RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)
 Array = NDArray[Any]

@@ -1,4 +1,4 @@
-"""Runs on calibration images; disjoint splits."""
+"""Run a file on calibration images and record what 8 bits must cover."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.session import Session
 
-# --- Running a file on a set of samples: one input or several, with a batch or without ---
-
+# --- Runs on samples: one input or several, with a batch or without ---
 
 Array = NDArray[Any]
 BATCH = 32  # images per run, whose activations are all in memory
@@ -119,8 +118,7 @@ def _feed(port: Port, values: Array, part: range, size: int | None) -> Array:
     return np.ascontiguousarray(chosen.astype(port.dtype, copy=False)).reshape(chosen.shape)
 
 
-# --- Run the FP32 file on the calibration images and record its activations ---
-
+# --- Recording the activations of the FP32 file ---
 
 Progress = Callable[[int, int], None]
 

@@ -142,7 +142,7 @@ class FloatModel:
         return {port.name: port.dtype for port in self.session.inputs}
 
     def choose_criterion(self, data: ImageSet) -> list[str]:
-        """Choose the judge by the evaluation data, whose labels may tell which output decides; warnings.
+        """Choose the criterion by the evaluation data, whose labels may tell which output decides; warnings.
 
         Raises:
             UsageError: several outputs may decide, or there are labels beyond the scores.

@@ -1,4 +1,7 @@
-"""INT8 for ONNX Runtime on the CPU: uint8 activations, int8 weights, and 8 bits between layers."""
+"""Quantize to INT8 for ONNX Runtime on the CPU: uint8 activations, int8 weights.
+
+Values stay in 8 bits between layers where possible.
+"""
 
 from __future__ import annotations
 

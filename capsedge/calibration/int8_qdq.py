@@ -1,4 +1,7 @@
-"""INT8 by Q/DQ pairs, for TensorRT, OpenVINO and LiteRT: symmetric, zero point 0, around convolutions."""
+"""Quantize to INT8 with Q/DQ pairs around convolutions, for TensorRT, OpenVINO and LiteRT.
+
+Scales are symmetric, with zero point 0.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sensitivity, search."""
+"""Search for the smallest and the fastest mix of precisions that passes the accuracy gate."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from capsedge.spec.operators import (
     parse_iteration_value,
 )
 
-# --- Mixed precision: the smallest and the fastest assignment that passes the accuracy gate ---
-
-
 SEARCHED = 0.75  # of the errors that are allowed, on the images of a search
 
 
@@ -38,7 +35,7 @@ class Candidate:
     """An assignment that was tried.
 
     Attributes:
-        assignment: precision of every unit.
+        assignment: precision of every layer.
         bytes: size of the file.
         milliseconds: time per image, for ranking.
         outcome: comparison with FP32 on the search images.
@@ -210,8 +207,7 @@ def levels(assignment: dict[str, str]) -> str:
     return ", ".join(f"{name} {level}" for name, level in assignment.items())
 
 
-# The damage that each layer and each routing iteration does to the decisions when it alone is in
-# 8 bits
+# --- Sensitivity: the loss when one layer or iteration alone is in 8 bits ---
 
 
 @dataclass(frozen=True)

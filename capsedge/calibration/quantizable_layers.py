@@ -1,4 +1,4 @@
-"""What can be quantized; 8- and 4-bit weights."""
+"""Find the layers of a model that can be quantized, and quantize their weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from onnx import TensorProto, numpy_helper
 from capsedge.graph.proto import Graph, attributes_of, values_of
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
-# --- The parts of a model that can be quantized: its units, each a layer with its weights ---
-
+# --- Quantizable layers ---
 
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would take as much space
 MAX_PRODUCTS = 65000  # in a 32-bit sum: docs/reference/operators.md, QuantizedConv
@@ -179,7 +178,6 @@ def float_tensors(model: onnx.ModelProto) -> list[str]:
 
 
 # --- Weights in 8 and 4 bits: symmetric, one scale per output channel ---
-
 
 LARGEST = 127  # -128 stays unused: symmetric
 LARGEST4 = 7

@@ -1,4 +1,4 @@
-"""Report; precision read back."""
+"""Report a quantization, with the precision that ONNX Runtime really executes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from capsedge.runtime.onnx_file.summary import summarize
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
-# --- The precision that is actually executed, read back from ONNX Runtime's optimized graph ---
-
+# --- Executed precision, read back from ONNX Runtime's optimized graph ---
 
 # Nodes that compute with weights or route; all others move or normalize values.
 COMPUTING = {"Conv", "FusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
@@ -130,7 +129,7 @@ def executed_precision(data: bytes, name: str = "the file") -> list[ExecutedPrec
     return [ExecutedPrecision(op, precision, n) for (op, precision), n in sorted(counts.items())]
 
 
-# --- The report of a quantization ---
+# --- The report ---
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,4 +1,4 @@
-"""`capsedge.quantize`: QuantizeOptions -> file, gate, report."""
+"""Quantize an FP32 file, subject to an accuracy gate (``capsedge.quantize``)."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.metadata import ModelMetadata
 
-# --- FP32 file in, quantized file out, subject to an accuracy gate ---
-
+# --- From the FP32 file to the quantized one ---
 
 PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
@@ -390,9 +389,7 @@ def _check_executed(
         )
 
 
-# ``capsedge.quantize``: turns a model and images into a smaller model with a report on its
-# accuracy
-
+# --- ``capsedge.quantize``, and the sensitivity of layers and iterations ---
 
 OPS = ("auto", "fused")
 Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"

@@ -1,4 +1,4 @@
-"""Calibration table and the four observers."""
+"""Choose the range of every activation for 8 bits, and keep the ranges in a calibration table."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from capsedge.runtime.files import json_documents
 from capsedge.runtime.files.json_documents import Malformed, decode
 from capsedge.runtime.files.writing import write_text
 
-# Four methods of choosing the range that 8 bits cover from the values that a tensor takes
-
+# --- Four methods of choosing a range ---
 
 BINS = 2048
 PERCENTILE = 99.99  # of the values lie inside the range
@@ -157,8 +156,7 @@ def range_method(method: str) -> Callable[[Histogram], Range]:
     return METHODS[method]
 
 
-# --- The calibration table: range and histogram of every activation, and their origin ---
-
+# --- The calibration table: ranges, histograms and their origin ---
 
 SCHEMA = 2
 PREPARED_DIGEST = 1  # in this schema data_sha256 is the digest of prepared inputs

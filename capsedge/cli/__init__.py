@@ -1,4 +1,7 @@
-"""The ``capsedge`` command. One thin file per verb, imported when it is run; so are heavy packages."""
+"""The ``capsedge`` command: one thin module per verb.
+
+Verbs, like heavy packages, are imported when they are run.
+"""
 
 from __future__ import annotations
 

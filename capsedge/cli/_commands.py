@@ -1,5 +1,4 @@
-"""The text of ``--help``: what stands in the annotations of a verb, under the headings that they
-name.
+"""Make click's commands, and the text of ``--help``, from the annotations of the verbs.
 
 A verb is imported when it is run, when its own help is asked for, or when a shell completes its options.
 """
@@ -23,9 +22,7 @@ from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
 
-# The text of ``--help``: what stands in the annotations of a verb, under the headings that they
-# name
-
+# --- Help ---
 
 _KINDS = {"text": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
 
@@ -113,8 +110,7 @@ def _explained_parameter(parameter: Any) -> str:
     return f"{parameter.help}  [{'; '.join(notes)}]" if notes else str(parameter.help)
 
 
-# The verbs as commands of click, which parses the command line; errors are this package's own
-
+# --- Commands; errors are this package's own ---
 
 NAME = "capsedge"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

@@ -17,8 +17,7 @@ from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
 
-# What a shell offers for an option: the names that a verb knows; files are the shell's own
-
+# --- Names that a verb knows; files are the shell's own ---
 
 Known = tuple[str, ...] | Callable[[click.Context], Iterable[str]]
 
@@ -172,9 +171,7 @@ def offered(
     return files + found
 
 
-# ``--install-completion`` and ``--show-completion``: the script by which a shell asks this
-# command
-
+# --- ``--install-completion`` and ``--show-completion`` ---
 
 _NAME, _VARIABLE = "capsedge", "_CAPSEDGE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")

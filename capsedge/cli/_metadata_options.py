@@ -1,4 +1,4 @@
-"""The options that state what a file says of itself, the same for every command that writes ONNX files."""
+"""Define the options that declare metadata, the same for every verb that writes ONNX files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared options, groups of options."""
+"""Define options that several verbs share, and parse their values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from capsedge.models.user_module import UserModuleSpec
 
 
-# --- Options that several verbs share, and the parsing of their values ---
-
+# --- Single options ---
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document instead of text.")]
 Model = Annotated[
@@ -126,7 +125,7 @@ def exclude(**options: object) -> None:
         raise UsageError(f"{given[0]} and {given[1]} exclude each other.", "", "Give one of them.")
 
 
-# Options that belong together: the fields of a dataclass, which a verb takes as one parameter
+# --- Groups of options: the fields of a dataclass, which a verb takes as one parameter ---
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -168,8 +167,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-# --- The options that name a network of the user's own, shared by the verbs that run PyTorch ---
-
+# --- Options that name a network of the user's own, for the verbs that run PyTorch ---
 
 _PANEL = "A network of your own"
 
@@ -237,8 +235,7 @@ class UserModuleOptions:
         return UserModuleSpec(self.module, str(self.weights or ""), self.args)
 
 
-# --- The progress of a training run ---
-
+# --- Progress of a training run ---
 
 Update = Callable[[int, int, int, float], None]
 

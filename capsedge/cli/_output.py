@@ -1,4 +1,4 @@
-"""Say, log, tables, progress.
+"""Print results, errors, tables and progress.
 
 Everything that a person reads goes through ``say`` (results) or ``log`` (everything else), and tables go
 through ``print_table``: file names and names in files may contain terminal control codes.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# --- Printing and errors, shared by the verbs ---
+# --- Printing and errors ---
 
 
 def say(*lines: object) -> None:
@@ -94,7 +94,6 @@ def report_bug(error: BaseException) -> None:
 
 
 # --- Tables: drawn on a terminal, plain aligned columns in a pipe or a file ---
-
 
 SHORT = 16  # cells of up to this many characters are not broken over lines
 
@@ -190,8 +189,7 @@ def _style(cell: str) -> str:
     return {"ok": "green", "missing": "yellow", "broken": "red", "over": "red"}.get(cell, "")
 
 
-# --- The progress of long comparisons, on stderr ---
-
+# --- Progress of long comparisons, on stderr ---
 
 _SLOW = 5.0  # seconds without a line
 

@@ -1,4 +1,4 @@
-"""How a verb declares its parameters, in the annotations of its function.
+"""Declare a verb's parameters in the annotations of its function.
 
 ``Annotated[int | None, Option("--top", min=1, help="...")]``. `_commands` makes commands of them; a verb is
 imported without the library that parses the command line.

@@ -1,4 +1,4 @@
-"""The files that a verb reads and writes, declared by its parameters and checked before it starts.
+"""Check the files that a verb reads and writes before it starts, by its parameters' annotations.
 
 Every parameter that is a path names its role in its annotation, ``Annotated[Path, Option(...),
 WRITES]``; a test enforces this.

@@ -1,4 +1,4 @@
-"""Streams and signals."""
+"""Handle the standard streams and signals of the process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files.writing import FULL
 from capsedge.spec import limits
 
-# The standard streams: usable by every print, and the end of a command that cannot write to them
-
+# --- Streams: usable by every print, and the end of a command that cannot write ---
 
 READER_GONE = 141  # 128 plus the number of SIGPIPE
 
@@ -94,9 +93,7 @@ def problem_of(error: OSError) -> CapsedgeError | None:
     return None
 
 
-# Interrupts and requests to end: the command cleans up and exits with 128 plus the signal's
-# number
-
+# --- Signals: the command cleans up and exits with 128 plus the signal's number ---
 
 INTERRUPTED = 128 + signal.SIGINT  # as in shells
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]
@@ -145,8 +142,7 @@ def _end(number: int, _: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-# --- An image from the standard input, which the command line names ``-`` ---
-
+# --- Standard input: an image that the command line names ``-`` ---
 
 _NAME = Path("-")
 

@@ -1,4 +1,4 @@
-"""The verbs: where each is, and what ``capsedge --help`` says of it, so that it imports none of them."""
+"""List the verbs and their help lines, so that ``capsedge --help`` imports none of them."""
 
 from __future__ import annotations
 

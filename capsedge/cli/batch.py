@@ -1,4 +1,4 @@
-"""``capsedge batch``: answers for any number of images, on one machine or on a cluster, in one table."""
+"""``capsedge batch``: classifies any number of images, here or on a cluster, into one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``capsedge cascade``: a small network first, a large one for the images in doubt, in one file."""
+"""``capsedge cascade``: joins a small network and a large one, for images in doubt, in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``capsedge config``: what a build of a C or C++ program needs to know, in the manner of pkg-config."""
+"""``capsedge config``: prints what a C or C++ build needs to know, like pkg-config."""
 
 from __future__ import annotations
 

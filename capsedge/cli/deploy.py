@@ -1,4 +1,4 @@
-"""`deploy web|triton|kserve`."""
+"""``capsedge deploy``: puts models where people use them, one sub-command per target."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
     from capsedge.serving.deploy.deployment import WebDeployment
-
-
-# --- ``capsedge deploy``: models where people use them, one target a sub-command ---
-
 
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -102,7 +98,7 @@ def _serve(made: WebDeployment, port: int) -> None:
             raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
 
 
-# --- ``capsedge deploy triton`` and ``capsedge deploy kserve``: models behind model servers ---
+# --- Model servers: ``capsedge deploy triton`` and ``capsedge deploy kserve`` ---
 
 
 def _file(argument: Any) -> Path | None:

@@ -1,4 +1,4 @@
-"""``capsedge optimize``: an ONNX file of any tool, its routing fused, the rest cleaned, the whole proven."""
+"""``capsedge optimize``: fuses the routing of any ONNX file, cleans the rest, proves the whole."""
 
 from __future__ import annotations
 

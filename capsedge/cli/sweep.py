@@ -1,4 +1,4 @@
-"""``capsedge sweep``: the Pareto front of accuracy, latency and size over files made from checkpoints."""
+"""``capsedge sweep``: finds the Pareto front of accuracy, latency and size over many files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``capsedge train``: train a model of the registry on a data set."""
+"""``capsedge train``: trains a model of the registry on a data set."""
 
 from __future__ import annotations
 

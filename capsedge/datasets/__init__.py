@@ -1,6 +1,6 @@
-"""Data sets: readers of files from anywhere, and the one type for a set of images. Imports no torch.
+"""Data sets: readers of foreign files, and the one type for a set of images. Imports no torch.
 
-Every reader judges sizes by `capsedge.spec.limits` before it allocates, and raises a UsageError for
+Every reader checks sizes against `capsedge.spec.limits` before it allocates, and raises a UsageError for
 whatever it cannot read.
 """
 

@@ -1,6 +1,6 @@
-"""Npy, npz, idx within limits.
+"""Read npy, npz and idx files within limits.
 
-Read without numpy's own reader, which allocates what a header claims, and evaluates it as Python.
+numpy's own reader is not used: it allocates what a header claims, and evaluates the header as Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.spec import limits
 
-# --- Limits on the sizes that a file claims, checked before memory is allocated ---
+# --- Limits, checked before memory is allocated ---
 
 
 def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | None = None) -> int:
@@ -53,9 +53,7 @@ def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | 
     return math.prod(shape) * width
 
 
-# Numpy arrays, single and in archives
-# (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html)
-
+# --- npy and npz (numpy.org/doc/stable/reference/generated/numpy.lib.format.html) ---
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_BYTES = 1 << 16
@@ -245,8 +243,7 @@ def opened_arrays(path: Path) -> Iterator[Arrays]:
         yield Arrays(path, archive, file_size(file))
 
 
-# --- The idx format of MNIST (http://yann.lecun.com/exdb/mnist), gzipped or plain ---
-
+# --- idx, the format of MNIST (http://yann.lecun.com/exdb/mnist), gzipped or plain ---
 
 _UNSIGNED_BYTE = 8
 _IDX_CHUNK = 1 << 16

@@ -1,4 +1,7 @@
-"""Whether the accuracy of a network can be that of guesses: wrong labels, range, preprocessing or output."""
+"""Tell whether a network's accuracy may be chance.
+
+The usual causes are wrong labels, range, preprocessing or output.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The python version of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html): batches that are pickles.
+"""Read the python version of CIFAR-10, whose batches are pickles.
 
-A batch is a dictionary with ``data``, an array of bytes ``[N, 3072]``, and ``labels``. Its pickle is
-interpreted by `capsedge.runtime.files.pickles`, and the only thing made besides plain values is such an
-array.
+https://www.cs.toronto.edu/~kriz/cifar.html: a batch is a dictionary with ``data``, an array of bytes
+``[N, 3072]``, and ``labels``. Its pickle is interpreted by `capsedge.runtime.files.pickles`, and the only
+thing made besides plain values is such an array.
 """
 
 from __future__ import annotations

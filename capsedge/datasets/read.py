@@ -1,4 +1,4 @@
-"""Finding and reading a set of images: the formats of data set folders, archives, idx files and images."""
+"""Find and read a set of images: folders, archives, idx files and single images."""
 
 from __future__ import annotations
 

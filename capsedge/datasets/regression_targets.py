@@ -1,4 +1,4 @@
-"""Targets.csv; typical images.
+"""Read images with values to estimate, such as the angles of a head, and typical images.
 
 Two formats: a folder with the table ``targets.csv``, whose columns are ``file`` and the names of the values;
 or an npz file (also ``test.npz`` in a folder) with ``images`` and ``targets`` ``[N, K]``.
@@ -27,9 +27,6 @@ from capsedge.runtime.files.writing import DATA, as_path
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.typical_input import TypicalInput, spans_of
 from capsedge.spec import limits
-
-# --- Images with values to estimate, such as the angles of a head ---
-
 
 TABLE, ARCHIVE = "targets.csv", "test.npz"
 _FILE = "file"
@@ -147,8 +144,7 @@ def _value(path: Path, line: int, row: dict[str, str], name: str) -> float:
     return value
 
 
-# --- The criterion for nothing to see, from images as in training ---
-
+# --- The typical input, from images as in training ---
 
 Typical: TypeAlias = "str | os.PathLike[str] | NDArray[Any] | ImageSet | TypicalInput"
 

@@ -1,7 +1,7 @@
-"""Torch.export, translation, a free batch from two captures.
+"""Capture a PyTorch module as an ONNX graph, with a free batch wherever that is possible.
 
-The nodes made here are in a domain of our own, ``TORCH_DOMAIN``, with the couplings as an output,
-because the torch operators have it; ``graph.passes`` then makes ``capsedge`` nodes of them. A private
+The capsule operators become nodes of a domain of our own, ``TORCH_DOMAIN``, with the couplings as an output,
+because the torch operators have it; ``graph.passes`` then turns these into ``capsedge`` nodes. A private
 domain also keeps ONNX's global registry free of ``capsedge`` schemas, which would stop shape inference
 through the function bodies.
 """
@@ -35,8 +35,7 @@ from capsedge.graph.proto import copy_of, initializer, replace
 from capsedge.models.user_module import code_location, first_line, is_user_code, line_of, node_lines
 from capsedge.spec.operators import OPERATORS, Operator
 
-# --- One graph with a free batch of two that were captured at different batches ---
-
+# --- A free batch, from two captures at different batch sizes ---
 
 Integers = NDArray[np.int64]
 
@@ -181,8 +180,7 @@ def _computed(
     yield helper.make_node("Add", [f"{name}/product", f"{name}/plus"], [name])
 
 
-# --- PyTorch's capsule operators to ONNX nodes while ``torch.onnx.export`` runs ---
-
+# --- Translating the capsule operators while ``torch.onnx.export`` runs ---
 
 _ATTRIBUTE_TYPES = {
     "int": defs.OpSchema.AttrType.INT,
@@ -258,9 +256,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     return table
 
 
-# PyTorch module in, ONNX graph of the translation's nodes out; the batch free wherever that is
-# possible
-
+# --- Capturing ---
 
 BATCH = "N"
 aten = torch.ops.aten

@@ -1,4 +1,7 @@
-"""Whether two runs of a user's module on the same input agree: of one that draws, nothing can be proven."""
+"""Check that two runs of a user's module on the same input agree.
+
+Nothing can be proven of a module that draws random numbers.
+"""
 
 from __future__ import annotations
 

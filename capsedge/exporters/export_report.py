@@ -162,7 +162,7 @@ class ExportReport(Summarized):
     @property
     def warnings(self) -> tuple[str, ...]:
         """A sentence for each output that differs on hard cases outside the range of the user's inputs, and
-        the doubts about the scores."""
+        the warnings about the scores."""
         failed = [p for p in self.parity if p.outside and not p.passed]
         said = []
         for name in dict.fromkeys(p.output for p in failed):

@@ -1,9 +1,9 @@
-"""Mean couplings, measured.
+"""Freeze routing: replace the couplings by their averages (``export --freeze-couplings``).
 
-With constant couplings nothing depends on agreement any longer: the loop becomes one matrix product. For
-dynamic routing that is the same operator with one iteration, whose log priors are the logarithms of the
-mean couplings; for attention routing it is a single uniform pass, whose weights are multiplied by the mean
-couplings.
+This is an approximation, and is named as such. With constant couplings nothing depends on agreement any
+longer: the loop becomes one matrix product. For dynamic routing that is the same operator with one
+iteration, whose log priors are the logarithms of the mean couplings; for attention routing it is a single
+uniform pass, whose weights are multiplied by the mean couplings.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ from capsedge.graph.shapes import write_shapes
 from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, operator_of
 
-# Frozen couplings: routing with its average couplings. An approximation, and named as such
-
+# --- Measuring and freezing couplings ---
 
 SMALLEST = 1e-30  # smaller couplings are raised to this, so that they have a logarithm
 
@@ -183,7 +182,7 @@ def _freeze_in_weights(
     make_uniform(node)
 
 
-# ``export --freeze-couplings``: a file with constant couplings, and the accuracy that they cost
+# --- The frozen file, and the accuracy that freezing costs ---
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is given to ``export``, judged before any work: the module, and the user's own inputs."""
+"""Check what ``export`` is given, before any work: the module, and the user's own inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validity, ONNX Runtime, parity; why it differs."""
+"""Check a file before it is written: it loads in ONNX Runtime and agrees with PyTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
-# --- Checks of a file before it is written: loading in ONNX Runtime, parity with PyTorch ---
+# --- Loading and parity ---
 
 
 def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.InferenceSession:
@@ -223,12 +223,10 @@ def _compare(
     )
 
 
-# Why a file differs from its module: whether rewrites have a part in it, and the first node that
-# differs
-
+# --- Diagnosis: whether rewrites are involved, and the first node that differs ---
 
 Make = Callable[[int | None, Rewrites, bool], tuple[onnx.ModelProto, torch.export.ExportedProgram]]
-"""Batch, rewrites and recognition to a graph that runs, and the program that it was made of."""
+"""From batch, rewrites and whether to fuse, to a graph that runs, and the program that it was made of."""
 
 
 def diagnose(
@@ -325,8 +323,7 @@ class _Recorder(torch.fx.Interpreter):
         return value
 
 
-# Which hard inputs a user's module takes: one that it fails on itself says nothing about the file
-
+# --- Hard inputs that a user's module takes; failing on one says nothing about the file ---
 
 _NOT_FINITE = "it gives values that are NaN or infinite"
 

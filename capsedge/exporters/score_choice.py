@@ -1,4 +1,7 @@
-"""The scores of a user's own module: chosen by what its outputs do, before the long work of an export."""
+"""Choose the scores of a user's own module by what its outputs do.
+
+That comes before the long work of an export.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subject of an export: a module that maps tensors to a tuple of tensors, and a name for each."""
+"""The subject of an export: a module from tensors to a tuple of tensors, and their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers and iterations are traced."""
+"""Trace a model's routing: its layers and iterations, and what they compute in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from capsedge.runtime.routing_trace import PREFIX, TraceLayer
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, WINDOWS
 
-# --- The calls of routing operators while a module runs ---
-
+# --- Recording the routing operators while a module runs ---
 
 _NAMES = {o.torch: o.name for o in OPERATORS.values() if o.routes and o.torch}
 
@@ -66,9 +65,7 @@ class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-# The trace of a model's routing: which layers and iterations there are, and what they compute in
-# PyTorch
-
+# --- The trace ---
 
 _MOST_BYTES = limits.RUN_BYTES // 2  # of one image, beside the other outputs of a run
 
@@ -151,7 +148,7 @@ def _traced(layer: TraceLayer, calls: Sequence[RoutingCall], batch: int) -> list
     for kind in layer.outputs:
         whole = torch.cat([getattr(each, kind) for each in made], 1)
         rest = whole.shape[behind:]
-        if len(whole) != batch:  # places are in the operator's batch
+        if len(whole) != batch:  # positions are in the operator's batch
             whole = whole.reshape(batch, -1, layer.iterations, *rest).transpose(1, 2)
         found.append(whole.reshape(batch, layer.iterations, *map_, *rest))
     return found
@@ -251,7 +248,7 @@ def _layer(
 
 
 def _of_windows(arguments: dict[str, object], parents: Tensor) -> dict[str, tuple[int, int]]:
-    """The geometry of a layer over windows: of all children's places, where the weight is shared."""
+    """The geometry of a layer over windows: of all children's positions, where the weight is shared."""
     pose, weight, strides = (arguments[k] for k in ("pose", "weight", "strides"))
     assert isinstance(pose, Tensor)
     assert isinstance(weight, Tensor)

@@ -1,4 +1,4 @@
-"""Failures of other libraries on a user's module, told as answers about the module."""
+"""Explain failures of other libraries on a user's module in terms of the module."""
 
 from __future__ import annotations
 

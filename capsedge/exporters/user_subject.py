@@ -1,4 +1,4 @@
-"""Subject: a module of the user's own."""
+"""Make a user's own module the subject of an export: its inputs, outputs and batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from capsedge.models.user_module import (
 )
 from capsedge.runtime.metadata import ModelMetadata
 
-# A user's own module with a plain tuple of outputs: of a batch, of one image at a time, in FP64
+# --- Modules with a plain tuple of outputs: in batches, one image at a time, in FP64 ---
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,7 @@ def default_fp64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-# A user's own module as the subject of an export: its inputs, its outputs, and what its batch
-# does
-
+# --- The subject ---
 
 Example = Tensor | Sequence[Tensor]
 _LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with

@@ -1,4 +1,4 @@
-"""The same for a user's own graph."""
+"""Trace the routing of a user's own network, by the capsule operators of its graph."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ from capsedge.graph.trace_outputs import without_uniform_passes
 from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, VOTES_AS_INPUT, WINDOWS, operator_of
 
-# Where in a network's maps the children of a routing node lie: found by changing the maps place
-# by place
-
+# --- Positions of a node's children, found by changing the maps before it ---
 
 _MAX_POSITIONS = 4096
-_TURNS = 3  # a child that is zero at one value of its place may not be at another
+_TURNS = 3  # a child that is zero at one value of its position may not be at another
 
 Floats = NDArray[np.float32]
 
@@ -65,8 +63,8 @@ def child_map(
 ) -> ChildMap | None:
     """The map on which the capsules of a tensor lie.
 
-    Each place of the maps that the tensor is made of, outputs of convolutions or of routing, gets other
-    values; a capsule that only one place changes lies there.
+    Each position of the maps that the tensor is made of, outputs of convolutions or of routing, gets other
+    values; a capsule that only one position changes lies there.
 
     Args:
         model: a graph of ``capsedge`` nodes without functions.
@@ -74,7 +72,7 @@ def child_map(
         inputs: of the graph, an example.
 
     Returns:
-        None where there is no such map, a capsule is made of several places, or they are in another order.
+        None where there is no such map, a capsule is made of several positions, or they are in another order.
     """
     part = _Part(model, tensor)
     if part.grid is None or not 1 < np.prod(part.grid) <= _MAX_POSITIONS:
@@ -132,7 +130,7 @@ class _Part:
             self.grid = (rows, columns)
 
     def changes_by_position(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Whether other values at a place change a capsule ``[places, capsules]``."""
+        """Whether other values at a position change a capsule ``[positions, capsules]``."""
         assert self.grid is not None
         model = copy_of(self.model)
         replace_fields(model.graph.node, self.nodes)
@@ -167,7 +165,7 @@ class _Part:
     def _at(
         self, values: Mapping[str, Floats], position: tuple[int, ...] | None, batch: int
     ) -> dict[str, Floats]:
-        """The maps of one image, with the second values at a place."""
+        """The maps of one image, with the second values at a position."""
         given = {}
         for name, (one, other) in values.items():
             whole = one.copy()
@@ -206,7 +204,7 @@ def _routes_to_a_map(node: onnx.NodeProto) -> bool:
     return node.domain == DOMAIN and spec is not None and spec.layout is WINDOWS
 
 
-# --- The trace of a network of the user's own: of the capsule operators that its graph has ---
+# --- The trace ---
 
 
 class TracedGraph(Traced):
@@ -308,7 +306,7 @@ def traced_graph(
         module: returns the outputs of the file.
         model: its graph, of ``capsedge`` nodes without functions.
         example: inputs of the module.
-        not_fused: what was recognized in it, for the reason where nothing was.
+        not_fused: what was fused in it, for the reason where nothing was.
 
     Returns:
         The trace, and the graph that it is written into.

@@ -1,8 +1,8 @@
-"""Dead nodes, folding, normal form of foreign files.
+"""Clean a graph up: fold constants, drop dead nodes, and bring foreign files into a normal form.
 
-Not ``onnxscript.optimizer.optimize`` (which ``torch.onnx.export(optimize=True)`` runs too): its rule
-``x + 0 -> x`` takes any constant up to 1e-8 for zero, and so removes the epsilon that keeps a squash
-of the zero vector finite.
+All of it is exact but for the folding of batch normalization into weights. ``onnxscript.optimizer.optimize``
+(which ``torch.onnx.export(optimize=True)`` also runs) is not used: its rule ``x + 0 -> x`` takes any
+constant up to 1e-8 for zero, and so removes the epsilon that keeps a squash of the zero vector finite.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from capsedge.errors import UnsupportedModelError
 from capsedge.graph.proto import constants_of, copy_of, replace
 from capsedge.spec.operators import DOMAIN
 
-# Constant folding and clean-up of a graph, exact but for the folding of batch normalization into
-# weights
-
+# --- Constant folding ---
 
 FOLD_LIMIT = 1 << 30  # size of one folded constant
 
@@ -79,8 +77,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     return simplified
 
 
-# What a graph does not need: dead nodes, unused tensors, constant fills, notes of where it was
-# made
+# --- Dead nodes, unused tensors, constant fills, notes of where it was made ---
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
@@ -157,9 +154,7 @@ def strip_notes(model: onnx.ModelProto) -> None:
     model.doc_string = ""
 
 
-# Files of other tools in the form that the rest of this room expects; what they compute stays the
-# same
-
+# --- The normal form of files of other tools ---
 
 IR_VERSION = 8  # weights need not be inputs from IR version 4 on
 

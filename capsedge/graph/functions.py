@@ -1,4 +1,4 @@
-"""Function bodies on, off, inlined, expanded."""
+"""Attach, remove, inline or expand the function bodies of capsule operators."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from capsedge.graph.proto import (
     shapes_of,
 )
 from capsedge.spec.operators import DOMAIN, VERSION, instance_name, operator_of
-
-# --- Function bodies of the capsule operators in a file: put on, taken off, inlined ---
 
 
 def attach_functions(
@@ -95,9 +93,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     return folded
 
 
-# Capsule operators written out as standard operators, where more of them is wanted than kernels
-# output
-
+# --- Expansion, where more of an operator is wanted than kernels output ---
 
 _EXPANDED = "capsedge.expanded"  # domain of the bodies until `inline`; never in a file
 

@@ -1,4 +1,4 @@
-"""From a captured graph to that of a file: everything that export wants of the graph, in one call."""
+"""Run all passes that turn a captured graph into that of a file, in one call."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Lowered:
         runnable: the same with function bodies, for ONNX Runtime without the kernels; ``model`` itself unless
             this is fused.
         rewrites: the effect of each exact rewrite.
-        fusion: what was found and left in the user's own routing.
+        fusion: what was fused of the user's own routing, and what was not.
         notes: on it, for a person.
         operators: how many nodes of each type.
     """

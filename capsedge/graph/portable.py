@@ -1,7 +1,7 @@
-"""Forms that every runtime reads alike; merged views.
+"""Rewrite standard operators into forms that every runtime reads alike, exact and as fast.
 
-- Views (``views``) are Reshapes with a constant target, without ``allowzero`` and without 0 ("as the
-  input"); where the batch is fixed, without -1 too. LiteRT and onnx2torch need that.
+- Views are Reshapes with a constant target, without ``allowzero`` and without 0 ("as the input"); where the
+  batch is fixed, without -1 too. LiteRT and onnx2torch need that.
 - Norms are spelt out: MNN does not read the axes of ``ReduceL2`` and its like, which are an input since
   opset 18, and reduces everything.
 - A sum over the last axis is a product with ones: pnnx loses the axis of a ReduceSum over one axis.
@@ -22,8 +22,7 @@ from capsedge.graph.cleanup import captured, remove_dead_nodes
 from capsedge.graph.proto import constants_of, inferred, replace, shapes_of
 from capsedge.spec.operators import DOMAIN
 
-# --- Views: nodes that give a tensor another shape and reorder nothing ---
-
+# --- Views: nodes that change a tensor's shape and reorder nothing ---
 
 _UNBOUNDED = 2**31 - 1  # a Slice that ends there or later takes all that there is
 
@@ -152,8 +151,7 @@ def _target(shape: Shape | None, constant: onnx.TensorProto | None) -> tuple[int
     return None if constant is None or 0 in values else values
 
 
-# --- The forms of standard operators that every ONNX runtime reads alike, exact and as fast ---
-
+# --- Other forms ---
 
 COMPOSITE = ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare")
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)

@@ -1,4 +1,4 @@
-"""Read and change a ModelProto: nodes, shapes, wiring."""
+"""Read and change an ONNX ModelProto: nodes, shapes, wiring. Knows no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from capsedge.graph.bodies import Shape
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
-# Reading and changing an ONNX ModelProto: nodes, attributes, constants, opsets. Knows no torch
+# --- Nodes, attributes, constants, opsets ---
 
 
 def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -111,7 +111,7 @@ def check_operators(model: onnx.ModelProto) -> list[str]:
     return problems
 
 
-# --- Shapes and types of the tensors of a graph ---
+# --- Shapes and types of tensors ---
 
 
 class UnknownShapeError(ValueError):
@@ -165,7 +165,7 @@ def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
     replace(model.graph.output, list(original.graph.output))
 
 
-# Who makes and uses the tensors of a graph, and a graph with other nodes in the place of its own
+# --- Producers and consumers of tensors, and replacing nodes ---
 
 
 class Graph:

@@ -1,4 +1,4 @@
-"""Exact rewrites: first pass, layer norm, exact sigmoid.
+"""Rewrite a graph exactly: the first pass, layer normalization, the logistic function.
 
 ONNX Runtime's ``Sigmoid`` (measured in 1.19 to 1.31) is 0 below -18, where the logistic function is 1.5e-8,
 and off by 0.2 % of its value at -10. That does no harm where results are added to others of ordinary size;
@@ -32,8 +32,7 @@ from capsedge.graph.proto import (
 )
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
-# --- Exact rewrite 1: a pass whose parents are zero has equal couplings, so it is linear ---
-
+# --- First pass: parents are zero and couplings equal, so it is linear ---
 
 _VIEWS = ("Expand", "Reshape", "Cast", "Identity", "Unsqueeze", "Transpose")
 
@@ -97,8 +96,7 @@ def _is_zero(
     return node.op_type in _VIEWS and _is_zero(node.input[0], constants, producers)
 
 
-# Layer normalization over poses as an operator of its own, which has a kernel for short rows
-
+# --- Layer normalization over poses as one operator, which has a kernel for short rows ---
 
 LONGEST = 64  # of a row; over longer ones ONNX Runtime's own kernel is as fast
 
@@ -135,7 +133,6 @@ def replace_layer_norms(model: onnx.ModelProto) -> int:
 
 
 # --- Exact forms of ``Sigmoid`` where its relative error matters ---
-
 
 _MOVES = {
     *(

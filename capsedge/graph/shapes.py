@@ -1,4 +1,4 @@
-"""The shape of every value, written into a file: for forecasts, and for readers that cannot infer shapes."""
+"""Write the shape of every value into a file, for forecasts and readers that infer no shapes."""
 
 from __future__ import annotations
 

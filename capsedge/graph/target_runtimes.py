@@ -1,4 +1,4 @@
-"""Openvino, litert, mnn: form, batch, opset; finishing of quantized files."""
+"""Fit a file to the runtime that will run it: form, batch, opset, finishing of quantized files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import copy_of, inferred, operator_nodes, opset_of
 from capsedge.spec.operators import DOMAIN
 
-# --- What a runtime other than ONNX Runtime wants of a file: its form, batch and opset ---
-
+# --- What OpenVINO, LiteRT and MNN need of a file ---
 
 DEFAULT_OPSET = 20
 
@@ -95,9 +94,7 @@ def resolve(
     )
 
 
-# The last step of a quantized file: with bodies, without, or in standard operators for another
-# runtime
-
+# --- Finishing a quantized file: with bodies, without, or in standard operators ---
 
 _SHORT = "abcdefghijklmnopqrstuvwxyz"
 

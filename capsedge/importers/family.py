@@ -1,10 +1,10 @@
-"""Family, Variant, Answers, Weights, shape patterns, questions.
+"""Define what a family of public networks is to ``capsedge import``.
 
-A family is a `Family` in one of the modules, and a line in ``capsedge/importers/families/__init__.py``.
+A family is a `Family` in a module of ``capsedge/importers/families``, and a line in its ``__init__.py``.
 
-``{"conv1.weight": "C A K K"}`` says that there is a tensor ``conv1.weight`` with four axes, the last two
-equal. A letter has one size in the whole file; a number is itself. ``{D}`` in a key stands for 0, 1, 2 ...
-and binds ``D`` to how many there are.
+Its tensors are patterns: ``{"conv1.weight": "C A K K"}`` says that there is a tensor ``conv1.weight`` with
+four axes, the last two equal. A letter has one size in the whole file; a number is itself. ``{D}`` in a key
+stands for 0, 1, 2 ... and binds ``D`` to how many there are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 from capsedge.runtime.metadata import Outputs, Preprocessing
 
-# --- What a file of weights does not tell, and the user is asked for ---
+# --- Choices that a file of weights leaves to the user ---
 
 
 class MissingChoice(UsageError):
@@ -66,8 +66,7 @@ def combine_errors(questions: Sequence[MissingChoice]) -> UsageError:
     )
 
 
-# --- Keys and shapes of a family as patterns, and how far a file fits them ---
-
+# --- Patterns of keys and shapes, and how far a file fits them ---
 
 Shapes = Mapping[str, tuple[int, ...]]
 Patterns = Mapping[str, str]
@@ -151,8 +150,7 @@ def _in_words(letter: str, sizes: Mapping[str, int]) -> str:
     return f"{sizes[letter]}" if letter in sizes else letter
 
 
-# --- What every reader of weights returns ---
-
+# --- What every reader returns ---
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
@@ -189,8 +187,7 @@ class Weights:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
 
-# --- What a family of public networks is to ``capsedge import`` ---
-
+# --- Families ---
 
 Sizes = Mapping[str, int]
 Tensors = dict[str, Floats]

@@ -1,10 +1,10 @@
-"""The process that opens HDF5 files (`capsedge.runtime.files.sandbox` starts it).
+"""Read HDF5 files, in a process of its own that `capsedge.runtime.files.sandbox` starts.
 
 HDF5 files can name other files in many ways. Here nothing is resolved by name: groups are walked link by
 link, only hard links are followed, and every data set is judged by its creation properties before it is read.
-Whatever that overlooks meets a process that can open no file (`capsedge.runtime.files.sandbox`).
+Whatever that overlooks meets a process that can open no other file.
 
-The answer is a line of JSON, and after it the elements of all arrays in its order, little-endian.
+The output is a line of JSON, and after it the elements of all arrays in its order, little-endian.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`capsedge.import_checkpoint`."""
+"""Import a file of weights: a checkpoint and a report out (``capsedge.import_checkpoint``)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from capsedge.runtime.metadata import (
 )
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
-# --- The network that a file's weights make. Needs torch ---
+# --- The network of a file's weights ---
 
 
 def network(
@@ -149,7 +149,7 @@ def _check_inverse_temperature(family: Family, config: ModelConfig, choice: floa
         )
 
 
-# Which function a file's tensors compute, where data decide; and what might be mistaken for it
+# --- Deciding by data: which function the tensors compute, and what it may be mistaken for ---
 
 
 def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
@@ -240,8 +240,7 @@ def alternatives(
     return made
 
 
-# --- ``capsedge.import_checkpoint``: a file of weights in, a checkpoint and a report out ---
-
+# --- ``capsedge.import_checkpoint`` ---
 
 IMAGES = 1000  # of a data set, at most
 

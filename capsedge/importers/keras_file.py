@@ -1,4 +1,4 @@
-"""Keras files, HDF5.
+"""Read the weights of Keras files: ``.h5`` of Keras 1, 2 and 3, and ``.keras``.
 
 A weight is named ``layer/weight``, as the file names both (``capsule/W``, ``model_1/conv1/kernel``). Keras 3
 counts weights, and before 3.6 layers too: weights of its own layers get their names back
@@ -27,8 +27,7 @@ from capsedge.runtime.files.json_documents import Malformed, decode, parse
 from capsedge.runtime.files.sandbox import SandboxLimits, SandboxResult, run_in_sandbox
 from capsedge.spec import limits
 
-# HDF5 files, opened by a process that can open nothing else (`capsedge.importers.hdf5_worker`)
-
+# --- HDF5, opened by a sandboxed process (`capsedge.importers.hdf5_worker`) ---
 
 _WORKER = "capsedge.importers.hdf5_worker"
 _ENVIRONMENT = {
@@ -124,8 +123,7 @@ def _array(ended: SandboxResult, kind: str, shape: list[int]) -> NDArray[Any]:
     return np.frombuffer(data, kind).reshape(shape)
 
 
-# --- Files of Keras: ``.h5`` of Keras 1, 2 and 3 (whole models and weights), ``.keras`` ---
-
+# --- Whole models and weights ---
 
 _COUNTED = (
     "layers",

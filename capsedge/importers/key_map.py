@@ -1,4 +1,4 @@
-"""Key maps: the names and axes of a file's tensors, turned into those of a family.
+"""Rename and reshape a file's tensors into those of a family, by a key map.
 
 A key map is a TOML file:
 

@@ -1,4 +1,4 @@
-"""An imported network on data, and the networks that it might be mistaken for."""
+"""Measure an imported network on data, beside the networks that it might be mistaken for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Against the author's own code."""
+"""Compare an imported network with its author's own code, on the same inputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from capsedge.models.user_module import UserModuleSpec, first_line, load_user_mo
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
 from capsedge.verification.sample_inputs import Floats, generated, hard_cases, prepared
 
-# --- The inputs on which an imported network is compared with its author's code ---
-
+# --- Inputs ---
 
 RANDOM = 512  # images of noise
 STROKES = 512
@@ -104,8 +103,7 @@ def batches(inputs: NDArray[np.float32], size: int) -> Sequence[Tensor]:
     return torch.tensor_split(several, -(-len(several) // size))
 
 
-# --- An imported network beside its author's own code, on the same inputs ---
-
+# --- The comparison ---
 
 TOLERANCE = 1e-5  # of the largest value
 FP64_TOLERANCE = 1e-9  # the same in FP64, where FP32 differs by more

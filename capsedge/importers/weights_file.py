@@ -1,4 +1,4 @@
-"""A file of weights of any tool."""
+"""Read a file of weights, whatever tool wrote it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
 from capsedge.spec import limits
 
-# --- Reading a file of weights of any tool ---
-
+# --- Formats, and limits on what they hold ---
 
 Read = Callable[[Path, BufferedReader], Weights]
 # Formats of weights: a file of one only has the wrong name.
@@ -157,7 +156,7 @@ def _not_weights(path: Path) -> UsageError:
     return UsageError(f"{path} is {found.name}, not weights.", known, fix, command=command)
 
 
-# --- Files of ``torch.save``, whatever their state dict is wrapped in. Needs torch ---
+# --- Files of ``torch.save``, whatever wraps their state dict; needs torch ---
 
 
 def read(path: Path, file: BufferedReader) -> Weights:

@@ -1,4 +1,4 @@
-"""CapsuleModel, CapsuleOutput."""
+"""Define `CapsuleModel`, which every capsule network is whatever its routing, and its outputs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from capsedge.models.stems import make_stem, stem_grid
 from capsedge.runtime.metadata import Origin
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
-
-# --- What every capsule network offers, whatever its routing ---
 
 
 class CapsuleOutput(NamedTuple):
@@ -118,7 +116,7 @@ class CapsuleModel(nn.Module, ABC):
         return stem_grid(self.config.stem, self._picture[1:])
 
 
-# --- The work that a model of a stranger's file would take, told before it is built ---
+# --- The work that a model would take, checked before it is built ---
 
 
 def check_work(model: CapsuleModel) -> None:

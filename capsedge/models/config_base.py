@@ -1,4 +1,7 @@
-"""ModelConfig and its checks."""
+"""Define `ModelConfig`, the base of all configurations, and the checks of their fields.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.metadata import CLASSIFICATION, REGRESSION, Outputs, Preprocessing
 from capsedge.spec import limits
 
-# --- Checks that the fields of configurations share ---
+# --- Checks of fields ---
 
 
 def check_range(least: int, most: int, **values: object) -> None:
@@ -49,8 +52,7 @@ def check_dialects(config: object) -> None:
             raise UsageError(f"{name} is '{value}'.", f"Known: {', '.join(known)}.")
 
 
-# What the configurations of all families share: the parts of stems, and the base class. No torch
-# needed
+# --- The parts of stems, and the base class ---
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The eight families' configurations, without torch.
+"""Define the configurations: what builds a model, and what its checkpoint stores. No torch needed.
 
-Each family's is in a module of its own; this one has them all.
+Each family has its model in a module of its own; the configurations of all are here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from capsedge.runtime.files.json_documents import Malformed, check, decode
 from capsedge.runtime.metadata import REGRESSION, Outputs
 from capsedge.spec import limits
 
-# --- The configuration of `capsedge.models.capsnet`. No torch needed ---
+# --- CapsNet ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class CapsNetConfig(ModelConfig):
         return 1 if self.batch_average else None
 
 
-# --- The configuration of `capsedge.models.matrix_capsules`. No torch needed ---
+# --- Matrix capsules ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class MatrixCapsulesConfig(ModelConfig):
         )
 
 
-# --- The configuration of `capsedge.models.attention_capsules`. No torch needed ---
+# --- Attention capsules ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ class AttentionCapsulesConfig(ModelConfig):
             check_range(1, limits.WIDTH, dense_layers=size)
 
 
-# --- The configuration of `capsedge.models.deepcaps`. No torch needed ---
+# --- DeepCaps ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +307,7 @@ class DeepCapsConfig(ModelConfig):
             raise UsageError("The offset of the lengths is 0 or more.")
 
 
-# --- The configuration of `capsedge.models.efficient_capsnet`. No torch needed ---
+# --- Efficient-CapsNet ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,8 +345,7 @@ class EfficientCapsNetConfig(ModelConfig):
                 raise UsageError(f"{name} is {getattr(self, name):g}.", "Wanted: a number above 0.")
 
 
-# --- The configuration of `capsedge.models.pscapsnet`. No torch needed ---
-
+# --- PSCapsNet ---
 
 UPDATES = ("agreement", "k-means")
 
@@ -394,7 +393,7 @@ class PSCapsNetConfig(ModelConfig):
             raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
 
 
-# --- The configuration of `capsedge.models.capsule_stack`. No torch needed ---
+# --- Capsule stack ---
 
 
 @dataclass(frozen=True)
@@ -522,8 +521,7 @@ class CapsuleStackConfig(ModelConfig):
             raise UsageError("The offset and epsilon of a squash are finite numbers above 0.")
 
 
-# The configurations of `capsedge.models.fsanet` and `capsedge.models.fsanet`. No torch
-# needed
+# --- FSA-Net ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -623,9 +621,6 @@ class PooledFSANetConfig(FSANetConfig):
         super().__post_init__()
         if self.pooling not in ("metric", "netvlad"):
             raise UsageError(f"pooling is '{self.pooling}'.", "Known: metric, netvlad.")
-
-
-# --- Configurations: what builds a model, and what its checkpoint stores. No torch needed ---
 
 
 __all__ = [

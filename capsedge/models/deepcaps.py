@@ -1,4 +1,4 @@
-"""DeepCaps: convolutional capsules with skip connections, one of them routed (Rajasegaran et al. 2019)."""
+"""DeepCaps: convolutional capsules with skip connections, one routed (Rajasegaran et al. 2019)."""
 
 from __future__ import annotations
 

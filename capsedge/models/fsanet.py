@@ -1,4 +1,4 @@
-"""FSA-Net."""
+"""FSA-Net: head pose from two streams, by soft stagewise regression (Yang et al. 2019)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import FSANetConfig, PooledFSANetConfig
 
-# --- What FSA-Net has in place of capsules in its authors' comparison (Yang et al. 2019) ---
-
+# --- Aggregation without capsules, from the authors' comparison ---
 
 _LEAST = 1e-12  # squared norm that a vector is divided by
 
@@ -54,9 +53,7 @@ def _normalized(x: Tensor) -> Tensor:
     return x / x.square().sum(1, keepdim=True).clamp(min=_LEAST).sqrt()
 
 
-# FSA-Net: two streams, fine-grained mapping, routed stages, soft stagewise regression (Yang et
-# al. 2019)
-
+# --- The network: two streams, fine-grained mapping, routed stages ---
 
 STAGES = 3
 FEATURES = 64  # channels of each stage's map

@@ -1,10 +1,11 @@
-"""Capsule layers, patches, clamped EM.
+"""Build the layers of capsule networks: convolutions, primary capsules, one layer per routing.
 
-Code that stacks shifted copies of a map and then views the stack with its axes in another order mixes
-positions. The mixture is a fixed permutation: the patches are laid side by side, so that the operators find
-them as windows that do not overlap.
+Some published code stacks shifted copies of a map and then views the stack with its axes in another order,
+which mixes positions. The mixture is a fixed permutation: the patches are laid side by side, so that the
+operators find them as windows that do not overlap.
 
-For which there is no operator: the variance, whose clamped value the activation needs, does not leave one.
+EM routing with clamped statistics has no operator: its activation needs the clamped variance, which
+``em_routing`` does not output.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from capsedge.models.ops.attention import EPSILON
 from capsedge.models.ops.common import votes, windows
 from capsedge.models.ops.squash import EPSILON as EPSILON_OF_SQUASH
 
-# The patches that published networks route over where they are not plain windows (docs/how-
-# to/import.md)
+# --- Patches that are not plain windows (docs/how-to/import.md) ---
 
 
 def patch_index(
@@ -67,7 +67,7 @@ def patched(x: Tensor, index: Tensor, size: tuple[int, int]) -> Tensor:
     return flat.index_select(2, index).reshape(n, c, rows, columns, p).permute(0, 2, 3, 1, 4)
 
 
-# --- Layers: convolutions, primary capsules, and one capsule layer per routing ---
+# --- Layers ---
 
 
 class Padded(nn.Conv2d):
@@ -432,8 +432,7 @@ class AttentionCapsules(nn.Module):
         return y, pose.new_full((1,), 1 / m).expand(n, height, width, kh * kw * c, m)
 
 
-# EM routing with clamped statistics, as Matrix-Capsules-pytorch (Yuxian Meng, 2017) computes it
-
+# --- EM routing with clamped statistics, as in Matrix-Capsules-pytorch (Yuxian Meng, 2017) ---
 
 LEAST = 0.01  # of R a and of the variance
 _NEVER = -1e30  # log of the share that a child gives to a window which does not see it

@@ -1,4 +1,4 @@
-"""PSCapsNet: residual blocks, capsules of channels, one weight for all of them (Ren, Su, Lu 2019)."""
+"""PSCapsNet: residual blocks, capsules of channels, one shared weight (Ren, Su, Lu 2019)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files of ``torch.save`` (``.pt``), read by ``torch.load(weights_only=True)``. Needs torch.
+"""Read files of ``torch.save`` (``.pt``) through ``torch.load(weights_only=True)``. Needs torch.
 
-A confined process reads a file first. Only if that went well, within the limits and without opening anything
-else, this process does the same with the same file.
+A sandboxed process reads the file first. Only if that succeeds, within the limits and without opening any
+other file, does this process read it too.
 """
 
 from __future__ import annotations

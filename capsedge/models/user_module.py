@@ -1,6 +1,7 @@
-"""`--module file.py:Class`: a user's code on the CPU, its own lines in errors.
+"""Load a module from the user's own code and weights, as named by ``--module``. Needs torch.
 
-The code runs as any program does that the user starts. Its name comes from the command line only.
+The code runs as any program does that the user starts; only the command line can name it. It runs on the
+CPU, whatever device it asks for, and errors show its own lines.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ from capsedge.models.weights import load_weights
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
 
-# Running the code of others: on the CPU, wherever it says otherwise, and with its own lines in
-# errors
-
+# --- Running user code: on the CPU, with its own lines in errors ---
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple(
@@ -247,8 +246,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
 
 
-# --- A user's own code and weights made a module: what ``--module`` names. Needs torch ---
-
+# --- Loading ---
 
 _LARGEST = 2**28  # elements of an example
 _LINES = 20  # of a message, after the first

@@ -1,7 +1,7 @@
-"""Weights of networks written by others: read without running anything, unwrapped, and put into a module.
+"""Put weights of networks written by others into a module, without running anything of the file.
 
 A ``.pt`` file of a training script may hold the state dict itself, or wrap it (``state_dict``, ``model``)
-beside optimizers, options and numbers. Needs torch.
+with optimizers, options and numbers. Needs torch.
 """
 
 from __future__ import annotations

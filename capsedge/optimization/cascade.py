@@ -1,4 +1,4 @@
-"""`capsedge.cascade`."""
+"""Join a small and a large network in one file, the large one for images in doubt only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from capsedge.runtime.load import load_bytes
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
-# --- The report of ``capsedge.cascade`` ---
+# --- The report ---
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,9 +52,9 @@ class CascadeReport(Summarized):
         cascade: parents, thresholds and measurements, as the file states them.
         calibration_images: number of images that the thresholds were chosen on.
         small_agreement: share of the held-out images on which the small network alone decides like the large.
-        augmentation: strength of the deformed copies that the thresholds were chosen on, up to 1.
-        augmented_agreement: share of deformed copies of the held-out images on which the cascade decides like
-            the large network.
+        augmentation: strength of the augmented copies that the thresholds were chosen on, up to 1.
+        augmented_agreement: share of augmented copies of the held-out images on which the cascade decides
+            like the large network.
         data: the images that it was measured on, in words.
         max_share: largest share of images that was allowed to be escalated.
         failures: what is not met, in sentences; empty if it passed.
@@ -126,9 +126,7 @@ class CascadeReport(Summarized):
         }
 
 
-# ``capsedge.cascade``: a small network first, and a large one for the images in doubt, in one
-# file
-
+# --- ``capsedge.cascade`` ---
 
 Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"
 MADE = "the cascade that was made"
@@ -152,7 +150,7 @@ def cascade(
     """Join two networks: the small one answers, and the large one decides the images in doubt.
 
     An image is in doubt where the small network's best score exceeds the second best by too little, or is too
-    low itself. Both thresholds are chosen on one half of the images and deformed copies of them, which stand
+    low itself. Both thresholds are chosen on one half of the images and augmented copies of them, which stand
     for images that the networks were not trained on: they escalate the fewest images that let the
     copies prove the agreement, by the bound of Clopper and Pearson (1934), within ``max_share``. Agreement
     and share are measured on the other half, with the file as it is.
@@ -275,7 +273,7 @@ def _thresholds(
     max_share: float,
     progress: Progress | None,
 ) -> tuple[Thresholds, float | None]:
-    """As cautious as it takes to prove the agreement on deformed copies, within ``max_share``.
+    """As cautious as it takes to prove the agreement on augmented copies, within ``max_share``.
 
     Returns:
         The thresholds, and the share in doubt without ``max_share`` where that is in the way.
@@ -403,7 +401,7 @@ def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | 
 
     Args:
         changed: decisions that the small network alone changes on the held-out images.
-        augmented: agreement on deformed copies of them.
+        augmented: agreement on augmented copies of them.
         demanded: share in doubt that the copies demand; None if it is not more than allowed.
     """
     told = []

@@ -1,4 +1,4 @@
-"""Two networks in one graph: the small one runs first, the large one on the images in doubt alone."""
+"""Join two networks in one graph: the small one first, the large one on the images in doubt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two networks, whether they fit, their answers on deformed copies."""
+"""Check that two networks can form a cascade, and run both on images and augmented copies."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 
-# --- Whether two networks can form a cascade, and what their graphs have in common ---
-
+# --- What the two must have in common ---
 
 _SAME = {
     "height": "height", "width": "width", "channels": "number of channels", "resize": "resize rule",
@@ -231,14 +230,13 @@ def _common(
     return outputs, notes
 
 
-# --- Deformed copies of images: stand-ins for images that a network was not trained on ---
-
+# --- Augmented copies of images: stand-ins for images that a network was not trained on ---
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 STRENGTHS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125)
-# The largest deformation, at strength 1.
+# The largest changes, at strength 1.
 _ANGLE = np.deg2rad(25.0)
 _ZOOM = 0.2
 _SHEAR = 0.2
@@ -267,7 +265,7 @@ class Augmentation:
     seed: int = 0
 
     def copies(self, batches: Iterable[Array]) -> Iterator[Array]:
-        """A deformed copy of each batch ``[n, ...]``, of the same shape and type."""
+        """An augmented copy of each batch ``[n, ...]``, of the same shape and type."""
         rng = np.random.default_rng(self.seed)
         for batch in batches:
             yield self._of(batch, rng)
@@ -333,13 +331,12 @@ def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
     return np.asarray(upper * (1 - down) + lower * down, np.float32)
 
 
-# --- Two networks of a cascade, and what they answer for images and deformed copies of them ---
-
+# --- The pair and its outputs ---
 
 Progress: TypeAlias = "Callable[[str, int, int], None]"
 BATCH = 64
-_TRIAL_IMAGES = 512  # images that the strength of a deformation is tried on
-_LEAST_KEPT = 0.95  # of the large network's decisions, under the deformation
+_TRIAL_IMAGES = 512  # images that the strength of an augmentation is tried on
+_LEAST_KEPT = 0.95  # of the large network's decisions, under the augmentation
 
 
 class Network:
@@ -394,7 +391,7 @@ class NetworkPair:
             self.threshold = 0.0 if logits else DEFAULT_THRESHOLD
 
     def choose_augmentation(self, images: ImageSet) -> Augmentation:
-        """The strongest deformation under which the large network keeps 95 % of its decisions.
+        """The strongest augmentation under which the large network keeps 95 % of its decisions.
 
         The weakest of all where it keeps fewer under each.
         """
@@ -416,7 +413,7 @@ class NetworkPair:
     def augmented_scores(
         self, images: ImageSet, augmentation: Augmentation, stage: str, progress: Progress | None
     ) -> PairScores:
-        """How both networks answer a deformed copy of every image."""
+        """How both networks answer an augmented copy of every image."""
         batches = augmentation.copies(images.batches(BATCH))
         found = self.scores(batches, len(images), stage, progress)
         return PairScores.of(found.small, found.large, self.threshold)

@@ -1,4 +1,4 @@
-"""Which images a small network is not sure of: thresholds chosen on images, and a bound on what they miss."""
+"""Choose the thresholds of doubt on images, and bound what they miss."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def choose_thresholds(
 
     Args:
         usual: images like those that the cascade will answer.
-        copies: deformed copies of them.
+        copies: augmented copies of them.
         allowed: largest number of changed decisions among both that are not in doubt; more of them, as few as
             possible, where ``most_share`` demands it.
         most_share: largest share of the usual images in doubt.

@@ -241,7 +241,7 @@ def _optimized(
     batch: Batch,
     progress: Progress,
 ) -> tuple[dict[str, Any], bytes]:
-    """As `_improved`; a file that is only to be described and has no routing stays as it is."""
+    """As `_run_optimizer`; a file that is only to be described and has no routing stays as it is."""
     only_described = bool(description) and not isinstance(batch, int)
     try:
         document, better = _run_optimizer(data, name, batch, progress)

@@ -1,4 +1,4 @@
-"""`capsedge.prune`."""
+"""Prune a trained checkpoint: fewer channels, capsules and units, subject to a gate."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 from capsedge.spec import limits
 
-# --- The images of a pruning: to fine-tune on, to search by, and to report on ---
-
+# --- Images: to fine-tune on, to search by, and to report on ---
 
 _HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
 _FEWEST = 20  # images held out
@@ -148,8 +147,7 @@ class Evaluator:
         return of_scores(self._expected, removable, labels, self._multi_label, self._threshold)
 
 
-# --- The folder of a pruning under way: one training run per round, so that it can go on ---
-
+# --- The work folder: one training run per round, so that a pruning can be resumed ---
 
 WORK = ".pruning"  # after the name of the output
 START = "pruned.safetensors"  # of a round, before fine-tuning
@@ -184,8 +182,7 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
         )
 
 
-# --- How a checkpoint was trained, as its metadata states it ---
-
+# --- How a checkpoint was trained, by its metadata ---
 
 TRAINING_KEY = "capsedge.models.training"  # of a checkpoint's metadata
 
@@ -217,9 +214,7 @@ def recipe_of(path: Path | str) -> Recipe | None:
     return None if training is None else training.recipe
 
 
-# ``capsedge.prune``: a trained checkpoint with fewer channels, capsules and units, subject to a
-# gate
-
+# --- ``capsedge.prune`` ---
 
 EXACT = "exact"
 MAX_DROP = 0.1  # points

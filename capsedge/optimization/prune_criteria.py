@@ -1,4 +1,4 @@
-"""Importance, costs, choice."""
+"""Choose the units to prune: the least important for the multiply-adds that they cost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from capsedge.models.configs import ModelConfig
 from capsedge.models.layers import AttentionCapsules, ClampedEMCapsules, DynamicCapsules, EMCapsules
 from capsedge.optimization.prune_groups import Group, Kept
 
-# --- How much a unit matters: first-order Taylor expansion, or look-ahead magnitudes ---
-
+# --- Importance: first-order Taylor expansion, or look-ahead magnitudes ---
 
 CRITERIA = ("taylor", "look-ahead")
 Importance = dict[str, Tensor]
@@ -79,8 +78,7 @@ def look_ahead(model: CapsuleModel, removable: Sequence[Group]) -> Importance:
     return scores
 
 
-# --- Multiply-adds of a network, counted per image from the shapes of its layers ---
-
+# --- Cost: multiply-adds per image, from the shapes of the layers ---
 
 # Passes over the votes that each iteration makes: a weighted sum, and what updates the couplings; EM's
 # statistics and densities are five products of each vote's elements.
@@ -141,8 +139,7 @@ def _of(module: nn.Module, made: Any, iterations: int, once: bool) -> int:
     return 0
 
 
-# --- Which units go: the least important for the multiply-adds that they cost ---
-
+# --- Choice ---
 
 _LARGEST_SHARE = (
     0.75  # of a group may go at once: the importance of the others changes as it shrinks

@@ -1,4 +1,4 @@
-"""What can be removed, and removing it."""
+"""Find the groups of units that can be removed from a network, and remove units."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capsedge.models.layers import Padded
 from capsedge.models.matrix_capsules import MatrixCapsules
 from capsedge.models.stems import ChannelNorm, ConvolutionalAttention, Residual, SqueezeExcitation
 
-# What can be removed from a network: groups of units, and where each stands in the tensors
+# --- Groups, and where each stands in the tensors ---
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ Kept = Mapping[str, tuple[int, ...]]
 """The indices of the units that stay, in rising order, by the name of their group."""
 
 
-# --- The groups of each family of networks ---
-
+# --- Groups of each family of networks ---
 
 _CHANNELS = 8  # channels of a convolution are removed by so many
 # Tensors by channel, and in which dimension, of what may stand between two convolutions.
@@ -335,7 +334,7 @@ def _stage(index: int) -> Shrink:
     return shrink
 
 
-# --- Removing units: a smaller configuration, and the weights that remain ---
+# --- Removal: a smaller configuration, and the weights that remain ---
 
 
 def keep_units(model: CapsuleModel, kept: Kept) -> CapsuleModel:

@@ -1,7 +1,8 @@
-"""`capsedge sweep`: Pareto front and picture.
+"""Search for the best trade-offs of accuracy, latency and size (``capsedge sweep``). Needs torch.
 
-Candidates are calibrated and compared on training images only. The test images are read once, after the
-search, for the figures of the candidates that no other beats.
+Candidates differ in iterations, couplings, precision and checkpoint. They are calibrated and compared on
+training images only. The test images are read once, after the search, for the figures of the candidates that
+no other beats.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.profiling.worker import Limits, Specification
 from capsedge.runtime.result_summary import caption, new_figure, save_figure
 
-# A search over iterations, couplings, precisions and checkpoints: accuracy, latency and size.
-# Needs torch
-
+# --- The search ---
 
 CALIBRATION_IMAGES, SEARCH_IMAGES = 512, 2000
 MOST = 64  # candidates, each of which is a process while latencies are measured
@@ -327,8 +326,7 @@ def _tested(point: Point, folder: Path, images: ImageSet, progress: Callable[[st
     return replace(point, test_accuracy=right / total)
 
 
-# --- A sweep as a picture: accuracy against time, with its Pareto front ---
-
+# --- The picture: accuracy against time, with the Pareto front ---
 
 _MARKERS = "osD^vP*X"  # one for each checkpoint
 _GROUPS = {"fp32": "stem", "fp16": "votes", "int8": "routing"}

@@ -1,4 +1,4 @@
-"""Files and state."""
+"""Make the files that a sweep compares, and remember what was made and measured."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from capsedge.runtime.files import json_documents, reading
 from capsedge.runtime.files.json_documents import Malformed, decode
 from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, write_text
 
-# --- What a sweep has made and measured, so that an interrupted one goes on ---
-
+# --- State, so that an interrupted sweep can be resumed ---
 
 SCHEMA = 1
 STATE = "sweep-state.json"
@@ -99,9 +98,7 @@ class State:
         write_text(self._path, json.dumps(document, indent=2) + "\n")
 
 
-# The files that a sweep compares: exported, frozen and quantized, each with its accuracy in the
-# search
-
+# --- Candidates: exported, frozen and quantized, each with its accuracy in the search ---
 
 PRECISIONS = ("fp32", "fp16", "int8")
 ROUTED, FROZEN = "routed", "frozen"

@@ -1,1 +1,1 @@
-"""What runs on the device: sessions, image input, metadata, files. Imports neither torch nor onnx."""
+"""What runs on the device: sessions, images, metadata, files. Imports neither torch nor onnx."""

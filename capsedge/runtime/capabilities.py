@@ -1,4 +1,4 @@
-"""What a loaded model can do beside running and predicting, and why it cannot."""
+"""Tell what a loaded model can do besides running and predicting, and why it cannot."""
 
 from __future__ import annotations
 

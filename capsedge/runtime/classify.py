@@ -1,4 +1,4 @@
-"""Many image files -> predictions and a contact sheet."""
+"""Classify many image files and draw a sheet of reconstructions, for ``capsedge infer``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.predictions import KEEP, Prediction, Predictor, choose
 from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
-
-# --- Classifying many image files, with a sheet of reconstructions: ``capsedge infer`` ---
-
 
 GROUP = 32  # images per run
 _ACTIVE = 0.5  # a second capsule is drawn from this score on
@@ -179,9 +176,7 @@ class Sheet:
             write_sheet(self._path, self._rows)
 
 
-# The decoder's pictures as one PNG: the model's input, and the pictures of its most active
-# capsules
-
+# --- The contact sheet: inputs, and the pictures of their most active capsules ---
 
 # Red and green are those of the MultiMNIST figure in Sabour et al. 2017; pixels where both digits have
 # ink are yellow.

@@ -1,7 +1,7 @@
-"""The decoder of a loaded file by itself: from the poses of class capsules to pictures.
+"""Cut the decoder out of a loaded file and run it alone: poses of class capsules to pictures.
 
-It is cut out of the file: what lies between the poses and the reconstruction becomes a file of its own, whose
-bytes are copied from the first. ``cutting.cpp`` of libcapsedge cuts in the same way.
+The part of the graph between the poses and the reconstruction becomes a file of its own, whose bytes
+are copied from the original. ``subgraph.cpp`` of libcapsedge cuts in the same way.
 """
 
 from __future__ import annotations

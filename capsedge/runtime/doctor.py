@@ -1,4 +1,4 @@
-"""`capsedge doctor`; JetPack/TensorRT/CUDA compatibility from nvidia.json."""
+"""Diagnose this machine for ``capsedge doctor``: what works, and what each missing part costs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ from capsedge.runtime.machine import (
     simd_level,
 )
 
-# JetPack, TensorRT, CUDA and driver of this machine, checked against compatible versions
-# (nvidia.json)
-
+# --- Compatible versions of JetPack, TensorRT, CUDA and driver (nvidia.json) ---
 
 RELEASE_FILE = Path("/etc/nv_tegra_release")
 _GPU = "gpu"
@@ -211,7 +209,7 @@ def _plugin(tensorrt_version: str) -> Check:
     return Check(name, _GPU, OK, f"{path}{'' if tensorrt_version else ' (but no TensorRT)'}")
 
 
-# --- What works on this machine, and what each missing part costs: ``capsedge doctor`` ---
+# --- The diagnosis ---
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The metadata file of a TensorRT engine: what it is, how it was built, whether it fits this machine.
+"""Read the metadata file of an engine: what it is, its build, whether it fits this machine.
 
 ``NAME.engine`` holds only TensorRT's bytes; everything that the runtime must know before it passes them to
 TensorRT is in ``NAME.engine.json`` beside it.

@@ -1,4 +1,4 @@
-"""`capsedge.inspect`: contents of a file, a checkpoint, an engine."""
+"""Report the contents of a model file, a checkpoint or an engine, without running it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in,
 from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value, read_structure
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, votes_of
-
-# --- The contents of an artefact, without running it: ``capsedge inspect`` ---
-
 
 LARGEST = 5  # intermediate values listed
 _WIDTHS = {
@@ -311,7 +308,7 @@ def _per_image(shape: Shape) -> int:
     return math.prod(_known(shape[1:]))
 
 
-# --- ``capsedge.inspect``: the contents of a model file, a checkpoint or an engine ---
+# --- ``capsedge.inspect`` ---
 
 
 def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection | EngineInspection:
@@ -344,8 +341,7 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
     return replace(found, path="") if isinstance(model, bytes) else found
 
 
-# The description of a TensorRT engine, and whether it runs here: from its metadata file, without
-# loading it
+# --- TensorRT engines, by their metadata file: nothing is loaded ---
 
 
 @dataclass(frozen=True, repr=False)

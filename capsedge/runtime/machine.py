@@ -1,4 +1,4 @@
-"""CPU, cores, memory, GPU, versions of this machine."""
+"""Report facts about this machine: processor, system, GPU, versions of packages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-# --- Facts about this machine: processor, system, versions of packages. Tries nothing out ---
 
 
 def machine() -> dict[str, str]:
@@ -111,8 +109,7 @@ def _cpu_name() -> str:
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-# --- One line of ``capsedge doctor`` ---
-
+# --- A check of ``capsedge doctor`` ---
 
 OK, MISSING, BROKEN = "ok", "missing", "broken"
 
@@ -138,9 +135,7 @@ class Check:
     fix: str = ""
 
 
-# The NVIDIA GPU of this machine, its driver, and what keeps ONNX Runtime from it: ``capsedge
-# doctor``
-
+# --- The NVIDIA GPU, its driver, and what keeps ONNX Runtime from using it ---
 
 PCI = Path("/sys/bus/pci/devices")
 # A discrete GPU with its driver, the GPU of a Jetson, the GPU of Windows in WSL.

@@ -1,8 +1,7 @@
-"""ModelMetadata, Preprocessing, Outputs, Origin, Pruned: the `capsedge.*` properties, one schema.
+"""Define and read a model's metadata: the ``capsedge.*`` properties of an ONNX file.
 
-Everything in it is a claim of the file until it is done again.
-
-A claim of the file until pruning is done again.
+All of it is the file's own claim. The origin of imported weights and the source of a pruned
+checkpoint can be confirmed only by importing or pruning again.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from capsedge.runtime.scores import ChosenScores
 from capsedge.runtime.typical_input import LEAST_SIDE, TypicalInput
 from capsedge.spec import limits
 
-# Where imported weights come from, as ``capsedge import`` writes it and ``export`` passes it on
-
+# --- The origin of imported weights, which ``export`` passes on ---
 
 ORIGIN_KEY = "capsedge.origin"  # of the metadata of a checkpoint or an ONNX file
 NOT_COMPARED = "not compared with its author's code"
@@ -119,8 +117,7 @@ def origin_of(path: Path | str) -> Origin | None:
     return field_of(Origin, path, ORIGIN_KEY, "where its weights come from", "Import it again.")
 
 
-# --- The metadata of an artefact: the ``capsedge.*`` properties of an ONNX file ---
-
+# --- The metadata of a model ---
 
 SCHEMA = 1
 PREFIX = "capsedge."  # of the names of all properties
@@ -378,9 +375,7 @@ def _check_outputs(outputs: Outputs, task: str, class_names: tuple[str, ...]) ->
         raise ValueError(f"a name or unit has over {limits.NAME_CHARACTERS} characters")
 
 
-# The checkpoint that a pruned one was made from, as ``capsedge prune`` writes it into its
-# metadata
-
+# --- The source of a pruned checkpoint ---
 
 PRUNING_KEY = "capsedge.pruning"  # of a checkpoint's metadata
 
@@ -447,8 +442,7 @@ def pruned_of(path: Path | str) -> Pruned | None:
     return field_of(Pruned, path, PRUNING_KEY, "what it was pruned from", "Prune it again.")
 
 
-# What a file was made from, by its metadata, and so the options that name it and how to export it
-# again
+# --- The model, code or checkpoint that a file was exported from ---
 
 
 class Provenance(Enum):

@@ -1,4 +1,4 @@
-"""What a model says of an image: which of its outputs mean what, and the predictions that they mean."""
+"""Interpret outputs: which of them mean what, and the predictions that they make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results show themselves; matplotlib, if installed."""
+"""Display results in terminals and notebooks, and draw charts if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable, write_bytes
 
-# --- How results show themselves: a line or three in a terminal, a small table in a notebook ---
-
+# --- Results: a few lines in a terminal, a small table in a notebook ---
 
 LINES = 3
 _WIDTH = 110
@@ -110,8 +109,7 @@ def _bar(share: float | None) -> str:
     return f'<span style="{_SCALE}"><span style="{_BAR};width:{width:.1f}%"></span></span>'
 
 
-# --- Charts drawn by matplotlib, if it is installed; nothing else needs it ---
-
+# --- Charts by matplotlib ---
 
 DPI = 300  # of every PNG: what print needs
 TIP = "tip:"  # before the text that `inline_svg` shows where the pointer rests, in an artist's gid

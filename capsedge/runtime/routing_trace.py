@@ -1,4 +1,4 @@
-"""The values of every routing iteration that a file has as outputs: ``capsedge export --with trace``."""
+"""Read the values of every routing iteration, from files of ``capsedge export --with trace``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Images that tell what a network's outputs do: plain ones, shapes, noise, and values beyond the
-range.
-"""
+"""Probe a network's outputs with synthetic images, to see what its scores are worth."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from capsedge.runtime.predictions import scores_of
 from capsedge.runtime.scores import AS_IT_IS, ONE_LINE, ScoresChoice, mask_of, score_warnings_of
 from capsedge.runtime.session import Session
 
-# Images that tell what a network's outputs do: plain ones, shapes, noise, and values beyond the
-# range
-
+# --- Probes: plain images, shapes, noise, and values beyond the range ---
 
 Floats = NDArray[np.float32]
 _NOISE, _SHAPES, _BEYOND = 16, 14, 16
@@ -98,8 +94,7 @@ def _prepared(pixels: Floats, preprocessing: Preprocessing | None) -> Floats:
     return np.asarray((values - mean) / std, np.float32)
 
 
-# --- A loaded file run on check images, and what its scores are found to be worth ---
-
+# --- What a loaded file's scores do on the probes ---
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -1,4 +1,4 @@
-"""Which output of a network holds the scores of its classes, judged by what values do, not by names."""
+"""Find the output with the scores of the classes, by what values do, not by names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of any library as numpy arrays, batches of them, and whether they fit an input of a model."""
+"""Convert arrays of any library to numpy, in batches, and check that they fit an input."""
 
 from __future__ import annotations
 

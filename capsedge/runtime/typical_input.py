@@ -1,6 +1,7 @@
-"""Typical input: spans of five measurements of the training images, outside of which there is nothing to see.
+"""Judge whether an image resembles the training images, by the spans of five measurements.
 
-docs/reference/metadata.md ("Nothing to see") specifies the rule, so that C++ decides alike on equal bits.
+Outside the spans there is nothing to see. docs/reference/metadata.md ("Nothing to see") specifies the rule,
+so that C++ decides alike on equal bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`metadata_for`: what a person states of a foreign file, checked by running it."""
+"""Describe a foreign ONNX file; what the user declares is checked by running the file."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ from capsedge.runtime.session import Session
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
 
-# --- Other metadata in an ONNX file whose remaining bytes stay as they are ---
-
+# --- Replacing the metadata in a file's bytes ---
 
 _MODEL_METADATA = 14  # of ModelProto, repeated
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
@@ -76,8 +75,7 @@ def _entry(key: str, value: str) -> bytes:
     return message(((_ENTRY_KEY, key.encode()), (_ENTRY_VALUE, value.encode())))
 
 
-# What a person states of a network: classes, preprocessing, task, and which output holds what
-
+# --- The description: classes, preprocessing, task, and which output holds what ---
 
 NAMED = "named by the user"
 _KIND_BY_NAME = {LENGTHS: "length", LOGITS: "logits"}

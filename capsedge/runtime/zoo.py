@@ -1,4 +1,4 @@
-"""Names and files of the trained models and sample images."""
+"""Find the trained models and the sample images that come with the package."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from capsedge.errors import UsageError
 
-# --- The trained models that come with the package: small networks for digits ---
-
+# --- Trained models: small networks for digits ---
 
 ROUTINGS = ("dynamic", "em", "attention")  # each with a model, digits-<routing>
 MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")

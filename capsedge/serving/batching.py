@@ -1,4 +1,4 @@
-"""Requests that wait for a processor, and run together when one is free.
+"""Gather requests that wait for a processor, and run them together when one is free.
 
 MLServer's own batching holds every request back for a fixed time, alone or not, and starts a batch whether or
 not a processor is free. Here nothing waits that could run: a lone request starts at once, and what arrives

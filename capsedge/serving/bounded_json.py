@@ -1,4 +1,4 @@
-"""JSON of a stranger: what it may hold is counted before objects are made of it.
+"""Parse untrusted JSON; what it may hold is counted before objects are made of it.
 
 Long lists of numbers, which are what a request is made of, become arrays piece by piece, so that they take
 8 bytes a value instead of 32 and no piece keeps other threads waiting for more than a few milliseconds.

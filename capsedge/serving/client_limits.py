@@ -1,4 +1,4 @@
-"""What stands before MLServer's REST endpoints: limits, and the paths that are open."""
+"""Limit what clients may send to MLServer's REST endpoints, and which paths are open to them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from urllib.parse import urlsplit
 
 from capsedge.spec import limits
 
-# What the server holds for its clients: bytes of bodies, messages and answers, over all
-# connections
-
+# --- Bytes held for clients: bodies, messages and answers, over all connections ---
 
 Message = TypeVar("Message")
 _SLOW = 1.0  # seconds after which a message that arrives makes room for another
@@ -34,8 +32,8 @@ class Full(Exception):
 class MemoryBudget:
     """Counts the bytes. Belongs to one event loop.
 
-    The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
-    `limits.CONCURRENT_MESSAGES`, each for the largest message twice, since it is copied when grpc hands it
+    The messages of gRPC cannot be counted while they arrive, so they have slots of their own, as many as
+    `limits.CONCURRENT_MESSAGES`. Each is for the largest message twice, since it is copied when grpc hands it
     over. All else shares the rest of `limits.IN_FLIGHT_BYTES`.
     """
 
@@ -108,8 +106,7 @@ class BudgetShare:
         self._bytes = 0
 
 
-# --- What stands before MLServer's REST endpoints: limits, and the paths that are open ---
-
+# --- Before the endpoints: limits and open paths ---
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -148,7 +145,7 @@ class Guard:
         app: the application behind it.
         hosts: names of the ``Host`` header; none for any.
         known: name and version of each model that is served; an empty version is the default one.
-        held: counts what the server holds.
+        budget: counts what the server holds.
     """
 
     def __init__(
@@ -294,8 +291,7 @@ async def _send_response(send: Send, status: int, error: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-# --- Work on large requests beside the event loop ---
-
+# --- Work on large requests, off the event loop ---
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")

@@ -1,4 +1,4 @@
-"""The gRPC service of the Open Inference Protocol, on grpc's own server.
+"""Serve the Open Inference Protocol over gRPC, on grpc's own server.
 
 Every method takes and gives plain bytes, message by message: grpc would otherwise take up any number of
 messages before a line of this runs, decode them on the event loop, and log each one that it cannot read.
@@ -82,7 +82,7 @@ class _Service:
     Args:
         data_plane, handlers: MLServer's.
         known: name and version of each model; an empty version is the default one.
-        held: counts what the server holds.
+        budget: counts what the server holds.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class GrpcServer(GRPCServer):
 
     Args:
         settings, data_plane, handlers: MLServer's.
-        known, held: as for `_Service`.
+        known, budget: as for `_Service`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The same model as a runtime for people who run MLServer.
+"""Run a model as a runtime of MLServer: `CapsedgeModel`.
 
-``capsedge serve`` starts an MLServer with it; whoever runs MLServer themselves names it in
-``model-settings.json``.
+``capsedge serve`` starts an MLServer with it; whoever runs MLServer themselves names
+``capsedge.serving.mlserver_runtime.CapsedgeModel`` in ``model-settings.json``.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from capsedge.serving.requests import Payload
 
 
-# Answers to requests that run together: each is checked by itself, and images are run as one
-# batch
-
+# --- Requests that run together: each checked by itself, images run as one batch ---
 
 Result = TypeVar("Result")
 _Checked = tuple[PreparedRequest, NDArray[Any]]
@@ -125,8 +123,7 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> Result | Excep
         return error
 
 
-# --- The runtime of capsedge for MLServer ---
-
+# --- The runtime ---
 
 _OPTIONS = ("threads", "ops", "device", "provider")  # of `capsedge.load`, in ``parameters.extra``
 _FAILED = "The model failed; the log of the server says why."
@@ -295,9 +292,6 @@ def warm_up(session: Session) -> None:
     black = np.zeros((1, *(size for size in shape if isinstance(size, int))), np.float32)
     for _ in session.run_batches(black):
         pass
-
-
-# --- capsedge as a runtime of MLServer: ``capsedge.serving.mlserver_runtime.CapsedgeModel`` ---
 
 
 __all__ = ["CapsedgeModel"]

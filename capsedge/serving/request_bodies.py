@@ -1,7 +1,7 @@
-"""A request of the Open Inference Protocol, from the bytes of JSON or of protobuf.
+"""Read a request of the Open Inference Protocol from the bytes of JSON or protobuf.
 
-Whatever a stranger sends, reading it takes a bounded multiple of the memory of its bytes, and no step of it
-holds the interpreter for long, so that it can run beside an event loop.
+Whatever an untrusted client sends, reading it takes a bounded multiple of the memory of its bytes, and no
+step of it holds the interpreter for long, so that it can run beside an event loop.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _short(text: str, name: str) -> str:
     return text
 
 
-# gRPC. The numbers of fields are those of the protocol's ModelInferRequest.
+# --- gRPC, with the field numbers of the protocol's ModelInferRequest ---
 
 _CONTENTS = {1: "bool", 2: "int32", 3: "int64", 4: "uint32", 5: "uint64", 6: "f4", 7: "f8"}
 _FIXED = {6: FIXED32, 7: FIXED64}

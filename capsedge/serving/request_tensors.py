@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol (version 2) and arrays of numpy."""
+"""Convert between tensors of the Open Inference Protocol (version 2) and numpy arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request of the Open Inference Protocol asks of a session."""
+"""Interpret a request of the Open Inference Protocol: what it asks of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a request, and its answer in the terms of the Open Inference Protocol."""
+"""Run a request, and write its answer in the terms of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
 
 
-# --- Running a request, and its answer in the terms of the Open Inference Protocol ---
-
+# --- Running ---
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -133,8 +132,7 @@ def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> s
     return json.dumps([prediction.to_dict() for prediction in made], allow_nan=False)
 
 
-# What the server tells of a model: its inputs and outputs, and what its metadata says of them
-
+# --- Model metadata: inputs, outputs, and what the file says of them ---
 
 PLATFORM = "capsedge"
 
@@ -200,8 +198,7 @@ def _tensor(port: Port, session: Session, parameters: dict[str, str]) -> Metadat
     )
 
 
-# An answer as bytes of JSON or of protobuf, made in pieces between which other threads may run
-
+# --- Answers as JSON or protobuf, made in pieces between which other threads may run ---
 
 _JSON_PIECE = 2**14  # values
 _WRITTEN = 22  # bytes of a value, as a decimal with a comma

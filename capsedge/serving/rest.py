@@ -1,7 +1,7 @@
-"""Starlette routes of the Open Inference Protocol with their limits; uvicorn's connection.
+"""Serve the REST endpoint of inference, on uvicorn's protocol, with limits of its own.
 
-It reads requests and writes answers by itself: MLServer's makes objects of whatever a client sends before it
-looks at it, and does so on the event loop.
+It reads requests and writes answers by itself: MLServer's endpoint makes objects of whatever a client sends
+before it looks at it, and does so on the event loop.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from capsedge.serving.request_bodies import Malformed, from_json
 from capsedge.serving.responses import size_of, to_json
 from capsedge.spec import limits
 
-# One HTTP connection, on uvicorn's protocol: limits on headers and time, and answers in one piece
-
+# --- The HTTP connection: limits on headers and time, and answers in one piece ---
 
 _TOO_LONG = "The headers of the request are too long."
 
@@ -189,8 +188,7 @@ class _Joining:
             self._transport.write(b"".join(parts))
 
 
-# --- The REST endpoint of inference ---
-
+# --- The endpoint ---
 
 _SMALL = 2**20  # bytes of an answer that is sent at once
 _JSON = ("application/json", "")  # types of a request; without a type it is taken as JSON

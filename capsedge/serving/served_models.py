@@ -1,4 +1,4 @@
-"""Names, versions, measured batch sizes."""
+"""Check what a server is to serve, and measure good batch sizes at its start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from capsedge.runtime.session import Session
 from capsedge.serving.deploy.server_model import ModelName
 
-# --- How many images a batch should have: measured when the server starts ---
-
+# --- Batch sizes ---
 
 SIZES = (1, 2, 4, 8, 16, 32)
 _SECONDS = 0.5  # for all sizes together
@@ -113,7 +112,7 @@ def _seconds(session: Session, size: int) -> float:
     return time.perf_counter() - start
 
 
-# --- What a server serves, and where: checked before the server is imported ---
+# --- Models and addresses, checked before the server is imported ---
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""MLServer, set up by capsedge: everything from arguments, nothing from files or the environment."""
+"""Set up MLServer: everything from arguments, nothing from files or the environment."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The operators of the domain ``capsedge`` as plain data: one table that every part of the package reads."""
+"""The facts that every part of the package shares: its operators and the limits of its readers."""

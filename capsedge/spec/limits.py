@@ -1,6 +1,7 @@
-"""Limits on the size of everything that comes from a file. Readers check them before they allocate memory.
+"""Limit the size of everything that comes from a file.
 
-docs/reference/limits.md explains them; tests/test_limits.py compares the two.
+Readers check the limits before they allocate memory. docs/reference/limits.md explains them;
+tests/test_limits.py compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ TRACED_BYTES = GIB  # of the values of one call of `Session.trace`
 # Images: limits on one file.
 IMAGE_FILE_BYTES = 128 * MIB
 IMAGE_PIXELS = 2**26
-IMAGE_SIDE = 32768  # keeps the integers of `resize.taps` below 2**53, hence exact as doubles too
+IMAGE_SIDE = (
+    32768  # keeps the integers of `preprocessing.taps` below 2**53, hence exact as doubles too
+)
 INPUT_VALUES = 2**26  # of one input image of a model
 GIF_BLOCKS = 65_536  # of extensions before the first frame
 BMP_RUNS_BYTES = 4 * MIB  # of a BMP file with run-length encoding, whose decoder is slow

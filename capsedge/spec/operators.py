@@ -1,15 +1,16 @@
-"""THE table of operators, attributes, votes, iteration marks, node names.
+"""Define the operators of the domain ``capsedge``: attributes, votes, names in files.
 
-docs/reference/operators.md is their specification. The computation of an operator (its body, its kernels,
-its PyTorch definition) has its own files; everything else that is specific to an operator is here. This
-module imports only the standard library, because ``capsedge infer`` reads it.
+docs/reference/operators.md specifies them. How an operator is computed (its body, its kernels, its
+PyTorch definition) lives elsewhere; everything else that is specific to an operator is here. Only
+the standard library is imported, because ``capsedge infer`` reads this table.
 
-ONNX tells functions of one name apart by ``overload``, which ONNX Runtime ignores before 1.27. So distinct
-bodies of an operator have distinct names: ``DynamicRouting``, ``DynamicRouting_2``, ``DynamicRouting_3``. The
-operator library has kernels for a family of such names.
+ONNX distinguishes functions of the same name by ``overload``, which ONNX Runtime ignores before
+1.27. Distinct bodies of an operator therefore get distinct names: ``DynamicRouting``,
+``DynamicRouting_2``, ``DynamicRouting_3``. The operator library has kernels for each such series.
 
-A body writes them, prefixed with its operator (``DynamicRouting_iter2_couplings``); inlining keeps them and
-adds a number. The ledger's probe, the sensitivity of iterations and the attribution of times look for them.
+Values of a routing iteration are named in the function body, prefixed with its operator
+(``DynamicRouting_iter2_couplings``); inlining keeps the name and appends a number. The probe of
+routing errors, the sensitivity analysis and the attribution of times look for these names.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-# The operators of the domain ``capsedge``: one table that every part of the package reads
-
+# --- The table of operators ---
 
 Default = int | float | tuple[int, ...] | tuple[float, ...] | None
 
@@ -391,7 +391,7 @@ OPERATORS = {o.name: o for o in (*_FLOAT, *(_quantized(o) for o in _FLOAT if o.i
 ROUTING_OPERATORS = {name: o for name, o in OPERATORS.items() if o.routes}
 
 
-# Number and shape of the votes of a routing node, from which its operations and memory follow
+# --- Votes of a routing node ---
 
 
 @dataclass(frozen=True)
@@ -461,8 +461,7 @@ def _sizes(shape: Sequence[Any]) -> list[int]:
     return list(shape)
 
 
-# --- Names of the capsule operators in a file: one name for one function body ---
-
+# --- Operator names in a file: one for each function body ---
 
 DOMAIN = "capsedge"
 VERSION = 1  # of the domain
@@ -504,19 +503,18 @@ def instance_counts(names: Iterable[str]) -> str:
     return ",".join(f"{operator}:{most[operator]}" for operator in sorted(most))
 
 
-# Names of the values of every routing iteration inside a function body: ``iter2_couplings``
-
+# --- Names of iteration values ---
 
 _INNER = re.compile(r"iter(?P<iteration>\d{1,6})_(?P<kind>[a-z]+)")
 
 
 class IterationValue(NamedTuple):
-    """A marked value.
+    """A value of a routing iteration, by its name.
 
     Attributes:
         operator: the operator whose body contains it.
         iteration: from 1.
-        kind: one of the operator's ``marks``.
+        kind: one of the operator's ``iteration_values``.
     """
 
     operator: str
@@ -530,7 +528,7 @@ def iteration_value_name(iteration: int, kind: str) -> str:
 
 
 def iteration_value_in(operator: str, value: str) -> IterationValue | None:
-    """The mark of a value of an operator's body, from its name without the operator; None if it has none."""
+    """What a value of an operator's body is, by its name without the operator; None if of no iteration."""
     spec, found = ROUTING_OPERATORS.get(operator), _INNER.match(value)
     if spec is None or found is None or found["kind"] not in spec.iteration_values:
         return None
@@ -538,7 +536,7 @@ def iteration_value_in(operator: str, value: str) -> IterationValue | None:
 
 
 def parse_iteration_value(name: str) -> IterationValue | None:
-    """The mark of a value of a graph of standard operators, from its full name; None if it has none.
+    """What a value of a graph of standard operators is, by its full name; None if of no iteration.
 
     Bodies with INT8 weights are not examined: they are judged by their decisions, not by iterations.
     """

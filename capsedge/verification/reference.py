@@ -1,7 +1,7 @@
-"""Eager PyTorch, FP32 and FP64; also as a peer of profile.
+"""Run the reference: the unpatched module in eager PyTorch, in FP32 and FP64.
 
-A worker of ``capsedge.runtime.profiling.startup``, which knows only its name: the runtime never imports
-torch.
+FP64 distinguishes rounding from errors. The trained model is also a peer of ``capsedge profile``, loaded by a
+worker of ``capsedge.runtime.profiling.startup`` that knows only its name: the runtime never imports torch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from capsedge.runtime.metadata import ModelMetadata, Provenance, provenance_of, 
 from capsedge.runtime.profiling.worker import Run, Specification, main
 from capsedge.runtime.routing_trace import PREFIX
 from capsedge.runtime.session import Session
-
-# The reference: the unpatched module in eager PyTorch, FP32, and FP64 to tell rounding from error
-
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = Sequence[torch.Tensor]
@@ -319,7 +316,7 @@ def _trace(model: CapsuleModel, images: torch.Tensor) -> dict[str, torch.Tensor]
     return dict(zip(traced.outputs, values, strict=True))
 
 
-# The trained model itself in eager PyTorch, as a peer of ``capsedge profile --compare torch``
+# --- The peer of ``capsedge profile --compare torch`` ---
 
 
 def checkpoint_of(session: Session, named: Path | None) -> Path:

@@ -1,4 +1,4 @@
-"""What must hold, and a sentence for what does not."""
+"""Decide whether an artefact passes, with a sentence for everything that it fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from capsedge.runtime.session import Session
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
 from capsedge.verification.reference import Arrays
 
-# --- The metrics of an artefact's outputs against the reference's, added up batch by batch ---
+# --- Metrics of the outputs, added up batch by batch ---
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Comparison:
         }
 
 
-# --- What an artefact must meet to pass, and a sentence for everything that it does not ---
+# --- Requirements ---
 
 
 @dataclass(frozen=True)

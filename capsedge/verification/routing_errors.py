@@ -1,4 +1,4 @@
-"""The routing ledger: errors of couplings, poses and lengths by layer and iteration."""
+"""Measure the errors of couplings, poses and lengths by layer and routing iteration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Rule:
         rounded: Array,
         moved: Sequence[Array],
     ) -> Cell:
-        """Judge one kind of value at one place.
+        """Judge one kind of value of one layer and iteration.
 
         Args:
             tolerance: its absolute part is for magnitudes of 1; smaller values have less.
@@ -121,7 +121,7 @@ class RoutingErrors:
     """Rows in the order in which the values are computed.
 
     Attributes:
-        note: the values that the ledger cannot show, and why; empty if it shows all.
+        note: the values that the table cannot show, and why; empty if it shows all.
     """
 
     rows: tuple[Row, ...]

@@ -1,8 +1,7 @@
-"""The routing inside an ONNX file: a copy of the file that also outputs the values of every
-iteration.
+"""Read routing values after every iteration, from an ONNX file and from its reference.
 
 The exporter names these values in the function bodies (``spec.operators``); inlining keeps the names and
-appends a number. The file itself is never changed.
+appends a number. A copy of the file also outputs them; the file itself is never changed.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from capsedge.spec.operators import (
     parse_iteration_value,
 )
 
-# The routing inside an ONNX file: a copy of the file that also outputs the values of every
-# iteration
-
+# --- The artefact ---
 
 # What a first pass, rewritten, is one of.
 _PASSES = {o.first_pass: o.name for o in OPERATORS.values() if o.first_pass}
@@ -164,8 +161,7 @@ def _opened(
     return site
 
 
-# --- The routing inside the reference: couplings, poses and lengths after every iteration ---
-
+# --- The reference ---
 
 Array = NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""Samples, hard cases, arrays."""
+"""Provide the inputs of a comparison: samples, hard cases, and arrays of any shape."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.session import Session
 from capsedge.runtime.zoo import samples_folder
 
-# --- The inputs of a comparison: real samples, and hard cases that data sets do not contain ---
-
+# --- Images: real samples, and hard cases that data sets do not contain ---
 
 Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given
@@ -173,9 +172,7 @@ def prepared(images: NDArray[np.float64], prep: Preprocessing | None) -> Floats:
     return np.asarray((images * 255 * prep.scale - mean) / std, np.float32)
 
 
-# The inputs of a comparison where a file takes other arrays than images: any number, shape and
-# type
-
+# --- Arrays, for files that take no images: any number, shape and type ---
 
 UserArrays = Path | str | NDArray[Any] | Mapping[str, NDArray[Any]]
 SEVERAL = 16  # samples a run, after a first run of one

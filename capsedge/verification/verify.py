@@ -52,7 +52,7 @@ from capsedge.verification.sample_inputs import (
 )
 
 _REPEATED = 4  # images that a module of the user's is run on twice
-ROUTING_ERROR_FLIPS = 4  # samples with a changed decision that the ledger examines
+ROUTING_ERROR_FLIPS = 4  # samples with a changed decision whose routing errors are measured
 Progress = Callable[[int, int], None]
 Observer = Callable[[Arrays, Arrays, "NDArray[np.int64] | None"], None]
 ReferenceRun: TypeAlias = nn.Module | UserModule | Path | str | None
@@ -478,8 +478,8 @@ def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.flo
 def _worst_images(
     on_samples: Comparison, on_hard: Comparison, samples: ImageSet, hard: ImageSet
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The images for the ledger: the worst of each output, and samples whose decision flipped; which of
-    them are hard cases."""
+    """The images for the routing errors: the worst of each output, and samples whose decision flipped; which
+    of them are hard cases."""
     flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:ROUTING_ERROR_FLIPS]
     chosen: list[NDArray[np.float32]] = []
     are_hard: list[bool] = []

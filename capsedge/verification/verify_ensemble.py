@@ -1,4 +1,4 @@
-"""``capsedge.verify_ensemble``: every member against its source, and their average against the sources'."""
+"""Verify an ensemble: every member against its source, and the averages against each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reconstructions, segmentation, dimensions."""
+"""Draw what the decoder makes of poses: reconstructions, segmentation, dimensions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- Images and what the decoder makes of each class capsule (Sabour et al. 2017, figure 3) ---
+# --- Reconstructions from each class capsule (Sabour et al. 2017, figure 3) ---
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -131,8 +131,7 @@ def compute_reconstructions(
     )
 
 
-# Overlapping objects told apart by the pictures of two capsules (Sabour et al. 2017, figure 5)
-
+# --- Segmentation of overlapping objects by two capsules (Sabour et al. 2017, figure 5) ---
 
 Pair = tuple[int, int]
 
@@ -345,9 +344,7 @@ def _pair(session: Session, labels: Sequence[str], count: int) -> Pair:
     return found[0], found[1]
 
 
-# What each dimension of a pose means: the picture while it alone varies (Sabour et al. 2017,
-# figure 4)
-
+# --- Dimensions: the picture while one alone varies (Sabour et al. 2017, figure 4) ---
 
 STEPS = np.round(np.arange(-5, 6) * 0.05, 2)  # the paper's: from -0.25 to 0.25
 MOST_IMAGES = 3  # a sheet for each, side by side

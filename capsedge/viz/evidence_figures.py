@@ -1,4 +1,4 @@
-"""Responsibilities, capsules, hardest."""
+"""Draw why a model decides as it does: responsible parts, class capsules, hardest images."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Where in an image the parts of a class lie: couplings followed back to the primary capsules
-
+# --- Responsibilities: couplings followed back to the primary capsules ---
 
 MOST_IMAGES = 6
 MOST_EXPLAINED_CLASSES = 3
@@ -177,8 +176,7 @@ def compute_responsibilities(
     )
 
 
-# --- What any model says of an image: the score of each class, and the pose of its capsule ---
-
+# --- Capsules: each class's score, and the pose of its capsule ---
 
 MOST = 6  # images; each takes a row of charts
 
@@ -289,8 +287,7 @@ def compute_capsules(session: Session, images: Images, *, invert: bool = False) 
     )
 
 
-# --- The images of a data set that a model finds hardest, and what it takes them for ---
-
+# --- Hardest images of a data set, and what the model takes them for ---
 
 SHOWN = 30
 _ACROSS = 10  # tiles in a row

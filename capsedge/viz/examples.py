@@ -1,4 +1,4 @@
-"""The images of a picture: as the model takes them, as they are shown, and what it says of them."""
+"""Prepare the images of a picture: for the model, for display, with what the model says."""
 
 from __future__ import annotations
 

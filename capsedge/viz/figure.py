@@ -1,4 +1,4 @@
-"""Figure base and style."""
+"""Define what all pictures share: one style, their numbers, and a sentence of description."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# One look for all pictures: colours that the colour-blind tell apart, sizes, and sheets of tiles
-
+# --- Style: colours that the colour-blind distinguish, sizes, sheets of tiles ---
 
 Pixels = NDArray[np.uint8]
 
@@ -177,7 +176,7 @@ def _box(x: float, y: float, tall: float) -> Any:
     return Rectangle((x, y), 1, tall, fill=False, linewidth=2)
 
 
-# What all pictures have in common: numbers, a drawing of them, and a sentence that describes it
+# --- The base class ---
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

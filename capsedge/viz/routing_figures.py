@@ -1,4 +1,4 @@
-"""Iterations, couplings, agreement."""
+"""Draw routing at work: iterations side by side, couplings, agreement."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.routing_trace import Trace
 
 
-# Routing iterations side by side: how strong each class is after each, and what its pose decodes
-# to
-
+# --- Iterations: how strong each class is after each, and what its pose decodes to ---
 
 MOST_IMAGES = 4
 
@@ -192,9 +190,7 @@ def _decodes(session: Session) -> bool:
     return True
 
 
-# How routing decides: couplings by iteration, and how their softmax sharpens (Sabour et al. 2017,
-# A)
-
+# --- Couplings by iteration, and how their softmax sharpens (Sabour et al. 2017, A) ---
 
 MOST_ROWS = 6
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -353,8 +349,7 @@ def _routed(
     )
 
 
-# How well votes agree with each class, by iteration, as histograms (Hinton et al. 2018, figure 2)
-
+# --- Agreement of votes with each class, as histograms (Hinton et al. 2018, figure 2) ---
 
 PARENTS = 3
 BINS = 30

@@ -1,4 +1,7 @@
-"""Pictures as PNG, SVG, or an HTML page that needs nothing else. The same numbers give the same bytes."""
+"""Save pictures as PNG, SVG, or an HTML page that needs nothing else.
+
+The same numbers give the same bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Couplings as tables, positions on the input."""
+"""Prepare a trace for pictures: couplings as tables, and positions on the input."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from capsedge.runtime.routing_trace import Trace, TracedLayer
 from capsedge.runtime.session import Session
 from capsedge.viz.examples import Examples, check_finite
 
-# What pictures read from a trace: couplings of one image as a table, and where parents' parts lie
-
+# --- Couplings of one image, and where the parts of parents lie ---
 
 Floats = NDArray[np.floating[Any]]
 _ONE = 1e-2  # couplings that add up to one, within the rounding of any precision
@@ -219,9 +218,7 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
     return below
 
 
-# Where on the input the cells of a map lie, by the strides and paddings of the convolutions
-# before it
-
+# --- Positions on the input, by the strides and paddings of the convolutions before a map ---
 
 Cells = tuple[int, int]
 

@@ -1,1 +1,4 @@
-"""ONNX files to TensorRT engines. Needs `onnx`, no torch; TensorRT is imported when something is built."""
+"""ONNX files to TensorRT engines. Needs onnx, no torch.
+
+TensorRT is imported when something is built.
+"""

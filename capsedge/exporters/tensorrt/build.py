@@ -1,6 +1,6 @@
-"""`capsedge.build`: BuildOptions -> engine, metadata file, BuildReport.
+"""Build a TensorRT engine and its metadata file from an ONNX file (``capsedge.build``).
 
-For ``tensorrt`` on the machine that will run it; for ``tensorrt-rtx`` on any machine.
+Engines for ``tensorrt`` are built on the machine that will run them; those for ``tensorrt-rtx`` on any.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
-# --- ONNX file in, TensorRT engine with its metadata file out ---
-
+# --- Building and writing ---
 
 PLUGIN_MODES = ("auto", "native", "fused")
 _LEVELS = range(6)
@@ -347,7 +346,7 @@ def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int,
     return shlex.join([*words, "-o", str(target)])
 
 
-# --- ``capsedge.build``: an ONNX model in, a TensorRT engine with its metadata file out ---
+# --- ``capsedge.build`` ---
 
 
 def build(

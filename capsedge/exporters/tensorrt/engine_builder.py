@@ -1,4 +1,4 @@
-"""One path through TensorRT 10.3-11 and RTX; progress.
+"""Build strongly typed networks with TensorRT 10.3 to 11 and TensorRT-RTX alike, with progress.
 
 Every name of TensorRT that is used here is in the bindings of all versions (tests/tensorrt/test_contract.py);
 numbers of flags moved between 10 and 11, so no flag is ever written as a number.
@@ -20,8 +20,7 @@ from capsedge.runtime.backends.tensorrt_library import load_plugin, product, sta
 from capsedge.runtime.backends.tensorrt_rtx import set_compute_capabilities
 from capsedge.runtime.files.text import format_bytes
 
-# TensorRT's build progress for a person: what it does, how far it is, how long the rest may take
-
+# --- Progress for a person: the step, how far it is, how long the rest may take ---
 
 Listener = Callable[[float, str, "float | None"], None]
 _EARLY = 0.05  # share of the work below which an estimate would be a guess
@@ -132,8 +131,7 @@ def monitor(trt: Any, progress: Progress) -> Any:
     return Monitor()
 
 
-# The one path through the builders of TensorRT 10.3 to 11 and TensorRT-RTX: strongly typed
-# networks
+# --- The builder ---
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""What TensorRT's parser gets: never a model-local function, which its versions treat
-differently.
+"""Prepare an ONNX file for TensorRT's parser, and read back the precision that was built.
 
-*native* is standard operators only. *fused* keeps the capsule operators that the plugin library has, marked
-for its registry; the others become standard operators.
+The parser never gets a model-local function, which TensorRT's versions treat differently. *native* uses
+standard operators only. *fused* keeps the capsule operators that the plugin library has, marked for its
+registry; the others become standard operators.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from capsedge.runtime.onnx_file.layer_map import locate, node_name
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
-# What TensorRT's parser gets: never a model-local function, which its versions treat differently
-
+# --- Lowering ---
 
 _INLINED = "capsedge.inlined"
 _QUANTIZE = ("QuantizeLinear", "DequantizeLinear")
@@ -237,8 +236,7 @@ def _batches(model: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
     return [shape.dim[0] for shape in shapes if shape.dim]
 
 
-# Names for the nodes given to TensorRT, by the layers of the model; an engine's layers report
-# them
+# --- Node names by layer, which the layers of an engine report ---
 
 
 def name_nodes(model: onnx.ModelProto, source: Path) -> None:
@@ -267,8 +265,7 @@ def _node(node: onnx.NodeProto) -> Node:
     )
 
 
-# The precision that was asked for, and the one that TensorRT built: read back, never assumed
-
+# --- Precision: what was asked for, and what TensorRT built ---
 
 # What a file of each precision must and may compute in; FP32 is everywhere for what has to stay in it.
 _NEEDED = {"fp32": {"FP32"}, "fp16": {"FP16"}, "int8": {"INT8"}, "mixed": {"FP16", "INT8"}}

@@ -1,4 +1,4 @@
-"""AttentionRouting, UniformRouting."""
+"""Write the bodies of ``capsedge::AttentionRouting`` and ``capsedge::UniformRouting``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capsedge.graph.bodies.body_builder import (
 )
 from capsedge.graph.bodies.elementwise import normalize
 
-# --- Body of ``capsedge::AttentionRouting`` ---
+# --- AttentionRouting ---
 
 
 def build(b: Body) -> None:
@@ -46,7 +46,7 @@ def build(b: Body) -> None:
         b.result("couplings", b.reshape(b.transpose(couplings, 0, 2, 1), b.batched(), h, w, i, m))
 
 
-# --- Body of ``capsedge::UniformRouting`` ---
+# --- UniformRouting ---
 
 
 def build_uniform(b: Body) -> None:

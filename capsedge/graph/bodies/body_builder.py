@@ -1,8 +1,9 @@
-"""Writes a function body; votes.
+"""Write the body of an ONNX function: nodes over named tensors, each name used once.
 
-``S`` output positions, ``I`` children of a window, ``M`` parents, ``P = R·L`` elements of a pose of
-``R`` rows. With the children next to the pose, the weighted sum and the agreement of a parent are one
-matrix product each that reads the votes once and writes nothing of their size.
+Votes have the layout that routes fastest, ``[N·S, M, I, P]``: ``S`` output positions, ``M`` parents, ``I``
+children of a window, ``P = R·L`` elements of a pose of ``R`` rows. With the children next to the pose, the
+weighted sum and the agreement of a parent are one matrix product each that reads the votes once and writes
+nothing of their size.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph import Rewrites
 from capsedge.spec import operators
-
-# --- Writes the body of an ONNX function: nodes over named tensors, each name used once ---
-
 
 Shape = tuple[int | None, ...]
 
@@ -159,8 +157,7 @@ class Body:
         return self.op("MatMul", self.constant(np.ones((1, size))), x)
 
 
-# --- Votes in the layout that routes fastest: ``[N·S, M, I, P]``, parents before children ---
-
+# --- Votes ---
 
 MANY = 16  # positions from which one product for each parent is faster than one for all
 

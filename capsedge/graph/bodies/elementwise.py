@@ -1,4 +1,4 @@
-"""Squash, PoseNormalization, QuantizedConv, dequantization."""
+"""Write the bodies of the operators that do not route, and those with INT8 weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import helper
 from capsedge.graph.bodies.body_builder import Body
 from capsedge.spec.operators import OPERATORS
 
-# --- Body of ``capsedge::Squash`` ---
+# --- Squash ---
 
 
 def squash_elements(b: Body, x: str, epsilon: float) -> str:
@@ -67,7 +67,7 @@ def build_squash(b: Body) -> None:
     b.result("y", y)
 
 
-# --- Body of ``capsedge::PoseNormalization`` ---
+# --- PoseNormalization ---
 
 
 def normalize(b: Body, x: str) -> str:
@@ -94,7 +94,7 @@ def build_normalization(b: Body) -> None:
     b.result("y", y)
 
 
-# Bodies of the operators with INT8 weights: dequantize, then the body of the float operator
+# --- Operators with INT8 weights: dequantize, then the body of the float operator ---
 
 
 def dequantize(b: Body) -> None:
@@ -107,7 +107,7 @@ def dequantize(b: Body) -> None:
     b.compute_input("weight", b.op("Mul", b.input("weight"), scale))
 
 
-# --- Body of ``capsedge::QuantizedConv`` ---
+# --- QuantizedConv ---
 
 
 def build_convolution(b: Body) -> None:

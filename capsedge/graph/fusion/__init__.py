@@ -1,5 +1,6 @@
-"""Capsule routing in graphs of other tools: found by structure, judged by numbers, replaced. No
-torch.
+"""Find capsule routing in graphs of other tools by structure, test it by numbers, and replace it.
+
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# --- What was recognized, and what was left with its reason ---
+# --- What was fused, and what was not, with the reason ---
 
-
-_LISTED = 3  # places with the same reason that are named
+_LISTED = 3  # tensors with the same reason that are named
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class NotFused:
 
 
 def by_reason(not_fused: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Places with the same reason together: the places in words, and the reason.
+    """Tensors with the same reason together: the tensors in words, and the reason.
 
     Args:
-        not_fused: place and reason of each.
+        not_fused: tensor and reason of each.
     """
     tensors: dict[str, list[str]] = {}
     for tensor, reason in not_fused:
@@ -66,7 +66,7 @@ def _listed(tensors: list[str]) -> str:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """Everything found in a graph, and everything left."""
+    """Everything in a graph that was fused, and everything that was not."""
 
     fused: tuple[FusedOperator, ...] = ()
     not_fused: tuple[NotFused, ...] = ()
@@ -76,7 +76,7 @@ class FusionReport:
         return asdict(self)
 
 
-# --- Why something is left as it is ---
+# --- Exceptions ---
 
 
 class NoMatch(Exception):

@@ -1,4 +1,4 @@
-"""AttentionRouting: fit and write."""
+"""Fit and write AttentionRouting and UniformRouting."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values
 from capsedge.graph.fusion.votes import VoteProbe, VoteSource, linear_vote_source
 
-# Inverted attention routing, one pass at a time: votes and parents in, layer normalization out
-
+# --- Fitting, one pass at a time: votes and parents in, layer normalization out ---
 
 _PARENTS = 6  # tensors that may hold the parents
 _SIZES = (1e-3, 0.1, 1.0, 3.0, 10.0)
@@ -163,7 +162,7 @@ def _normalized(
     numbers: Mapping[str, Array],
     roles: Layout,
 ) -> Iterator[tuple[Attention, tuple[str, Layout]]]:
-    """Layer normalizations of the sums, of some places, that give one of the ends."""
+    """Layer normalizations of the sums, of some positions, that give one of the ends."""
     p = sums.shape[-1]
     parts, batch = result_roles(roles)
     some = sampled_positions(roles.sizes)
@@ -267,7 +266,7 @@ def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[
     return lambda votes: layout.read(function(roles.write(votes))[1])
 
 
-# --- ``AttentionRouting`` and ``UniformRouting`` in the place of what was found ---
+# --- Writing ---
 
 
 def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit, Children]:

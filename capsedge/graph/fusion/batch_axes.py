@@ -1,4 +1,7 @@
-"""Which axis of every tensor counts the images, node by node; ``batch_rules`` has what each does with it."""
+"""Find which axis of every tensor counts the images, node by node.
+
+``batch_axis_rules`` has what each operator does with it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What each operator does with the axis that counts images; see ``batch_walk``."""
+"""Know what each operator does with the axis that counts images.
+
+``batch_axes`` walks the graph by these rules.
+"""
 
 from __future__ import annotations
 

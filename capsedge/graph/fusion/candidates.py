@@ -135,7 +135,7 @@ def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[s
 
 
 def find_candidates(graph: Values) -> list[Candidate]:
-    """The anchors by the tensor that is likeliest to be their votes."""
+    """The softmaxes, grouped by the tensor that is likeliest to be their votes."""
     found: dict[str, Candidate] = {}
     for softmax in find_softmaxes(graph):
         votes = _vote_candidates(graph, softmax)

@@ -1,4 +1,6 @@
-"""DynamicRouting/VoteRouting: fit and write.
+"""Fit and write DynamicRouting and VoteRouting.
+
+The procedure is fitted in stages:
 
 1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. That tells the
    axes, the softmax's axis, prior and bias.
@@ -34,9 +36,7 @@ from capsedge.graph.fusion.layouts import Layout, grouped_layouts, layouts, vote
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, order_of
 
-# Dynamic routing over given votes, fitted in stages: what is summed, how it is squashed, how
-# often
-
+# --- Fitting ---
 
 _ENDS = 24  # tensors after the last softmax that may be the result
 _KEPT = 12  # hypotheses that go on to the second stage
@@ -54,7 +54,7 @@ class DynamicMatch:
         roles: of the votes, ``[n, j, i, p]``.
         layout: of the result, ``[n, j, p]``.
         kind: what it computes.
-        equivalence: of the acceptance.
+        equivalence: of the match and the original nodes.
     """
 
     votes: str
@@ -291,7 +291,7 @@ def _second_stage(
     best: list[_Guess] = []
     for guess, mean in itertools.product(first, (False, True)):
         u, wanted = guess.roles.read(large), guess.layout.read(constants[guess.end])
-        some = slice(None) if mean else sampled_positions(u.shape)  # an average is of all places
+        some = slice(None) if mean else sampled_positions(u.shape)  # an average is of all positions
         for kind in _kinds(guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})):
             best.append(replace(guess, kind=kind, error=difference(kind(u[some]), wanted[some])))
         if min(g.error for g in best) < 1e-6:
@@ -339,8 +339,7 @@ def _epsilon(
     return next(k for k, e in zip(kinds, errors, strict=True) if e <= 2 * least + 1e-12)
 
 
-# --- A routing operator in the place of what was found, where it computes the same ---
-
+# --- Writing, if the operator computes the same ---
 
 STAND_IN = 1e-16  # for no epsilon: below FP32's smallest difference in any product of the squash
 MOST_ADDED = 1e-6  # epsilon added to a norm; what stands for it differs by less than half of it

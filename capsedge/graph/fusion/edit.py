@@ -1,4 +1,4 @@
-"""New nodes in the place of old; FP16/BF16 files.
+"""Make new nodes for the place of fused ones, in FP32, FP16 and BF16 files.
 
 Capsule operators compute in FP32 between two casts, so that the result is no less exact than the file was.
 """
@@ -19,8 +19,7 @@ from capsedge.graph.fusion.values import Array, Values, inputs_of_each
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION
 
-# --- New nodes for the place of recognized ones, with the shapes of what they make ---
-
+# --- New nodes, with the shapes of what they make ---
 
 _FREE = "N"
 
@@ -197,9 +196,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return found
 
 
-# Files in FP16 or BF16: recognized in FP32, which holds all their numbers, and written in their
-# types
-
+# --- FP16 and BF16: fused in FP32, which holds all their numbers, written in their types ---
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _SMALL = 1024  # elements of a constant that may stay in FP32

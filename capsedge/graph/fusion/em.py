@@ -1,8 +1,9 @@
-"""EMRouting: fit and write.
+"""Fit and write EMRouting.
 
-The first means tell the axes and which tensor holds the activations. Then, pass by pass, the argument of
-each logistic function tells the inverse temperature and the betas. Epsilon comes last, from children that
-hardly act and votes that nearly agree.
+Votes and activations are given; passes are fitted one by one against the region's own tensors. The first
+means tell the axes and which tensor holds the activations. Then, pass by pass, the argument of each logistic
+function tells the inverse temperature and the betas. Epsilon comes last, from children that hardly act and
+votes that nearly agree.
 """
 
 from __future__ import annotations
@@ -50,9 +51,7 @@ from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
 
-# EM routing over given votes and activations, fitted pass by pass against the region's own
-# tensors
-
+# --- Fitting ---
 
 _Pair = tuple[Array, Array]  # beta_u, beta_a
 _Tensor = tuple[str, Layout]
@@ -71,7 +70,7 @@ class EMMatch:
         children: layout of the activations ``[n, 1, i, 1]``.
         pose_layout, result_layout: ``[n, j, p]`` and ``[n, j]``.
         kind: what it computes.
-        equivalence: of the acceptance.
+        equivalence: of the match and the original nodes.
     """
 
     votes: str
@@ -165,7 +164,7 @@ class _Base:
     constants: Mapping[str, Array]
 
     def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> EMMatch:
-        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some places are.
+        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some positions are.
 
         Raises:
             NoMatch: none that agrees.
@@ -327,7 +326,7 @@ def check_em(
 
 
 def best_em(original: Routing, kinds: list[EM], sizes: tuple[int, ...]) -> EM:
-    """The kind that agrees best with an original; of large votes it is judged at a few places."""
+    """The kind that agrees best with an original; of large votes it is judged at a few positions."""
     few, cases = screening_cases(hard_cases, sizes)
     ran = [
         (name, tuple(g[few] for g in given), tuple(w[few] for w in original(*given)))
@@ -355,7 +354,7 @@ def _equivalence(
     return Equivalence(worst.excess, worst.case, undefined)
 
 
-# --- ``EMRouting`` in the place of what was found ---
+# --- Writing ---
 
 
 @dataclass(frozen=True)

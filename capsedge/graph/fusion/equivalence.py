@@ -1,11 +1,12 @@
-"""Does a hypothesis compute the same? on random, structured and hard inputs.
+"""Check whether a hypothesis computes the same as the original nodes.
 
-The original nodes run in FP64 where they can, so that a hypothesis must agree to six digits of every pose, at
-every size of the input. Constants of the file are FP32, and routing feeds their rounding back through
-exponentials: what a change of the votes by half of FP32's last digit does to the hypothesis is allowed too.
+Inputs are fresh: random, structured and hard. The original nodes run in FP64 where they can, so that a
+hypothesis must agree to six digits of every pose, at every size of the input. Constants of the file are
+FP32, and routing feeds their rounding back through exponentials: what a change of the votes by half of
+FP32's last digit does to the hypothesis is allowed too.
 
-Routing does the same at every place ``n`` of votes ``[n, j, i, p]``. So a few places tell hypotheses apart,
-and each case of a judgement needs only a share of them; the judgement itself looks at every place.
+Routing does the same at every position ``n`` of votes ``[n, j, i, p]``. So a few positions distinguish
+hypotheses, and each case of a check needs only a share of them; the check as a whole covers every position.
 """
 
 from __future__ import annotations
@@ -20,30 +21,29 @@ from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Function
 from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
 
-# Large votes: fewer places while hypotheses are weighed, several hard cases in one tensor
-
+# --- Sampling of large votes: fewer positions, several hard cases in one tensor ---
 
 LARGE = 1 << 21  # elements of votes
 SIDE_BY_SIDE = "hard cases side by side"
-_FEW = 8  # places
-_TURNS = 2  # that every place takes at the cases
+_FEW = 8  # positions
+_TURNS = 2  # that every position takes at the cases
 
 Case = tuple[str, tuple[Array, ...]]
 Cases = Callable[[tuple[int, ...]], Iterator[Case]]
 
 
 def sampled_positions(sizes: Sequence[int]) -> slice | Array:
-    """The places of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or a few of large votes."""
+    """The positions of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or few of large votes."""
     if math.prod(sizes) <= LARGE or sizes[0] <= _FEW:
         return slice(None)
     return np.linspace(0, sizes[0] - 1, _FEW).astype(int)
 
 
 def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Case]:
-    """The cases, each in tensors of its own; of large votes with many places in tensors that they share.
+    """The cases, each in tensors of its own; of large votes with many positions in tensors that they share.
 
     Args:
-        cases: draws named tuples of tensors, which begin with the places, for votes of given sizes.
+        cases: draws named tuples of tensors, which begin with the positions, for votes of given sizes.
         sizes: of the votes ``[n, j, i, p]``.
     """
     count = _count(cases)
@@ -58,9 +58,9 @@ def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[C
 
 
 def screening_cases(cases: Cases, sizes: tuple[int, ...]) -> tuple[slice | Array, Iterator[Case]]:
-    """Cases that weigh hypotheses before a judgement, and the places to look at.
+    """Cases that weigh hypotheses before a check, and the positions to look at.
 
-    All cases and places; of large votes with many places one tensor, in which each case has one place.
+    All cases and positions; of large votes with many positions, one tensor with one position for each case.
     """
     count = _count(cases)
     if not _shared(sizes, count):
@@ -75,7 +75,7 @@ def _count(cases: Cases) -> int:
 
 
 def _shared(sizes: tuple[int, ...], count: int) -> bool:
-    """Whether so many cases share the places of a tensor."""
+    """Whether so many cases share the positions of a tensor."""
     return math.prod(sizes) > LARGE and sizes[0] >= 2 * count
 
 
@@ -85,9 +85,7 @@ def _joined(cases: Cases, sizes: tuple[int, ...]) -> list[Array]:
     return [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
 
 
-# The judgement of a hypothesis: on fresh random, structured and hard inputs, against the original
-# nodes
-
+# --- The check ---
 
 STRICT = 1e-6  # relative to the size of a pose, in FP64
 LOOSE = 2e-5  # in FP32
@@ -159,9 +157,9 @@ def check_equivalence(
     Args:
         original, hypothesis: give poses in the same form.
         floor: differences up to this size are not counted.
-        roles: of the votes ``[n, j, i, p]``, where their places are independent.
+        roles: of the votes ``[n, j, i, p]``, where their positions are independent.
         ranked: whether hypotheses are ranked by their excess, which then allows for rounding everywhere.
-        stop: whether the first difference ends it, where nothing but acceptance is asked for.
+        stop: whether the first difference ends it, where only yes or no is asked for.
     """
     worst, undefined = Equivalence(0.0, ""), False
     for name, x in _cases(shape, roles, seed):

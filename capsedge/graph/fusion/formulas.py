@@ -53,7 +53,7 @@ class Dynamic:
     Attributes:
         iterations: weighted sums.
         over: what the softmax runs over: ``j`` parents, ``i`` children, ``ji`` both, ``groups`` parents
-            with the same place in their groups.
+            with the same position in their groups.
         form, epsilon, axis: of the squash; the axis ``group`` is that of all poses of a group together.
         group: how many neighbouring parents are a group: the elements of a pose where each has logits of its
             own, or the positions that a softmax or a squash runs over.

@@ -1,8 +1,8 @@
-"""A free batch where provable.
+"""Give a graph a free batch size where that can be proven.
 
 Literals that name the batch become free: targets of Reshapes and Expands, bounds of slices, rows of constants
 that repeat. Images that a trace took apart and joined again (``x[0], x[1], ...``) become one branch. This is
-structure alone; whether the graph computes the same is proven afterwards by running it.
+structure alone; whether the graph computes the same is checked afterwards by running it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from capsedge.graph.fusion.proof import FREED, Original, all_equal, prove
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.proto import copy_of
 
-# --- A free batch for a graph that is written for one ---
+# --- Freeing the batch ---
 
 
 def free_batch(graph: Values) -> onnx.ModelProto:
@@ -37,8 +37,7 @@ def free_batch(graph: Values) -> onnx.ModelProto:
     raise NoMatch(first)
 
 
-# --- The batch that the new file has: free where that can be proven, or what is asked for ---
-
+# --- Choosing the new file's batch: free where proven, or what is asked for ---
 
 _LARGEST = 512  # images of a file whose batch is fixed
 

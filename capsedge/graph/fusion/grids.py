@@ -1,4 +1,4 @@
-"""Children as windows over a grid."""
+"""Recognize children as windows over a grid, and make the operators' inputs of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array
 from capsedge.graph.fusion.votes import VoteSource, cell_axes
 
-# Cells and children as windows over a grid, ordered as in docs/reference/operators.md: row,
-# column, type
-
+# --- Cells and windows, ordered as in docs/reference/operators.md: row, column, type ---
 
 _ALIKE = 1e-6  # numbers that FP32 may have rounded differently
 
@@ -26,7 +24,7 @@ class Windows:
     """Windows over ``[height, width, types]``.
 
     Attributes:
-        axes: the source's axes of cells in this order; empty where all cells are the types of one place.
+        axes: the source's axes of cells in this order; empty where all cells are the types of one position.
         grid: height, width, types.
         kernel, strides: rows, columns.
         positions: output positions, rows and columns.
@@ -63,7 +61,7 @@ def windows_of(vote_source: VoteSource) -> Windows:
 
 
 def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> Windows:
-    """A window over all cells, over types of one place where the cells are counted by no grid.
+    """A window over all cells, over types of one position where the cells are counted by no grid.
 
     What shares weights over a grid is seen by ``shared_grids``.
     """
@@ -120,7 +118,7 @@ def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Window
 
 
 def shared_grids(vote_source: VoteSource) -> list[Windows]:
-    """The ways in which one window over all cells has the same weights at every place of a grid."""
+    """The ways in which one window over all cells has the same weights at every position of a grid."""
     sizes, at = cell_axes(vote_source)
     found: list[Windows] = []
     if len(at) != 1 or sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
@@ -129,7 +127,7 @@ def shared_grids(vote_source: VoteSource) -> list[Windows]:
     j, _, p, q = by_cell.shape
     spread = by_cell.reshape(j, *sizes, p, q)
     alike = [a for a in range(len(sizes)) if (spread == spread.take([0], axis=a + 1)).all()]
-    # A grid of one row where places are counted by one axis.
+    # A grid of one row where positions are counted by one axis.
     for places in (*itertools.permutations(alike, 2), *((a,) for a in alike)):
         rest = tuple(a for a in range(len(sizes)) if a not in places)
         count = math.prod(sizes[a] for a in rest)
@@ -215,7 +213,7 @@ def of_the_paper(coordinates: Array) -> bool:
     return bool(np.abs(coordinates - wanted).max() <= _ALIKE)
 
 
-# Poses, activations and parents of the operators over grids, made of the tensors of a graph
+# --- Poses, activations and parents of the operators, from the tensors of a graph ---
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,7 @@ def children_of(
 
     Args:
         matrix: of ``windows.matrices``; None for vector poses.
-        shared: whether all places have the weights of the first.
+        shared: whether all positions have the weights of the first.
     """
     weight = (
         vote_source.weight.transpose(0, 1, 3, 2) if matrix is None else matrix[0]

@@ -1,4 +1,4 @@
-"""Candidates, what each may be, and the operators in their place, which have no function bodies yet."""
+"""Match candidates to operators, and put these, still without function bodies, in their place."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Bytes in, better bytes out: convert, clean, fuse, prove; `python -m` entry of the sandbox.
+"""Turn the bytes of a foreign file into those of a better one: convert, clean, fuse, prove.
 
-Calls go one way: from here to the batch (`batching`), to the matcher (`recognition`), which asks `accept` of
-each hypothesis, and to the proof (`finishing`, `proof`).
+Calls go one way: from here to the batch (``free_batch``) and the matcher (``matcher``), which has each
+hypothesis checked (``equivalence``), and to the proof (``proof``).
 
-The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
-the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
+Run as ``python -m capsedge.graph.fusion.optimize_graph`` in a sandbox, it reads the file from the standard
+input and writes a line of JSON and the new file to the standard output. The current step goes to the
+standard error, a line each, for the message of whoever waits.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ from capsedge.graph.rewrites import write_exact_sigmoids
 from capsedge.graph.shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
 
-# --- What a file computes although it is known: sizes, bounds of slices, targets of Reshapes ---
-
+# --- Constants that a file computes: sizes, bounds of slices, targets of Reshapes ---
 
 _BATCHES = (2, 3, 5)
 _LARGEST = 1 << 20  # elements of a value that becomes an initializer
@@ -133,8 +133,7 @@ def _constant(runs: list[Array], target: bool) -> Array | None:
     return np.where(varying, -1, first).astype(np.int64)
 
 
-# From the bytes of a foreign file to a better file: converted, cleaned, recognized, proven
-
+# --- The optimization ---
 
 OLDEST, LEAST, WANTED = 8, 18, 20
 Stage = Callable[[str], None]
@@ -146,7 +145,7 @@ class OptimizedGraph:
 
     Attributes:
         model: the file.
-        fusion: what was found and left.
+        fusion: what was fused, and what was not.
         notes: of the clean-up and of the file, for a person.
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
@@ -186,7 +185,7 @@ class OptimizedGraph:
 def optimize_model(
     data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
 ) -> OptimizedGraph:
-    """Convert, clean, recognize and prove.
+    """Convert, clean, fuse and prove.
 
     Args:
         data: of a file that ``read_harmless`` took.
@@ -271,11 +270,11 @@ def _borne(
 
     Args:
         made: what may be put in.
-        left: what is not recognized.
+        left: what is not fused.
         graph: tells inputs and batch.
 
     Returns:
-        The new file, the comparisons of the whole of it, what was found and left.
+        The new file, the comparisons of the whole of it, and what was fused and what was not.
     """
     search = _Search(original, cleaned, graph)
     kept = search.keep([], list(made))
@@ -461,12 +460,11 @@ def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
         return copy_of(model)
 
 
-# The process that takes a foreign file apart: `capsedge.runtime.files.sandbox`, with the batch
-# as its word
+# --- The sandboxed process (`capsedge.runtime.files.sandbox`), with the batch as its argument ---
 
 
 def main() -> None:
-    """Improve the file on the standard input under the limits that the arguments name."""
+    """Optimize the file on the standard input under the limits that the arguments name."""
     (word,) = enter_sandbox()
     batch = int(word) if word.isdigit() else word
     answer = os.fdopen(os.dup(1), "wb")

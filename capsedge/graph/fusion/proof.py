@@ -1,4 +1,4 @@
-"""Whole file against the original; drop the operator at fault."""
+"""Prove a whole new file against the original; drop the operator at fault."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 
-# --- The whole file against the original bytes, before anything is written ---
-
+# --- The comparison with the original bytes, before anything is written ---
 
 TOLERANCE = Tolerance(1e-5, 1e-4)
 NOWHERE = "any"  # the case of an output that is finite in none
@@ -267,8 +266,7 @@ def _compare(
     return Comparison(case, name, float(off.max(initial=0)), float(ratio.max(initial=0)))
 
 
-# --- The last steps of a new file, and its proof against the original ---
-
+# --- The last steps of a new file ---
 
 IR_VERSION = 10
 

@@ -1,4 +1,4 @@
-"""SelfAttentionRouting: fit and write.
+"""Fit and write SelfAttentionRouting, the agreement with the sum of all votes (Efficient-CapsNet).
 
 The softmax itself tells the axes and the scale; what is added to it is the same for all votes, so that two
 inputs tell the bias; the weighted sum is then known, and its squash tells form and epsilon.
@@ -30,9 +30,7 @@ from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values
 from capsedge.graph.fusion.votes import VoteSource, order_of
 
-# Self-attention routing over given votes: agreements with the sum of all votes (Efficient-
-# CapsNet)
-
+# --- Fitting ---
 
 _ENDS = 24  # tensors after the softmax that may be the result
 _NEAR = 1e-6  # of couplings and sums
@@ -47,7 +45,7 @@ class SelfAttentionMatch:
         roles: of the votes, ``[n, j, i, p]``.
         layout: of the result, ``[n, j, p]``.
         kind: what it computes.
-        equivalence: of the acceptance.
+        equivalence: of the match and the original nodes.
     """
 
     votes: str
@@ -206,8 +204,7 @@ class _Search:
         )
 
 
-# --- ``SelfAttentionRouting`` in the place of what was found ---
-
+# --- Writing ---
 
 STAND_IN = 1e-20  # for no epsilon, as in the authors' code
 

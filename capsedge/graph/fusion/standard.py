@@ -1,11 +1,10 @@
-"""Routing that no operator has, as fast standard operators.
+"""Write dynamic routing that no operator covers as standard operators, if that is faster.
 
-No agreement is computed after the last sum; nothing is approximated.
+The nodes have the form of the portable bodies: no agreement is computed after the last sum, and nothing is
+approximated. Logits come from the running sum of the parents: ``b_t = b_0 + votes · (v_1 + ... + v_t)``.
 
-An estimate decides, from what the nodes read and write and what their kernels cost beside that. It is the
-same in every run; a clock would make two files of one.
-
-Logits come from the running sum of the parents, since ``b_t = b_0 + votes · (v_1 + ... + v_t)``.
+Whether it is faster is estimated, from what the nodes read and write and what their kernels cost besides.
+The estimate is the same in every run; timing would make two different files of one.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from capsedge.graph.fusion.formulas import Dynamic
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Values
 
-# Dynamic routing as standard operators: a matrix product, or products of elements, for each
-# weighted sum
+# --- Writing: a matrix product, or products of elements, for each weighted sum ---
 
 
 def emit_standard_routing(edit: Edit, votes: str, roles: Layout, kind: Dynamic) -> str:
@@ -195,9 +193,7 @@ class _Elements(_Form):
         return op("Div", [e, self.total(e, 1)])
 
 
-# Dynamic routing that no operator has, as standard operators in the form of the portable bodies,
-# if faster
-
+# --- Choosing, by the estimate ---
 
 _FORMS = "ABDE"  # squashes of ``formulas`` that are written here
 NO_FASTER = "standard operators in another form would not be clearly faster"

@@ -1,4 +1,4 @@
-"""Loop and Scan of a fixed number of passes written out, so that what they compute can be looked at.
+"""Unroll Loop and Scan nodes with a fixed number of passes, so that fusion can look inside.
 
 The body's names get the pass's number; what the body reads from outside stays. A loop whose condition is
 computed, or whose body holds graphs of its own, is left alone.

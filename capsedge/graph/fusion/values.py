@@ -1,7 +1,7 @@
-"""A graph whose every value is known: shapes, what is constant, what dominates what, pieces that run.
+"""Run a graph once and know its every value: shapes, constants, dominators, pieces to run.
 
-The graph is run once by ONNX Runtime with all tensors as outputs and nothing optimized. So no shape
-inference is needed, and weights that are tiled, sliced or computed by the file are simply values.
+ONNX Runtime runs it with all tensors as outputs and nothing optimized. So no shape inference is needed, and
+weights that are tiled, sliced or computed by the file are simply values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where votes come from: ``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``, read off by probing.
+"""Find out by probing where votes come from, and read off their weight.
 
-The tensors that all votes run through are tried from the votes upwards, as long as votes depend on them
-linearly. For every way in which such a tensor may hold cells of ``q`` elements: one probe with equal cells
-and one with numbered cells tell which cell each child is; ``q`` unit vectors, on all cells at once, read W;
-a random input proves it.
+``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``. The tensors that all votes run through are tried from
+the votes upwards, as long as votes depend on them linearly. For every way in which such a tensor may hold
+cells of ``q`` elements: one probe with equal cells and one with numbered cells tell which cell each child
+is; ``q`` unit vectors, on all cells at once, read W; a random input confirms it.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class VoteProbe:
         return VoteSource(self.tensor, layout, index, by_role, constant)
 
     def _weight(self, layout: Layout, index: Array) -> Array | None:
-        """The weight ``[i, j·p, q]``; None where it is not the same at some places."""
+        """The weight ``[i, j·p, q]``; None where it is not the same at some positions."""
         weight = self._weight_of_known(layout, index)
         if weight is None:
             weight = self._columns(layout, index, self._less_zero, self.roles.rows, self.few)
@@ -422,7 +422,7 @@ class VoteProbe:
         rows: Callable[[Array, tuple[Array, Array]], Array],
         few: tuple[Array, Array],
     ) -> Array | None:
-        """A linear map of cells, column after column ``[i, rows, q]``; None where places differ.
+        """A linear map of cells, column after column ``[i, rows, q]``; None where positions differ.
 
         A unit vector in a cell tells one column to each child of that cell. The next run has the next unit
         vector in every cell; most children have seen all of them long before the last.
@@ -430,8 +430,8 @@ class VoteProbe:
         Args:
             index: which cell each child is ``[positions, i]``.
             run: what the map makes of the tensor.
-            rows: of that, what belongs to some places and children.
-            few: places and children that are compared with what is read off others.
+            rows: of that, what belongs to some positions and children.
+            few: positions and children that are compared with what is read off others.
         """
         images, cells, q = self._sizes(layout)
         n, i = images * len(index), index.shape[1]
@@ -492,7 +492,7 @@ def order_of(index: Array) -> Array | None:
 
 
 def cell_axes(vote_source: VoteSource) -> tuple[tuple[int, ...], Array]:
-    """Sizes of the axes that count cells, and the place of each child on them ``[positions, i, axes]``."""
+    """Sizes of the axes that count cells, and the position of each child on them ``[positions, i, axes]``."""
     sizes = vote_source.layout.part(1)
     if not sizes:
         return (), np.zeros((*vote_source.index.shape, 0), int)

@@ -1,4 +1,4 @@
-"""Families of public capsule networks, whose trained weights ``capsedge import`` makes checkpoints of."""
+"""Families of public capsule networks, whose weights ``capsedge import`` makes checkpoints of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capsules with inverted dot-product attention: Apple's release and the repository of its first author.
+"""Import capsules with inverted dot-product attention: Apple's release, and its first author's.
 
 The keys are the same, the patches are not: Apple's code stacks them and reads the stack with axes in another
 order. Letters: C0 types of the primary capsules, C1, C2 ... of the layers after them; K1, K2 ... their

@@ -1,4 +1,4 @@
-"""What the families of Sabour's CapsNet in PyTorch have in common.
+"""Share code between the families of Sabour's CapsNet in PyTorch.
 
 Letters: C, A, K: channels, input channels and kernel of the first convolution; T, D, P: types, elements and
 kernel of the primary capsules; I children, J classes, O elements of a class capsule; H1, H2, X: the decoder.

@@ -35,7 +35,7 @@ from capsedge.models.configs import (
     StemLayer,
 )
 
-# CapsNet-Keras of Xifeng Guo: capsules of channels, as in the paper.
+# --- CapsNet-Keras of Xifeng Guo: capsules of channels, as in the paper ---
 
 _EPSILON = 1e-7  # of Keras
 
@@ -115,7 +115,7 @@ XIFENGGUO = Family(
 )
 
 
-# The chain of layers in a Keras configuration. Nothing of it is run.
+# --- The chain of layers in a Keras configuration; nothing of it is run ---
 
 _WHOLE = {"Model", "Functional", "Sequential"}
 
@@ -278,7 +278,7 @@ def _activation(layer: _Layer) -> str:
     return str(found)
 
 
-# The layer Capsule of Keras' examples (K. Su), as in COVID-CAPS: replaced logits, one weight for all.
+# --- ``Capsule`` of Keras' examples (K. Su), as in COVID-CAPS: logits replaced, one weight ---
 
 _KERNEL = "capsule_kernel"
 

@@ -1,4 +1,4 @@
-"""Public networks of the paper's CapsNet in PyTorch: what their layers are called, and how they differ.
+"""Import the paper's CapsNet in PyTorch: what public networks call its layers, how they differ.
 
 The letters of the shapes are those of `capsedge.importers.families.capsnet_base`.
 """

@@ -74,7 +74,7 @@ def _with_decoder(patterns: Patterns) -> Callable[[Shapes], Patterns]:
     return of
 
 
-# PyTorch
+# --- PyTorch ---
 
 _HOPEFUL = {
     "stem": ("conv2d", "batchNorm"),
@@ -196,7 +196,8 @@ UGENTERAAN = Family(
     iterations_at="routing_iter of the layer fc_caps in model.py",
 )
 
-# Keras
+
+# --- Keras ---
 
 _KERAS_NORM = dict(zip(_NORM, ("gamma", "beta", "moving_mean", "moving_variance"), strict=True))
 _ROUTED = "conv_capsule_layer3d_0"

@@ -77,7 +77,7 @@ def _routing(weight: Floats, bias: Floats) -> Tensors:
     return {"weight": weight.transpose(1, 0, 3, 2), "bias": bias[..., 0].T}
 
 
-# PyTorch
+# --- PyTorch ---
 
 _DECODER = ("generator.fc1", "generator.fc2", "generator.fc3")
 
@@ -137,7 +137,7 @@ PYTORCH = Family(
 )
 
 
-# Keras
+# --- Keras ---
 
 
 def names_of_keras(keys: Iterable[str]) -> Mapping[str, str]:

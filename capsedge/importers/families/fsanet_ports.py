@@ -1,4 +1,7 @@
-"""FSA-Net: head pose as yaw, pitch and roll in degrees, from PyTorch, from Keras, and the mean of several."""
+"""Import FSA-Net: head pose as yaw, pitch and roll in degrees, from PyTorch, Keras or several.
+
+Several networks estimate the mean of their angles.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from capsedge.importers.family import (
 from capsedge.models.configs import FSANetConfig, ModelConfig, PooledFSANetConfig
 from capsedge.runtime.metadata import Preprocessing
 
-# In PyTorch.
+# --- PyTorch ---
 
 _TORCH_BLOCKS = ("conv0", "conv1_0", "conv1_1", "conv2_0", "conv2_1", "conv3_0", "conv3_1")
 _TORCH_MAPS = ("conv1_out", "conv2_out", "conv3_out")
@@ -215,7 +218,7 @@ PYTORCH = Family(
 )
 
 
-# Of its first author, in Keras.
+# --- Keras, by its first author ---
 
 _G, _S, _F = "ssr_G_model", "ssr_S_model", "ssr_F_Cap_model"
 _RENAMES = (  # Keras 3
@@ -443,7 +446,7 @@ KERAS_NETVLAD = _pooled(
 )  # fmt: skip
 
 
-# Ensembles: the mean of the angles that several networks estimate, as the authors' demos show.
+# --- Ensembles: the mean of several networks' angles, as in the authors' demos ---
 
 _T = TypeVar("_T")
 _MOST = 16  # members

@@ -1,4 +1,4 @@
-"""PSCapsNet of Hao Ren (leftthomas): residual blocks, one weight for all capsules, k-means routing.
+"""Import PSCapsNet of Hao Ren (leftthomas): residual blocks, shared weight, k-means routing.
 
 Letters: A input channels; Cn channels and Xn blocks of the residual stage n (2 is the first); J classes, I
 children, O, D elements of a class capsule and of a child.

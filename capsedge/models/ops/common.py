@@ -1,4 +1,4 @@
-"""Checks, windows, votes, registration, decompositions."""
+"""Share code between the operators: checks, windows, votes, registration, gradients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
 from capsedge.errors import ShapeError
-
-# --- What the operators share: checks, windows, matrix votes, accumulation type, gradients ---
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
@@ -244,7 +242,7 @@ def register(
     return Operator(op, forward)
 
 
-# --- The operators in ATen operators, for compilers that know nothing of ``capsedge`` ---
+# --- Decompositions into ATen operators, for compilers that know nothing of ``capsedge`` ---
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""Dynamic_routing, vote_routing."""
+"""Routing by agreement: ``capsedge::dynamic_routing`` and ``capsedge::vote_routing``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from capsedge.models.ops.common import (
 from capsedge.models.ops.squash import EPSILON
 from capsedge.models.ops.squash import _define as _squash
 
-# Routing by agreement over votes: what dynamic routing and routing over given votes share
-
+# --- The routing that both share ---
 
 SoftmaxOver = Literal["parents", "children"]
 Update = Literal["accumulate", "replace"]
@@ -125,8 +124,7 @@ def route(votes: Tensor, log_prior: Tensor, bias: Tensor, how: Agreement) -> tup
     return v, c
 
 
-# ``capsedge::dynamic_routing``: Sabour et al. 2017, procedure 1, and what published networks make
-# of it
+# --- Dynamic routing: Sabour et al. 2017, procedure 1, and its published variants ---
 
 
 def _define(
@@ -255,7 +253,7 @@ def dynamic_routing(
     return result
 
 
-# --- ``capsedge::vote_routing``: routing by agreement over votes that are given ---
+# --- Routing over given votes ---
 
 
 def _define_votes(

@@ -1,4 +1,4 @@
-"""Accuracy; typical input of the training images."""
+"""Evaluate a network on images, and measure what its training images are like."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from capsedge.models.configs import ModelConfig
 from capsedge.models.training import augment
 from capsedge.runtime.typical_input import TypicalInput
 
-# --- Images as a network takes them, and how many a network classifies correctly ---
-
+# --- Accuracy: images as the network takes them ---
 
 _BATCH = 256
 _TEST_SEED = 2017  # of the pairs that networks are tested on
@@ -92,8 +91,7 @@ def evaluation_pairs(
         yield canvases[start : start + _BATCH], owners[start : start + _BATCH]
 
 
-# --- The typical input of a network: what its training images are like ---
-
+# --- The typical input of the training images ---
 
 _PAIRS = 20_000
 _SEED = 1

@@ -1,4 +1,4 @@
-"""Recipe, losses, loop, fast math."""
+"""Train a network: losses, recipes, schedules, resumable runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY, TypicalInput
 
-# --- The losses of the three papers. Scores are ``[N, J]``, targets are 0 or 1 ``[N, J]`` ---
+# --- Losses of the three papers: scores ``[N, J]``, targets 0 or 1 ``[N, J]`` ---
 
 
 def margin_loss(lengths: Tensor, targets: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def reconstruction_loss(pictures: Tensor, images: Tensor) -> Tensor:
     return torch.square(pictures - images).flatten(1).sum(1).mean()
 
 
-# --- What ``Recipe.fast`` changes: convolutions in BF16 and compiled routing ---
+# --- ``Recipe.fast``: convolutions in BF16, compiled routing ---
 
 
 class BFloat16Convolutions(TorchFunctionMode):
@@ -136,8 +136,7 @@ def fast_math(on: bool) -> Iterator[None]:
         yield
 
 
-# --- The training loop: recipes, schedules, resumable runs ---
-
+# --- The training loop ---
 
 SCHEDULES = ("one-cycle", "exponential", "multistep")
 PAIRS = ("none", "overlap", "diverse")

@@ -1,7 +1,7 @@
-"""Backend protocol, Port, Capabilities, RuntimeOptions.
+"""Define what a session needs from a backend: `Backend`, its ports, capabilities and options.
 
 Every backend is a `Backend`. What only some can do is a protocol of its own (`DeviceBackend`,
-`PartialBackend`, `ProfiledBackend`), and who needs it asks with ``isinstance``.
+`PartialBackend`, `ProfiledBackend`); callers test for it with ``isinstance``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ from capsedge.runtime.onnx_file.summary import read_bytes
 if TYPE_CHECKING:
     from capsedge.runtime.backends.device_array import DeviceArray
     from capsedge.runtime.onnx_file.structure import Structure
-
-
-# What a session needs from the backend that runs its model; ``BACKENDS`` of this folder lists the
-# backends
-
 
 OPS = ("auto", "fused", "portable")
 MAX_THREADS = 1024
@@ -324,8 +319,7 @@ def closed_error(path: Path) -> UsageError:
     )
 
 
-# --- The cores that this process may use ---
-
+# --- CPU cores available to this process ---
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 

@@ -1,7 +1,8 @@
-"""The CUDA runtime by ctypes: devices, memory, streams, graphs. Needs libcudart, no Python package.
+"""Call the CUDA runtime through ctypes: devices, memory, streams, graphs.
 
-Thread rules: the current device belongs to a thread, so every caller works inside `Cuda.on`, which restores
-the thread's own choice. A stream, its buffers and its graphs belong to one caller at a time.
+Needs libcudart, no Python package. The current device belongs to a thread, so every caller works inside
+`Cuda.on`, which restores the thread's own choice. A stream, its buffers and its graphs belong to one caller
+at a time.
 """
 
 from __future__ import annotations

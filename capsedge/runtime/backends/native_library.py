@@ -1,4 +1,4 @@
-"""Where our compiled libraries, headers and CMake package are."""
+"""Locate the compiled libraries, the headers and the CMake package of capsedge."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.onnx_file.summary import OnnxSummary
 
 
-# Where the compiled libraries of capsedge are, and which files run with the operator library
-
+# --- The operator library and the files that it runs ---
 
 _VERSION = re.compile(r"[0-9.]{1,19}")
 NAME = "libcapsedge_ort.so"
@@ -132,8 +131,7 @@ def _known_operators(path: Path, summary: OnnxSummary) -> None:
     )
 
 
-# Where libcapsedge, its headers and its CMake package are, for builds of C and C++ programs
-
+# --- libcapsedge, for builds of C and C++ programs ---
 
 LIBRARY = "libcapsedge.so"
 

@@ -1,7 +1,8 @@
-"""ONNX Runtime: sessions, providers, versions.
+"""Run models with ONNX Runtime, plain or with its profiler.
 
-Profiling's plain peers, the exporter's check and the reading of executed precision run sessions of their own;
-The contract ``packages`` in pyproject.toml lists them all.
+For `capsedge.load`, this is the only module that uses ONNX Runtime's API. Profiling's plain peers,
+the exporter's checks and the readers of executed precision make sessions of their own; the import
+contract ``packages`` in pyproject.toml lists them all.
 """
 
 from __future__ import annotations
@@ -47,10 +48,6 @@ from capsedge.spec.operators import DOMAIN, INSTANCES_KEY, instance_counts
 if TYPE_CHECKING:
     import onnxruntime
     from typing_extensions import Self
-
-
-# --- ONNX Runtime: the only place where `capsedge.load` uses its API ---
-
 
 _FATAL = (
     4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
@@ -193,7 +190,7 @@ class OnnxRuntimeBackend:
     Args:
         data: the ONNX file.
         path: its name in errors.
-        how: how it runs.
+        settings: how it runs.
         metadata: what the file states of itself.
         mixed: whether routing that no library runs stands beside the operators.
 
@@ -359,9 +356,7 @@ def _first_line(error: BaseException, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-# ONNX Runtime with its own profiler: a copy of a model whose sessions report the time of each
-# operator
-
+# --- Profiling by operator ---
 
 _SUFFIX = "_kernel_time"
 
@@ -373,7 +368,7 @@ class ProfiledSession:
 
     Args:
         model: the ONNX file.
-        how: how it runs.
+        settings: how it runs.
         feeds: the inputs.
         plain: runs the model on them in the first session.
         keep_graph: whether to read back the optimized graph.

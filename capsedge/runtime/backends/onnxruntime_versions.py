@@ -1,6 +1,7 @@
-"""Versions of ONNX Runtime: the oldest supported one, and what changed since.
+"""Check ONNX Runtime's version and choose its execution providers.
 
-pyproject.toml and capsedge/runtime/native/onnxruntime/ort_abi.h repeat ``OLDEST``; a test compares them.
+pyproject.toml and capsedge/runtime/native/onnxruntime/ort_abi.h repeat ``OLDEST``; a test compares
+them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 
-# --- Versions of ONNX Runtime: the oldest supported one, and what changed since ---
-
+# --- Versions: the oldest supported one, and what changed since ---
 
 OLDEST = (1, 19)
 OVERLOADS = (1, 27)  # the first that tells functions apart by ``FunctionProto.overload``
@@ -40,8 +40,7 @@ def text(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-# --- ONNX Runtime's execution providers: the requested device is used, or loading fails ---
-
+# --- Execution providers: the requested device is used, or loading fails ---
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")

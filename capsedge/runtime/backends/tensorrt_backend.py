@@ -1,7 +1,7 @@
-"""Engines on arrays in host or GPU memory; slots with streams and CUDA graphs.
+"""Run TensorRT engines on arrays in host or GPU memory, plain or with TensorRT's profiler.
 
-TensorRT times layers one after another, without a CUDA graph; the plain runs beside them also use none.
-Neither copies between host and GPU.
+When profiling, TensorRT times layers one after another, without a CUDA graph; the plain runs beside
+them use no graph either. Neither copies between host and GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from capsedge.runtime.backends.device_array import DeviceArray, device_array
 from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
 from capsedge.runtime.engine_metadata import EngineMetadata
-
-# --- Running TensorRT engines on arrays in host or GPU memory ---
 
 
 class TensorRTBackend:
@@ -253,7 +251,7 @@ class TensorRTBackend:
         return batch
 
 
-# TensorRT with its own profiler (``IProfiler``): an engine that reports the time of each layer
+# --- Profiling by layer (``IProfiler``) ---
 
 
 @contextmanager

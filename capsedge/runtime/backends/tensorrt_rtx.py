@@ -1,7 +1,8 @@
-"""TensorRT-RTX: TensorRT for GeForce RTX and RTX PRO; any machine builds its engines, for several GPUs.
+"""Use TensorRT-RTX, which is TensorRT for GeForce RTX and RTX PRO.
 
-Its Python package has the names of TensorRT's. The builder works ahead of time, without a GPU and without a
-driver; on the GPU, its runtime compiles the kernels when an engine is first run there.
+Its Python package has the names of TensorRT's. The builder works ahead of time on any machine, without a GPU
+and without a driver, and builds for several GPUs; on the GPU, the runtime compiles the kernels when an engine
+is first run there.
 """
 
 from __future__ import annotations

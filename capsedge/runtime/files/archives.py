@@ -1,4 +1,4 @@
-"""Untrusted zip archives: npz files and PyTorch's checkpoints."""
+"""Read untrusted zip archives: npz files and PyTorch's checkpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import IO
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files.reading import file_size
 from capsedge.spec import limits
-
-# --- Untrusted zip archives: npz files and PyTorch's checkpoints ---
-
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
@@ -120,7 +117,7 @@ def _damaged() -> Iterator[None]:
         raise BadArchive(f"{type(error).__name__}: {error}") from error
 
 
-# --- What a zip archive is, by the names of its members: weights, a model, or arrays ---
+# --- Identifying an archive by its member names: weights, a model or arrays ---
 
 
 def key_of(file: BufferedReader) -> str:

@@ -1,8 +1,8 @@
-"""What a file is, told by its first bytes and never by its name, and what takes it.
+"""Tell what a file is by its first bytes, never by its name, and which command takes it.
 
-Only the standard library: every reader asks here when a file is not what it expected. Nothing is unpacked
-or interpreted: of an archive the names of its members are read, and of a PyTorch file whether it names a
-configuration.
+Only the standard library is used: every reader asks here when a file is not what it expected. Nothing
+is unpacked or interpreted: an archive is judged by the names of its members, and a PyTorch file by
+whether it names a configuration.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""JSON from files: bounded when it is parsed, typed when it is used.
+"""Read and write JSON documents: bounded when parsed, typed when used.
 
-The only reader of metadata, configurations, metadata files, calibration tables and headers. `parse` returns
-plain
-values within the limits; `decode` turns them into a dataclass, whose annotations are the schema. Every defect
-of a document raises `Malformed`. `dump` writes what `parse` reads.
+This is the only reader of models' metadata, engines' metadata files, configurations, calibration
+tables and headers. `parse` returns plain values within the limits; `decode` turns them into a
+dataclass, whose annotations are the schema. Every defect of a document raises `Malformed`. `dump`
+writes what `parse` reads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Plain values of a pickle, without Python's unpickler: nothing in the file is imported, called or allocated.
+"""Read plain values from a pickle without unpickling: nothing in it is imported or called.
 
-The opcodes are interpreted here, over the bytes of the file: a size that exceeds the file is refused before
-anything is allocated. An import in the pickle becomes a `Name`; a call is passed to the reader of the format,
-which builds the objects that it knows (an array of bytes, a tensor) and refuses everything else.
-Opcodes: https://github.com/python/cpython/blob/3.13/Lib/pickletools.py.
+The opcodes are interpreted here, over the bytes of the file: a size that exceeds the file is refused
+before anything is allocated. An import in the pickle becomes a `Name`; a call is passed to the reader
+of the format, which builds the objects that it knows (an array of bytes, a tensor) and refuses
+everything else. Opcodes: https://github.com/python/cpython/blob/3.13/Lib/pickletools.py.
 """
 
 from __future__ import annotations

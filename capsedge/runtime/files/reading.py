@@ -1,4 +1,4 @@
-"""Open only regular files; what POSIX and Windows do differently."""
+"""Open files for reading, regular files only, on POSIX and Windows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from typing import BinaryIO
 from capsedge.errors import UsageError
 from capsedge.spec import limits
 
-# What POSIX and Windows do differently with files: flags, locks, owners, replacing a file that is
-# open
-
+# --- Differences between POSIX and Windows ---
 
 if sys.platform != "win32":
     import fcntl
@@ -111,8 +109,7 @@ def is_full(folder: str) -> bool:
     return False
 
 
-# Opening files for reading: only regular files, with the reason in words where that fails
-
+# --- Opening ---
 
 FILE, FOLDER = "file", "folder"
 _KINDS = (

@@ -1,6 +1,7 @@
-"""Header of a safetensors file, and what a checkpoint says of itself.
+"""Read the header of a safetensors file, and what a checkpoint says of itself.
 
-It is checked here before the library ``safetensors``, which accepts headers of up to 100 MB, sees the file.
+The header is checked here before the library ``safetensors``, which accepts headers of up to 100 MB,
+sees the file.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from capsedge.runtime.files.json_documents import Malformed, decode, parse
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.spec import limits
 
-# The header of a safetensors file (https://huggingface.co/docs/safetensors): its tensors and
-# their offsets
-
+# --- The header (https://huggingface.co/docs/safetensors): tensors and their offsets ---
 
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
@@ -106,8 +105,7 @@ def read_header(file: BufferedReader) -> Header:
     return Header(metadata, tensors)
 
 
-# --- What a checkpoint says of itself besides its tensors ---
-
+# --- Metadata of a checkpoint ---
 
 T = TypeVar("T")
 

@@ -1,12 +1,9 @@
-"""Text made harmless; numbers as text."""
+"""Make foreign text harmless to display, and numbers readable."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-
-# --- Text from files and file names, made harmless before it is displayed ---
-
 
 # Joiners, which emoji and Persian names need; unlike other invisible characters, they reorder nothing.
 _JOINERS = "\u200c\u200d"
@@ -49,7 +46,7 @@ def markdown(text: object) -> str:
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-# --- Numbers as readable text: times, sizes, counts ---
+# --- Readable numbers: times, sizes, counts ---
 
 
 def format_bytes(count: float | None) -> str:

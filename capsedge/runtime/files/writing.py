@@ -1,8 +1,8 @@
-"""Write a file or folder completely or not at all; refuse outputs that are inputs; what callers
-may pass as a file.
+"""Write a file or a folder completely or not at all, and never over an input.
 
-Only plain files are replaced. A symbolic link stays, and the file that it points to is replaced; the older
-file's mode and owner are kept.
+This is the only place that writes files: under a temporary name, which is then renamed. Only plain
+files are replaced. A symbolic link stays, and the file that it points to is replaced; the mode and
+owner of the older file are kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from typing import BinaryIO, TypeAlias
 
 from capsedge.errors import ArtefactError, CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files import reading
-
-# The only place that writes files, completely or not at all: under a temporary name, which is
-# then renamed
-
 
 # Errors caused by the chosen path; all others are failures of the machine.
 _TARGET_ERRORS = frozenset(
@@ -352,7 +348,7 @@ def _no_space(error: Exception, folder: str) -> EnvironmentProblem:
     )
 
 
-# Writing a folder completely or not at all: under a temporary name beside its place, then renamed
+# --- Folders ---
 
 
 def write_folder(
@@ -417,9 +413,7 @@ def _write(path: Path, content: bytes | Path) -> None:
         path.write_bytes(content)
 
 
-# What callers pass as a file: a path, or for models the bytes too; anything else is refused in
-# words
-
+# --- What callers may pass as a file: a path or, for models, its bytes ---
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes"
 

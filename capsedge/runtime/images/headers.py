@@ -1,8 +1,8 @@
-"""What an encoded image is and how large, told by its first bytes: judged before Pillow sees it.
+"""Identify an encoded image and its size by its first bytes, before Pillow sees it.
 
-Pillow's readers of GIF, TIFF and WebP take memory for what a header claims while they open a file, and its
-decoder of run-length encoded BMP files is slow, so these headers are walked here. Only the readers below are
-used, whatever else Pillow has: EPS runs a program, others are seldom tested.
+Pillow's readers of GIF, TIFF and WebP allocate what a header claims while they open a file, and its
+decoder of run-length encoded BMP files is slow, so these headers are walked here. Only the formats
+below are read, whatever else Pillow supports: EPS runs a program, others are seldom tested.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Pixels -> input tensor; bit-exact resize; axes of arrays.
+"""Turn pixels into a model's input tensor, bit for bit as libcapsedge does.
 
-The steps and their arithmetic are specified in docs/reference/runtime.md ("Images"), so that C++ computes
-the same bits. Pillow only decodes.
+The steps and their arithmetic are specified in docs/reference/runtime.md ("Images"), so that C++
+computes the same bits. Pillow only decodes.
 
-The filter is a separable triangle. Where the image shrinks, the triangle is wider by the same factor, so that
-every source pixel counts (antialiasing); where it grows, this is linear interpolation. Positions and weights
-are integers up to a single division.
+The resizing filter is a separable triangle. Where the image shrinks, the triangle widens by the same
+factor, so that every source pixel counts (antialiasing); where it grows, this is linear
+interpolation. Positions and weights are integers up to a single division.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.images.decoding import check_size, read_pixels
 from capsedge.runtime.metadata import Preprocessing
 
-# Resizing, specified to the last bit in docs/reference/runtime.md ("Resizing"): C++ runs the same
-# steps
-
+# --- Resizing, as in docs/reference/runtime.md ("Resizing") ---
 
 _ROWS = 32  # converted to float32 at once
 
@@ -98,8 +96,7 @@ def resize(
     return np.ascontiguousarray(wide.transpose(1, 0, 2))
 
 
-# --- From an image to the input tensor of a model ---
-
+# --- From an image to the input tensor ---
 
 # Luma of ITU-R BT.601 in 1/65536: the weights sum to one exactly, so a grey RGB pixel keeps its value.
 _LUMA = (19595.0, 38470.0, 7471.0)
@@ -331,9 +328,7 @@ def _pad(image: NDArray[np.float32], height: int, width: int) -> NDArray[np.floa
     return result
 
 
-# The axes of arrays of images: told from their shape where it leaves one reading, otherwise asked
-# for
-
+# --- The axes of an array, from its shape where that is unambiguous ---
 
 LAYOUTS = ("HW", "HWC", "CHW")
 _NAMES = (*LAYOUTS, "NHW", "NHWC", "NCHW")

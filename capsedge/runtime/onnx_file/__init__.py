@@ -1,1 +1,1 @@
-"""Reading a model file without running it: wire format, structure, shapes, costs. Does not import onnx."""
+"""Read a model file without running it: wire format, structure, shapes, costs. No onnx needed."""

@@ -1,13 +1,13 @@
-"""Operations and bytes of an operator; sizes of all values.
+"""Count the operations and bytes of an operator, and size all values of a graph.
 
-A multiply-add is two operations. Each input and output is counted once in bytes; an operator that only
-renames a tensor (a reshape) moves none. Routing is counted by its procedure (docs/reference/operators.md):
-every vote once, plus the operations on it in each iteration; a kernel that recomputes votes in every
-iteration does more, and is not credited for it.
+A multiply-add is two operations. Each input and output is counted once in bytes; an operator that
+only renames a tensor (a reshape) moves none. Routing is counted by its procedure
+(docs/reference/operators.md): every vote once, plus the operations on it in each iteration; a kernel
+that recomputes votes in every iteration does more, and is not credited for it.
 
-Files state most shapes, with names for what is free: ``N`` is the batch, ``36*N`` a multiple of it, others
-stand for products with it in inlined bodies. A name means one number everywhere, so each is solved for from
-the operators that keep the number of elements, broadcast, or multiply.
+Files state most shapes, with names for what is free: ``N`` is the batch, ``36*N`` a multiple of it,
+others stand for products with it in inlined bodies. A name means one number everywhere, so each is
+solved for from the operators that keep the number of elements, broadcast, or multiply.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, ROUTING_OPERATORS, votes_of
-
-# --- Operations and bytes of an operator, from the shapes of what it reads and writes ---
-
 
 OperatorShape = tuple[int, ...]
 
@@ -110,8 +107,7 @@ def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
     return float(math.prod(out))
 
 
-# --- Sizes of all values of a graph for one batch size, from the shapes that the file states ---
-
+# --- Sizes of all values for one batch size ---
 
 _SAME_COUNT = frozenset(
     ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "CastLike",

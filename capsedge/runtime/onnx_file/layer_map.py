@@ -1,20 +1,21 @@
-"""Which layer, routing iteration and group each running operator belongs to.
+"""Find the layer, routing iteration and group that each running operator belongs to.
 
-ONNX Runtime runs an optimized graph: convolutions swallow activations, function bodies are inlined. What
-stays are the names of values. So a file of capsedge is read twice, as it was written and as it runs, and
-the two are joined by those names:
+ONNX Runtime runs an optimized graph: activations are merged into convolutions, function bodies are
+inlined. Only the names of values remain. A file of capsedge is therefore read twice, as written and
+as run, and the two are joined by these names:
 
-- an operator outside of the routing procedures has the layer of its weight or, if it only follows one (an
-  activation, a reshape), of the nearest weight before it (``stem.0``, ``primary``);
-- one that computes something else before any routing operator (a loop in standard operators, as users write
-  routing) is no part of that layer: it has the module path that its exporter gave it, otherwise its type;
+- an operator outside the routing procedures has the layer of its weight or, if it only follows one
+  (an activation, a reshape), of the nearest weight before it (``stem.0``, ``primary``);
+- one that computes something else before any routing operator (a loop in standard operators, as users
+  write routing) is not part of that layer: it has the module path that its exporter gave it, or else
+  its type;
 - a ``capsedge`` node, or the operators of its inlined body, have the layer of the node's weight;
-- inside a body, an iteration begins with what uses the outcome of the iteration before, and the votes are
-  what the first weighted sum is made of.
+- inside a body, an iteration begins with what uses the outcome of the iteration before, and the votes
+  are what the first weighted sum is made of.
 
-TensorRT tells the names of ONNX nodes that a layer of an engine came from, and nothing else of them. So
-`capsedge build` names nodes ``capsedge/classes/routing.2/MatMul_17``: layer, group, iteration, operator and
-number.
+Of the ONNX nodes that a layer of an engine came from, TensorRT reports only the names. So
+`capsedge build` names nodes ``capsedge/classes/routing.2/MatMul_17``: layer, group, iteration,
+operator and number.
 """
 
 from __future__ import annotations
@@ -32,9 +33,6 @@ from capsedge.spec.operators import (
     IterationValue,
     iteration_value_in,
 )
-
-# The layer, group and routing iteration that each operator of the running graph belongs to
-
 
 STEM, VOTES, ROUTING, CLASSIFIER, DECODER = "stem", "votes", "routing", "classifier", "decoder"
 GROUPS = (STEM, VOTES, ROUTING, CLASSIFIER, DECODER)
@@ -99,7 +97,7 @@ class _Instance:
 
     Attributes:
         operator: its operator.
-        body: the name of its function body (``operator_names``).
+        body: the name of its function body (`spec.operators.instance_name`).
         key: distinguishes the calls of a body.
     """
 
@@ -312,7 +310,7 @@ def _instance(node: Node) -> _Instance | None:
 
 
 def _iteration_value(value: str, instance: _Instance) -> IterationValue | None:
-    """What a value of a procedure's body is, if the body marks it."""
+    """What a value of a procedure's body is, if it is one of an iteration."""
     match = _INLINED.match(value) or _PORTABLE.match(value)
     return iteration_value_in(instance.operator, match["value"]) if match else None
 
@@ -433,8 +431,7 @@ def _layer_of_weight(node: Node, written: _Written) -> str:
     return layer_of_weights(node)
 
 
-# Names of nodes that state their layer, for TensorRT, which keeps only the names of nodes
-
+# --- Node names that state their layer, for TensorRT ---
 
 _NAME = re.compile(
     rf"capsedge/(?P<layer>[^/\x1e\[\]+]*)/(?P<group>{'|'.join(GROUPS)})"

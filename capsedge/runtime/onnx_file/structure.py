@@ -1,6 +1,6 @@
-"""Nodes, shapes and sizes of an ONNX file, read without the ``onnx`` package.
+"""Read the nodes, shapes and sizes of an ONNX file without the ``onnx`` package.
 
-Goes deeper than ``onnx_file``, which is what every load needs: this is what ``inspect`` shows. Weights are
+This goes deeper than ``summary``, which every load needs: it is what ``inspect`` shows. Weights are
 stepped over; nothing in the file is executed.
 """
 

@@ -1,8 +1,8 @@
-"""A first reading of an ONNX file, with only the standard library.
+"""Read what the runtime must know of an ONNX file, with only the standard library.
 
-The device has no ``onnx`` package, and a file that somebody sent must be judged before ONNX
-Runtime is handed its bytes. So its wire format (``wire``) is walked here, weights are stepped over, and
-what the runtime must know is collected: metadata, ``capsedge`` nodes, functions, external data.
+The device has no ``onnx`` package, and an untrusted file must be judged before ONNX Runtime gets its
+bytes. So the wire format (``wire``) is walked here, weights are stepped over, and only metadata,
+``capsedge`` nodes, functions and external data are collected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The wire format of ONNX files: the fields that their messages have, and the walk over the bytes.
+"""Define the wire format of ONNX files: the fields of their messages, and the walk over the bytes.
 
-The messages are as ``onnx.proto`` of ONNX 1.23 (IR version 14) declares them: of each the numbers of its
-fields and what they hold. ``*`` marks a repeated field, ``|`` a member of the message's one ``oneof``.
-``onnx_file`` reads a file by this table and by nothing else, so that no field is read in one way here and in
-another by protobuf. ``onnx_schema.h`` of libcapsedge has the same text.
+The messages are those of ``onnx.proto`` in ONNX 1.23 (IR version 14): for each, the numbers of its
+fields and what they hold. ``*`` marks a repeated field, ``|`` a member of the message's one
+``oneof``. This package reads a file by this table and by nothing else, so that no field is read in
+one way here and in another by protobuf. ``onnx_schema.h`` of libcapsedge has the same text.
 
 The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding).
 """

@@ -1,9 +1,9 @@
-"""Fair comparison of runtimes and models.
+"""Compare runtimes and models fairly.
 
-Each runs in its own process, on the same inputs and with the same number of threads. Outputs are compared
-before anything is timed. Then they take turns (A B C A B C ...), so that a drift of the machine affects all
-of them equally; every change includes a pause, because threads of the previous one may still spin (OpenMP's
-do for 200 ms), and a warm-up.
+Each runs in its own process, on the same inputs and with the same number of threads. Outputs are
+compared before anything is timed. Then they take turns (A B C A B C ...), so that a drift of the
+machine affects all of them equally; every change includes a pause, because threads of the previous
+one may still spin (OpenMP's do for 200 ms), and a warm-up.
 """
 
 from __future__ import annotations

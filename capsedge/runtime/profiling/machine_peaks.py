@@ -1,7 +1,8 @@
-"""Measured limits of this machine, cost of timing.
+"""Measure the limits of this machine: multiply-adds, memory traffic, and the cost of timing.
 
-A chain of operators on one number shows what timing an operator costs; a matrix product shows what the
-machine can do. The format: https://protobuf.dev/programming-guides/encoding, field numbers of onnx.proto3.
+A chain of operators on one number shows what timing an operator costs; a matrix product shows what
+the machine can do. The device has no ``onnx`` package, so both files are written byte by byte:
+https://protobuf.dev/programming-guides/encoding, with the field numbers of onnx.proto3.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.backends.onnxruntime_backend import ProfiledSession, SessionSettings
 
-# --- Two tiny ONNX files written byte by byte, since the device has no ``onnx`` package ---
-
+# --- Two tiny ONNX files, written byte by byte ---
 
 _FLOAT = 1
 _IR_VERSION, _OPSET = 8, 13
@@ -75,9 +75,7 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-# Measured limits of this machine: multiply-adds and memory traffic, and the cost of timing an
-# operator
-
+# --- The measurements ---
 
 MATRIX = 384  # side; its three matrices stay in the caches, and the result needs no new pages
 MATRIX_SECONDS, COPY_SECONDS = 0.4, 0.3

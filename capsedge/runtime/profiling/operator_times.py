@@ -1,4 +1,4 @@
-"""Time by operator: ONNX Runtime, `If` branches, TensorRT."""
+"""Time the operators of a session, with their operations and bytes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from capsedge.runtime.profiling.worker import timed_runs
 from capsedge.runtime.session import Session
 from capsedge.spec.operators import operator_of
 
-# --- The operators of `If` branches: their own times, and where they stand in the file ---
-
+# --- Operators in the branches of an `If` ---
 
 SMALL, LARGE, BETWEEN = "small network", "large network", "cascade"
 NETWORKS = (SMALL, BETWEEN, LARGE)
@@ -124,8 +123,7 @@ def _written(graph: Graph, body: Graph) -> Graph:
     return named[0] if named else graph
 
 
-# Time, operations and bytes of every operator of a session, in the order in which they run
-
+# --- All operators of a session, in running order ---
 
 WARMUP = 3  # least number of runs at the start of each turn that are not timed
 PAUSE, SETTLE = 0.02, 0.05  # seconds without and with runs before each turn

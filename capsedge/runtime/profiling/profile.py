@@ -1,4 +1,4 @@
-"""`capsedge.profile`: ProfileOptions -> ProfileReport; reasons to distrust it."""
+"""Profile a session: latency, start, memory and operators (``capsedge.profile``)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from capsedge.runtime.profiling.worker import Limits, take_times
 from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
-# Reasons to distrust a measurement, in the manner of trtexec: spread, bounds, the machine's state
-
+# --- Reasons to distrust a measurement, as in trtexec ---
 
 LARGE_CV = 0.1
 SLOWER = 0.85  # of the processor's best speed in this measurement
@@ -162,7 +161,7 @@ def load_average() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-# --- The result of `capsedge.profile`, and the choice of its renderers ---
+# --- The report ---
 
 
 @dataclass(repr=False)
@@ -226,8 +225,7 @@ class ProfileReport(Summarized, ReportData):
         write_text(Path(path), json.dumps(trace(self), indent=1))
 
 
-# --- Profile a session: latency, start, memory, operators ---
-
+# --- Measuring ---
 
 SEED = 0
 

@@ -1,7 +1,7 @@
-"""A report's charts, drawn by matplotlib: as one picture, and in one HTML file.
+"""Draw a report's charts with matplotlib, as one picture or within one HTML page.
 
-The file has no script, no link and no address, and is light or dark by the reader's setting. Names in it come
-from untrusted files: every one is escaped.
+The page has no scripts, links or addresses, and follows the reader's choice of light or dark. Names
+in it come from untrusted files: every one is escaped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables, Markdown, Perfetto trace."""
+"""Write a report as tables, Markdown or a trace."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from capsedge.runtime.profiling.compare import Comparison, Entry
 from capsedge.runtime.profiling.machine_peaks import Peaks
 from capsedge.runtime.profiling.report_data import ReportData, Row, Run
 
-# --- The tables of a report, as text: for Markdown, HTML and the terminal alike ---
-
+# --- Tables, for Markdown, HTML and the terminal alike ---
 
 FASTEST = "fastest"
 
@@ -178,7 +177,7 @@ def peaks(report: Peaks) -> str:
     )
 
 
-# --- A report as Markdown ---
+# --- Markdown ---
 
 
 def markdown(report: ReportData) -> str:
@@ -220,8 +219,7 @@ def _line(cells: tuple[str, ...]) -> str:
     return "| " + " | ".join(map(text, cells)) + " |"
 
 
-# A trace for Perfetto and chrome://tracing (Trace Event Format): a few runs, operator by operator
-
+# --- Trace for Perfetto and chrome://tracing (Trace Event Format): a few runs ---
 
 _OPERATORS, _LAYERS = 1, 2  # threads of the trace: one track each
 

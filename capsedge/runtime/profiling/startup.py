@@ -1,4 +1,4 @@
-"""A backend in its own process: driver and cold start."""
+"""Drive a worker process over its pipes, and measure cold starts with one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.profiling.worker import Limits, Specification, ops_argument
 from capsedge.runtime.session import Session
 
-# --- The driver of a worker, at the other end of its pipes ---
-
+# --- The driver of a worker ---
 
 WORKER = (sys.executable, "-m", "capsedge.runtime.profiling.worker")
 
@@ -158,7 +157,7 @@ def write_inputs(folder: Path, feeds: Mapping[str, NDArray[Any]]) -> Path:
     return path
 
 
-# --- A cold start: a separate process that loads the model and runs it once ---
+# --- Cold start: a separate process loads the model and runs it once ---
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Warm-up, timed runs, statistics, stable window."""
+"""Time runs and summarize them: warm-up, percentiles, stable window."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# --- The speed of the processor at the moment ---
-
+# --- The processor's speed at the moment ---
 
 PROBE_SECONDS = 0.02
 _PROBE_SIZE = 20_000
@@ -30,8 +29,7 @@ def processor_speed() -> float:
     return float(1.0 / best)
 
 
-# --- Statistics of a series of times: percentiles, spread, and its stable window ---
-
+# --- Statistics of a series of times ---
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 BLOCKS = 20  # of a series, in the search for its steady part

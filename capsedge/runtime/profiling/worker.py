@@ -1,13 +1,13 @@
-"""One runtime in its own process: it loads a model, runs it, and times itself; driven over its pipes.
+"""Load, run and time a model in one runtime, in a process driven over its pipes.
 
     python -m capsedge.runtime.profiling.worker SPECIFICATION
     PYTHON -I .../profiling/worker.py SPECIFICATION
 
-With one process per runtime, memory is measured separately, a cold start is really cold, and the driver can
-let runtimes take turns. The specification and every line in and out are JSON documents.
+With one process per runtime, memory is measured separately, a cold start is really cold, and the
+driver can let runtimes take turns. The specification and every line in and out are JSON documents.
 
-The module itself needs only numpy, and each loader only its runtime, so that an interpreter that has these
-and nothing of this package can run the file. `main` also serves loaders from elsewhere.
+The module itself needs only numpy, and each loader only its runtime, so that an interpreter with
+these, and without capsedge, can run the file. `main` also serves loaders defined elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`capsedge.batch`: BatchOptions -> BatchReport."""
+"""Classify any number of images into one table (``capsedge.batch``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from capsedge.serving.batch.rows import Counts, RowMaker, part_bytes, schema_of
 from capsedge.serving.batch.sources import open_source
 from capsedge.serving.batch.storage import check_apart_from, is_remote, plain
 
-# --- What ``capsedge.batch`` returns ---
+# --- The report ---
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,8 +71,7 @@ class BatchReport(Summarized):
         return Summary("BatchReport", [line], rows)
 
 
-# --- ``capsedge.batch``: answers for any number of images ---
-
+# --- ``capsedge.batch`` ---
 
 FORMAT = 2  # of the table: an unfinished run of another format is not resumed
 Progress = Callable[[int, int | None], None]

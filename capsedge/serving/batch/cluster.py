@@ -1,7 +1,8 @@
-"""The parts of a source, answered by the workers of a Ray cluster (https://docs.ray.io/en/latest/data/data.html).
+"""Process the parts of a source on the workers of a Ray cluster.
 
-Ray Data streams the parts to workers, restarts those that are lost, and computes again what was lost with
-them. A worker gets the model as bytes, once, and makes one session for all its parts.
+Ray Data (https://docs.ray.io/en/latest/data/data.html) streams the parts to workers, restarts those that are
+lost, and computes again what was lost with them. A worker gets the model as bytes, once, and makes one
+session for all its parts.
 """
 
 from __future__ import annotations

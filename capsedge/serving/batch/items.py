@@ -1,4 +1,4 @@
-"""Item, Part, Source; folders."""
+"""Define what a source consists of: parts, which are read on their own, and items in them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from capsedge.errors import UsageError
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.serving.batch.storage import Storage
 from capsedge.spec import limits
-
-# --- What a source consists of: parts, which are read on their own, and the items in them ---
-
 
 PART_ROWS = 1024  # images of one part, as far as the format lets it be cut
 

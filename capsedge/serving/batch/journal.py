@@ -1,8 +1,8 @@
-"""What a run has done: parts in a folder, from which an interrupted run goes on.
+"""Keep what a run has done: parts in a folder, from which an interrupted run is resumed.
 
-The folder holds ``_plan.json`` (what is computed, by checksums), ``part-000000.parquet`` and so on, for each
-``_part-000000.json`` (its checksum and counts), and at the end ``_SUCCESS``. For an output that is one file
-it lies beside it, and is removed once they are merged.
+The folder holds ``_plan.json`` (what is computed, by checksums), for each part ``part-000000.parquet`` and
+``_part-000000.json`` (its checksum and counts), and at the end ``_SUCCESS``. If the output is one file, the
+folder lies beside it and is removed once the parts are merged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parquet files of strangers.
+"""Read untrusted parquet files with a column of images.
 
 A file may carry an Arrow schema beside its own (the key ``ARROW:schema`` in its footer), and that may name
 extension types, some of which unpickle what the file holds as soon as it is opened where their package is
@@ -28,8 +28,7 @@ from capsedge.serving.batch.parquet_pages import RowGroup, row_groups, rows_at_o
 from capsedge.serving.batch.storage import Storage
 from capsedge.spec import limits
 
-# --- Opening parquet files of strangers (https://parquet.apache.org/docs/file-format/) ---
-
+# --- Opening (https://parquet.apache.org/docs/file-format/) ---
 
 MAGIC = b"PAR1"
 INSTALL = "pip install 'capsedge[batch]'"
@@ -219,8 +218,7 @@ def _check_plain(footer: bytes) -> None:
             raise BadParquet("it has extension types, which are not read")
 
 
-# --- Parquet files with a column of images: their bytes, or their values as lists ---
-
+# --- Images in a column: their bytes, or their values as lists ---
 
 SUFFIXES = (".parquet",)
 _USUAL = "image"

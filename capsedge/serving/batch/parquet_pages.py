@@ -1,10 +1,10 @@
-"""Walking through values in Thrift's compact protocol, within limits, before another library
-parses them.
+"""Check an untrusted parquet file's metadata and pages before another library parses them.
 
-https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. A list states its length
+The metadata are values in Thrift's compact protocol
+(https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md). A list states its length
 before its elements, and a parser that believes it allocates memory for elements that are not there.
 
-https://parquet.apache.org/docs/file-format/data-pages/. A page of a few bytes may unpack to gigabytes, and a
+A page (https://parquet.apache.org/docs/file-format/data-pages/) of a few bytes may unpack to gigabytes, and a
 dictionary repeats a value in as many rows as it likes.
 """
 
@@ -16,9 +16,7 @@ from typing import BinaryIO
 
 from capsedge.spec import limits
 
-# Walking through values in Thrift's compact protocol, within limits, before another library
-# parses them
-
+# --- Thrift's compact protocol, walked within limits ---
 
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(
     13
@@ -133,9 +131,7 @@ class _Walk:
         return (value >> 1) ^ -(value & 1)
 
 
-# What a column of a parquet file unpacks to, told from the headers of its pages before any is
-# unpacked
-
+# --- Pages: the unpacked size of a column, from its page headers ---
 
 _WINDOW = 1 << 10  # bytes that nearly every header fits in
 _DICTIONARY = 2  # of PageType

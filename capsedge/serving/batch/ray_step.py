@@ -1,12 +1,14 @@
-"""A model as a step of a Ray Data pipeline (https://docs.ray.io/en/latest/data/batch_inference.html).
+"""Offer a model as a step of a Ray Data pipeline.
 
-import ray
-from capsedge.serving.batch.ray_step import Predictor
+https://docs.ray.io/en/latest/data/batch_inference.html
 
-images = ray.data.read_images("photos/", mode="L", size=(28, 28))
-answers = images.map_batches(
-    Predictor, fn_constructor_kwargs={"model": "digits-em"}, num_cpus=2, concurrency=4
-)
+    import ray
+    from capsedge.serving.batch.ray_step import Predictor
+
+    images = ray.data.read_images("photos/", mode="L", size=(28, 28))
+    answers = images.map_batches(
+        Predictor, fn_constructor_kwargs={"model": "digits-em"}, num_cpus=2, concurrency=4
+    )
 """
 
 from __future__ import annotations

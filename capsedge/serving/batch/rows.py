@@ -1,4 +1,4 @@
-"""Rows and columns of the answers' table."""
+"""Make the table of answers: its columns, and one row for each image, in order."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from capsedge.runtime.session import Session
 from capsedge.serving.batch.items import PART_ROWS, Item
 from capsedge.serving.batch.parquet import import_parquet, readable_errors
 
-# --- The rows of a table of answers: one for each image, in the order of the images ---
-
+# --- Rows ---
 
 GROUP = 64  # images of one run; the same everywhere, since the size may decide the last bits
 OUTPUTS = ("scores", "poses")
@@ -178,8 +177,7 @@ def _check_outputs(session: Session, outputs: Sequence[str]) -> None:
             )
 
 
-# --- The table of answers: its columns, and its rows as parquet ---
-
+# --- Columns, and rows as parquet ---
 
 PLAN = b"capsedge.plan"
 

@@ -1,4 +1,4 @@
-"""What a source is; arrays."""
+"""Tell what a source of images is, and read arrays of images."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from capsedge.serving.batch.storage import Storage
 from capsedge.serving.batch.tar import Tars
 from capsedge.spec import limits
 
-# --- Images in arrays: idx, npy and npz files ---
-
+# --- Arrays: idx, npy and npz files ---
 
 _READ = 64  # images read at once
 _CHUNK = 1 << 20
@@ -208,8 +207,7 @@ class _Layout:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
-# --- Telling what a source is: by what a folder holds, and by how a file begins ---
-
+# --- Identifying a source, by what a folder holds and by how a file begins ---
 
 _KNOWN = (
     f"Sources are folders of images ({', '.join(SUFFIXES)}), parquet files, tar archives, and idx, npz and "

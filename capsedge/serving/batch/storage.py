@@ -1,4 +1,4 @@
-"""Local and fsspec storage.
+"""Read sources from, and write tables to, this machine or any file system of fsspec.
 
 https://filesystem-spec.readthedocs.io. An address is one scheme and one path: chains of file systems
 (``::``), through which archives would unpack themselves, are refused.
@@ -21,9 +21,7 @@ from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import make_folder, write_bytes
 from capsedge.spec import limits
 
-# Places that sources are read from: this machine's files, and file systems of fsspec by their
-# addresses
-
+# --- Sources ---
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 # Packages of file systems that fsspec knows by their schemes.
@@ -220,8 +218,7 @@ class Storage:
             return file.read(count)
 
 
-# The folder that the parts of a table are written to: on this machine, or at an address of fsspec
-
+# --- The folder that the parts of a table are written to ---
 
 _LOCK = "_lock"
 

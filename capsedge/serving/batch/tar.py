@@ -1,4 +1,4 @@
-"""Tar shards header by header.
+"""Read tar archives of images, such as WebDataset shards, header by header.
 
 Every member with the suffix of an image is an image; nothing else in an archive is read or decoded.
 
@@ -21,9 +21,7 @@ from capsedge.serving.batch.items import PART_ROWS, Item, Part, is_image, qualif
 from capsedge.serving.batch.storage import Storage
 from capsedge.spec import limits
 
-# Reading tar archives header by header, with limits (POSIX.1-2017 pax, "ustar Interchange
-# Format"; GNU tar)
-
+# --- Headers, within limits (POSIX.1-2017 pax, "ustar Interchange Format"; GNU tar) ---
 
 BLOCK = 512
 _REGULAR = (b"0", b"\0", b"7")
@@ -260,8 +258,7 @@ def _text(field: bytes) -> str:
     return field.split(b"\0")[0].decode(errors="surrogateescape")
 
 
-# Tar archives of images, as WebDataset shards are (https://github.com/webdataset/webdataset)
-
+# --- Images in archives (https://github.com/webdataset/webdataset) ---
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 

@@ -1,1 +1,1 @@
-"""Putting models where people use them: for now a folder that any web server can host."""
+"""Putting models where people use them: web pages, Triton Inference Server and KServe."""

@@ -1,4 +1,4 @@
-"""Reports and manifest."""
+"""Report a deployment, and keep the manifest of a deployed folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from capsedge.runtime.files.json_documents import decode, parse
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec import limits
 
-# --- What ``capsedge.deploy_web`` returns ---
-
+# --- The report of ``capsedge.deploy_web`` ---
 
 ON_DEMAND = "webgpu/"  # what lies there is fetched when it is first used
 
@@ -95,7 +94,7 @@ class WebDeployment(Summarized):
         return Summary("WebDeployment", [line], rows)
 
 
-# --- What ``capsedge.deploy_triton`` and ``capsedge.deploy_kserve`` return ---
+# --- The report of ``capsedge.deploy_triton`` and ``capsedge.deploy_kserve`` ---
 
 
 @dataclass(frozen=True)
@@ -194,9 +193,7 @@ def described(model: TritonModel) -> str:
     return f"{model.backend}, {model.ops} operators, {model.device}, {batch}{twin}"
 
 
-# The manifest of a deployed folder: what it consists of, so that the next run replaces nothing
-# else
-
+# --- The manifest: what the folder consists of, so that the next run replaces nothing else ---
 
 MANIFEST = "capsedge.json"
 

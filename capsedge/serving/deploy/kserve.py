@@ -1,4 +1,4 @@
-"""`deploy kserve`.
+"""Write an InferenceService of KServe for a model repository of `deploy_triton`.
 
 Every scalar is written as JSON writes it, which YAML 1.2 reads as the same value.
 """
@@ -21,7 +21,7 @@ from capsedge.runtime.files.writing import as_path, write_text
 from capsedge.serving.deploy.deployment import MANIFEST, KServeDeployment, read_manifest
 from capsedge.serving.deploy.triton import KIND
 
-# --- Plain values as YAML in block style, written without a YAML package ---
+# --- YAML in block style, written without a YAML package ---
 
 
 def block_style(document: Mapping[str, Any]) -> str:
@@ -41,9 +41,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: {json.dumps(value)}"
 
 
-# ``capsedge.deploy_kserve``: an InferenceService of KServe for a model repository of
-# `deploy_triton`
-
+# --- ``capsedge.deploy_kserve`` ---
 
 MOUNT = "/mnt/models"  # where KServe puts what lies in the storage
 TRITON = "26.07"  # a release with ONNX Runtime 1.27

@@ -1,8 +1,7 @@
-"""A server of one deployed folder on this machine's loopback address, for trying it out.
+"""Serve one deployed folder on this machine's loopback address, for trying it out.
 
-It answers with the folder's own files and nothing else: no listing, no path that was not named when it
-started. Requests with a foreign ``Host`` are refused, so that no page from elsewhere reads the files by
-DNS rebinding.
+Only the folder's own files are served: no listing, no path that was not named when it started. Requests with
+a foreign ``Host`` are refused, so that no page from elsewhere reads the files by DNS rebinding.
 """
 
 from __future__ import annotations

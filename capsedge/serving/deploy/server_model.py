@@ -1,4 +1,4 @@
-"""What a server must know of a model, tried first."""
+"""Try a model before a server gets it, and collect what the server must know of it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.session import Session
 from capsedge.runtime.tensors import shape_fits, shape_text
 
-# Trying a model before a server gets it: the inputs of its warm-up, and whether it runs batches
-
+# --- The trial: inputs of the warm-up, and whether the model runs batches ---
 
 Arrays = Mapping[str, NDArray[Any]]
 Note = Callable[[str], None]
@@ -143,9 +142,7 @@ def _sample(session: Session) -> Arrays | None:
     return {port.name: image.astype(port.dtype)} if shape_fits(image.shape, port.shape) else None
 
 
-# The names of models that a server gets, by one rule for `capsedge serve` and `capsedge deploy
-# triton`
-
+# --- Model names, by one rule for `capsedge serve` and `capsedge deploy triton` ---
 
 TWIN = "-portable"  # at the end of the name of a model without the operator library
 _NAMED = re.compile(
@@ -232,8 +229,7 @@ def _parsed(argument: str) -> ModelName:
     )
 
 
-# What a model server must know of a model: its inputs and outputs, its batch, its classes, sample
-# inputs
+# --- Inputs, outputs, batch, classes and sample inputs ---
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`deploy triton`: repository and config.pbtxt."""
+"""Write a model repository for Triton Inference Server, with ``config.pbtxt``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from capsedge.serving.deploy.server_model import (
     read_server_model,
 )
 
-# --- Messages in protobuf's text format, written without the package ``protobuf`` ---
+# --- Protobuf's text format, written without the package ``protobuf`` ---
 
 
 class Symbol(str):
@@ -81,8 +81,7 @@ def _escaped(byte: int) -> str:
     return letter if byte in _PLAIN and letter not in '"\\' else f"\\{byte:03o}"
 
 
-# --- ``config.pbtxt``: what Triton Inference Server is told of a model (model_config.proto) ---
-
+# --- ``config.pbtxt`` (model_config.proto) ---
 
 LABELS, WARMUP = "labels.txt", "warmup"
 _VERSION = "1"
@@ -223,8 +222,7 @@ def _warmup(name: str, file: str, batch: int, model: ServerModel, arrays: Arrays
     return {"name": name, "batch_size": batch, "inputs": inputs}
 
 
-# --- ``capsedge.deploy_triton``: a model repository for Triton Inference Server ---
-
+# --- ``capsedge.deploy_triton`` ---
 
 KIND = "triton"  # in the manifest
 MOUNT = "/models"

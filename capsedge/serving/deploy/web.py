@@ -1,4 +1,4 @@
-"""`deploy web`."""
+"""Deploy a folder with a page that runs capsule networks in the browser."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ from capsedge.serving.deploy.deployment import (
 )
 from capsedge.spec import limits
 
-# The models of a page: files of the user, and models of the zoo, exported with what the page
-# shows
-
+# --- Models of the page: the user's files, and models of the zoo ---
 
 EXTRA_OUTPUTS = ("reconstruction", "trace")
 _NAME = 80  # characters
@@ -167,8 +165,7 @@ def _of_zoo(
             yield _read(path, name)
 
 
-# --- Files that differ only in their routing iterations, as one model with a choice ---
-
+# --- Files that differ only in routing iterations, as one model with a choice ---
 
 Files = list[tuple[str, PageModel]]
 
@@ -224,8 +221,7 @@ def unused(name: str, used: Sequence[str]) -> str:
     return found
 
 
-# --- ``capsedge.deploy_web``: a folder with a page that runs capsule networks in the browser ---
-
+# --- ``capsedge.deploy_web`` ---
 
 WORKER = "worker.js"  # the service worker, which keeps the folder's files for use without a network
 _SITE = Path(__file__).parent / "site"
