@@ -52,6 +52,7 @@ def test_a_rewrite_is_exact_in_fp64(family: str, name: str, others: bool) -> Non
         np.testing.assert_allclose(f, w, **DOUBLE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("family", "name"), EFFECTS)
 def test_a_rewrite_is_exact_in_fp32(family: str, name: str) -> None:
     without = rewritten(_graph(family), replace(Rewrites.none(), **{name: False}), double=False)
