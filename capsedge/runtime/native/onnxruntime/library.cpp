@@ -95,12 +95,12 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   return guarded(api, [&] {
     std::vector<Tensor> inputs;
     std::vector<Shape> shapes;
-    size_t count = 0;  // optional ones may be missing at the end
-    check(api, KernelContext_GetInputCount(api)(context, &count));
-    for (size_t i = 0; i < std::min(count, kernel.spec->inputs.size()); ++i) {
+    size_t given = 0;  // optional ones may be missing at the end
+    check(api, KernelContext_GetInputCount(api)(context, &given));
+    for (size_t i = 0; i < std::min(given, kernel.spec->inputs.size()); ++i) {
       const OrtValue* value = nullptr;
       check(api, KernelContext_GetInput(api)(context, i, &value));
-      if (value == nullptr && kernel.spec->inputs[i].optional && i + 1 == count) break;
+      if (value == nullptr && kernel.spec->inputs[i].optional && i + 1 == given) break;
       if (value == nullptr)
         throw Error(std::string(kernel.spec->name) + ": input " + std::to_string(i) +
                     " is left out: give zeros for none");
