@@ -35,6 +35,7 @@ from capsedge.importers.reference_check import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
 from capsedge.models.user_module import UserModuleSpec, load_user_module, on_cpu
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, Entry, compare
+from capsedge.runtime.profiling.compare_models import TORCH_WORKER
 from capsedge.runtime.profiling.worker import Limits, Specification
 
 _HERE = Path(__file__).with_name("imported_networks.py")
@@ -123,7 +124,7 @@ def measure(
             "author's PyTorch",
             Specification("torch", str(plain), "", threads=threads, module=source),
             network.name,
-            "capsedge.verification.reference",
+            TORCH_WORKER,
         ),
     ]
     found = compare(entrants, {"images": example.numpy()}, Limits(0.3, seconds, 20), lambda _: None)

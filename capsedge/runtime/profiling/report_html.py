@@ -77,7 +77,7 @@ font-size:.9rem}
 figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px;
 min-width:0}
 figcaption{font-weight:650;margin-bottom:8px}figure p{font-size:.82rem}
-svg{display:block;width:100%;height:auto;max-width:640px;fill:currentColor;stroke-linejoin:round}
+svg{display:block;width:100%;height:auto;max-width:520px;fill:currentColor;stroke-linejoin:round}
 details{margin-top:12px}summary{cursor:pointer;color:var(--soft)}
 .scroll{overflow-x:auto;margin:8px 0}table{border-collapse:collapse;font-size:.84rem;
 font-variant-numeric:tabular-nums}
@@ -286,7 +286,7 @@ def _charts(run: Run, peaks: Peaks | None) -> list[Chart]:
         return charts
     if run.layers:
         names = [_folded(row.name, LAYER) for row in _longest(run)]
-        height = max(3.0, 0.8 + 0.17 * sum(name.count("\n") + 1 for name in names))
+        height = max(3.0, 0.8 + 0.17 * sum(map(_lines, names)))
         kind = "layer" if run.named else "operator type"
         charts.insert(0, Chart(f"Time by {kind}", partial(_layers, run, names), height=height))
     shown = [o for o in run.operators.operators if o.operations and o.bytes and o.microseconds > 0]
@@ -298,29 +298,44 @@ def _charts(run: Run, peaks: Peaks | None) -> list[Chart]:
 
 
 def _side_by_side(comparison: Comparison) -> Chart:
-    height = 0.7 + 0.35 * len(comparison.entries)
+    timed = [entry for entry in comparison.entries if entry.latency is not None]
+    names = [_folded(entry.name, ENTRANT) for entry in timed]
+    lines = max([2, *map(_lines, names)])
     return Chart(
-        f"Side by side, batch {comparison.batch}", partial(_entrants, comparison), height=height
+        f"Side by side, batch {comparison.batch}",
+        partial(_entrants, comparison, names),
+        height=0.7 + 0.16 * lines * len(names),
     )
 
 
-def _entrants(comparison: Comparison, axis: Any) -> None:
+def _entrants(comparison: Comparison, names: Sequence[str], axis: Any) -> None:
     timed = [
         (entry, entry.latency.median) for entry in comparison.entries if entry.latency is not None
     ]
     colours = [COLOURS["routing" if e is comparison.fastest else OTHER] for e, _ in timed]
     bars = axis.barh(range(len(timed)), [median for _, median in timed], color=colours)
-    _names(axis, [_folded(entry.name, ENTRANT) for entry, _ in timed])
     texts = [
-        (f"{format_milliseconds(m)} ms", report_text.standing(comparison, e)) for e, m in timed
+        f"{format_milliseconds(m)} ms\n{report_text.standing(comparison, e)}".strip()
+        for e, m in timed
     ]
-    labels = axis.bar_label(
-        bars, [", ".join(filter(None, t)) for t in texts], padding=3, fontsize=8
-    )
+    labels = axis.bar_label(bars, texts, padding=3, fontsize=8)
     for label, (entry, _) in zip(labels, timed, strict=True):
         label.set_fontweight("bold" if entry is comparison.fastest else "normal")
-    axis.margins(x=0.3)
+    _names(axis, names)
+    # Bars and the texts behind them share the width that the names leave.
+    room = 72 * axis.figure.bbox.width / axis.figure.dpi - _points(names) - 20
+    scales = [max(room - _points([text]), 1) / m for text, (_, m) in zip(texts, timed, strict=True)]
+    axis.set_xlim(0, room / min(scales, default=room))
     _plain(axis, "milliseconds (median)")
+
+
+def _lines(name: str) -> int:
+    return name.count("\n") + 1
+
+
+def _points(texts: Sequence[str]) -> float:
+    """About the width of texts of size 8."""
+    return 5.2 * max((len(line) for text in texts for line in text.split("\n")), default=0)
 
 
 def _longest(run: Run) -> list[Row]:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from capsedge.runtime.profiling import report_html, report_text
+from capsedge.runtime.profiling.compare import Comparison, Entry
 from capsedge.runtime.profiling.profile import ProfileReport
 from capsedge.runtime.profiling.report_data import Run
 from capsedge.runtime.profiling.timing import summarize
@@ -151,7 +153,8 @@ def test_labels_stay_inside_and_tables_scroll(
     """Long names: texts of the charts within their charts, tables within boxes that scroll."""
     named = replace(report.runs[0], model="a-network-with-a-very-long-name.int8.portable.2026.onnx")
     page = tmp_path / "long.html"
-    ProfileReport(report.machine, report.peaks, [named]).save_html(page)
+    others = [comparison(report, 1.0, 0.9, 2.0)]
+    ProfileReport(report.machine, report.peaks, [named], others).save_html(page)
     page.write_text(page.read_text().replace("<details>", "<details open>"))
     outside = (
         "[...document.querySelectorAll('svg text')].filter(t => {"
@@ -200,6 +203,31 @@ def test_long_series_keep_their_extremes(report: ProfileReport) -> None:
     assert len(kept) == report_html.MOST_POINTS
     assert np.all(np.diff(kept) > 0)
     assert (values[kept] == 2.0).sum() >= len(kept) // 4
+
+
+def comparison(report: ProfileReport, *medians: float) -> Comparison:
+    """Entrants with long names, of medians in milliseconds."""
+    entries = [
+        Entry(f"a-network-with-a-very-long-name.int8.portable.{k}.onnx", "", "", 0.0, 0.0, "", (), s, 1.0, 1)
+        for k, s in enumerate(replace(report.runs[0].latency, median=ms) for ms in medians)
+    ]  # fmt: skip
+    return Comparison(1, 1, 5, tuple(entries))
+
+
+def test_names_and_times_side_by_side_stay_inside(report: ProfileReport) -> None:
+    for medians in ((1.0, 1.004), (1.0, 1.0, 0.01), (0.001, 123.4, 123.3), (1.0,)):
+        chart = report_html._side_by_side(comparison(report, *medians))
+        figure = new_figure(report_html.WIDTH, chart.height)
+        axis = figure.subplots()
+        chart.draw(axis)
+        figure.draw_without_rendering()
+        labels = axis.get_yticklabels()
+        for text in (*labels, *axis.texts):
+            box = text.get_window_extent()
+            assert box.x0 >= 0
+            assert box.x1 <= figure.bbox.x1
+        boxes = [label.get_window_extent() for label in labels]
+        assert not any(a.overlaps(b) for a, b in pairwise(boxes))
 
 
 def test_labels_of_median_and_p99_do_not_meet(report: ProfileReport) -> None:
