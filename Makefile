@@ -74,7 +74,7 @@ test-serve: $(VENV)-serve/.ready ## Test `capsedge serve` on MLServer, in an env
 	# One process cannot have both MLServer and NVIDIA's client: their messages have the same names.
 	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving/test_model.py -m "slow or not slow"
 	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving --ignore tests/serving/test_model.py \
-		-m "slow or not slow"
+		--ignore tests/serving/batch --ignore tests/serving/deploy -m "slow or not slow"
 
 bench-serve: $(VENV)-serve/.ready ## Measure `capsedge serve` against its peers and write docs/benchmarks/serving.md (15 minutes, idle machine)
 	$(VENV)-serve/bin/python -m benchmarks.serving $(SERVE)

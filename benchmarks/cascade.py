@@ -3,7 +3,7 @@
     python -m benchmarks.cascade small.onnx large.onnx ../shared/data/mnist
     python -m benchmarks.cascade small.onnx large.onnx ../shared/data/mnist --images 20000 --threads 2
 
-The cascade is made of training images; agreement, accuracy and the share of the long way are those of the
+The cascade is made of training images; agreement, accuracy and the share escalated are those of the
 whole test split. Speed: the files take turns in one process, on batches of test images; the numbers are
 ratios of their least times. Writes JSON with --output.
 """
@@ -31,7 +31,7 @@ Run = Callable[[np.ndarray], Any]
 
 def answering(session: Session) -> Run:
     """Computes scores and poses, and of a cascade who decided."""
-    wanted = (session.roles.scores, session.roles.poses, session.roles.long_way)
+    wanted = (session.roles.scores, session.roles.poses, session.roles.escalated)
     names = [name for name in wanted if name is not None]
 
     def run(images: np.ndarray) -> list[np.ndarray]:
@@ -47,7 +47,7 @@ def two_sessions(small: Session, large: Session, thresholds: Thresholds) -> Run:
 
     def run(images: np.ndarray) -> list[np.ndarray]:
         found = first(images)
-        doubted = thresholds.doubted(margins_of(found[0], None), found[0].max(axis=1))
+        doubted = thresholds.escalates(margins_of(found[0], None), found[0].max(axis=1))
         if doubted.any():
             for values, certain in zip(found, second(images[doubted]), strict=True):
                 values[doubted] = certain
@@ -69,14 +69,14 @@ def in_turns(runs: dict[str, Run], batches: list[np.ndarray], rounds: int) -> di
 
 
 def answers(session: Session, data: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Classes, and the images on the long way, of all images."""
+    """Classes, and the images escalated, of all images."""
     assert session.roles.scores is not None
     names = [session.roles.scores]
-    names += [session.roles.long_way] if session.roles.long_way else []
+    names += [session.roles.escalated] if session.roles.escalated else []
     found = [out for _, out in session.run_batches(data.inputs(), names)]
     classes = np.concatenate([out[names[0]].argmax(axis=1) for out in found])
-    long_way = [out[names[1]] for out in found] if len(names) > 1 else []
-    return classes, np.concatenate(long_way) if long_way else np.zeros(len(classes), bool)
+    escalated = [out[names[1]] for out in found] if len(names) > 1 else []
+    return classes, np.concatenate(escalated) if escalated else np.zeros(len(classes), bool)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -237,8 +237,11 @@ def on_provider(file: Path, batch: int, shape: tuple[int, ...]) -> dict[str, Any
     import onnxruntime
 
     import capsedge
+    from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-    session = capsedge.load(file, device="cuda")._backend._session  # type: ignore[attr-defined]
+    backend = capsedge.load(file, device="cuda").backend
+    assert isinstance(backend, OnnxRuntimeBackend)
+    session = backend.session
     image = np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
     binding = session.io_binding()
     binding.bind_ortvalue_input(

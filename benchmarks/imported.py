@@ -33,7 +33,7 @@ import capsedge
 from benchmarks.common import machine
 from capsedge.importers.reference_check import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
-from capsedge.models.user_module import ModuleSource, load_module, on_cpu
+from capsedge.models.user_module import UserModuleSpec, load_user_module, on_cpu
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, Entry, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
 
@@ -72,8 +72,8 @@ def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: 
     with torch.no_grad(), on_cpu():
         wanted, answer = model(example), module(example)
     kind, value = matching(answer, _shapes(wanted))
-    stated = model.config.outputs
-    scores = model.score_name if stated is None else stated.values[0]
+    declared = model.config.outputs
+    scores = model.score_name if declared is None else declared.values[0]
     name = {"poses": "poses", "scores": scores}[kind]
     outputs = answer if isinstance(answer, (tuple, list)) else (answer,)
     names = [
@@ -108,12 +108,12 @@ def measure(
     model = capsedge.import_checkpoint(network.weights, **network.answers).model
     ours = folder / f"{network.name}.onnx"
     capsedge.export(model, ours)
-    own = ModuleSource(network.code, str(network.weights))
+    own = UserModuleSpec(network.code, str(network.weights))
     plain = folder / f"{network.name}-plain-{batch}.onnx"
     pixels = model.config.preprocessing
     shape = (batch, pixels.channels, pixels.height, pixels.width)
     example = torch.rand(shape, generator=torch.Generator().manual_seed(5))
-    plain_export(load_module(own).module, model, example, plain)
+    plain_export(load_user_module(own).module, model, example, plain)
     source = json.dumps({"module": own.module, "weights": own.weights})
     entrants = [
         Entrant("capsedge", Specification(CAPSEDGE, str(ours), "", threads=threads), network.name),
@@ -190,7 +190,7 @@ def built_in(names: list[str], folder: Path) -> list[Network]:
         torch.manual_seed(1)
         code = f"{_HERE}:{name}"
         weights = folder / f"{name}.pt"
-        torch.save(load_module(ModuleSource(code)).module.state_dict(), weights)
+        torch.save(load_user_module(UserModuleSpec(code)).module.state_dict(), weights)
         found.append(Network(name, code, weights, NETWORKS[name]))
     return found
 

@@ -31,7 +31,7 @@ def ratios(width: int, types: int, seconds: float, folder: Path) -> dict[str, tu
             kind(width, types, **more).eval(), path, example=torch.rand(2, 1, 28, 28)
         )
         routed = sum(n for k, n in report.operators.items() if "DynamicRouting" in k)
-        assert routed == 1, (kind.__name__, report.operators, report.recognition.left)
+        assert routed == 1, (kind.__name__, report.operators, report.fusion.not_fused)
         entrants.append(
             Entrant(kind.__name__, Specification(CAPSEDGE, str(path), "", threads=1), kind.__name__)
         )

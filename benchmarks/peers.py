@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.common import machine, statistics
 from capsedge.runtime.profiling.compare import TOLERANCE, Entrant, Entry, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
-from capsedge.runtime.reporting import save_figure
+from capsedge.runtime.result_summary import save_figure
 
 MODELS = (
     "capsnet-mnist:3",

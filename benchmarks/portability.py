@@ -184,11 +184,11 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
 
 def write_int8(model: Path, output: Path, calibration: Any, target: str) -> Path:
     """A file with everything that the target's runtime can take in INT8, without a gate."""
-    from capsedge.calibration.float_model import Source, uniform
+    from capsedge.calibration.float_model import FloatModel, uniform_assignment
 
-    source = Source(model, runtime=None if target == "ort-cpu" else target)
+    source = FloatModel(model, runtime=None if target == "ort-cpu" else target)
     table = source.calibrate(calibration, "mse", None)
-    made, _ = source.emit(uniform(source.quantizable(target), "int8"), table, target)
+    made, _ = source.emit(uniform_assignment(source.quantizable(target), "int8"), table, target)
     output.write_bytes(made.SerializeToString())
     return output
 

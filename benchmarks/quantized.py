@@ -60,11 +60,11 @@ def library_default(plain: Path, output: Path, images: np.ndarray, only: list[st
 
 def ours(model: Path, output: Path, images: Any) -> None:
     """Quantize with capsedge, everything in INT8, without the gate."""
-    from capsedge.calibration.float_model import Source, uniform
+    from capsedge.calibration.float_model import FloatModel, uniform_assignment
 
-    source = Source(model)
+    source = FloatModel(model)
     table = source.calibrate(images, "mse", None)
-    made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    made, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
     output.write_bytes(made.SerializeToString())
 
 

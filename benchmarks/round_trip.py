@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.graph.recognize.making import exported
-from tests.graph.recognize.plain import Scores, plain_operators
 
 import capsedge
 from benchmarks.common import machine
 from capsedge.models import CapsuleModel, build, get_config
+from tests.graph.fusion.making import exported
+from tests.graph.fusion.plain import Scores, plain_operators
 
 HANDFUL = (
     "digits-dynamic",
@@ -86,8 +86,8 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     least = {kind: 1e3 * min(series) for kind, series in times.items()}
     return {
         "model": name,
-        "operators": [found["operator"] for found in report.found],
-        "left": list(report.left),
+        "operators": [found["operator"] for found in report.fused],
+        "not_fused": list(report.not_fused),
         "runs": len(times["plain"]),
         "least_cpu_ms": least,
         "over_direct": least["optimized"] / least["direct"],

@@ -155,5 +155,5 @@ def _pixels(session: capsedge.Session, image: np.ndarray) -> Pixels:
         f"{height} {width} {channels}\n".encode() + image.tobytes(),
         label=best.name if best else "-",
         score=best.score if best else 0.0,
-        nothing=prediction.nothing,
+        nothing=prediction.atypical,
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UnsupportedModelError
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
-from capsedge.tolerance import Tolerance, excess, nearest, undefined
+from capsedge.tolerance import Tolerance, excess, nearest_ratio, undefined
 
 if TYPE_CHECKING:
     from capsedge.runtime.session import Session
@@ -38,13 +38,13 @@ class Flip:
 
     Attributes:
         image: its number.
-        reference, found: the classes decided for.
+        reference, artefact: the classes decided for.
         margin: the reference's distance to the next class, or to the threshold.
     """
 
     image: int
     reference: tuple[int, ...]
-    found: tuple[int, ...]
+    artefact: tuple[int, ...]
     margin: float
 
 
@@ -59,7 +59,7 @@ class Decisions:
         images: number of images seen.
         flips: images with another decision; those within ``tie`` are counted as ``ties``.
         labelled: number of images with a label, for a single-label model.
-        correct_reference, correct_found: correct decisions among them.
+        correct_reference, correct_artefact: correct decisions among them.
         max_angle: largest angle, in degrees, between the poses of the class that the reference decided for.
         max_length_error: absolute difference of the lengths of a class capsule's poses.
     """
@@ -72,7 +72,7 @@ class Decisions:
     ties: int = 0
     labelled: int = 0
     correct_reference: int = 0
-    correct_found: int = 0
+    correct_artefact: int = 0
     max_angle: float = 0.0
     max_length_error: float = 0.0
     _sum_angle: float = 0.0
@@ -94,9 +94,9 @@ class Decisions:
         threshold = 0.0 if session.roles.kind == "logits" else DEFAULT_THRESHOLD
         return cls(session.roles.multi_label, threshold, tie)
 
-    def update(self, reference: Array, found: Array, labels: Array | None = None) -> None:
+    def update(self, reference: Array, artefact: Array, labels: Array | None = None) -> None:
         """Add the scores ``[n, J]`` of a batch."""
-        expected, actual = self._decide(reference), self._decide(found)
+        expected, actual = self._decide(reference), self._decide(artefact)
         for k in np.flatnonzero((expected != actual).any(1)):
             margin = float(self.margins(reference[k : k + 1])[0])
             if margin <= self.tie:
@@ -113,19 +113,19 @@ class Decisions:
         if labels is not None and not self.multi_label:
             self.labelled += len(labels)
             self.correct_reference += int((reference.argmax(1) == labels).sum())
-            self.correct_found += int((found.argmax(1) == labels).sum())
+            self.correct_artefact += int((artefact.argmax(1) == labels).sum())
         self.images += len(reference)
 
-    def update_poses(self, reference: Array, found: Array, scores: Array) -> None:
+    def update_poses(self, reference: Array, artefact: Array, scores: Array) -> None:
         """Add the poses ``[n, J, ...]`` of a batch; ``scores`` are the reference's.
 
         Poses that are not finite have no angle; ``OutputMetrics`` counts them.
         """
-        reference, found = (x.reshape(*x.shape[:2], -1) for x in (reference, found))
-        finite = np.isfinite(reference).all((1, 2)) & np.isfinite(found).all((1, 2))
+        reference, artefact = (x.reshape(*x.shape[:2], -1) for x in (reference, artefact))
+        finite = np.isfinite(reference).all((1, 2)) & np.isfinite(artefact).all((1, 2))
         if not finite.any():
             return
-        expected, actual = reference[finite].astype(np.float64), found[finite].astype(np.float64)
+        expected, actual = reference[finite].astype(np.float64), artefact[finite].astype(np.float64)
         rows, winner = np.arange(len(expected)), scores[finite].argmax(1)
         angle = angles(expected[rows, winner], actual[rows, winner])
         self.max_angle = max(self.max_angle, float(angle.max()))
@@ -157,9 +157,9 @@ class Decisions:
         return self.correct_reference / self.labelled if self.labelled else None
 
     @property
-    def accuracy_found(self) -> float | None:
+    def accuracy_artefact(self) -> float | None:
         """The artefact's share of correct decisions; None without labels."""
-        return self.correct_found / self.labelled if self.labelled else None
+        return self.correct_artefact / self.labelled if self.labelled else None
 
     @property
     def agreement(self) -> float:
@@ -178,7 +178,7 @@ class Decisions:
                 {
                     "image": f.image,
                     "reference": list(f.reference),
-                    "found": list(f.found),
+                    "artefact": list(f.artefact),
                     "margin": f.margin if math.isfinite(f.margin) else None,
                 }
                 for f in flips[:LISTED_FLIPS]
@@ -195,7 +195,7 @@ class Decisions:
         if self.labelled:
             document |= {
                 "accuracy_reference": self.accuracy_reference,
-                "accuracy_found": self.accuracy_found,
+                "accuracy_artefact": self.accuracy_artefact,
             }
         return document
 
@@ -277,24 +277,24 @@ class ErrorCount:
         self._number, self._sum, self._squares, self._largest = zero, zero, zero, zero
         self._low, self._high = np.full(1, np.inf), np.full(1, -np.inf)
 
-    def update(self, reference: Array, found: Array) -> None:
+    def update(self, reference: Array, artefact: Array) -> None:
         """Add the results of one run.
 
         Raises:
             UnsupportedModelError: their sizes differ.
         """
-        if reference.shape != found.shape:
+        if reference.shape != artefact.shape:
             raise UnsupportedModelError(
                 f"Output '{self.name}' cannot be compared.",
                 f"Its size depends on its values: it is {list(reference.shape)} in FP32 and "
-                f"{list(found.shape)} afterwards.",
+                f"{list(artefact.shape)} afterwards.",
                 "Quantize the part of the network before the selection.",
             )
         if reference.dtype.kind not in "f":
             self._exact = True
-            expected, actual = np.zeros(reference.shape), (reference != found).astype(np.float64)
+            expected, actual = np.zeros(reference.shape), (reference != artefact).astype(np.float64)
         else:
-            expected, actual = reference.astype(np.float64), found.astype(np.float64)
+            expected, actual = reference.astype(np.float64), artefact.astype(np.float64)
         wide = int(reference.shape[-1]) if self._columns and reference.ndim else 1
         expected, actual = (np.reshape(v, (-1, wide)) for v in (expected, actual))
         known = np.isfinite(expected)
@@ -377,17 +377,17 @@ class OutputMetrics:
     _error: float = 0.0
     _signal: float = 0.0
 
-    def images_over(self, reference: Array, found: Array, noise: Array | float = 0.0) -> Array:
+    def images_over(self, reference: Array, artefact: Array, noise: Array | float = 0.0) -> Array:
         """Which images of a batch ``[n, ...]`` are beyond the tolerance ``[n]``; nothing is added."""
         expected = np.nan_to_num(reference.astype(np.float64))
-        difference = np.nan_to_num(found.astype(np.float64)) - expected
+        difference = np.nan_to_num(artefact.astype(np.float64)) - expected
         ratio = excess(difference, expected, self.tolerance, noise)
         return np.asarray((ratio > 1).reshape(len(ratio), -1).any(1))
 
     def update(
         self,
         reference: Array,
-        found: Array,
+        artefact: Array,
         noise: Array | float = 0.0,
         exact: Array | None = None,
         conditioning: Array | float = 0.0,
@@ -399,7 +399,7 @@ class OutputMetrics:
             exact: the reference in FP64: an element passes that is near enough to it, too.
             conditioning: how far rounding moves the exact values; widens the tolerance around them.
         """
-        expected, actual = reference.astype(np.float64), found.astype(np.float64)
+        expected, actual = reference.astype(np.float64), artefact.astype(np.float64)
         finite = np.isfinite(expected)
         lost = finite & ~np.isfinite(actual)
         self.not_finite += int(lost.sum())
@@ -411,7 +411,7 @@ class OutputMetrics:
         if exact is not None:
             truth = np.where(both, np.nan_to_num(exact), 0.0)
             found_there = np.where(both, actual, 0.0)
-            ratio = nearest(ratio, found_there, truth, self.tolerance, conditioning)
+            ratio = nearest_ratio(ratio, found_there, truth, self.tolerance, conditioning)
             self.undefined += int((undefined(truth, conditioning) & (ratio > 1)).sum())
         self.over += int((ratio > 1).sum())
         if ratio.size and (self.worst_image is None or ratio.max() > self.worst):
@@ -468,13 +468,13 @@ class OutputMetrics:
 
 
 # The mean error of a value may be this share of the range that the reference takes over the images.
-SHARE = {"fp16": 0.01, "int8": 0.05, "mixed": 0.05}
+ERROR_SHARE = {"fp16": 0.01, "int8": 0.05, "mixed": 0.05}
 
 
 def allowed_share(metadata: ModelMetadata | None) -> float:
     """The share of its range that a value's mean error may have where a file is not meant to be exact."""
     precision = "" if metadata is None else metadata.precision
-    return SHARE.get(precision, SHARE["int8"])
+    return ERROR_SHARE.get(precision, ERROR_SHARE["int8"])
 
 
 @dataclass
@@ -500,22 +500,22 @@ class RegressionErrors:
             return None
         return cls(outputs.names, outputs.units)
 
-    def update(self, reference: NDArray[Any], found: NDArray[Any]) -> None:
-        """Add the values ``[n, K]`` of a batch (`Session.values_of`)."""
-        self.errors.update(reference, found)
+    def update(self, reference: NDArray[Any], artefact: NDArray[Any]) -> None:
+        """Add the values ``[n, K]`` of a batch (`OutputRoles.estimates`)."""
+        self.errors.update(reference, artefact)
         self.images += len(reference)
 
-    def failures(self, share: float, place: str) -> list[str]:
+    def failures(self, share: float, subject: str) -> list[str]:
         """A sentence for every value whose mean error is over ``share`` of its range."""
         mean = self.errors.mean
         rows = zip(
             self.names, self.units, mean, self.errors.range, self.errors.share(mean), strict=True
         )
         return [
-            f"{name}: a mean error of {f'{error:.3g} {unit}'.strip()} on the {place}, "
-            f"{100 * found:.3g} % of its range ({range_:.3g}); allowed: {100 * share:g} %."
-            for name, unit, error, range_, found in rows
-            if not found <= share
+            f"{name}: a mean error of {f'{error:.3g} {unit}'.strip()} on the {subject}, "
+            f"{100 * artefact:.3g} % of its range ({range_:.3g}); allowed: {100 * share:g} %."
+            for name, unit, error, range_, artefact in rows
+            if not artefact <= share
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -31,12 +31,12 @@ class Tolerance:
 
 # On hard inputs FP32 itself differs from FP64, since routing feeds rounding back through exponentials. An
 # artefact in FP32 may differ by this many times as much.
-NOISE = 4.0
+NOISE_FACTOR = 4.0
 # And never by more than this share of the largest magnitude of an image: 2^14 roundings of FP32 (2^-24).
 # Those of a sum of n terms grow as the root of n, 2^7 for the 16,384 votes of a large layer; an exponential
 # turns a relative error of its argument into one of its result that is as many times larger as the argument,
 # and beyond 88 < 2^7 FP32 has no exponential. A result with fewer than 10 of 24 bits left proves nothing.
-MOST = 2.0**-10
+MAX_GROWTH = 2.0**-10
 
 
 def excess(
@@ -44,7 +44,7 @@ def excess(
     reference: NDArray[Any],
     tolerance: Tolerance,
     noise: NDArray[Any] | float = 0.0,
-    most: float = MOST,
+    most: float = MAX_GROWTH,
 ) -> NDArray[np.float64]:
     """Each element's difference as a multiple of the allowed one; an element passes up to 1.
 
@@ -61,16 +61,16 @@ def excess(
     """
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     absolute = tolerance.atol * (np.maximum(size, 1.0) if tolerance.unit else 1.0)
-    added = np.fmin(NOISE * np.asarray(noise), _bound(reference, size, most))
+    added = np.fmin(NOISE_FACTOR * np.asarray(noise), _bound(reference, size, most))
     allowed = np.broadcast_to(absolute + tolerance.rtol * size + added, difference.shape)
     magnitude = np.abs(difference)
     unlimited = np.where(magnitude > 0, np.inf, 0.0)
     return np.asarray(np.divide(magnitude, allowed, out=unlimited, where=allowed > 0), np.float64)
 
 
-def nearest(
+def nearest_ratio(
     ratio: NDArray[Any],
-    found: NDArray[Any],
+    artefact: NDArray[Any],
     exact: NDArray[Any],
     tolerance: Tolerance,
     conditioning: NDArray[Any] | float,
@@ -79,18 +79,18 @@ def nearest(
 
     Args:
         ratio: the `excess` over the reference in FP32.
-        found, exact: ``[n, ...]``, finite.
+        artefact, exact: ``[n, ...]``, finite.
         conditioning: how far rounding moves the exact values; widens the tolerance around them.
     """
     return np.asarray(
-        np.minimum(ratio, excess(found - exact, exact, tolerance, conditioning)), np.float64
+        np.minimum(ratio, excess(artefact - exact, exact, tolerance, conditioning)), np.float64
     )
 
 
 def undefined(reference: NDArray[Any], noise: NDArray[Any] | float) -> NDArray[np.bool_]:
     """Where rounding moves the reference ``[n, ...]`` by more than `excess` may allow."""
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
-    beyond = NOISE * np.asarray(noise) > _bound(reference, size, MOST)
+    beyond = NOISE_FACTOR * np.asarray(noise) > _bound(reference, size, MAX_GROWTH)
     return np.asarray(np.broadcast_to(beyond, reference.shape))
 
 
@@ -111,7 +111,7 @@ DEFAULTS = {
     "couplings": Tolerance(1e-4, 0.0),
 }
 TRACE = Tolerance(1e-4, 1e-4)  # as for poses and couplings
-OTHER = Tolerance(1e-5, 1e-4)
+OTHER_OUTPUTS = Tolerance(1e-5, 1e-4)
 
 # Most of the package's samples are random strokes that show no digit, so their decisions flip easily.
 AGREEMENT = {"fp32": 1.0, "fp16": 0.98, "int8": 0.9, "mixed": 0.9}
@@ -146,7 +146,7 @@ def tolerances(
     given = [_by_name(kind, value, names) for kind, value in (("atol", atol), ("rtol", rtol))]
     result = {}
     for name in names:
-        default = DEFAULTS.get(name, TRACE if name.startswith(PREFIX) else OTHER)
+        default = DEFAULTS.get(name, TRACE if name.startswith(PREFIX) else OTHER_OUTPUTS)
         a, r = (table.get(name, table.get("")) for table in given)
         r = default.rtol if r is None else r
         result[name] = replace(default, rtol=r) if a is None else Tolerance(a, r)

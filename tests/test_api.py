@@ -83,10 +83,10 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     assert not target.exists()
 
     # As if every decision of the quantized file were another.
-    right = accuracy.answers
+    right = accuracy.criterion_outputs
     monkeypatch.setattr(
         accuracy,
-        "answers",
+        "criterion_outputs",
         lambda session, *rest: {
             name: [part if session.path == model else -part for part in parts]
             for name, parts in right(session, *rest).items()

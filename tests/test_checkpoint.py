@@ -137,17 +137,17 @@ _LARGE = ("digits-em", "digits-dynamic", "digits-attention", "capsnet-mnist")
 @pytest.mark.parametrize("name", _LARGE)
 def test_the_work_of_one_image_is_bounded(name: str) -> None:
     """Whichever fields it follows from; nothing is allocated to find out."""
-    stated = json.loads(json.dumps(MODELS[name].to_dict()))
-    _shapes(config_from_dict(stated))
+    declared = json.loads(json.dumps(MODELS[name].to_dict()))
+    _shapes(config_from_dict(declared))
     refused = []
-    sizes = {**stated["preprocessing"], "height": 6000, "width": 6000}
+    sizes = {**declared["preprocessing"], "height": 6000, "width": 6000}
     for changes in (
         {"preprocessing": sizes},
         {"stem": [{"channels": 65_536, "kernel": 3, "stride": 1, "padding": 1}] * 2},
         {"stem": [{"channels": 4, "kernel": 1, "stride": 1}] * 512, "iterations": 100},
     ):
         try:
-            _shapes(config_from_dict(stated | changes))
+            _shapes(config_from_dict(declared | changes))
         except UsageError as error:
             refused.append(str(error))
     assert "too large for one image" in refused[0], refused

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
 
 from tests.conftest import ROOT  # noqa: E402
 from tests.importers.families.networks import XifengGuo  # noqa: E402
-from tests.places.table import callbacks, repository  # noqa: E402
+from tests.paths.table import callbacks, repository  # noqa: E402
 
 pytestmark = pytest.mark.slow
 SAMPLE = "capsedge/zoo/samples/digit-7.png"

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from capsedge.models import torch_file
-from capsedge.models.torch_file import Beside, read_torch
+from capsedge.models.torch_file import StandIn, read_torch
 from capsedge.runtime.files import sandbox
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.pickles import BadPickle, NotPlain
@@ -74,7 +74,7 @@ def test_what_is_no_dense_tensor_stands_aside(tmp_path: Path) -> None:
     }  # fmt: skip
     found = read(tmp_path / "a.pt", saved)
     assert found.keys() == {"sparse", "complex", "meta", "made", "array"}
-    assert {type(value) for value in found.values()} == {Beside}
+    assert {type(value) for value in found.values()} == {StandIn}
 
 
 def loop() -> list[Any]:

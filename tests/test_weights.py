@@ -64,7 +64,7 @@ def test_unwrapped(content: Any, place: str, suffix: str, tmp_path: Path) -> Non
     path = tmp_path / f"w{suffix}"
     torch.save(content, path)
     module = network()
-    assert load_weights(module, path).place == place
+    assert load_weights(module, path).location == place
     torch.testing.assert_close(module[0].weight.detach(), STATE["0.weight"], atol=1e-3, rtol=0)
     assert module[0].weight.dtype == torch.float32
 
@@ -79,7 +79,7 @@ def test_safetensors(tmp_path: Path) -> None:
 def test_two_that_fit_are_said(tmp_path: Path) -> None:
     torch.save({"ema": TRAINED.state_dict(), "model": STATE}, tmp_path / "w.pt")
     loaded = load_weights(network(), tmp_path / "w.pt")
-    assert loaded.place == "['model']"
+    assert loaded.location == "['model']"
     assert loaded.notes == ("['ema'] would fit as well",)
 
 

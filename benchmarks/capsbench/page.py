@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.capsbench import submission
 from benchmarks.capsbench.rules import MULTI, OFFLINE, SCENARIOS, SERVER, SINGLE, Scenario
 from benchmarks.common import replace_between
-from capsedge.runtime.reporting import save_figure
+from capsedge.runtime.result_summary import save_figure
 
 COLUMNS = (SINGLE, MULTI, SERVER, OFFLINE)
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"

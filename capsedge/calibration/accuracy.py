@@ -22,8 +22,8 @@ from capsedge.runtime.scores import (
     CAPSULES,
     ONE_LINE,
     Arrays,
-    Choice,
-    choose,
+    ScoresChoice,
+    choose_scores,
     has_candidates,
     shape_fault,
 )
@@ -38,7 +38,7 @@ ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
 DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0}
 DEFAULT_MAX_ERROR = 10.0
 _ROUNDING = 1e-9  # one answer of a hundred is one point
-LOST = {
+UNITS_OF_LOSS = {
     ACCURACY: "points of accuracy lost",
     AGREEMENT: "% of the answers changed",
     ERROR: "% of the range in mean error",
@@ -46,7 +46,7 @@ LOST = {
 
 
 @dataclass(frozen=True)
-class Judge:
+class Criterion:
     """The outputs that decide whether a file is as good as its source.
 
     Attributes:
@@ -54,7 +54,7 @@ class Judge:
         numbers: outputs that are compared by number; none where there are scores.
         multi_label: whether an answer is the set of classes with a score of at least ``threshold``.
         threshold: of the scores.
-        why: why these, for a person.
+        reason: why these, for a person.
         batched: whether the first axis of ``numbers`` counts samples; otherwise each run is one sample.
     """
 
@@ -62,7 +62,7 @@ class Judge:
     numbers: tuple[str, ...] = ()
     multi_label: bool = False
     threshold: float = DEFAULT_THRESHOLD
-    why: str = ""
+    reason: str = ""
     batched: bool = False
 
     @classmethod
@@ -72,7 +72,7 @@ class Judge:
         scores: str | None = None,
         classes: int = 0,
         outputs: Callable[[], Arrays] | None = None,
-    ) -> Judge:
+    ) -> Criterion:
         """The judge of a file.
 
         Args:
@@ -94,16 +94,16 @@ class Judge:
             return cls(scores, (), *_task(session, scores), "named as the scores")
         if session.roles.values:
             why = "the file states a regression"
-            return cls(None, session.roles.values, why=why, batched=True)
+            return cls(None, session.roles.values, reason=why, batched=True)
         known = session.roles.scores
         if known is not None:
             return cls(known, (), *_task(session, known), _reason(session, known))
         if classes and outputs is not None:
             choice = _chosen(session, classes, outputs())
             if choice is not None:
-                return cls(choice.output, (), why=choice.reason)
+                return cls(choice.output, (), reason=choice.reason)
         why = "the file names no output that decides a class"
-        return cls(None, names, why=why, batched=session.metadata is not None)
+        return cls(None, names, reason=why, batched=session.metadata is not None)
 
 
 def _check_shape(session: Session, scores: str) -> None:
@@ -142,7 +142,7 @@ def _reason(session: Session, scores: str) -> str:
     return "the file states it" if chosen is None else chosen.reason
 
 
-def _chosen(session: Session, classes: int, outputs: Arrays) -> Choice | None:
+def _chosen(session: Session, classes: int, outputs: Arrays) -> ScoresChoice | None:
     """The scores of a file that states none, by its outputs' values; None where no output has their shape.
 
     Raises:
@@ -155,7 +155,7 @@ def _chosen(session: Session, classes: int, outputs: Arrays) -> Choice | None:
     wide = max(classes, 2)
     if not has_candidates(found, wide, shape):
         return None
-    choice = choose(found, wide, at_least=True, images=shape, others=others, adds=False)
+    choice = choose_scores(found, wide, at_least=True, images=shape, others=others, adds=False)
     if choice.form == CAPSULES:
         check_computed(choice)
     return choice
@@ -191,20 +191,21 @@ class Gate:
                     command=f"Use for example {option} 1.",
                 )
 
-    def limit(self, judged_by: str) -> float:
+    def limit(self, metric: str) -> float:
         """The allowed ``Outcome.drop``."""
-        return DEFAULT_MAX_DROP[judged_by] if self.max_drop is None else self.max_drop
+        return DEFAULT_MAX_DROP[metric] if self.max_drop is None else self.max_drop
 
     def failures(self, outcome: Outcome) -> list[str]:
         """A sentence for everything that is not met."""
         found = []
-        most = self.limit(outcome.judged_by)
+        most = self.limit(outcome.metric)
         if not outcome.drop <= most + _ROUNDING:
-            found.append(f"{outcome.drop:.2f} {LOST[outcome.judged_by]}, {most:g} allowed.")
-        if outcome.judged_by == AGREEMENT and outcome.surest > outcome.typical:
+            found.append(f"{outcome.drop:.2f} {UNITS_OF_LOSS[outcome.metric]}, {most:g} allowed.")
+        if outcome.metric == AGREEMENT and outcome.largest_changed_margin > outcome.median_margin:
             found.append(
-                f"An answer changed that FP32 gave with a margin of {outcome.surest:.3g}; half of the "
-                f"answers have margins below {outcome.typical:.3g}."
+                f"An answer changed that FP32 gave with a margin of {outcome.largest_changed_margin:.3g}; "
+                f"half of the "
+                f"answers have margins below {outcome.median_margin:.3g}."
             )
         found += [
             f"'{o.name}' is off by up to {100 * o.largest_share:.2f} % of its range, "
@@ -221,10 +222,10 @@ class Gate:
     def to_dict(self, outcome: Outcome) -> dict[str, float | str]:
         """What was judged and allowed, for a file's metadata."""
         allowed: dict[str, float | str] = {
-            "judged_by": outcome.judged_by,
-            "max_drop": self.limit(outcome.judged_by),
+            "metric": outcome.metric,
+            "max_drop": self.limit(outcome.metric),
         }
-        return allowed | ({"max_error": self.max_error} if outcome.judged_by == ERROR else {})
+        return allowed | ({"max_error": self.max_error} if outcome.metric == ERROR else {})
 
 
 # --- Answers of a file on samples, compared with those of another file ---
@@ -232,12 +233,12 @@ class Gate:
 
 RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)
 Array = NDArray[Any]
-Answers = dict[str, list[Array]]
+CriterionOutputs = dict[str, list[Array]]
 """The judged outputs: the results of every run, of as many samples as the run had."""
 Progress = Callable[[int, int], None]
 
 
-def change(drop: float) -> str:
+def drop_in_words(drop: float) -> str:
     """Points in words: ``0.25 points lost``; ``2.00 points gained`` for a negative drop."""
     return f"{abs(drop):.2f} points {'gained' if round(drop, 2) < 0 else 'lost'}"
 
@@ -252,8 +253,8 @@ class Outcome:
         reference: the source's accuracy; None without labels.
         agreement: share of equal decisions; 1 where numbers are compared.
         error: root mean squared difference of the scores; of numbers as a share of their range.
-        surest: the largest margin of the source's answers that changed; 0 if none did.
-        typical: the median of all of the source's margins.
+        largest_changed_margin: the largest margin of the source's answers that changed; 0 if none did.
+        median_margin: the median of all of the source's margins.
         outputs: the errors of outputs that are compared by number.
     """
 
@@ -262,12 +263,12 @@ class Outcome:
     reference: float | None
     agreement: float
     error: float
-    surest: float = 0.0
-    typical: float = 0.0
+    largest_changed_margin: float = 0.0
+    median_margin: float = 0.0
     outputs: tuple[OutputError, ...] = ()
 
     @property
-    def judged_by(self) -> str:
+    def metric(self) -> str:
         """``accuracy``, ``agreement`` (without labels) or ``error`` (numbers)."""
         if self.outputs:
             return ERROR
@@ -286,7 +287,7 @@ class Outcome:
     @property
     def change(self) -> str:
         """The drop in words: points lost, or gained where the accuracy rose."""
-        return change(self.drop)
+        return drop_in_words(self.drop)
 
     def __str__(self) -> str:
         if self.outputs:
@@ -297,7 +298,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        document: dict[str, Any] = {"judged_by": self.judged_by, "images": self.images}
+        document: dict[str, Any] = {"metric": self.metric, "images": self.images}
         if self.outputs:
             return document | {
                 "mean_error_percent": self.drop,
@@ -310,28 +311,31 @@ class Outcome:
             "agreement": self.agreement,
             "score_rms_error": self.error,
         }
-        if self.judged_by == AGREEMENT:
-            document |= {"largest_margin_changed": self.surest, "median_margin": self.typical}
+        if self.metric == AGREEMENT:
+            document |= {
+                "largest_margin_changed": self.largest_changed_margin,
+                "median_margin": self.median_margin,
+            }
         return document
 
 
-def answers(
-    session: Session, data: ImageSet, judge: Judge, progress: Progress | None = None
-) -> Answers:
+def criterion_outputs(
+    session: Session, data: ImageSet, criterion: Criterion, progress: Progress | None = None
+) -> CriterionOutputs:
     """The judged outputs of all samples.
 
     Raises:
         ArtefactError: a score is NaN or infinite.
         UsageError: the arrays do not fit, or the outputs are too large to be held.
     """
-    names = [judge.scores] if judge.scores is not None else list(judge.numbers)
-    found: Answers = {name: [] for name in names}
+    names = [criterion.scores] if criterion.scores is not None else list(criterion.numbers)
+    found: CriterionOutputs = {name: [] for name in names}
     done = held = 0
     for count, _, outputs in runs(session, data):
         done += count
         for name in names:
             value = np.asarray(outputs[name])
-            found[name].append(_scores(value, count) if judge.scores is not None else value)
+            found[name].append(_scores(value, count) if criterion.scores is not None else value)
             held += found[name][-1].nbytes
         if held > limits.ARRAY_BYTES:
             raise UsageError(
@@ -342,12 +346,12 @@ def answers(
             )
         if progress is not None:
             progress(done, len(data))
-    if judge.scores is not None:
-        _check_finite(session, judge.scores, found[judge.scores])
+    if criterion.scores is not None:
+        _check_finite(session, criterion.scores, found[criterion.scores])
     return found
 
 
-def samples(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:
+def sample_outputs(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:
     """All inputs and outputs of the first samples that have these as their first axis."""
     parts: dict[str, list[Array]] = {}
     for size, inputs, outputs in runs(session, data.first(min(count, len(data)))):
@@ -366,36 +370,39 @@ def _scores(value: Array, count: int) -> Array:
     return flat[:count].astype(np.float32)
 
 
-def _check_finite(session: Session, name: str, found: list[Array]) -> None:
-    bad = sum(int((~np.isfinite(part)).any(1).sum()) for part in found)
+def _check_finite(session: Session, name: str, artefact: list[Array]) -> None:
+    bad = sum(int((~np.isfinite(part)).any(1).sum()) for part in artefact)
     if bad:
         raise ArtefactError(
             f"{session.path} computes {name} that are NaN or infinite.",
-            f"On {bad} of {sum(map(len, found))} images.",
+            f"On {bad} of {sum(map(len, artefact))} images.",
             "Keep more layers in FP32: `precision='mixed'`.",
             command="Keep more layers in FP32: --precision mixed.",
         )
 
 
-def compare(reference: Answers, found: Answers, data: ImageSet, judge: Judge) -> Outcome:
+def compare(
+    reference: CriterionOutputs, artefact: CriterionOutputs, data: ImageSet, criterion: Criterion
+) -> Outcome:
     """Answers of a file against those of its source.
 
     Args:
-        reference, found: of the source and of the file.
+        reference, artefact: of the source and of the file.
         data: the samples, with labels where they are known.
-        judge: what the answers are.
+        criterion: what the answers are.
 
     Raises:
         ArtefactError: the file computes NaN or infinite values where its source does not.
     """
-    if judge.scores is None:
+    if criterion.scores is None:
         outputs = tuple(
-            _error(name, reference[name], found[name], judge.batched) for name in judge.numbers
+            _error(name, reference[name], artefact[name], criterion.batched)
+            for name in criterion.numbers
         )
         error = max((o.rms_share for o in outputs), default=0.0)
         return Outcome(len(data), None, None, 1.0, error, outputs=outputs)
-    expected, actual = (np.concatenate(a[judge.scores]) for a in (reference, found))
-    return of_scores(expected, actual, data.labels, judge.multi_label, judge.threshold)
+    expected, actual = (np.concatenate(a[criterion.scores]) for a in (reference, artefact))
+    return of_scores(expected, actual, data.labels, criterion.multi_label, criterion.threshold)
 
 
 def of_scores(
@@ -411,7 +418,7 @@ def of_scores(
     decisions.update(expected, actual, labels)
     return Outcome(
         decisions.images,
-        decisions.accuracy_found,
+        decisions.accuracy_artefact,
         decisions.accuracy_reference,
         decisions.agreement,
         float(np.sqrt(np.square(expected.astype(np.float64) - actual).mean())),
@@ -420,9 +427,9 @@ def of_scores(
     )
 
 
-def _error(name: str, reference: list[Array], found: list[Array], batched: bool) -> OutputError:
+def _error(name: str, reference: list[Array], artefact: list[Array], batched: bool) -> OutputError:
     count = ErrorCount(name, has_columns([r.shape for r in reference], batched))
-    for expected, actual in zip(reference, found, strict=True):
+    for expected, actual in zip(reference, artefact, strict=True):
         if expected.dtype.kind == "f" and expected.shape == actual.shape:
             lost = np.isfinite(expected) & ~np.isfinite(actual)
             if lost.any():

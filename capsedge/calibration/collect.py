@@ -237,21 +237,21 @@ def magnitudes(
 # --- Requirements on calibration and evaluation images ---
 
 
-def check_calibration(data: ImageSet, of: int | None = None) -> list[str]:
+def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
     """Refuse images that give no useful range; returns warnings.
 
     Args:
-        of: the number of images that they were drawn from, where the others are kept to compare on.
+        subject: the number of images that they were drawn from, where the others are kept to compare on.
 
     Raises:
         UsageError: there is only one image, or all values of all images are the same.
     """
     if len(data) < 2:
-        told = "One image is" if of in (None, 1) else f"{of} images are"
+        told = "One image is" if subject in (None, 1) else f"{subject} images are"
         kept = (
             ""
-            if of in (None, 1)
-            else f"Of the {of}, 1 is left to calibrate on and the others compare. "
+            if subject in (None, 1)
+            else f"Of the {subject}, 1 is left to calibrate on and the others compare. "
         )
         raise UsageError(
             f"{told} not enough to calibrate on.",

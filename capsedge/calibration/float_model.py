@@ -16,26 +16,26 @@ import onnx
 
 from capsedge.calibration import accuracy as evaluate
 from capsedge.calibration import collect, fp16, int8_cpu, int8_qdq
-from capsedge.calibration.accuracy import Answers, Judge, Outcome
+from capsedge.calibration.accuracy import Criterion, CriterionOutputs, Outcome
 from capsedge.calibration.quantizable_layers import (
     LEAST_ELEMENTS,
-    Kept,
-    Unit,
+    KeptNode,
+    QuantizableLayer,
     calibrated_tensors,
-    find_units,
+    find_layers,
     float_tensors,
 )
-from capsedge.calibration.ranges import Table
+from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.datasets.chance import check_above_chance
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
-from capsedge.graph.cleanup import plain
+from capsedge.graph.cleanup import to_normal_form
 from capsedge.graph.proto import Graph, opset_of
 from capsedge.graph.random_nodes import refuse_random
-from capsedge.graph.target_runtimes import finish
+from capsedge.graph.target_runtimes import finalize
 from capsedge.runtime.files import reading
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing, export_again
+from capsedge.runtime.metadata import ModelMetadata, Preprocessing, how_to_export_again
 from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.scores import mask_of
@@ -43,14 +43,14 @@ from capsedge.runtime.scores import mask_of
 QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
 TARGETS = ("ort-cpu", *QDQ)
 INT4_FROM = 20  # the exporter's opset, to which opset 21 adds only types
-MADE = "the file that was made"
+MADE_BY = "the file that was made"
 RECORD = "capsedge_quantization"  # the property of a file of another tool; ours have metadata
 LEAST_OPSET = {"ort-cpu": 10, **dict.fromkeys(QDQ, 13)}  # for QLinearConv; for scales by channel
 Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
 
 
-class Source:
+class FloatModel:
     """An FP32 file, and the files that can be made from it.
 
     Args:
@@ -67,7 +67,7 @@ class Source:
         session: a session that runs it.
         metadata: of the file; None for a file of another tool.
         model: the graph.
-        judge: what files made from it are judged by.
+        criterion: what files made from it are judged by.
 
     Raises:
         ArtefactError: the file is quantized already, or damaged.
@@ -91,18 +91,18 @@ class Source:
         self._check_not_quantized()
         refuse_random(self.model, str(self.path))
         if self.metadata is None:
-            self.model = plain(self.model)
+            self.model = to_normal_form(self.model)
         self.graph = Graph(self.model)
-        self.units, self.kept = find_units(self.graph)
-        if not self.units:
+        self.layers, self.kept = find_layers(self.graph)
+        if not self.layers:
             raise UnsupportedModelError(
                 f"{path} has no layer that can be quantized.",
-                _why_nothing(self.graph, self.kept),
+                _why_not_quantizable(self.graph, self.kept),
                 "Quantize an FP32 file with convolutions, matrix products or capsule operators.",
             )
         self._bodies, self._runtime, self._named = bodies, runtime, scores
-        self.judge = Judge.of(self.session, scores)
-        self._answers: dict[int, tuple[ImageSet, Answers]] = {}
+        self.criterion = Criterion.of(self.session, scores)
+        self._outputs: dict[int, tuple[ImageSet, CriterionOutputs]] = {}
 
     def _check_single(self) -> None:
         if self.metadata is not None and self.metadata.cascade is not None:
@@ -141,7 +141,7 @@ class Source:
         """The type of every input, by name."""
         return {port.name: port.dtype for port in self.session.inputs}
 
-    def judge_on(self, data: ImageSet) -> list[str]:
+    def choose_criterion(self, data: ImageSet) -> list[str]:
         """Choose the judge by the evaluation data, whose labels may tell which output decides; warnings.
 
         Raises:
@@ -149,19 +149,19 @@ class Source:
         """
         labels = data.labels
         classes = 0 if labels is None or len(labels) == 0 else int(labels.max()) + 1
-        self.judge = Judge.of(
-            self.session, self._named, classes, lambda: evaluate.samples(self.session, data)
+        self.criterion = Criterion.of(
+            self.session, self._named, classes, lambda: evaluate.sample_outputs(self.session, data)
         )
-        if self.judge.scores is None and (labels is not None or data.ignored):
-            return [f"the labels are not used: {self.judge.why}"]
-        known = self.judge.scores == self.session.roles.scores
+        if self.criterion.scores is None and (labels is not None or data.ignored):
+            return [f"the labels are not used: {self.criterion.reason}"]
+        known = self.criterion.scores == self.session.roles.scores
         warnings = list(score_warnings(self.session)) if known else []
-        if self.metadata is None and self.judge.scores is not None:
-            mask = mask_of(self.judge.scores, evaluate.samples(self.session, data))
-            warnings += [f"{self.judge.scores} is {mask}"] if mask else []
+        if self.metadata is None and self.criterion.scores is not None:
+            mask = mask_of(self.criterion.scores, evaluate.sample_outputs(self.session, data))
+            warnings += [f"{self.criterion.scores} is {mask}"] if mask else []
         if labels is None:
             return warnings
-        port = next(p for p in self.session.outputs if p.name == self.judge.scores)
+        port = next(p for p in self.session.outputs if p.name == self.criterion.scores)
         wide = port.shape[-1] if len(port.shape) == 2 else None
         if isinstance(wide, int) and classes > wide:
             raise UsageError(
@@ -177,13 +177,13 @@ class Source:
         Raises:
             UsageError: the FP32 file answers no better than guesses.
         """
-        found = self.answers(data, progress)
-        accuracy = evaluate.compare(found, found, data, self.judge).reference
-        if accuracy is None or self.judge.scores is None:
+        found = self.criterion_outputs(data, progress)
+        accuracy = evaluate.compare(found, found, data, self.criterion).reference
+        if accuracy is None or self.criterion.scores is None:
             return []
-        classes = found[self.judge.scores][0].shape[1]
+        classes = found[self.criterion.scores][0].shape[1]
         return check_above_chance(
-            accuracy, len(data), classes, self.judge.scores, data.source, str(self.path)
+            accuracy, len(data), classes, self.criterion.scores, data.source, str(self.path)
         )
 
     def check_opset(self, precision: str, target: str) -> None:
@@ -203,7 +203,7 @@ class Source:
                 f"Convert it first: `capsedge optimize {shlex.quote(str(self.path))} -o {new}`."
             )
             if self.graph.fused:  # `optimize` leaves such files as they are
-                convert = command = export_again(self.metadata)
+                convert = command = how_to_export_again(self.metadata)
             raise UnsupportedModelError(
                 f"{self.path} has opset {opset}, too old for {precision} and {target}.",
                 f"The nodes that it needs exist from opset {least} on.",
@@ -213,51 +213,51 @@ class Source:
 
     def calibrate(
         self, data: ImageSet, method: str, path: Path | None, progress: Progress | None = None
-    ) -> Table:
+    ) -> CalibrationTable:
         """The table of this file on these images; read from ``path`` if it exists, otherwise written there.
 
         Raises:
             ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
         """
         checksum = data.digest()
-        tensors = calibrated_tensors(self.graph, self.units)
-        if path is not None and reading.kind(path) is not None:
-            table = Table.load(path)
+        tensors = calibrated_tensors(self.graph, self.layers)
+        if path is not None and reading.path_kind(path) is not None:
+            table = CalibrationTable.load(path)
             table.check(self.sha256, checksum, method, tensors, path)
             return table
         step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
         histograms = collect.histograms(self.model, tensors, data, step)
-        table = Table.from_histograms(
+        table = CalibrationTable.from_histograms(
             self.sha256, checksum, method, len(data), data.source, histograms
         )
         if path is not None:
             table.save(path)
         return table
 
-    def half(self, data: ImageSet) -> tuple[onnx.ModelProto, list[Kept]]:
+    def to_fp16(self, data: ImageSet) -> tuple[onnx.ModelProto, list[KeptNode]]:
         """The file in FP16, and the nodes that stay in FP32."""
         tensors = float_tensors(self.model)
         limits = collect.magnitudes(self.model, tensors, data, finite=False)
         model, kept = fp16.emit(self.model, limits)
-        self._finish(model)
+        self._finalize(model)
         return model, kept
 
-    def _finish(self, model: onnx.ModelProto) -> None:
+    def _finalize(self, model: onnx.ModelProto) -> None:
         """Attach what the file needs to run; a file of another tool is checked by running it.
 
         Raises:
             UnsupportedModelError: a file of another tool cannot be brought into the runtime's form.
         """
         if self.metadata is not None:
-            finish(model, self._bodies, self._runtime)
+            finalize(model, self._bodies, self._runtime)
         elif self._runtime is not None or self.graph.fused:
             try:
-                finish(model, self._bodies, self._runtime)
+                finalize(model, self._bodies, self._runtime)
             except Exception as error:  # onnx raises many kinds, none of them ours
                 clean = f"Clean it up first: `capsedge.optimize({str(self.path)!r}, 'clean.onnx')`."
                 command = f"Clean it up first: `capsedge optimize {shlex.quote(str(self.path))}`."
                 if self.graph.fused:  # `optimize` leaves such files as they are
-                    clean = command = export_again(self.metadata)
+                    clean = command = how_to_export_again(self.metadata)
                 first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise UnsupportedModelError(
                     f"{self.path} cannot be written for this target.",
@@ -267,35 +267,35 @@ class Source:
                 ) from error
 
     def emit(
-        self, assignment: Mapping[str, str], table: Table, target: str
-    ) -> tuple[onnx.ModelProto, list[Kept]]:
+        self, assignment: Mapping[str, str], table: CalibrationTable, target: str
+    ) -> tuple[onnx.ModelProto, list[KeptNode]]:
         """The file with every unit as assigned, and the nodes that stay in FP32.
 
         Raises:
             UsageError: there is no such target.
         """
         if target == "ort-cpu":
-            model = int8_cpu.emit(self.model, self.units, assignment, table)
+            model = int8_cpu.emit(self.model, self.layers, assignment, table)
             kept = list(self.kept)
         elif target in QDQ:
-            chosen, kept = int8_qdq.placement(self.graph, self.units, target)
+            chosen, kept = int8_qdq.placement(self.graph, self.layers, target)
             model = int8_qdq.emit(self.model, chosen, assignment, table)
             kept = [*self.kept, *kept]
         else:
             raise UsageError(f"There is no target '{target}'.", "", f"Known: {', '.join(TARGETS)}.")
         kept += [
-            Kept(u.name, u.kind, "assigned", "the search keeps it in FP32")
-            for u in self.units
+            KeptNode(u.name, u.kind, "assigned", "the search keeps it in FP32")
+            for u in self.layers
             if assignment.get(u.name, "fp32") == "fp32" and u.name not in {k.node for k in kept}
         ]
-        self._finish(model)
+        self._finalize(model)
         return model, kept
 
-    def quantizable(self, target: str) -> list[Unit]:
+    def quantizable(self, target: str) -> list[QuantizableLayer]:
         """The units that are faster or smaller in INT8 on a target."""
         if target in QDQ:
-            return int8_qdq.placement(self.graph, self.units, target)[0]
-        return self.units
+            return int8_qdq.placement(self.graph, self.layers, target)[0]
+        return self.layers
 
     def levels(self, target: str) -> tuple[str, ...]:
         """The precisions of a unit that mixed precision chooses from; 4-bit weights need the operators of a
@@ -303,25 +303,27 @@ class Source:
         int4 = target == "ort-cpu" and opset_of(self.model) >= INT4_FROM
         return ("fp32", "int8", "int4") if int4 else ("fp32", "int8")
 
-    def answers(self, data: ImageSet, progress: Progress | None = None) -> Answers:
+    def criterion_outputs(
+        self, data: ImageSet, progress: Progress | None = None
+    ) -> CriterionOutputs:
         """The FP32 file's answers, computed once per set of images."""
-        if id(data) not in self._answers:
+        if id(data) not in self._outputs:
             step = None if progress is None else (lambda k, n: progress("FP32", k, n))
-            found = evaluate.answers(self.session, data, self.judge, step)
-            self._answers[id(data)] = data, found
-        return self._answers[id(data)][1]
+            found = evaluate.criterion_outputs(self.session, data, self.criterion, step)
+            self._outputs[id(data)] = data, found
+        return self._outputs[id(data)][1]
 
     def outcome(
         self, model: onnx.ModelProto, data: ImageSet, progress: Progress | None = None
     ) -> Outcome:
         """Compare a model made from this file with this file."""
-        reference = self.answers(data, progress)
+        reference = self.criterion_outputs(data, progress)
         step = None if progress is None else (lambda k, n: progress("quantized", k, n))
-        session = load_bytes(model.SerializeToString(), MADE)
-        found = evaluate.answers(session, data, self.judge, step)
-        return evaluate.compare(reference, found, data, self.judge)
+        session = load_bytes(model.SerializeToString(), MADE_BY)
+        found = evaluate.criterion_outputs(session, data, self.criterion, step)
+        return evaluate.compare(reference, found, data, self.criterion)
 
-    def described(
+    def with_metadata(
         self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]
     ) -> None:
         """Write the precision and origin of a model into its metadata."""
@@ -343,7 +345,7 @@ class Source:
         onnx.helper.set_model_props(model, properties)
 
 
-def _why_nothing(graph: Graph, kept: list[Kept]) -> str:
+def _why_not_quantizable(graph: Graph, kept: list[KeptNode]) -> str:
     if kept:
         return "; ".join(f"{k.node}: {k.numbers}" for k in kept[:5]) + "."
     weights = [t for t in graph.initializers.values() if math.prod(t.dims) >= LEAST_ELEMENTS]
@@ -353,12 +355,12 @@ def _why_nothing(graph: Graph, kept: list[Kept]) -> str:
     return "It has no convolution, matrix product or capsule operator whose weight is an FP32 constant."
 
 
-def uniform(units: list[Unit], level: str) -> dict[str, str]:
+def uniform_assignment(layers: list[QuantizableLayer], level: str) -> dict[str, str]:
     """Every unit in the same precision."""
-    return {u.name: level for u in units}
+    return {u.name: level for u in layers}
 
 
-def rounded(outcome: Outcome) -> dict[str, Any]:
+def rounded_outcome(outcome: Outcome) -> dict[str, Any]:
     """An outcome for a file's metadata, rounded, since metadata adds noticeably to a small file."""
     return {k: _rounded(v) for k, v in outcome.to_dict().items()}
 

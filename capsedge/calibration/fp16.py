@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.calibration.quantizable_layers import Kept, is_sum
+from capsedge.calibration.quantizable_layers import KeptNode, is_sum
 from capsedge.graph.proto import Graph, initializer, opset_of, replace_graph, values_of
 from capsedge.spec.operators import DOMAIN
 
@@ -43,7 +43,7 @@ MOVING |= {"Squeeze", "Transpose", "Unsqueeze"}
 Limits = Mapping[str, tuple[float, float]]
 
 
-def emit(model: onnx.ModelProto, limits: Limits) -> tuple[onnx.ModelProto, list[Kept]]:
+def emit(model: onnx.ModelProto, limits: Limits) -> tuple[onnx.ModelProto, list[KeptNode]]:
     """The model in FP16, with its inputs and outputs in FP32.
 
     Capsule operators accept FP16 and, by their specification, compute in FP32 internally; their epsilons
@@ -71,9 +71,9 @@ class _Emitter:
         self.more: dict[str, onnx.TensorProto] = {}
         self.like: dict[str, tuple[str, int]] = {}
         self.cast: dict[tuple[str, int], str] = {}
-        self.kept: list[Kept] = []
+        self.kept: list[KeptNode] = []
 
-    def run(self) -> tuple[onnx.ModelProto, list[Kept]]:
+    def run(self) -> tuple[onnx.ModelProto, list[KeptNode]]:
         outputs = self.graph.outputs | self.graph.captured
         for node in self.graph.nodes:
             made = onnx.NodeProto()
@@ -123,14 +123,14 @@ class _Emitter:
         self.cast[name, kind] = new
         return new
 
-    def _reason(self, node: onnx.NodeProto) -> Kept | None:
+    def _reason(self, node: onnx.NodeProto) -> KeptNode | None:
         """Why a node stays in FP32; None if it does not."""
         named = node.name or next(filter(None, node.output), node.op_type)
         floats = [n for n in (*node.input, *node.output) if n in self.float_]
         if not floats:
             return None
         if node.domain != DOMAIN and not self._follows(node):
-            return Kept(
+            return KeptNode(
                 named, node.op_type, "type", "it takes or makes FP32 whatever its inputs are"
             )
         largest = max(self._largest(n) for n in floats)
@@ -138,11 +138,11 @@ class _Emitter:
             numbers = (
                 f"magnitudes up to {largest:.4g}; FP16 ends at {LARGEST:.0f}, headroom {HEADROOM:g}"
             )
-            return Kept(named, node.op_type, "range", numbers)
+            return KeptNode(named, node.op_type, "range", numbers)
         squares = node.op_type == "Mul" and node.input[0] == node.input[1]
         if squares or is_sum(self.graph, node):
             numbers = "a square" if squares else "a sum"
-            return Kept(named, node.op_type, "statistics", numbers)
+            return KeptNode(named, node.op_type, "statistics", numbers)
         for name in node.input:
             tensor = self.graph.initializers.get(name)
             if name in self.float_ and tensor is not None:
@@ -156,11 +156,11 @@ class _Emitter:
                         f"constant '{name}' has {some.min():.3g}, FP16's smallest normal number "
                         f"is {SMALLEST_NORMAL:.3g}"
                     )
-                    return Kept(named, node.op_type, "epsilon", numbers)
+                    return KeptNode(named, node.op_type, "epsilon", numbers)
         if node.domain != DOMAIN and node.op_type in STATISTICS:
             low, high = self.limits.get(node.output[0], (0.0, 0.0))
             numbers = f"inputs up to {largest:.4g}, results {low:.4g} to {high:.4g}"
-            return Kept(named, node.op_type, "statistics", numbers)
+            return KeptNode(named, node.op_type, "statistics", numbers)
         return None
 
     def _follows(self, node: onnx.NodeProto) -> bool:
@@ -171,19 +171,19 @@ class _Emitter:
             schema = onnx.defs.get_schema(node.op_type, self.opset, "")
         except onnx.defs.SchemaError:
             return False
-        taken = set()
+        chosen = set()
         for k, name in enumerate(node.input):
             if name in self.float_:
                 formal = schema.inputs[min(k, len(schema.inputs) - 1)]
                 if "tensor(float16)" not in formal.types:
                     return False
-                taken.add(formal.type_str)
+                chosen.add(formal.type_str)
         made = {
             schema.outputs[min(k, len(schema.outputs) - 1)].type_str
             for k, name in enumerate(node.output)
             if name in self.float_
         }
-        return made <= taken
+        return made <= chosen
 
     def _largest(self, name: str) -> float:
         if name in self.graph.initializers:

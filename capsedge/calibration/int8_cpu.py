@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.calibration import quantizable_layers
-from capsedge.calibration.quantizable_layers import Unit, weight_place
-from capsedge.calibration.ranges import Table
+from capsedge.calibration.quantizable_layers import QuantizableLayer, weight_input
+from capsedge.calibration.ranges import CalibrationTable
 from capsedge.graph.proto import Graph, attributes_of, initializer, replace, replace_graph
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
@@ -21,7 +21,10 @@ Assignment = Mapping[str, str]  # unit -> fp32, int8, int4
 
 
 def emit(
-    model: onnx.ModelProto, units: list[Unit], assignment: Assignment, table: Table
+    model: onnx.ModelProto,
+    layers: list[QuantizableLayer],
+    assignment: Assignment,
+    table: CalibrationTable,
 ) -> onnx.ModelProto:
     """The model with every unit in its precision.
 
@@ -30,16 +33,20 @@ def emit(
     replaced by those with INT8 weights. Other weights are stored in few bits and converted back to FP32 by
     nodes that ONNX Runtime folds when it loads the file.
     """
-    return _Emitter(model, units, assignment, table).run()
+    return _Emitter(model, layers, assignment, table).run()
 
 
 class _Emitter:
     def __init__(
-        self, model: onnx.ModelProto, units: list[Unit], assignment: Assignment, table: Table
+        self,
+        model: onnx.ModelProto,
+        layers: list[QuantizableLayer],
+        assignment: Assignment,
+        table: CalibrationTable,
     ) -> None:
         self.graph = Graph(model)
-        self.level = {u.weight: assignment.get(u.name, "fp32") for u in units}
-        self.kind = {u.weight: u.kind for u in units}
+        self.level = {u.weight: assignment.get(u.name, "fp32") for u in layers}
+        self.kind = {u.weight: u.kind for u in layers}
         self.table = table
         self.nodes: list[onnx.NodeProto] = []
         self.more: dict[str, onnx.TensorProto] = {}
@@ -55,18 +62,18 @@ class _Emitter:
         for node in self.graph.nodes:
             if id(node) in self.absorbed:
                 continue
-            place = weight_place(node)
+            index = weight_input(node)
             level = "fp32"
-            if place is not None and len(node.input) > place:
-                level = self.level.get(node.input[place], "fp32")
-            if place is None or level == "fp32":
+            if index is not None and len(node.input) > index:
+                level = self.level.get(node.input[index], "fp32")
+            if index is None or level == "fp32":
                 self.nodes.append(node)
             elif self._is_8_bit_conv(node):
                 self._conv(node, level)
             elif node.domain == DOMAIN:
-                self._routing(node, place, level)
+                self._routing(node, index, level)
             else:
-                self._stored(node, place, level)
+                self._stored(node, index, level)
         made = replace_graph(self.graph.model, self.nodes, self.more, self.like)
         if "int4" in self.level.values():
             for item in made.opset_import:
@@ -185,8 +192,8 @@ class _Emitter:
                 least = np.maximum(least, np.abs(self._bias(node)) / (step * 2.0**30))
         return least.reshape(-1, 1, 1, 1)
 
-    def _routing(self, node: onnx.NodeProto, place: int, level: str) -> None:
-        name, spec = node.input[place], OPERATORS[node.op_type]
+    def _routing(self, node: onnx.NodeProto, index: int, level: str) -> None:
+        name, spec = node.input[index], OPERATORS[node.op_type]
         assert spec.layout is not None
         axes = spec.layout.shared
         eight, _, scale = self._integers(name, axes, level)
@@ -194,12 +201,12 @@ class _Emitter:
         made.CopyFrom(node)
         made.op_type = spec.int8
         weight = [eight, self._add(f"{name}_scale", scale.squeeze(axes))]
-        replace(made.input, [*node.input[:place], *weight, *node.input[place + 1 :]])
+        replace(made.input, [*node.input[:index], *weight, *node.input[index + 1 :]])
         self.nodes.append(made)
 
-    def _stored(self, node: onnx.NodeProto, place: int, level: str) -> None:
+    def _stored(self, node: onnx.NodeProto, index: int, level: str) -> None:
         """Store a weight in few bits and compute with it in FP32."""
-        name = node.input[place]
+        name = node.input[index]
         restored = f"{name}_fp32"
         if not any(restored in n.output for n in self.nodes):
             w = self.graph.array(name)
@@ -213,7 +220,7 @@ class _Emitter:
             ]
         made = onnx.NodeProto()
         made.CopyFrom(node)
-        made.input[place] = restored
+        made.input[index] = restored
         self.nodes.append(made)
 
 

@@ -9,16 +9,16 @@ import onnx
 from onnx import helper
 
 from capsedge.calibration import quantizable_layers
-from capsedge.calibration.quantizable_layers import Kept, Unit
-from capsedge.calibration.ranges import Table
+from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
+from capsedge.calibration.ranges import CalibrationTable
 from capsedge.graph.proto import Graph, initializer, replace_graph
 
 LEAST_CHANNELS = 16
 
 
 def placement(
-    graph: Graph, units: list[Unit], target: str = "tensorrt"
-) -> tuple[list[Unit], list[Kept]]:
+    graph: Graph, layers: list[QuantizableLayer], target: str = "tensorrt"
+) -> tuple[list[QuantizableLayer], list[KeptNode]]:
     """The units that a runtime executes faster in INT8, and why the others stay in FP32.
 
     Only convolutions: Q/DQ does not fuse into plugins, and the products of votes are too small for INT8 to
@@ -26,17 +26,17 @@ def placement(
     side must have 16 channels, and so must the other unless the outputs are a multiple of 8.
     """
     chosen, kept = [], []
-    for unit in units:
-        dims = list(graph.initializers[unit.weight].dims)
-        if unit.kind != "conv":
+    for layer in layers:
+        dims = list(graph.initializers[layer.weight].dims)
+        if layer.kind != "conv":
             kept.append(
-                Kept(unit.name, unit.kind, "not-fused", "Q/DQ fuses into convolutions only")
+                KeptNode(layer.name, layer.kind, "not-fused", "Q/DQ fuses into convolutions only")
             )
         elif target == "tensorrt" and _narrow(*dims[:2]):
             numbers = f"{dims[1]} to {dims[0]} channels, fewer than {LEAST_CHANNELS}"
-            kept.append(Kept(unit.name, "Conv", "narrow", numbers))
+            kept.append(KeptNode(layer.name, "Conv", "narrow", numbers))
         else:
-            chosen.append(unit)
+            chosen.append(layer)
     return chosen, kept
 
 
@@ -46,7 +46,10 @@ def _narrow(outputs: int, inputs: int) -> bool:
 
 
 def emit(
-    model: onnx.ModelProto, units: list[Unit], assignment: Mapping[str, str], table: Table
+    model: onnx.ModelProto,
+    layers: list[QuantizableLayer],
+    assignment: Mapping[str, str],
+    table: CalibrationTable,
 ) -> onnx.ModelProto:
     """Q/DQ on both inputs of every chosen convolution, none on its output; biases stay FP32.
 
@@ -54,7 +57,7 @@ def emit(
     convolution and its ReLU: it would break their fusion.
     """
     graph = Graph(model)
-    chosen = {u.weight for u in units if assignment.get(u.name) == "int8" and u.kind == "conv"}
+    chosen = {u.weight for u in layers if assignment.get(u.name) == "int8" and u.kind == "conv"}
     nodes: list[onnx.NodeProto] = []
     more: dict[str, onnx.TensorProto] = {}
     dequantized: dict[str, str] = {}

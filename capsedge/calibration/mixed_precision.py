@@ -11,16 +11,21 @@ import onnx
 from onnx import helper, inliner
 
 from capsedge.calibration import collect
-from capsedge.calibration.accuracy import ERROR, LOST, Gate, Outcome, latency
-from capsedge.calibration.float_model import MADE, Source, uniform
+from capsedge.calibration.accuracy import ERROR, UNITS_OF_LOSS, Gate, Outcome, latency
+from capsedge.calibration.float_model import MADE_BY, FloatModel, uniform_assignment
 from capsedge.calibration.int8_cpu import activation_parameters
 from capsedge.calibration.quantizable_layers import title as title_text
-from capsedge.calibration.ranges import Table
+from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.graph.proto import copy_of, initializer, operator_nodes
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.reporting import new_figure, save_figure
-from capsedge.spec.operators import ROUTING_OPERATORS, Mark, mark_of, operator_of
+from capsedge.runtime.result_summary import new_figure, save_figure
+from capsedge.spec.operators import (
+    ROUTING_OPERATORS,
+    IterationValue,
+    operator_of,
+    parse_iteration_value,
+)
 
 # --- Mixed precision: the smallest and the fastest assignment that passes the accuracy gate ---
 
@@ -88,13 +93,13 @@ class Search:
 
 
 def search(
-    source: Source,
-    table: Table,
+    float_model: FloatModel,
+    table: CalibrationTable,
     data: ImageSet,
     target: str,
     gate: Gate,
     threads: int = 2,
-    tried: Callable[[Candidate], None] | None = None,
+    on_candidate: Callable[[Candidate], None] | None = None,
 ) -> Search:
     """Lower one unit after another, starting with those that save most for their damage.
 
@@ -106,31 +111,31 @@ def search(
         data: images to search on; accuracy is reported on other images.
         gate: what may be lost.
     """
-    units = source.quantizable(target)
+    layers = float_model.quantizable(target)
     candidates: list[Candidate] = []
 
     def candidate(assignment: dict[str, str]) -> Candidate:
-        model, _ = source.emit(assignment, table, target)
-        outcome = source.outcome(model, data)
+        model, _ = float_model.emit(assignment, table, target)
+        outcome = float_model.outcome(model, data)
         content = model.SerializeToString()
-        time = latency(load_bytes(content, MADE, threads=threads), data)
+        time = latency(load_bytes(content, MADE_BY, threads=threads), data)
         candidates.append(
             Candidate(dict(assignment), len(content), time, outcome, _fits(gate, outcome))
         )
-        if tried is not None:
-            tried(candidates[-1])
+        if on_candidate is not None:
+            on_candidate(candidates[-1])
         return candidates[-1]
 
-    candidate(uniform(units, "fp32"))
-    current = candidate(uniform(units, "int8"))
-    alone = {u.name: _alone(source, table, data, target, u.name, "int8") for u in units}
+    candidate(uniform_assignment(layers, "fp32"))
+    current = candidate(uniform_assignment(layers, "int8"))
+    alone = {u.name: _alone(float_model, table, data, target, u.name, "int8") for u in layers}
     for name in sorted(alone, key=lambda n: -alone[n].error):
         if current.fits:
             break
         current = candidate({**current.assignment, name: "fp32"})
-    if "int4" in source.levels(target):
-        lower = {u.name: _alone(source, table, data, target, u.name, "int4") for u in units}
-        price = {u.name: lower[u.name].error / u.elements for u in units}
+    if "int4" in float_model.levels(target):
+        lower = {u.name: _alone(float_model, table, data, target, u.name, "int4") for u in layers}
+        price = {u.name: lower[u.name].error / u.elements for u in layers}
         for name in sorted(price, key=lambda n: price[n]):
             if current.assignment[name] != "int8":
                 continue
@@ -149,8 +154,8 @@ def _fits(gate: Gate, outcome: Outcome) -> bool:
     The network may have been trained on the search images. It is more certain of those than of others, so
     that accuracy alone would be too optimistic.
     """
-    limit = gate.limit(outcome.judged_by)
-    if outcome.judged_by == ERROR:
+    limit = gate.limit(outcome.metric)
+    if outcome.metric == ERROR:
         kept = SEARCHED * limit, SEARCHED * gate.max_error
         return replace(gate, max_drop=kept[0], max_error=kept[1]).passes(outcome)
     changed = 100.0 * (1.0 - outcome.agreement)
@@ -158,17 +163,22 @@ def _fits(gate: Gate, outcome: Outcome) -> bool:
 
 
 def _alone(
-    source: Source, table: Table, data: ImageSet, target: str, name: str, level: str
+    float_model: FloatModel,
+    table: CalibrationTable,
+    data: ImageSet,
+    target: str,
+    name: str,
+    level: str,
 ) -> Outcome:
-    model, _ = source.emit({name: level}, table, target)
-    return source.outcome(model, data)
+    model, _ = float_model.emit({name: level}, table, target)
+    return float_model.outcome(model, data)
 
 
 def plot(result: Search, gate: Gate, path: Path) -> None:
     """Plot drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
     whole = max(c.bytes for c in result.candidates)
-    judged_by = result.candidates[0].outcome.judged_by
-    label, max_drop = LOST[judged_by], gate.limit(judged_by)
+    judged_by = result.candidates[0].outcome.metric
+    label, max_drop = UNITS_OF_LOSS[judged_by], gate.limit(judged_by)
     figure = new_figure(7, 4)
     axis = figure.subplots()
     for fits, colour, title in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):
@@ -231,8 +241,8 @@ class Damage:
 
 
 def sensitivity(
-    source: Source,
-    table: Table,
+    float_model: FloatModel,
+    table: CalibrationTable,
     data: ImageSet,
     calibration: ImageSet,
     target: str = "ort-cpu",
@@ -241,23 +251,27 @@ def sensitivity(
     """The damage of every layer and routing iteration alone, largest first, by the root mean squared error
     of the scores, which ranks even where no decision changes."""
     found = []
-    for unit in source.quantizable(target):
-        model, _ = source.emit({unit.name: "int8"}, table, target)
-        outcome = source.outcome(model, data)
-        found.append(Damage(unit.name, unit.kind, len(source.content) - model.ByteSize(), outcome))
+    for layer in float_model.quantizable(target):
+        model, _ = float_model.emit({layer.name: "int8"}, table, target)
+        outcome = float_model.outcome(model, data)
+        found.append(
+            Damage(layer.name, layer.kind, len(float_model.content) - model.ByteSize(), outcome)
+        )
         if done is not None:
-            done(unit.name)
-    for name, model in _iterations(source, calibration):
-        found.append(Damage(name, "iteration", 0, source.outcome(model, data)))
+            done(layer.name)
+    for name, model in _iterations(float_model, calibration):
+        found.append(Damage(name, "iteration", 0, float_model.outcome(model, data)))
         if done is not None:
             done(name)
     return sorted(found, key=lambda d: -d.outcome.error)
 
 
-def _iterations(source: Source, calibration: ImageSet) -> list[tuple[str, onnx.ModelProto]]:
+def _iterations(
+    float_model: FloatModel, calibration: ImageSet
+) -> list[tuple[str, onnx.ModelProto]]:
     """One model per iteration of every routing node, with the results of the iteration rounded to 8 bits."""
-    inlined = inliner.inline_local_functions(source.model)
-    sites = _sites(source.model, inlined)
+    inlined = inliner.inline_local_functions(float_model.model)
+    sites = _sites(float_model.model, inlined)
     tensors = [t for _, names in sites for t in names]
     limits = collect.magnitudes(inlined, tensors, calibration)
     return [(name, _rounded(inlined, names, limits)) for name, names in sites]
@@ -271,17 +285,17 @@ def _sites(model: onnx.ModelProto, inlined: onnx.ModelProto) -> list[tuple[str, 
         if operator_of(n.op_type) in ROUTING_OPERATORS
     ]
     sites: list[tuple[str, list[str]]] = []
-    taken: set[Mark] = set()
-    place, passes = -1, dict.fromkeys(layers, 0)
+    taken: set[IterationValue] = set()
+    index, passes = -1, dict.fromkeys(layers, 0)
     for node in inlined.graph.node:
         for name in node.output:
-            mark = mark_of(name)
+            mark = parse_iteration_value(name)
             if mark is None:
                 continue
             fresh = not taken or mark in taken or mark.operator not in {t.operator for t in taken}
             if fresh:
-                place, taken = place + 1, set()
-                layer = layers[place] if place < len(layers) else f"routing {place + 1}"
+                index, taken = index + 1, set()
+                layer = layers[index] if index < len(layers) else f"routing {index + 1}"
                 passes[layer] = passes.get(layer, 0) + 1
             taken.add(mark)
             # If a node is a single pass, the passes are the iterations of the layer.

@@ -24,7 +24,7 @@ _STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # index of the weight among the
 
 
 @dataclass(frozen=True)
-class Unit:
+class QuantizableLayer:
     """A layer that gets one precision.
 
     Attributes:
@@ -42,7 +42,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptNode:
     """A node kept in FP32, with the reason and its numbers."""
 
     node: str
@@ -60,7 +60,7 @@ def title(weight: str) -> str:
     return weight.removeprefix("model.").removesuffix(".weight")
 
 
-def weight_place(node: onnx.NodeProto) -> int | None:
+def weight_input(node: onnx.NodeProto) -> int | None:
     """The index of a node's input that is a weight that can be in 8 bits; None if there is none."""
     if node.domain == "":
         return _STANDARD.get(node.op_type)
@@ -68,11 +68,11 @@ def weight_place(node: onnx.NodeProto) -> int | None:
     return spec.weight if spec is not None and spec.int8 else None
 
 
-def float_weight(graph: Graph, node: onnx.NodeProto, place: int) -> str | None:
+def float_weight(graph: Graph, node: onnx.NodeProto, index: int) -> str | None:
     """The FP32 initializer at an index of a node's inputs."""
-    if len(node.input) <= place:
+    if len(node.input) <= index:
         return None
-    tensor = graph.initializers.get(node.input[place])
+    tensor = graph.initializers.get(node.input[index])
     return tensor.name if tensor is not None and tensor.data_type == TensorProto.FLOAT else None
 
 
@@ -108,40 +108,40 @@ def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
     return ""
 
 
-def find_units(graph: Graph) -> tuple[list[Unit], list[Kept]]:
+def find_layers(graph: Graph) -> tuple[list[QuantizableLayer], list[KeptNode]]:
     """The layers that can be quantized, in the graph's order, and the weights that cannot."""
     kinds: dict[str, str] = {}
-    kept: list[Kept] = []
+    kept: list[KeptNode] = []
     for node in graph.nodes:
         kept += _inside(node)
-        place = weight_place(node)
-        name = None if place is None else float_weight(graph, node, place)
+        index = weight_input(node)
+        name = None if index is None else float_weight(graph, node, index)
         if name is None or is_sum(graph, node):
             continue
         elements = math.prod(graph.initializers[name].dims)
         if node.op_type == "Conv":
             problem = conv_problem(graph, node)
             if problem:
-                kept.append(Kept(title(name), "Conv", "shape", problem))
+                kept.append(KeptNode(title(name), "Conv", "shape", problem))
                 continue
             kind = "conv"
         elif elements < LEAST_ELEMENTS:
             numbers = f"{elements} weights, fewer than {LEAST_ELEMENTS}"
-            kept.append(Kept(title(name), node.op_type, "small", numbers))
+            kept.append(KeptNode(title(name), node.op_type, "small", numbers))
             continue
         else:
             kind = "routing" if node.domain == DOMAIN else "linear"
         # A weight shared by several nodes is one unit, of the kind that computes in 8 bits.
         if kinds.get(name) in (None, "linear"):
             kinds[name] = kind
-    units = [
-        Unit(title(name), kind, name, math.prod(graph.initializers[name].dims))
+    layers = [
+        QuantizableLayer(title(name), kind, name, math.prod(graph.initializers[name].dims))
         for name, kind in kinds.items()
     ]
-    return units, kept
+    return layers, kept
 
 
-def _inside(node: onnx.NodeProto) -> list[Kept]:
+def _inside(node: onnx.NodeProto) -> list[KeptNode]:
     """The layers in the subgraphs of a node."""
     found = []
     for attribute in node.attribute:
@@ -150,16 +150,16 @@ def _inside(node: onnx.NodeProto) -> list[Kept]:
                 if inner.domain == "" and inner.op_type in _STANDARD:
                     numbers = f"inside a {node.op_type}"
                     found.append(
-                        Kept(inner.name or inner.output[0], inner.op_type, "subgraph", numbers)
+                        KeptNode(inner.name or inner.output[0], inner.op_type, "subgraph", numbers)
                     )
                 found += _inside(inner)
     return found
 
 
-def calibrated_tensors(graph: Graph, units: Iterable[Unit]) -> list[str]:
+def calibrated_tensors(graph: Graph, layers: Iterable[QuantizableLayer]) -> list[str]:
     """The activations whose range the convolutions need: inputs and results."""
     wanted: dict[str, None] = {}
-    weights = {u.weight for u in units if u.kind == "conv"}
+    weights = {u.weight for u in layers if u.kind == "conv"}
     for node in graph.nodes:
         if node.op_type == "Conv" and node.input[1] in weights:
             wanted[node.input[0]] = None

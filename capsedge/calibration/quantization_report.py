@@ -12,14 +12,14 @@ from onnx import TensorProto
 
 from capsedge.calibration import mixed_precision
 from capsedge.calibration.accuracy import ERROR, Gate, Outcome
-from capsedge.calibration.quantizable_layers import Kept
+from capsedge.calibration.quantizable_layers import KeptNode
 from capsedge.errors import ArtefactError
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import register_operators
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.onnx_file.summary import summarize
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # --- The precision that is actually executed, read back from ONNX Runtime's optimized graph ---
@@ -49,7 +49,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Executed:
+class ExecutedPrecision:
     """One kind of computing node in the executed graph.
 
     Attributes:
@@ -67,7 +67,7 @@ class Executed:
         return {"op": self.op, "precision": self.precision, "count": self.count}
 
 
-def optimized(data: bytes, name: str = "the file", threads: int = 1) -> onnx.ModelProto:
+def optimized_graph(data: bytes, name: str = "the file", threads: int = 1) -> onnx.ModelProto:
     """The graph that ONNX Runtime makes of a file on loading; with the operator library, if there is one.
 
     Args:
@@ -96,9 +96,9 @@ def optimized(data: bytes, name: str = "the file", threads: int = 1) -> onnx.Mod
         return onnx.load(options.optimized_model_filepath)
 
 
-def executed(data: bytes, name: str = "the file") -> list[Executed]:
+def executed_precision(data: bytes, name: str = "the file") -> list[ExecutedPrecision]:
     """The computing nodes of a file's optimized graph by precision; arguments as for `optimized`."""
-    graph = optimized(data, name).graph
+    graph = optimized_graph(data, name).graph
     kinds = {t.name: t.data_type for t in graph.initializer}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
     for node in graph.node:
@@ -127,7 +127,7 @@ def executed(data: bytes, name: str = "the file") -> list[Executed]:
             types = [kinds.get(i, TensorProto.UNDEFINED) for i in node.input[:2]]
             precision = next((NAMES[k] for k in reversed(types) if k in NAMES), "fp32")
             counts[name, precision] += 1
-    return [Executed(op, precision, n) for (op, precision), n in sorted(counts.items())]
+    return [ExecutedPrecision(op, precision, n) for (op, precision), n in sorted(counts.items())]
 
 
 # --- The report of a quantization ---
@@ -143,17 +143,17 @@ class QuantizationReport(Summarized):
         size, source_size: bytes of the file and of the FP32 file.
         outcome: comparison with the FP32 file on the evaluation images, in the same runtime.
         kept: the nodes that stay in FP32, with rule and numbers.
-        executed: the computing nodes by precision, read back from ONNX Runtime's optimized graph.
-        executed_fp32: the same for the FP32 file.
+        executed_precision: the computing nodes by precision, read back from ONNX Runtime's optimized graph.
+        executed_precision_fp32: the same for the FP32 file.
         assignment: precision of every layer.
         search: all candidates, for mixed precision.
         gate: what the file was allowed to lose.
-        judged: the outputs that it was judged by, in words.
+        criterion: the outputs that it was judged by, in words.
         images: numbers of images for calibration, search and evaluation, and what the last are.
         warnings: warnings about the images, for the user.
         model: the file's bytes.
         foreign: whether the FP32 file is another tool's.
-        own_module: the class of the user's own module that the FP32 file was exported from; else empty.
+        user_module: the class of the user's own module that the FP32 file was exported from; else empty.
         checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if not stated.
     """
 
@@ -164,38 +164,38 @@ class QuantizationReport(Summarized):
     size: int
     source_size: int
     outcome: Outcome
-    kept: list[Kept]
-    executed: list[Executed]
-    executed_fp32: list[Executed]
+    kept: list[KeptNode]
+    executed_precision: list[ExecutedPrecision]
+    executed_precision_fp32: list[ExecutedPrecision]
     assignment: dict[str, str]
     search: mixed_precision.Search | None
     gate: Gate
-    judged: str
+    criterion: str
     images: dict[str, Any]
     warnings: tuple[str, ...]
     model: bytes = field(repr=False)
     foreign: bool
-    own_module: str
+    user_module: str
     checkpoint_sha256: str
 
     def _summary(self) -> Summary:
         verdict = "PASSED" if self.passed else "FAILED"
         name = "not written" if self.output is None else str(self.output)
-        ratio = f"{size(self.size)}, {self.size / self.source_size:.0%} of FP32"
-        told = f"{verdict}: {self.outcome} on {self.outcome.images} images"
-        told += f" ({self.images['evaluated_on']})"
+        ratio = f"{format_bytes(self.size)}, {self.size / self.source_size:.0%} of FP32"
+        outcome = f"{verdict}: {self.outcome} on {self.outcome.images} images"
+        outcome += f" ({self.images['evaluated_on']})"
         kept = f"{len(self.kept)} nodes" if self.kept else "nothing"
         rows = [
             Row("file", name),
             Row("precision", f"{self.precision} for {self.target}, method {self.method}"),
             Row("size", ratio),
-            Row("against FP32", told),
-            Row("judged by", self.judged),
+            Row("against FP32", outcome),
+            Row("judged by", self.criterion),
             Row("kept in FP32", kept),
             *(Row("warning", warning) for warning in self.warnings),
         ]
         first = f"{short(Path(name).name)}: {self.precision}, {ratio}"
-        return Summary("QuantizationReport", [first, told], rows)
+        return Summary("QuantizationReport", [first, outcome], rows)
 
     @property
     def passed(self) -> bool:
@@ -205,7 +205,7 @@ class QuantizationReport(Summarized):
     @property
     def max_drop(self) -> float:
         """The allowed ``outcome.drop``."""
-        return self.gate.limit(self.outcome.judged_by)
+        return self.gate.limit(self.outcome.metric)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -218,14 +218,14 @@ class QuantizationReport(Summarized):
             "bytes": self.size,
             "bytes_fp32": self.source_size,
             "size_ratio": self.size / self.source_size,
-            "judged": self.judged,
+            "criterion": self.criterion,
             "max_drop_points": self.max_drop,
-            "max_error_percent": self.gate.max_error if self.outcome.judged_by == ERROR else None,
+            "max_error_percent": self.gate.max_error if self.outcome.metric == ERROR else None,
             "outcome": self.outcome.to_dict(),
             "assignment": self.assignment,
             "kept_in_fp32": [k.to_dict() for k in self.kept],
-            "executed": [e.to_dict() for e in self.executed],
-            "executed_fp32": [e.to_dict() for e in self.executed_fp32],
+            "executed_precision": [e.to_dict() for e in self.executed_precision],
+            "executed_precision_fp32": [e.to_dict() for e in self.executed_precision_fp32],
             "search": None
             if self.search is None
             else {

@@ -15,27 +15,38 @@ from numpy.typing import NDArray
 from capsedge.calibration import mixed_precision
 from capsedge.calibration.accuracy import AGREEMENT, DEFAULT_MAX_ERROR, ERROR, Gate, Outcome
 from capsedge.calibration.collect import check_calibration, check_disjoint, check_fits
-from capsedge.calibration.float_model import MADE, TARGETS, Progress, Source, rounded, uniform
+from capsedge.calibration.float_model import (
+    MADE_BY,
+    TARGETS,
+    FloatModel,
+    Progress,
+    rounded_outcome,
+    uniform_assignment,
+)
 from capsedge.calibration.mixed_precision import Damage
 from capsedge.calibration.mixed_precision import sensitivity as measure_sensitivity
-from capsedge.calibration.quantizable_layers import Kept, Unit
-from capsedge.calibration.quantization_report import Executed, QuantizationReport, executed
-from capsedge.calibration.ranges import Table, observer
+from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
+from capsedge.calibration.quantization_report import (
+    ExecutedPrecision,
+    QuantizationReport,
+    executed_precision,
+)
+from capsedge.calibration.ranges import CalibrationTable, range_method
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.read import as_images
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.graph.shapes import state_shapes
+from capsedge.graph.shapes import write_shapes
 from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
 from capsedge.runtime.files.writing import (
     FILE,
     OUTPUT,
     REJECTED,
-    GivenModel,
+    ModelLike,
     as_file,
     as_path,
-    beside,
     check_apart,
     check_writable,
+    with_suffix_appended,
     write_bytes,
 )
 from capsedge.runtime.metadata import ModelMetadata
@@ -66,7 +77,7 @@ class Splits:
 
 
 def split(
-    source: Source,
+    source: FloatModel,
     calibration: Path | ImageSet,
     evaluation: Path | ImageSet | None,
     count: int,
@@ -108,14 +119,14 @@ def split(
         tested = tested.draw(limit, seed)
     chosen = drawn.draw(count, seed)
     rest = drawn.without(chosen)
-    warnings = check_calibration(chosen, len(pool)) + source.judge_on(tested)
+    warnings = check_calibration(chosen, len(pool)) + source.choose_criterion(tested)
     check_disjoint(chosen if len(rest) == 0 else drawn, tested)
     if len(rest) < 100:
         rest = chosen
     return Splits(chosen, rest, tested, tuple(warnings))
 
 
-def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
+def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
     found = data
     if not isinstance(found, ImageSet):
         classes = not source.session.roles.values
@@ -135,7 +146,7 @@ def _read(source: Source, data: Path | ImageSet, split: str) -> ImageSet:
 
 
 @dataclass(frozen=True)
-class Request:
+class QuantizeOptions:
     """What is to be made.
 
     Attributes:
@@ -160,16 +171,16 @@ class _Made:
     """A quantized model: the nodes that stay, the precision of every layer, and the search for it."""
 
     model: onnx.ModelProto
-    kept: list[Kept]
+    kept: list[KeptNode]
     assignment: dict[str, str]
     search: mixed_precision.Search | None = None
 
 
-def quantize_source(
-    source: Source,
+def quantize_float_model(
+    float_model: FloatModel,
     output: Path | None,
     splits: Splits,
-    request: Request,
+    options: QuantizeOptions,
     progress: Progress | None = None,
 ) -> QuantizationReport:
     """Make a quantized file and write it if it passes the gate.
@@ -185,71 +196,75 @@ def quantize_source(
         ArtefactError: the table is stale, or nothing runs in the requested precision.
         ParityError: too much is lost; its attribute ``report`` is the report.
     """
-    _check_choices(request.precision, request.target, request.prefer)
-    source.check_opset(request.precision, request.target)
-    outputs = [] if output is None else [output, beside(output, REJECTED)]
+    _check_choices(options.precision, options.target, options.prefer)
+    float_model.check_opset(options.precision, options.target)
+    outputs = [] if output is None else [output, with_suffix_appended(output, REJECTED)]
     for file in outputs[:1]:
         check_writable(file)
-    tables = [] if request.table is None else [request.table]
-    check_apart([*outputs, *tables], [source.path])
-    doubts = source.check_reference(splits.evaluation, progress)
+    tables = [] if options.table is None else [options.table]
+    check_apart([*outputs, *tables], [float_model.path])
+    doubts = float_model.check_reference(splits.evaluation, progress)
     splits = replace(splits, warnings=(*splits.warnings, *doubts))
-    made = _made(source, splits, request, progress)
-    outcome = source.outcome(made.model, splits.evaluation, progress)
-    source.described(made.model, request.precision, _description(splits, request, outcome, made))
-    state_shapes(made.model)
+    made = _made(float_model, splits, options, progress)
+    outcome = float_model.outcome(made.model, splits.evaluation, progress)
+    float_model.with_metadata(
+        made.model, options.precision, _description(splits, options, outcome, made)
+    )
+    write_shapes(made.model)
     content = made.model.SerializeToString()
-    runs = executed(content, MADE)
-    if request.precision != "fp16" and request.target == "ort-cpu":
-        _check_executed(runs, made.assignment, source.units)
-    passed = request.gate.passes(outcome)
-    place = output if passed or output is None else beside(output, REJECTED)
-    report = _report(source, splits, request, made, outcome, place, content, runs)
-    if place is not None:
-        write_bytes(place, content)
+    runs = executed_precision(content, MADE_BY)
+    if options.precision != "fp16" and options.target == "ort-cpu":
+        _check_executed(runs, made.assignment, float_model.layers)
+    passed = options.gate.passes(outcome)
+    index = output if passed or output is None else with_suffix_appended(output, REJECTED)
+    report = _report(float_model, splits, options, made, outcome, index, content, runs)
+    if index is not None:
+        write_bytes(index, content)
     if not passed:
         raise Rejected(report)
     return report
 
 
-def _made(source: Source, splits: Splits, request: Request, progress: Progress | None) -> _Made:
-    if request.precision == "fp16":
-        model, kept = source.half(splits.calibration)
-        return _Made(model, kept, uniform(source.units, "fp16"))
-    ranges = source.calibrate(splits.calibration, request.method, request.table, progress)
+def _made(
+    float_model: FloatModel, splits: Splits, options: QuantizeOptions, progress: Progress | None
+) -> _Made:
+    if options.precision == "fp16":
+        model, kept = float_model.to_fp16(splits.calibration)
+        return _Made(model, kept, uniform_assignment(float_model.layers, "fp16"))
+    ranges = float_model.calibrate(splits.calibration, options.method, options.table, progress)
     search: mixed_precision.Search | None = None
-    assignment = uniform(source.quantizable(request.target), "int8")
-    if request.precision == "mixed":
-        search, assignment = _searched(source, ranges, splits, request, progress)
-    model, kept = source.emit(assignment, ranges, request.target)
+    assignment = uniform_assignment(float_model.quantizable(options.target), "int8")
+    if options.precision == "mixed":
+        search, assignment = _searched(float_model, ranges, splits, options, progress)
+    model, kept = float_model.emit(assignment, ranges, options.target)
     return _Made(model, kept, assignment, search)
 
 
 def _report(
-    source: Source,
+    float_model: FloatModel,
     splits: Splits,
-    request: Request,
+    options: QuantizeOptions,
     made: _Made,
     outcome: Outcome,
-    place: Path | None,
+    path: Path | None,
     content: bytes,
-    runs: list[Executed],
+    runs: list[ExecutedPrecision],
 ) -> QuantizationReport:
     return QuantizationReport(
-        output=place,
-        precision=request.precision,
-        method=request.method,
-        target=request.target,
+        output=path,
+        precision=options.precision,
+        method=options.method,
+        target=options.target,
         size=len(content),
-        source_size=len(source.content),
+        source_size=len(float_model.content),
         outcome=outcome,
         kept=made.kept,
-        executed=runs,
-        executed_fp32=executed(source.content, str(source.path)),
+        executed_precision=runs,
+        executed_precision_fp32=executed_precision(float_model.content, str(float_model.path)),
         assignment=made.assignment,
         search=made.search,
-        gate=request.gate,
-        judged=_judged(source),
+        gate=options.gate,
+        criterion=_criterion_in_words(float_model),
         images={
             "calibration": len(splits.calibration),
             "search": len(splits.search) if made.search is not None else 0,
@@ -258,30 +273,34 @@ def _report(
         },
         warnings=splits.warnings,
         model=content,
-        foreign=source.metadata is None or not source.metadata.architecture,
-        own_module=_own_module(source.metadata),
-        checkpoint_sha256="" if source.metadata is None else source.metadata.checkpoint_sha256,
+        foreign=float_model.metadata is None or not float_model.metadata.architecture,
+        user_module=_user_module(float_model.metadata),
+        checkpoint_sha256=""
+        if float_model.metadata is None
+        else float_model.metadata.checkpoint_sha256,
     )
 
 
-def _own_module(metadata: ModelMetadata | None) -> str:
+def _user_module(metadata: ModelMetadata | None) -> str:
     """The class of the user's module; a model of the package has its configuration in the file."""
     return "" if metadata is None or metadata.configuration else metadata.architecture
 
 
-def _judged(source: Source) -> str:
+def _criterion_in_words(float_model: FloatModel) -> str:
     """The outputs that were judged, in words."""
-    judge = source.judge
+    judge = float_model.criterion
     if judge.scores is not None:
-        return f"the class of {judge.scores} ({judge.why})"
-    return f"the numbers of {', '.join(judge.numbers)} ({judge.why})"
+        return f"the class of {judge.scores} ({judge.reason})"
+    return f"the numbers of {', '.join(judge.numbers)} ({judge.reason})"
 
 
-def _description(splits: Splits, request: Request, outcome: Outcome, made: _Made) -> dict[str, Any]:
+def _description(
+    splits: Splits, options: QuantizeOptions, outcome: Outcome, made: _Made
+) -> dict[str, Any]:
     """Data, gate and outcome, for a file's metadata."""
     described: dict[str, Any] = {
-        "target": request.target,
-        "method": "magnitudes" if request.precision == "fp16" else request.method,
+        "target": options.target,
+        "method": "magnitudes" if options.precision == "fp16" else options.method,
         "images": len(splits.calibration),
         "data": splits.calibration.source,
         "data_sha256": splits.calibration.digest(),
@@ -289,12 +308,12 @@ def _description(splits: Splits, request: Request, outcome: Outcome, made: _Made
             "data": splits.evaluation.source,
             "split": splits.evaluation.split,
             "sha256": splits.evaluation.digest(),
-            **rounded(outcome),
-            **request.gate.to_dict(outcome),
+            **rounded_outcome(outcome),
+            **options.gate.to_dict(outcome),
         },
         "kept_fp32": len(made.kept),
     }
-    return described | ({"assignment": made.assignment} if request.precision == "mixed" else {})
+    return described | ({"assignment": made.assignment} if options.precision == "mixed" else {})
 
 
 def _check_choices(precision: str, target: str, prefer: str) -> None:
@@ -312,9 +331,9 @@ class Rejected(ParityError):
 
     def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
-        if o.judged_by == AGREEMENT:
+        if o.metric == AGREEMENT:
             measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
-        elif o.judged_by == ERROR or o.accuracy is None or o.reference is None:
+        elif o.metric == ERROR or o.accuracy is None or o.reference is None:
             measured = "Compared with FP32"
         else:
             measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
@@ -326,18 +345,18 @@ class Rejected(ParityError):
             + (f"; kept as {report.output}. " if report.output is not None else ". ")
             + " ".join(report.gate.failures(o)),
             f"Try {other}another `method=`, more `calib_images=`, or allow more with "
-            "`max_drop=`" + (" and `max_error=`." if o.judged_by == ERROR else "."),
+            "`max_drop=`" + (" and `max_error=`." if o.metric == ERROR else "."),
             report=report,
             command=f"Try {option}another --method, more --calib-images, or allow more with "
-            "--max-drop" + (" and --max-error." if o.judged_by == ERROR else "."),
+            "--max-drop" + (" and --max-error." if o.metric == ERROR else "."),
         )
 
 
 def _searched(
-    source: Source,
-    table: Table,
+    float_model: FloatModel,
+    table: CalibrationTable,
     splits: Splits,
-    request: Request,
+    options: QuantizeOptions,
     progress: Progress | None,
 ) -> tuple[mixed_precision.Search, dict[str, str]]:
     number = 0
@@ -349,16 +368,18 @@ def _searched(
             progress("candidates", number, number)
 
     result = mixed_precision.search(
-        source, table, splits.search, request.target, request.gate, tried=tried
+        float_model, table, splits.search, options.target, options.gate, on_candidate=tried
     )
-    best = result.smallest if request.prefer == "size" else result.fastest
+    best = result.smallest if options.prefer == "size" else result.fastest
     assert best is not None  # FP32 itself is a candidate
     return result, best.assignment
 
 
-def _check_executed(runs: list[Executed], assignment: Mapping[str, str], units: list[Unit]) -> None:
+def _check_executed(
+    runs: list[ExecutedPrecision], assignment: Mapping[str, str], layers: list[QuantizableLayer]
+) -> None:
     """Refuse a file whose layers are not executed in 8 bits as they should; some only store weights."""
-    computing = {unit.name for unit in units if unit.kind != "linear"}
+    computing = {layer.name for layer in layers if layer.kind != "linear"}
     integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
     if integers and not any(e.precision.startswith("int8") for e in runs):
         raise ArtefactError(
@@ -391,7 +412,7 @@ class SensitivityReport:
 
 
 def quantize(
-    model: GivenModel,
+    model: ModelLike,
     path: Path | str | None = None,
     *,
     calib_data: Images,
@@ -457,15 +478,15 @@ def quantize(
     gate = Gate(max_drop, max_error)
     output = None if path is None else as_path(path, OUTPUT)
     table = None if table is None else as_path(table, FILE)
-    request = Request(precision, method, target, gate, table, prefer)
+    request = QuantizeOptions(precision, method, target, gate, table, prefer)
     with _prepared(
         model, calib_data, calib_images, data, limit, method, target, ops, seed, scores
-    ) as (source, splits):
-        return quantize_source(source, output, splits, request, progress)
+    ) as (float_model, splits):
+        return quantize_float_model(float_model, output, splits, request, progress)
 
 
 def sensitivity(
-    model: GivenModel,
+    model: ModelLike,
     *,
     calib_data: Images,
     calib_images: int = 512,
@@ -484,17 +505,19 @@ def sensitivity(
     """
     with _prepared(
         model, calib_data, calib_images, data, limit, method, target, "auto", seed, scores
-    ) as (source, splits):
-        source.check_opset("int8", target)
-        doubts = source.check_reference(splits.evaluation, progress)
-        ranges = source.calibrate(splits.calibration, method, table, progress)
-        damage = measure_sensitivity(source, ranges, splits.evaluation, splits.calibration, target)
+    ) as (float_model, splits):
+        float_model.check_opset("int8", target)
+        doubts = float_model.check_reference(splits.evaluation, progress)
+        ranges = float_model.calibrate(splits.calibration, method, table, progress)
+        damage = measure_sensitivity(
+            float_model, ranges, splits.evaluation, splits.calibration, target
+        )
         return SensitivityReport(tuple(damage), (*splits.warnings, *doubts))
 
 
 @contextmanager
 def _prepared(
-    model: GivenModel,
+    model: ModelLike,
     calib_data: Images,
     calib_images: int,
     data: Images | None,
@@ -504,9 +527,9 @@ def _prepared(
     ops: str,
     seed: int,
     scores: str | None,
-) -> Iterator[tuple[Source, Splits]]:
+) -> Iterator[tuple[FloatModel, Splits]]:
     """The model to quantize and the images, after a check of the arguments."""
-    observer(method)
+    range_method(method)
     if ops not in OPS:
         raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
     runtime = target if target in RUNTIMES else None
@@ -518,24 +541,26 @@ def _prepared(
             command="Leave --ops out.",
         )
     with as_file(model) as file:
-        source = Source(file, ops == "auto", runtime, scores)
-        evaluation = None if data is None else _images(data, source)
+        float_model = FloatModel(file, ops == "auto", runtime, scores)
+        evaluation = None if data is None else _images(data, float_model)
         yield (
-            source,
-            split(source, _images(calib_data, source), evaluation, calib_images, seed, limit),
+            float_model,
+            split(
+                float_model, _images(calib_data, float_model), evaluation, calib_images, seed, limit
+            ),
         )
 
 
-def _images(given: Images, source: Source) -> Path | ImageSet:
+def _images(images: Images, float_model: FloatModel) -> Path | ImageSet:
     """Images in a form that `split` accepts; pixels get the model's preprocessing.
 
     Raises:
         UsageError: arrays do not fit the model.
     """
-    if isinstance(given, (str, Path)):
-        return Path(given)
-    if not isinstance(given, ImageSet):
-        given = as_images(given, source.preprocessing, source.inputs)
-    if given.preprocessing is None and given.images.dtype == np.uint8:
-        return replace(given, preprocessing=source.preprocessing)
-    return given
+    if isinstance(images, (str, Path)):
+        return Path(images)
+    if not isinstance(images, ImageSet):
+        images = as_images(images, float_model.preprocessing, float_model.inputs)
+    if images.preprocessing is None and images.images.dtype == np.uint8:
+        return replace(images, preprocessing=float_model.preprocessing)
+    return images

@@ -144,7 +144,7 @@ METHODS: dict[str, Callable[[Histogram], Range]] = {
 }
 
 
-def observer(method: str) -> Callable[[Histogram], Range]:
+def range_method(method: str) -> Callable[[Histogram], Range]:
     """The method with a name.
 
     Raises:
@@ -166,7 +166,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorRange:
     """One tensor: the range that its 8 bits cover, and the histogram that the range was chosen from."""
 
     low: float
@@ -175,7 +175,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Table:
+class CalibrationTable:
     """Ranges of activations.
 
     Attributes:
@@ -193,7 +193,7 @@ class Table:
     method: str
     images: int
     source: str
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, TensorRange] = field(default_factory=dict)
     schema: int = SCHEMA
 
     @classmethod
@@ -205,10 +205,10 @@ class Table:
         images: int,
         source: str,
         histograms: dict[str, Histogram],
-    ) -> Table:
+    ) -> CalibrationTable:
         """Choose every range with a method."""
-        choose = observer(method)
-        entries = {name: Entry(*choose(h), h) for name, h in histograms.items()}
+        choose = range_method(method)
+        entries = {name: TensorRange(*choose(h), h) for name, h in histograms.items()}
         return cls(model_sha256, data_sha256, method, images, source, entries)
 
     def check(
@@ -268,7 +268,7 @@ class Table:
         write_text(path, json.dumps(document) + "\n")
 
     @classmethod
-    def load(cls, path: Path | str) -> Table:
+    def load(cls, path: Path | str) -> CalibrationTable:
         """Read a table.
 
         Raises:
@@ -316,11 +316,11 @@ class _StoredEntry:
     def __post_init__(self) -> None:
         _check_range(self.low, self.high)
 
-    def read(self) -> Entry:
+    def read(self) -> TensorRange:
         """The entry, with arrays."""
         h = self.histogram
         counts, means = np.array(h.counts, np.int64), np.array(h.means, np.float64)
-        return Entry(self.low, self.high, Histogram(h.low, h.high, counts, means))
+        return TensorRange(self.low, self.high, Histogram(h.low, h.high, counts, means))
 
 
 @dataclass(frozen=True)
@@ -336,11 +336,11 @@ class _Document:
     tensors: dict[str, _StoredEntry]
 
 
-def _check_same(name: str, mine: str, current: str, path: Path | str) -> None:
-    if mine != current:
+def _check_same(name: str, actual: str, current: str, path: Path | str) -> None:
+    if actual != current:
         raise ArtefactError(
             f"The calibration table {path} is stale.",
-            f"It was made for another {name}: {mine[:16]}, now {current[:16]}.",
+            f"It was made for another {name}: {actual[:16]}, now {current[:16]}.",
             _anew(path),
         )
 

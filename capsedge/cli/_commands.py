@@ -251,7 +251,7 @@ class Group(click.Group):
             verb, path = self.verbs[cmd_name], f"{self._path}{cmd_name}"
             self.commands[cmd_name] = (
                 _command(path, verb)
-                if verb.place
+                if verb.module
                 else Group(GROUPS[path], f"{path} ", name=cmd_name, help=verb.help)
             )
         return self.commands[cmd_name]
@@ -331,12 +331,12 @@ class Program(Group):
 
 def _command(path: str, verb: Verb) -> Command:
     """The command of a verb's function, with what the annotations of its parameters declare."""
-    module, _, function = verb.place.partition(":")
+    module, _, function = verb.module.partition(":")
     declared: Callable[..., None] = getattr(import_module(f"capsedge.cli.{module}"), function)
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
     signature = inspect.signature(declared, eval_str=True)
     parameters = [_parameter(path, parameter) for parameter in signature.parameters.values()]
-    judged = _paths.judged(declared)
+    judged = _paths.checked_paths(declared)
     presets = {p.name: p.preset for p in parameters}
 
     @functools.wraps(declared)

@@ -48,7 +48,7 @@ def _families(_: click.Context) -> Iterable[str]:
 
 
 def _variants(ctx: click.Context) -> Iterable[str]:
-    """Those of the family that ``--as`` names; of all families without it."""
+    """Those of the family that ``--family`` names; of all families without it."""
     from capsedge.importers.families import FAMILIES
 
     chosen = ctx.params.get("family")
@@ -86,7 +86,7 @@ def _rewrites(_: click.Context) -> Iterable[str]:
 
 
 def _pictures(_: click.Context) -> Iterable[str]:
-    from capsedge.viz.kinds import KINDS
+    from capsedge.viz.figure_kinds import KINDS
 
     return KINDS
 
@@ -211,8 +211,8 @@ def install(program: click.Command) -> None:
 def _add(settings: Path, line: str) -> None:
     """Add a line to a shell's settings, once."""
     text, new = b"", line.encode()
-    if reading.kind(settings) is not None:
-        with reading.opened(settings) as file:
+    if reading.path_kind(settings) is not None:
+        with reading.open_regular_file(settings) as file:
             text = file.read()
     if new not in text.splitlines():
         end = b"" if text.endswith(b"\n") or not text else b"\n"

@@ -52,7 +52,7 @@ def _ensemble(document: dict[str, Any]) -> list[tuple[str, str]]:
         (f"{d['kind']} agreement with the sources", f"{100 * d['agreement']:.4g} %"),
         ("flips", str(d["flips"])),
     ]
-    if "accuracy_found" in d:
+    if "accuracy_artefact" in d:
         rows.append(("accuracy of the sources", f"{100 * d['accuracy_reference']:.2f} %"))
-        rows.append(("accuracy of the ensemble", f"{100 * d['accuracy_found']:.2f} %"))
+        rows.append(("accuracy of the ensemble", f"{100 * d['accuracy_artefact']:.2f} %"))
     return rows

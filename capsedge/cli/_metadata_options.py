@@ -40,7 +40,7 @@ Typical = Annotated[
 
 
 @dataclass(frozen=True)
-class Described:
+class MetadataOptions:
     """What a file says of itself."""
 
     classes: Annotated[
@@ -93,7 +93,7 @@ class Described:
     score_kind: Annotated[
         str | None,
         _option(
-            "score-kind",
+            "score-path_kind",
             "What that output holds: length, logits or probability; by default judged by its values.",
         ),
     ] = None
@@ -120,23 +120,23 @@ class Described:
         return _keywords(**vars(self))
 
 
-def _keywords(**given: Any) -> dict[str, Any]:
+def _keywords(**options: Any) -> dict[str, Any]:
     from capsedge.runtime.metadata import Outputs
 
-    _known("task", given["task"], _TASKS)
-    _known("score-kind", given["score_kind"], _KINDS)
-    lists = {name: _list(name, given[name]) for name in ("values", "outputs", "units")}
+    _known("task", options["task"], _TASKS)
+    _known("score-kind", options["score_kind"], _KINDS)
+    lists = {name: _list(name, options[name]) for name in ("values", "outputs", "units")}
     outputs = Outputs(
-        given["scores"] or "", given["score_kind"] or "", given["poses"] or "",
+        options["scores"] or "", options["score_kind"] or "", options["poses"] or "",
         lists["values"], lists["outputs"], lists["units"],
     )  # fmt: skip
-    stated = {
-        "class_names": None if given["classes"] is None else class_names(given["classes"]),
-        "preprocessing": _preprocessing(given) or None,
-        "task": given["task"],
+    declared = {
+        "class_names": None if options["classes"] is None else class_names(options["classes"]),
+        "preprocessing": _preprocessing(options) or None,
+        "task": options["task"],
         "outputs": outputs if outputs != Outputs() else None,
     }
-    return {name: value for name, value in stated.items() if value is not None}
+    return {name: value for name, value in declared.items() if value is not None}
 
 
 def _known(option: str, value: str | None, known: tuple[str, ...]) -> None:
@@ -160,7 +160,7 @@ def class_names(source: Path) -> list[str]:
         UsageError: there is no such file, or it is not such a list.
     """
     text = str(source)
-    if reading.kind(source) is None:
+    if reading.path_kind(source) is None:
         if "," not in text:
             raise UsageError(
                 f"There is no file {source}.",
@@ -168,7 +168,7 @@ def class_names(source: Path) -> list[str]:
                 "Check the name, or give the classes as a,b,c.",
             )
         return _named(text.split(","), "--classes", "name")
-    with reading.opened(source, "Name a text file.") as file:
+    with reading.open_regular_file(source, "Name a text file.") as file:
         data = file.read(limits.METADATA_BYTES + 1)
     if len(data) > limits.METADATA_BYTES:
         raise UsageError(f"{source} is too large for a list of classes.", "", "Name a text file.")
@@ -196,27 +196,27 @@ def _named(parts: list[str], source: str, what: str) -> list[str]:
     return names
 
 
-def _preprocessing(given: dict[str, Any]) -> dict[str, Any]:
+def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
     """The fields of the preprocessing that the options state."""
     changes: dict[str, Any] = {}
-    if given["size"] is not None:
-        changes["height"], changes["width"] = _size(given["size"])
-    if any(given[name] is not None for name in ("pixel_range", "mean", "std")):
-        chosen = "0-1" if given["pixel_range"] is None else given["pixel_range"]
+    if options["size"] is not None:
+        changes["height"], changes["width"] = _size(options["size"])
+    if any(options[name] is not None for name in ("pixel_range", "mean", "std")):
+        chosen = "0-1" if options["pixel_range"] is None else options["pixel_range"]
         _known("range", chosen, tuple(_RANGES))
         scale, offset = _RANGES[chosen]
-        mean = _numbers("mean", "0" if given["mean"] is None else given["mean"])
-        std = _numbers("std", "1" if given["std"] is None else given["std"])
+        mean = _numbers("mean", "0" if options["mean"] is None else options["mean"])
+        std = _numbers("std", "1" if options["std"] is None else options["std"])
         if 0.0 in std:
             raise UsageError("Bad --std 0.", "Pixels are divided by it.", "Use another number.")
         changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
     for name, known in (("per_image", _PER_IMAGE), ("order", _ORDERS), ("resize", _RESIZE)):
-        _known(name.replace("_", "-"), given[name], known)
-        if given[name] is not None:
-            changes[name] = given[name]
-    if given["per_image"] == "standardize":
+        _known(name.replace("_", "-"), options[name], known)
+        if options[name] is not None:
+            changes[name] = options[name]
+    if options["per_image"] == "standardize":
         for name in ("pixel_range", "mean", "std"):
-            if given[name] is not None:
+            if options[name] is not None:
                 raise UsageError(
                     f"--per-image standardize and --{name.removeprefix('pixel_')} exclude each other.",
                     "The image's own mean and deviation take their place.",

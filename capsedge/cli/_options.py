@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, READS_CODE, Role
+from capsedge.cli._paths import READS, READS_CODE, PathRole
 from capsedge.errors import UsageError
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
-    from capsedge.models.user_module import ModuleSource
+    from capsedge.models.user_module import UserModuleSpec
 
 
 # --- Options that several verbs share, and the parsing of their values ---
@@ -58,7 +58,7 @@ BatchSizes = Annotated[str, Option("--batch", help="Batch sizes, for example 1,8
 DeployedFolder = Annotated[
     Path,
     Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
-    Role(written=lambda folder: [folder / "capsedge.json"], creates=True),
+    PathRole(written=lambda folder: [folder / "capsedge.json"], creates=True),
 ]
 Limit = Annotated[
     int | None,
@@ -175,7 +175,7 @@ _PANEL = "A network of your own"
 
 
 @dataclass(frozen=True)
-class OwnModule:
+class UserModuleOptions:
     """``--module`` and what goes with it."""
 
     module: Annotated[
@@ -206,7 +206,7 @@ class OwnModule:
         ),
     ] = ""
 
-    def source(self, **others: object) -> ModuleSource | None:
+    def spec(self, **others: object) -> UserModuleSpec | None:
         """What was named; None without ``--module``.
 
         Args:
@@ -232,9 +232,9 @@ class OwnModule:
                     "Both name the network.",
                     f"Leave --{name} out; the weights of --module are named with --weights.",
                 )
-        from capsedge.models.user_module import ModuleSource
+        from capsedge.models.user_module import UserModuleSpec
 
-        return ModuleSource(self.module, str(self.weights or ""), self.args)
+        return UserModuleSpec(self.module, str(self.weights or ""), self.args)
 
 
 # --- The progress of a training run ---

@@ -196,7 +196,7 @@ def _style(cell: str) -> str:
 _SLOW = 5.0  # seconds without a line
 
 
-def said(as_json: bool) -> Callable[[str], None]:
+def stage_reporter(as_json: bool) -> Callable[[str], None]:
     """A line for each stage of the work; none where the answer is for a program."""
     return (lambda _: None) if as_json else lambda stage: log(f"{stage} ...")
 

@@ -22,7 +22,7 @@ Check = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
-class Role:
+class PathRole:
     """How a verb uses a path, or a text that names one.
 
     Attributes:
@@ -45,17 +45,17 @@ class Role:
 
 
 def _check_present(path: Path) -> None:
-    if reading.kind(path) is None:
+    if reading.path_kind(path) is None:
         raise UsageError(f"Cannot read {path}.", "There is no such file.", "Check the path.")
 
 
 def check_data(path: Path) -> None:
-    if reading.kind(path) is None:
+    if reading.path_kind(path) is None:
         raise UsageError(f"There is no {path}.", "", "Name a folder or file with images.")
 
 
 def _check_repository(path: Path) -> None:
-    if reading.kind(path) is None:
+    if reading.path_kind(path) is None:
         raise UsageError(
             f"There is no folder {path}.", "", "Write one with `capsedge deploy triton`."
         )
@@ -81,7 +81,7 @@ def file_or_name(text: Any) -> Path | None:
     """The file, unless the text is the name of a model."""
     path = Path(text)
     plain = path.name == str(text) and not path.suffix
-    return None if plain and reading.kind(path) is None else path
+    return None if plain and reading.path_kind(path) is None else path
 
 
 def _code(text: str) -> Path | None:
@@ -97,7 +97,7 @@ def _arrays(text: str) -> Path | None:
 
 def _list(text: Any) -> Path | None:
     """The file, unless the text is a list."""
-    return None if "," in str(text) and reading.kind(text) is None else Path(text)
+    return None if "," in str(text) and reading.path_kind(text) is None else Path(text)
 
 
 def _image(path: Path) -> Path | None:
@@ -105,45 +105,47 @@ def _image(path: Path) -> Path | None:
     return None if str(path) == "-" else path
 
 
-READS = Role(reads=True)
-READS_MODEL = Role(reads=True, check=check_model)
-READS_MODEL_OR_NAME = Role(reads=True, check=check_model, named=file_or_name)
-READS_OR_NAME = Role(reads=True, named=file_or_name)
-READS_DATA = Role(reads=True, check=check_data)
-READS_IMAGES = Role(reads=True, flat=True, check=_check_image, any_of=True, named=_image)
-READS_REPOSITORY = Role(reads=True, check=_check_repository, named=file_or_name)
-READS_CODE = Role(reads=True, named=_code)
-READS_ARRAYS = Role(reads=True, named=_arrays)
-READS_LIST = Role(reads=True, named=_list)
-WRITES = Role(written=lambda path: [path])
+READS = PathRole(reads=True)
+READS_MODEL = PathRole(reads=True, check=check_model)
+READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=file_or_name)
+READS_OR_NAME = PathRole(reads=True, named=file_or_name)
+READS_DATA = PathRole(reads=True, check=check_data)
+READS_IMAGES = PathRole(reads=True, flat=True, check=_check_image, any_of=True, named=_image)
+READS_REPOSITORY = PathRole(reads=True, check=_check_repository, named=file_or_name)
+READS_CODE = PathRole(reads=True, named=_code)
+READS_ARRAYS = PathRole(reads=True, named=_arrays)
+READS_LIST = PathRole(reads=True, named=_list)
+WRITES = PathRole(written=lambda path: [path])
 # Read if it exists, written at the end.
-UPDATES = Role(reads=True, check=lambda _: None, written=lambda path: [path])
+UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
 
 
-def role_of(annotation: Any) -> Role | None:
+def role_of(annotation: Any) -> PathRole | None:
     """The role that a parameter's annotation names."""
-    return next((m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Role)), None)
+    return next(
+        (m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, PathRole)), None
+    )
 
 
-def judged(command: Callable[..., None]) -> Callable[..., None]:
+def checked_paths(command: Callable[..., None]) -> Callable[..., None]:
     """The verb, preceded by a check of the paths in its parameters."""
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        _judge(_roles(command), values, dry=bool(values.get("dry_run")))
+        _check_paths(_roles(command), values, dry=bool(values.get("dry_run")))
         command(**values)
 
     return run
 
 
-def _roles(command: Callable[..., None]) -> dict[str, Role]:
+def _roles(command: Callable[..., None]) -> dict[str, PathRole]:
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the role in an Optional.
     declared = inspect.signature(command, eval_str=True).parameters
     found = {name: role_of(parameter.annotation) for name, parameter in declared.items()}
     return {name: role for name, role in found.items() if role is not None}
 
 
-def _judge(roles: Mapping[str, Role], values: Mapping[str, Any], dry: bool) -> None:
+def _check_paths(roles: Mapping[str, PathRole], values: Mapping[str, Any], dry: bool) -> None:
     """Refuse paths that cannot be read or written, before packages are imported.
 
     Args:
@@ -173,7 +175,7 @@ def _writable(files: list[Path], creates: bool) -> list[Path]:
     """The files to write whose folder is there; the others are refused, or their folder will be made."""
     found = []
     for file in files:
-        if creates and reading.kind(file.parent) is None:
+        if creates and reading.path_kind(file.parent) is None:
             check_creatable(file.parent)
         else:
             check_writable(file)
@@ -181,11 +183,11 @@ def _writable(files: list[Path], creates: bool) -> list[Path]:
     return found
 
 
-def _check_readable(paths: list[Path], role: Role) -> None:
+def _check_readable(paths: list[Path], role: PathRole) -> None:
     """Refuse what is missing, a pipe, a socket or a device, or may not be read."""
     present = []
     for path in paths:
-        kind = reading.kind(path)
+        kind = reading.path_kind(path)
         if kind not in (None, reading.FILE, reading.FOLDER):
             raise UsageError(
                 f"Cannot read {path}.",

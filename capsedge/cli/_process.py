@@ -24,7 +24,7 @@ READER_GONE = 141  # 128 plus the number of SIGPIPE
 
 # The standard output or a temporary file cannot be written; for a verb's paths, `check_writable` reports it.
 _UNWRITABLE = FULL | {errno.EIO, errno.EAGAIN, errno.EBADF, errno.ENXIO}
-_PLACE = {
+_NO_ROOM = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV,
 }  # fmt: skip
@@ -89,7 +89,7 @@ def problem_of(error: OSError) -> CapsedgeError | None:
             why,
             "Free some space, or send the output elsewhere (TMPDIR names the folder of temporary files).",
         )
-    if error.errno in _PLACE and error.filename is not None:
+    if error.errno in _NO_ROOM and error.filename is not None:
         return UsageError(f"{os.fsdecode(error.filename)} cannot be used.", why, "Check the path.")
     return None
 

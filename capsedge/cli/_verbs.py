@@ -15,12 +15,12 @@ class Verb(NamedTuple):
     """A verb, or a group of them.
 
     Attributes:
-        place: the function, ``module:name`` below `capsedge.cli`; empty for a group.
+        module: the function, ``module:name`` below `capsedge.cli`; empty for a group.
         help: the first sentence of its help.
         panel: the heading under which it is listed.
     """
 
-    place: str
+    module: str
     help: str
     panel: str
 

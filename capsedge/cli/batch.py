@@ -11,7 +11,7 @@ from typing import Annotated
 from capsedge.cli import _options, _output
 from capsedge.cli._output import bar
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import Role, check_data, check_model, file_or_name
+from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
 from capsedge.cli.infer import Invert, Provider
 from capsedge.errors import ExitCode
 
@@ -43,16 +43,16 @@ Model = Annotated[
     Argument(
         metavar="MODEL", help="ONNX file, TensorRT engine, name of the zoo (digits-em), or address."
     ),
-    Role(reads=True, check=check_model, named=_local_model),
+    PathRole(reads=True, check=check_model, named=_local_model),
 ]
-Source = Annotated[
+BatchSource = Annotated[
     str,
     Argument(
         metavar="SOURCE",
         help="Folder of images, parquet files or tar archives; or one parquet, tar, idx, npz or npy file; or "
         "an address such as s3://bucket/folder.",
     ),
-    Role(reads=True, check=check_data, named=_local),
+    PathRole(reads=True, check=check_data, named=_local),
 ]
 Output = Annotated[
     str,
@@ -61,7 +61,7 @@ Output = Annotated[
         "--output",
         help="A file *.parquet, or a folder (or an address) for a folder of parts.",
     ),
-    Role(written=_written, creates=True, named=_local),
+    PathRole(written=_written, creates=True, named=_local),
 ]
 Column = Annotated[
     str,
@@ -88,7 +88,7 @@ Cluster = Annotated[
 
 def command(
     model: Model,
-    source: Source,
+    source: BatchSource,
     output: Output,
     column: Column = "",
     outputs: Outputs = "",
@@ -124,7 +124,7 @@ def command(
             f", {report.resumed} of {report.parts} parts from before" if report.resumed else ""
         )
         _output.say(
-            f"wrote {report.output}: {report.images:,} images, {report.nothing:,} with nothing to see, "
+            f"wrote {report.output}: {report.images:,} images, {report.atypical:,} with nothing to see, "
             f"{report.failed:,} with an error{resumed}"
         )
     if report.failed:

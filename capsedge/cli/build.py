@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options
 from capsedge.cli._output import log, print_json, require, say
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import READS_MODEL, UPDATES, Role
+from capsedge.cli._paths import READS_MODEL, UPDATES, PathRole
 from capsedge.errors import UsageError
-from capsedge.runtime.engine_metadata import path_of
-from capsedge.runtime.files.text import printable, size
+from capsedge.runtime.engine_metadata import metadata_path
+from capsedge.runtime.files.text import format_bytes, printable
 
 if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.build import BuildReport
@@ -29,7 +29,7 @@ Model = Annotated[Path, Argument(help="ONNX file of `capsedge export` or `quanti
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The engine; MODEL.engine by default."),
-    Role(written=lambda path: [path, path_of(path)]),
+    PathRole(written=lambda path: [path, metadata_path(path)]),
 ]
 Precision = Annotated[
     str | None,
@@ -210,26 +210,29 @@ def _progress() -> Iterator[Listener]:
 
 
 def _print(built: BuildReport) -> None:
-    passport = built.passport
-    low, best, high = passport.batch
+    engine_info = built.engine_metadata
+    low, best, high = engine_info.batch
     lines = {
-        "engine": f"{built.path} ({size(passport.engine_bytes)}), with its passport next to it",
-        "from": passport.source,
-        "precision": f"{passport.precision}; built: {_counts(passport.layers)}",
-        "products": f"{_counts(passport.products)} (convolutions and matrix products, by input)",
-        "operators": passport.plugin,
+        "engine": (
+            f"{built.path} ({format_bytes(engine_info.engine_bytes)}), with its metadata file next to "
+            f"it"
+        ),
+        "from": engine_info.source,
+        "precision": f"{engine_info.precision}; built: {_counts(engine_info.layers)}",
+        "products": f"{_counts(engine_info.products)} (convolutions and matrix products, by input)",
+        "operators": engine_info.plugin,
         "batch": str(low) if low == high else f"{low} to {high}, best {best}",
-        "built for": passport.built_for,
-        "built with": passport.built_with,
+        "built for": engine_info.built_for,
+        "built with": engine_info.built_with,
     }
     for key, value in lines.items():
         say(f"{key:<10} {value}")
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
-    if passport.portable:
+    if engine_info.portable:
         log("unproven: no TensorRT-RTX engine has been run on a GPU yet (docs/how-to/tensorrt.md)")
     log(
-        "next, on such a GPU:" if passport.portable else "next:",
+        "next, on such a GPU:" if engine_info.portable else "next:",
         f"  capsedge infer --model {shlex.quote(str(built.path))} image.png",
     )
 

@@ -37,7 +37,7 @@ MinAgreement = Annotated[
     ),
 ]
 MaxShare = Annotated[
-    float, Option("--max-share", help="Largest share of them that may take the long way.")
+    float, Option("--max-share", help="Largest share of them that may be escalated.")
 ]
 Images = Annotated[
     int,
@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Join two networks: the small one answers, the large one decides the images in doubt.
 
-    If the agreement is not reached, or too many images take the long way, no file is written and the exit
+    If the agreement is not reached, or too many images are escalated, no file is written and the exit
     code is 4.
     """
     require(

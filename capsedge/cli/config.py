@@ -19,7 +19,7 @@ def _flag(name: str, text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ConfigOptions:
     """What is printed; everything, as a table, if nothing is chosen."""
 
     cflags: Annotated[bool, _flag("cflags", "Flags for the compiler.")] = False
@@ -39,13 +39,13 @@ FLAGS = ("cflags", "libs", "rpath")  # printed on one line, quoted for a shell
 
 
 @grouped
-def command(wanted: Wanted, as_json: _options.Json = False) -> None:
+def command(options: ConfigOptions, as_json: _options.Json = False) -> None:
     """Print what a build of a C or C++ program needs: flags, folders, models.
 
     Flags are printed on one line, quoted for a shell: cc app.c $(capsedge config --cflags --libs).
     """
-    chosen = [name for name, on in vars(wanted).items() if on]
-    places = _places()
+    chosen = [name for name, on in vars(options).items() if on]
+    places = _paths()
     if chosen and not set(chosen) - set(places) and not as_json:
         for name in chosen:
             _output.say(places[name])
@@ -64,7 +64,7 @@ def command(wanted: Wanted, as_json: _options.Json = False) -> None:
         print_table("libcapsedge", ("", ""), rows)
 
 
-def _places() -> dict[str, str]:
+def _paths() -> dict[str, str]:
     """What is there without a compiled library."""
     from capsedge.runtime.zoo import default_model, samples_folder
 

@@ -15,12 +15,12 @@ from capsedge.cli._paths import (
     READS_MODEL_OR_NAME,
     READS_REPOSITORY,
     WRITES,
-    Role,
+    PathRole,
     check_model,
     file_or_name,
 )
 from capsedge.errors import UsageError
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
     from capsedge.serving.deploy.deployment import WebDeployment
@@ -79,8 +79,8 @@ def web(
 
 def show(made: WebDeployment) -> None:
     """Print a report for a person."""
-    rows = [("folder", f"{made.output}, {len(made.files)} files, {size(made.bytes)}")]
-    rows.append(("first visit", f"loads at most {size(made.first_visit)}"))
+    rows = [("folder", f"{made.output}, {len(made.files)} files, {format_bytes(made.bytes)}")]
+    rows.append(("first visit", f"loads at most {format_bytes(made.first_visit)}"))
     for model in made.models:
         iterations = ", ".join(map(str, model.files))
         routing = f"{model.routing} routing, iterations {iterations}, " if model.routing else ""
@@ -89,7 +89,7 @@ def show(made: WebDeployment) -> None:
 
 
 def _serve(made: WebDeployment, port: int) -> None:
-    from capsedge.serving.deploy.web_server import FolderServer
+    from capsedge.serving.deploy.preview_server import FolderServer
 
     with FolderServer(made.output, [file.path for file in made.files], port) as server:
         log(f"serving {made.output} at {server.url}; Ctrl-C ends it")
@@ -105,10 +105,10 @@ def _serve(made: WebDeployment, port: int) -> None:
 # --- ``capsedge deploy triton`` and ``capsedge deploy kserve``: models behind model servers ---
 
 
-def _file(given: Any) -> Path | None:
+def _file(argument: Any) -> Path | None:
     from capsedge.serving.deploy.server_model import file_of
 
-    return file_or_name(file_of(given))
+    return file_or_name(file_of(argument))
 
 
 ServedModels = Annotated[
@@ -118,7 +118,7 @@ ServedModels = Annotated[
         help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE sets the name that "
         "clients use.",
     ),
-    Role(reads=True, check=check_model, named=_file),
+    PathRole(reads=True, check=check_model, named=_file),
 ]
 Ops = Annotated[
     str,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options
-from capsedge.cli._metadata_options import Described, Typical
-from capsedge.cli._options import OwnModule, grouped
-from capsedge.cli._output import log, print_json, require, said, say
+from capsedge.cli._metadata_options import MetadataOptions, Typical
+from capsedge.cli._options import UserModuleOptions, grouped
+from capsedge.cli._output import log, print_json, require, say, stage_reporter
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_ARRAYS, READS_DATA, WRITES
 from capsedge.errors import UsageError
@@ -18,7 +18,7 @@ from capsedge.graph.fusion import by_reason
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.models.user_module import ModuleSource
+    from capsedge.models.user_module import UserModuleSpec
 
 REWRITES = {
     "first-pass": "first_pass_uniform",
@@ -60,7 +60,7 @@ DryRun = Annotated[bool, Option("--dry-run", help="Do everything except write th
 
 
 @dataclass(frozen=True)
-class Form:
+class FormOptions:
     """The form of the file."""
 
     runtime: Annotated[
@@ -99,7 +99,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ToleranceOptions:
     """The comparison with PyTorch."""
 
     atol: Annotated[float, Option("--atol", help="Absolute tolerance of the comparison.")] = 1e-5
@@ -118,7 +118,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenOptions:
     """Frozen couplings, an approximation."""
 
     freeze_couplings: Annotated[
@@ -161,11 +161,11 @@ class Frozen:
 
 @grouped
 def command(
-    own: OwnModule,
-    form: Form,
-    comparison: Comparison,
-    frozen: Frozen,
-    described: Described,
+    user_module: UserModuleOptions,
+    form: FormOptions,
+    comparison: ToleranceOptions,
+    frozen: FrozenOptions,
+    described: MetadataOptions,
     model: _options.Model = None,
     checkpoint: _options.Checkpoint = None,
     routing: Routing = None,
@@ -181,11 +181,11 @@ def command(
     """Export a trained network to one ONNX file, compared with PyTorch before it is written."""
     _check_iterations(iters)
     frozen.check(dry_run or form.runtime is not None or form.ops not in (None, "auto"))
-    source = own.source(
+    subject = user_module.spec(
         model=model, checkpoint=checkpoint, routing=routing, iters=iters,
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
-    example = _example(source, example, comparison.inputs)
+    example = _example(subject, example, comparison.inputs)
     require(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
@@ -193,16 +193,16 @@ def command(
     options = form.resolved() | asdict(comparison) | described.keywords()
     options |= {"rewrites": _rewrites(no_rewrite or []), "typical": typical_data}
     options["extra_outputs"] = _options.words(extra)
-    if source is not None:
+    if subject is not None:
         options["free_batch"] = form.dynamic_batch
-        _export_own(source, str(example), output, options, dry_run, as_json)
+        _export_user_module(subject, str(example), output, options, dry_run, as_json)
         return
     options["iterations"] = iters
     _export_known(model, checkpoint, routing, output, frozen, options, dry_run, as_json)
 
 
-def _export_own(
-    source: ModuleSource,
+def _export_user_module(
+    subject: UserModuleSpec,
     example: str,
     output: Path | None,
     options: dict[str, Any],
@@ -210,10 +210,10 @@ def _export_own(
     as_json: bool,
 ) -> None:
     from capsedge.exporters.export import export
-    from capsedge.models.user_module import load_module, read_example
+    from capsedge.models.user_module import load_user_module, read_example
     from capsedge.runtime.files.writing import check_apart, sha256
 
-    own = load_module(source)
+    own = load_user_module(subject)
     inputs = read_example(example, own.module)
     for note in own.notes:
         log(f"note: {note}")
@@ -228,10 +228,15 @@ def _export_own(
     checksum = sha256(own.weights) if own.weights else ""
     options["checkpoint_sha256"] = checksum
     report = export(
-        own.module, target, example=inputs, **options, dry_run=dry_run, progress=said(as_json)
+        own.module,
+        target,
+        example=inputs,
+        **options,
+        dry_run=dry_run,
+        progress=stage_reporter(as_json),
     )
     arrays = options["inputs"] or (Path(example) if example.endswith((".npy", ".npz")) else None)
-    exported = Source(own.name, own.weights, source, "preprocessing" in options, arrays)
+    exported = Exported(own.name, own.weights, subject, "preprocessing" in options, arrays)
     _show(report, exported, as_json, {"weights_sha256": checksum})
 
 
@@ -240,7 +245,7 @@ def _export_known(
     checkpoint: Path | None,
     routing: str | None,
     output: Path | None,
-    frozen: Frozen,
+    frozen: FrozenOptions,
     options: dict[str, Any],
     dry_run: bool,
     as_json: bool,
@@ -269,14 +274,14 @@ def _export_known(
             "averages over the batch"
         )
     options["checkpoint_sha256"] = sha256(found.checkpoint) if found.checkpoint else ""
-    source = Source(found.name, found.checkpoint, default=default)
+    subject = Exported(found.name, found.checkpoint, default=default)
     if frozen.calib_data is None:
-        _show(export(found.model, target, **options, dry_run=dry_run), source, as_json)
+        _show(export(found.model, target, **options, dry_run=dry_run), subject, as_json)
         return
     made = export_frozen(found.model, target, frozen.calib_data, frozen.calib_images, **options)
     for warning in made.warnings:
         log(f"warning: {warning}")
-    _show(made.report, source, as_json, {"frozen_couplings": made.measured})
+    _show(made.report, subject, as_json, {"frozen_couplings": made.measured})
 
 
 def _check_iterations(iters: int | None) -> None:
@@ -286,9 +291,11 @@ def _check_iterations(iters: int | None) -> None:
         )
 
 
-def _example(source: ModuleSource | None, example: str | None, inputs: Path | None) -> str | None:
+def _example(
+    subject: UserModuleSpec | None, example: str | None, inputs: Path | None
+) -> str | None:
     """The example that was given; without one, the user's own inputs."""
-    if source is not None and example is None:
+    if subject is not None and example is None:
         if inputs is not None:
             return str(inputs)
         raise UsageError(
@@ -296,7 +303,7 @@ def _example(source: ModuleSource | None, example: str | None, inputs: Path | No
             "The shape of its input is otherwise unknown.",
             "Add the size of one image, channels first: --example 1x28x28",
         )
-    if source is None and example is not None:
+    if subject is None and example is not None:
         raise UsageError(
             "--example needs --module.", "The package's models know their input.", "Leave it out."
         )
@@ -316,7 +323,7 @@ def _rewrites(left_out: list[str]) -> Any:
 
 
 @dataclass(frozen=True)
-class Source:
+class Exported:
     """What was exported: its name, the file of its weights, and the user's own code if it is that.
 
     Attributes:
@@ -327,7 +334,7 @@ class Source:
 
     name: str
     weights: Path | None
-    own: ModuleSource | None = None
+    is_user_module: UserModuleSpec | None = None
     pictures: bool = True
     inputs: Path | None = None
     default: bool = False
@@ -337,11 +344,11 @@ class Source:
         file = shlex.quote(str(report.path))
         if report.dry_run:
             return []
-        if self.own is not None:
+        if self.is_user_module is not None:
             options = {
-                "module": self.own.module,
-                "weights": self.own.weights,
-                "args": self.own.args,
+                "module": self.is_user_module.module,
+                "weights": self.is_user_module.weights,
+                "args": self.is_user_module.args,
             }
             given = "".join(f" --{k} {shlex.quote(v)}" for k, v in options.items() if v)
             given += f" --inputs {shlex.quote(str(self.inputs))}" if self.inputs else ""
@@ -360,7 +367,7 @@ class Source:
 
 
 def _show(
-    report: ExportReport, source: Source, as_json: bool, more: dict[str, Any] | None = None
+    report: ExportReport, subject: Exported, as_json: bool, more: dict[str, Any] | None = None
 ) -> None:
     more = more or {}
     for warning in report.warnings:
@@ -369,30 +376,30 @@ def _show(
         print_json(
             {
                 **report.to_dict(),
-                "model": source.name,
-                "default_model": source.default,
-                "checkpoint": str(source.weights) if source.weights else None,
-                "trained": source.weights is not None,
+                "model": subject.name,
+                "default_model": subject.default,
+                "checkpoint": str(subject.weights) if subject.weights else None,
+                "trained": subject.weights is not None,
                 **more,
-                "next": source.following(report),
+                "next": subject.following(report),
             }
         )
         return
     if "frozen_couplings" in more:
         _print_frozen(more["frozen_couplings"])
-    _print(report, source)
-    if following := source.following(report):
+    _print(report, subject)
+    if following := subject.following(report):
         log("next:", *(f"  {line}" for line in following))
 
 
-def _print(report: ExportReport, source: Source) -> None:
+def _print(report: ExportReport, subject: Exported) -> None:
     def shapes(values: dict[str, list[int | str]]) -> str:
         return ", ".join(f"{k} {v}".replace("'", "") for k, v in values.items())
 
     worst = report.worst
     lines: dict[str, Any] = {
-        "model": f"{source.name} ({source.weights or 'untrained weights'})"
-        + (", the default: --module or --checkpoint names another" if source.default else ""),
+        "model": f"{subject.name} ({subject.weights or 'untrained weights'})"
+        + (", the default: --module or --checkpoint names another" if subject.default else ""),
         "file": f"{report.path}{' (not written: dry run)' if report.dry_run else ''}",
         "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
         "inputs": shapes(report.inputs),
@@ -400,16 +407,16 @@ def _print(report: ExportReport, source: Source) -> None:
         **({"scores": str(report.scores)} if report.scores else {}),
         "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
         + f"; function bodies: {report.functions}",
-        "rewrites": _said(report.rewrites),
+        "rewrites": _rewrites_in_words(report.rewrites),
         "parity": f"{len(report.parity)} comparisons with PyTorch; the worst ({worst.output}, {worst.case}) "
         f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
     }
     for key, value in lines.items():
         say(f"{key:<10} {value}")
-    _print_recognition(report)
+    _print_fusion(report)
 
 
-def _said(rewrites: dict[str, str]) -> str:
+def _rewrites_in_words(rewrites: dict[str, str]) -> str:
     """Each rewrite and its effect; once where it is the same for all."""
     effects = set(rewrites.values())
     if len(effects) == 1 and "without effect" in (only := next(iter(effects))):
@@ -417,14 +424,14 @@ def _said(rewrites: dict[str, str]) -> str:
     return "; ".join(f"{k} {rewrites[v]}" for k, v in REWRITES.items())
 
 
-def _print_recognition(report: ExportReport) -> None:
+def _print_fusion(report: ExportReport) -> None:
     """What became of the user's own routing."""
-    for found in report.recognition.found:
+    for found in report.fusion.fused:
         read = ", ".join(f"{k} {v}" for k, v in found.parameters.items())
         say(f"recognized {found.operator}: {read}")
-    for places, reason in by_reason((e.place, e.reason) for e in report.recognition.left):
+    for places, reason in by_reason((e.tensor, e.reason) for e in report.fusion.not_fused):
         say(f"left       {places}, as standard operators: {reason}")
-    notes = (*report.notes, *(n for f in report.recognition.found for n in f.notes))
+    notes = (*report.notes, *(n for f in report.fusion.fused for n in f.notes))
     for note in dict.fromkeys(notes):
         say(f"note       {note}")
 

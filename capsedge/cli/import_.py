@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._metadata_options import Described
+from capsedge.cli._metadata_options import MetadataOptions
 from capsedge.cli._options import grouped
-from capsedge.cli._output import comparing, log, print_json, print_table, require, said, say
+from capsedge.cli._output import (
+    comparing,
+    log,
+    print_json,
+    print_table,
+    require,
+    say,
+    stage_reporter,
+)
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_CODE, READS_DATA, WRITES
 from capsedge.errors import UsageError
@@ -17,7 +25,7 @@ from capsedge.errors import UsageError
 if TYPE_CHECKING:
     from capsedge.importers.import_checkpoint import ImportReport
     from capsedge.importers.measure import Measured
-    from capsedge.importers.reference_check import Comparison
+    from capsedge.importers.reference_check import ReferenceCheck
 
 Files = Annotated[
     list[Path] | None,
@@ -30,7 +38,7 @@ Files = Annotated[
 ]
 Listed = Annotated[bool, Option("--list", help="Show the families that are recognized.")]
 As = Annotated[
-    str | None, Option("--as", help="The family, where it is not recognized; see --list.")
+    str | None, Option("--family", help="The family, where it is not recognized; see --list.")
 ]
 Iterations = Annotated[
     int | None,
@@ -51,10 +59,10 @@ KeyMap = Annotated[
     Option("--map", help="TOML file that renames and turns the tensors of other networks."),
     READS,
 ]
-Against = Annotated[
+ReferenceCode = Annotated[
     str | None,
     Option(
-        "--against",
+        "--reference-code",
         help="Compare with the author's own module, author.py:build. This runs that code.",
     ),
     READS_CODE,
@@ -78,7 +86,7 @@ Output = Annotated[
 
 @grouped
 def command(
-    described: Described,
+    described: MetadataOptions,
     files: Files = None,
     listed: Listed = False,
     family: As = None,
@@ -86,7 +94,7 @@ def command(
     variant: VariantName = None,
     inverse_temperature: InverseTemperature = None,
     key_map: KeyMap = None,
-    against: Against = None,
+    reference_code: ReferenceCode = None,
     data: Data = None,
     limit: Limit = 1000,
     output: Output = None,
@@ -105,9 +113,11 @@ def command(
     )
     from capsedge.importers.import_checkpoint import import_checkpoint
 
-    target = output or _beside(files)
-    stated = described.keywords()
-    said(as_json)("reading the weights, building the network" + (", comparing" if against else ""))
+    target = output or _default_output(files)
+    declared = described.keywords()
+    stage_reporter(as_json)(
+        "reading the weights, building the network" + (", comparing" if reference_code else "")
+    )
     with comparing() as progress:
         report = import_checkpoint(
             files,
@@ -116,9 +126,9 @@ def command(
             iterations=iters,
             variant=variant,
             inverse_temperature=inverse_temperature,
-            **stated,
+            **declared,
             key_map=key_map,
-            against=against,
+            reference_code=reference_code,
             data=data,
             limit=limit,
             progress=progress,
@@ -129,7 +139,7 @@ def command(
         _print(report)
 
 
-def _beside(files: list[Path]) -> Path:
+def _default_output(files: list[Path]) -> Path:
     if len(files) > 1:
         raise UsageError(
             "The checkpoint of an ensemble has no name yet.",
@@ -172,7 +182,7 @@ def _list(as_json: bool) -> None:
     print_table("Families", ["name", "dialect", "source", "licence"], rows)
 
 
-def _compared(c: Comparison) -> list[tuple[str, str]]:
+def _compared(c: ReferenceCheck) -> list[tuple[str, str]]:
     facts = f"{c.inputs} inputs with {c.code}: largest difference {c.largest_difference:.2g}"
     lines = [("compared", f"{facts}, {c.flips} flips, NaN of the author's code {c.nan}")]
     if c.least_margin is not None:
@@ -198,7 +208,7 @@ def _print(report: ImportReport) -> None:
     lines = [
         ("file", f"{origin.file}: {report.format}"),
         ("family", f"{origin.family}: {origin.dialect}"),
-        ("by", report.recognized_by),
+        ("by", report.identified_by),
         ("source", f"{origin.source}; licence: {origin.licence or 'not stated'}"),
         *(("differs", text) for text in origin.differences),
         *(("note", text) for text in origin.notes),

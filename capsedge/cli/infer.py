@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.predictions import Prediction
     from capsedge.runtime.session import Session
 
-NOTHING = "nothing to see"
+ATYPICAL = "nothing to see"
 _MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
     list[Path],
@@ -102,10 +102,10 @@ def command(
     _log_hints(found)
     for warning in found.warnings:
         _output.log(f"warning: {warning}")
-    if found.long_way is not None and not as_json:
-        taken = sum(p.long_way is True for p in found.predictions.values())
+    if found.escalated is not None and not as_json:
+        taken = sum(p.escalated is True for p in found.predictions.values())
         _output.say(
-            f"long way: {taken} of {len(found.predictions)} images, {found.long_way:.1%}: decided by the "
+            f"escalated:  {taken} of {len(found.predictions)} images, {found.escalated:.1%}: decided by the "
             "large network"
         )
     if found.errors:
@@ -159,7 +159,7 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
             "images": lines,
             "failed": len(found.errors),
             **({"warnings": list(found.warnings)} if found.warnings else {}),
-            **({} if found.long_way is None else {"long_way_share": found.long_way}),
+            **({} if found.escalated is None else {"escalated_share": found.escalated}),
             "reconstruction": str(reconstruct) if found.drawn else None,
         }
     )
@@ -178,8 +178,8 @@ def _log_hints(found: Classified) -> None:
     """Why there is nothing to see in an image, and what to try."""
     for number, prediction in found.predictions.items():
         name = found.files[number]
-        if prediction.nothing:
-            _output.log(f"{name}: {NOTHING}: {prediction.nothing}")
+        if prediction.atypical:
+            _output.log(f"{name}: {ATYPICAL}: {prediction.atypical}")
         if prediction.hint:
             _output.log(f"hint: {name} is {prediction.hint}")
 
@@ -205,9 +205,9 @@ def _print_table(session: Session | Ensemble, found: Classified, asked: bool) ->
         colours = found.drawn.get(number, {})
         # A class that is drawn is listed with its colour even if it was not requested.
         classes = list(dict.fromkeys([label.index for label in prediction.labels] + list(colours)))
-        if prediction.nothing and not asked:
+        if prediction.atypical and not asked:
             classes = list(colours)
-        cells = [[NOTHING, "", ""]] if prediction.nothing else []
+        cells = [[ATYPICAL, "", ""]] if prediction.atypical else []
         cells += [
             [session.class_name(j), f"{prediction.scores[j]:.4f}", colours.get(j, "")]
             for j in classes
@@ -220,4 +220,4 @@ def _print_table(session: Session | Ensemble, found: Classified, asked: bool) ->
 
 def _values(prediction: Prediction) -> str:
     """The values of a regression."""
-    return NOTHING if prediction.nothing else ", ".join(map(str, prediction.values))
+    return ATYPICAL if prediction.atypical else ", ".join(map(str, prediction.values))

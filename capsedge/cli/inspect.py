@@ -12,7 +12,7 @@ from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS
 from capsedge.errors import UsageError
 from capsedge.runtime.engine_metadata import is_engine
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
     from capsedge.runtime.inspection import EngineInspection, Inspection, RoutingLayer
@@ -90,13 +90,13 @@ def _engine(found: EngineInspection, layers: bool, as_json: bool) -> None:
     if as_json:
         _output.print_json(found.to_dict() | ({"layers": listed} if layers else {}))
         return
-    passport = found.passport
+    engine_info = found.engine_metadata
     print_table("Engine", ("", ""), _engine_facts(found))
-    if passport.model is not None:
-        print_table("Model", ("", ""), _model(passport.model))
+    if engine_info.model is not None:
+        print_table("Model", ("", ""), _model(engine_info.model))
     if layers:
         print_table(
-            f"Layers, batch {passport.batch[1]}",
+            f"Layers, batch {engine_info.batch[1]}",
             ("belongs to", "layer", "kind", "computes with"),
             [(x["belongs_to"], x["name"], x["kind"], x["types"]) for x in listed],
         )
@@ -106,24 +106,24 @@ def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
     def counts(kinds: Mapping[str, int]) -> str:
         return ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "not stated"
 
-    passport = found.passport
+    engine_info = found.engine_metadata
     here = {True: "yes", False: "no", None: "not known"}[found.runs_here]
-    smallest, best, largest = passport.batch
+    smallest, best, largest = engine_info.batch
     return [
         ("file", found.path),
-        ("size", size(passport.engine_bytes)),
-        ("sha256", passport.engine_sha256),
+        ("size", format_bytes(engine_info.engine_bytes)),
+        ("sha256", engine_info.engine_sha256),
         ("runs here", f"{here}: {found.because}" if found.because else here),
         *([("timed for", found.timed_for)] if found.timed_for else []),
-        ("built for", passport.built_for),
-        ("built with", f"{passport.built_with}, {passport.machine.architecture}"),
+        ("built for", engine_info.built_for),
+        ("built with", f"{engine_info.built_with}, {engine_info.machine.architecture}"),
         ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
-        ("precision", passport.precision),
-        ("layers", counts(passport.layers)),
-        ("products", counts(passport.products)),
-        ("routing runs in", passport.plugin_library or "TensorRT's own operators"),
-        ("made from", f"{passport.source}, sha256 {passport.source_sha256}"),
-        ("build it again", passport.rebuild),
+        ("precision", engine_info.precision),
+        ("layers", counts(engine_info.layers)),
+        ("products", counts(engine_info.products)),
+        ("routing runs in", engine_info.plugin_library or "TensorRT's own operators"),
+        ("made from", f"{engine_info.source}, sha256 {engine_info.source_sha256}"),
+        ("build it again", engine_info.rebuild),
     ]
 
 
@@ -137,14 +137,14 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
         return [forecast(file, n, device) for n in batches]
     except UnknownSizes as error:
         try:
-            from capsedge.graph.shapes import stated
+            from capsedge.graph.shapes import with_shapes
         except ModuleNotFoundError:
             raise UnknownSizes(
                 error.what,
                 f"{error.why} onnx could infer it, and is not installed.",
                 "pip install 'capsedge[build]'",
             ) from None
-        with as_file(stated(read_harmless(file)[0])) as complete:
+        with as_file(with_shapes(read_harmless(file)[0])) as complete:
             try:
                 return [forecast(complete, n, device) for n in batches]
             except UnknownSizes as found:
@@ -167,19 +167,19 @@ def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool)
                 (
                     x.name,
                     f"{x.operations / 1e6:.2f} M",
-                    size(x.traffic),
-                    size(x.weights),
-                    size(x.live),
+                    format_bytes(x.traffic),
+                    format_bytes(x.weights),
+                    format_bytes(x.live),
                 )
                 for x in f.layers
             ],
         )
         rows = [
-            ("weights", size(f.weights)),
-            ("activations, peak", f"{size(f.peak)} in {f.peak_layer}"),
-            ("activations, planned block", size(f.planned)),
-            ("inputs", size(f.inputs)),
-            ("traffic", size(f.traffic)),
+            ("weights", format_bytes(f.weights)),
+            ("activations, peak", f"{format_bytes(f.peak)} in {f.peak_layer}"),
+            ("activations, planned block", format_bytes(f.planned)),
+            ("inputs", format_bytes(f.inputs)),
+            ("traffic", format_bytes(f.traffic)),
         ]
         if f.device is not None:
             d = f.device
@@ -224,7 +224,7 @@ def _show(found: Inspection, batches: list[int]) -> None:
             "Largest intermediate values",
             ("value", "type", "shape", *(f"batch {n}" for n in batches)),
             [
-                (v.name, v.type, _dimensions(v.shape), *(size(v.bytes[n]) for n in batches))
+                (v.name, v.type, _dimensions(v.shape), *(format_bytes(v.bytes[n]) for n in batches))
                 for v in found.largest
             ],
         )
@@ -245,7 +245,7 @@ def _layer(layer: RoutingLayer, batches: list[int]) -> tuple[str, ...]:
     if not layer.votes:
         return (layer.name, layer.operator, "not stated in the file", *["?"] * (2 * len(batches)))
     sizes = (layer.positions, layer.children, layer.parents, layer.pose)
-    cells = (size(of[n]) for n in batches for of in (layer.votes, layer.fused))
+    cells = (format_bytes(of[n]) for n in batches for of in (layer.votes, layer.fused))
     return (layer.name, layer.operator, " x ".join(map(str, sizes)), *cells)
 
 
@@ -254,9 +254,9 @@ def _dimensions(shape: Shape | None) -> str:
 
 
 def _facts(found: Inspection) -> list[tuple[str, str]]:
-    facts = [("file", found.path), ("size", size(found.bytes)), ("sha256", found.sha256)]
+    facts = [("file", found.path), ("size", format_bytes(found.bytes)), ("sha256", found.sha256)]
     stored = ", ".join(
-        f"{t.elements:,} {t.type} in {t.tensors} ({size(t.bytes)})" for t in found.tensors
+        f"{t.elements:,} {t.type} in {t.tensors} ({format_bytes(t.bytes)})" for t in found.tensors
     )
     facts += [("parameters", f"{found.parameters:,}"), ("tensors", stored or "none")]
     if found.external_data:
@@ -322,18 +322,18 @@ def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
     facts = []
     if meta.class_names or meta.outputs is None:
         facts.append(("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"))
-    stated = meta.outputs
-    if stated is None:
+    declared = meta.outputs
+    if declared is None:
         facts.append(("scores", "the output called lengths or logits, as in files of capsedge"))
         return facts + _why(meta)
-    if stated.scores:
-        facts.append(("scores", f"{stated.scores} ({stated.kind})"))
+    if declared.scores:
+        facts.append(("scores", f"{declared.scores} ({declared.kind})"))
         facts += _why(meta)
-        facts.append(("poses", stated.poses or "none"))
+        facts.append(("poses", declared.poses or "none"))
     else:
-        named = zip(stated.names, stated.units, strict=True)
+        named = zip(declared.names, declared.units, strict=True)
         values = ", ".join(f"{name} ({unit})" if unit else name for name, unit in named)
-        facts.append(("values", f"{values} in {', '.join(stated.values)}"))
+        facts.append(("values", f"{values} in {', '.join(declared.values)}"))
     return facts
 
 

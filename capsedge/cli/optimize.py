@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._metadata_options import Described, Typical
+from capsedge.cli._metadata_options import MetadataOptions, Typical
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, print_table, require, said, say
+from capsedge.cli._output import log, print_json, print_table, require, say, stage_reporter
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, WRITES
 from capsedge.graph.fusion import by_reason
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
     from capsedge.optimization.optimize import OptimizationReport
@@ -40,7 +40,7 @@ Batch = Annotated[
 
 @grouped
 def command(
-    described: Described,
+    described: MetadataOptions,
     model: Model,
     output: Output = None,
     batch: Batch = "free",
@@ -63,7 +63,7 @@ def command(
         batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
         **described.keywords(),
         typical=typical_data,
-        progress=said(as_json),
+        progress=stage_reporter(as_json),
     )
     if as_json:
         print_json(done.to_dict())
@@ -72,27 +72,27 @@ def command(
 
 
 def _print(done: OptimizationReport) -> None:
-    if done.found:
+    if done.fused:
         rows = [
-            [f["operator"], f["place"], ", ".join(f"{k} {v}" for k, v in f["parameters"].items())]
-            for f in done.found
+            [f["operator"], f["tensor"], ", ".join(f"{k} {v}" for k, v in f["parameters"].items())]
+            for f in done.fused
         ]
         print_table("recognized", ["operator", "makes", "read off"], rows)
-    if done.left:
+    if done.not_fused:
         print_table(
             "left as it was",
             ["softmax", "why"],
-            [*by_reason((e["place"], e["reason"]) for e in done.left)],
+            [*by_reason((e["tensor"], e["reason"]) for e in done.not_fused)],
         )
-    if not done.found and not done.left:
+    if not done.fused and not done.not_fused:
         say("no capsule routing was found")
-    for note in dict.fromkeys((*done.notes, *(n for f in done.found for n in f["notes"]))):
+    for note in dict.fromkeys((*done.notes, *(n for f in done.fused for n in f["notes"]))):
         say(f"note       {note}")
     say(
         f"nodes      {done.nodes_before} before, {done.nodes} now",
         f"opset      {done.opset_before} before, {done.opset} now",
         f"batch      {done.batch}",
-        f"size       {size(done.source_size)} before, {size(done.size)} now",
+        f"size       {format_bytes(done.source_size)} before, {format_bytes(done.size)} now",
     )
     if done.comparisons:
         say(

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import OwnModule, grouped
+from capsedge.cli._options import UserModuleOptions, grouped
 from capsedge.cli._output import print_table
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
-from capsedge.runtime.reporting import check_chart
+from capsedge.runtime.result_summary import check_chart
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,7 +70,7 @@ Trace = Annotated[
 
 @grouped
 def command(
-    own: OwnModule,
+    user_module: UserModuleOptions,
     models: Models = None,
     compare: Compare = "",
     batch: _options.BatchSizes = "1",
@@ -99,11 +99,11 @@ def command(
 
     peers = _options.words(compare)
     check_installed(peers)
-    source = own.source(checkpoint=checkpoint)
-    _check_peers(peers, checkpoint, peer_model, own.module)
+    source = user_module.spec(checkpoint=checkpoint)
+    _check_peers(peers, checkpoint, peer_model, user_module.module)
     batches = _options.batch_sizes(batch)
     checked_limits(warmup, duration, iterations)
-    _check_places(html, png, markdown, trace, operators)
+    _check_reports(html, png, markdown, trace, operators)
     sessions = [
         load(path, device=device, threads=threads, ops=ops) for path in models or [default_model()]
     ]
@@ -156,7 +156,7 @@ def _check_peers(
             raise UsageError(f"{option} needs a peer.", "It is for the peers of --compare.", fix)
 
 
-def _check_places(
+def _check_reports(
     html: Path | None,
     png: Path | None,
     markdown: Path | None,

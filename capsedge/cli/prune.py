@@ -10,9 +10,9 @@ from capsedge.cli import _options, _process
 from capsedge.cli._options import bar
 from capsedge.cli._output import log, print_json, print_table, require
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import READS_DATA, READS_OR_NAME, Role
-from capsedge.runtime.files.text import size
-from capsedge.runtime.files.writing import REJECTED, beside
+from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
+from capsedge.runtime.files.text import format_bytes
+from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 
 if TYPE_CHECKING:
     from capsedge.optimization.prune_report import PruningReport, Round
@@ -34,7 +34,7 @@ Data = Annotated[
 Output = Annotated[
     Path,
     Option("-o", "--output", help="The smaller checkpoint (.safetensors)."),
-    Role(written=lambda path: [path, beside(path, REJECTED)]),
+    PathRole(written=lambda path: [path, with_suffix_appended(path, REJECTED)]),
 ]
 Target = Annotated[
     float | None,
@@ -119,11 +119,11 @@ def command(
 
 
 def _log_round(number: int, done: Round) -> None:
-    from capsedge.calibration.accuracy import change
+    from capsedge.calibration.accuracy import drop_in_words
 
     log(
         f"round {number}: {done.multiply_adds:,} multiply-adds, {100 * done.held_out:.2f} % of the "
-        f"held-out images ({change(done.drop)})"
+        f"held-out images ({drop_in_words(done.drop)})"
     )
 
 
@@ -139,7 +139,7 @@ def show(report: PruningReport) -> None:
             f"({report.speedup:.2f} times fewer)",
         ),
         ("parameters", f"{after.parameters:,}, before {before.parameters:,}"),
-        ("size", f"{size(after.bytes)}, before {size(before.bytes)}"),
+        ("size", f"{format_bytes(after.bytes)}, before {format_bytes(before.bytes)}"),
         *report.units.items(),
     ]
     if report.outcome is None:

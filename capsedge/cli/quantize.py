@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from capsedge.cli import _options
 from capsedge.cli._output import log, print_json, print_table, require, say, stages
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import READS_DATA, READS_MODEL, UPDATES, WRITES, Role
+from capsedge.cli._paths import READS_DATA, READS_MODEL, UPDATES, WRITES, PathRole
 from capsedge.errors import ParityError, UsageError
-from capsedge.runtime.files.text import size
-from capsedge.runtime.files.writing import REJECTED, beside
+from capsedge.runtime.files.text import format_bytes
+from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 
 if TYPE_CHECKING:
     from capsedge.calibration.mixed_precision import Damage, Search
@@ -86,7 +86,7 @@ Plot = Annotated[Path | None, Option("--plot", help="Mixed: PNG plot of the sear
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
-    Role(written=lambda path: [path, beside(path, REJECTED)]),
+    PathRole(written=lambda path: [path, with_suffix_appended(path, REJECTED)]),
 ]
 Seed = Annotated[int, Option("--seed", help="Seed of the random choice of images.")]
 
@@ -174,7 +174,7 @@ def _quantized(model: Path, place: Path, options: dict[str, Any]) -> Quantizatio
 
 
 def _check_plot(plot: Path, searched: bool) -> None:
-    from capsedge.runtime.reporting import check_chart
+    from capsedge.runtime.result_summary import check_chart
 
     if not searched:
         raise UsageError(
@@ -201,8 +201,8 @@ def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
         )
         return
     file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
-    if report.own_module:
-        reference = f" --module CODE.py:{shlex.quote(report.own_module)} --weights WEIGHTS"
+    if report.user_module:
+        reference = f" --module CODE.py:{shlex.quote(report.user_module)} --weights WEIGHTS"
     elif checkpoint_by_sha256(report.checkpoint_sha256) is not None:
         reference = ""
     else:
@@ -221,7 +221,7 @@ def _show_damage(found: Sequence[Damage]) -> None:
                 f"{d.outcome.error:.2e}",
                 f"{100 * d.outcome.agreement:.2f} %",
                 d.outcome.change,
-                size(d.saved) if d.saved > 0 else "-",
+                format_bytes(d.saved) if d.saved > 0 else "-",
             )
             for d in found
         ],
@@ -235,11 +235,11 @@ def show(report: QuantizationReport) -> None:
         ("precision", f"{report.precision} for {report.target}"),
         (
             "size",
-            f"{size(report.size)}, {report.size / report.source_size:.3f} of FP32 "
+            f"{format_bytes(report.size)}, {report.size / report.source_size:.3f} of FP32 "
             f"({report.source_size / report.size:.2f} times smaller)",
         ),
         ("calibration", f"{report.images['calibration']} images, {report.method}"),
-        ("judged by", report.judged),
+        ("judged by", report.criterion),
         ("judged on", report.images["evaluated_on"]),
         *_verdict(report),
     ]
@@ -247,7 +247,7 @@ def show(report: QuantizationReport) -> None:
     print_table(
         "Executed by ONNX Runtime on this machine (read back from its optimized graph)",
         ("operator", "precision", "nodes"),
-        [(e.op, e.precision, str(e.count)) for e in report.executed],
+        [(e.op, e.precision, str(e.count)) for e in report.executed_precision],
     )
     if report.kept:
         print_table(
@@ -277,7 +277,7 @@ def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
     agreement = f"{100 * o.agreement:.2f} % of {o.images} images"
     if o.accuracy is None or o.reference is None:
         agreement += f": {o.drop:.2f} points of answers changed ({allowed})"
-        margins = f"changed answers up to {o.surest:.3g}, median of all {o.typical:.3g}"
+        margins = f"changed answers up to {o.largest_changed_margin:.3g}, median of all {o.median_margin:.3g}"
         return [("agreement", agreement), ("FP32's margins", margins)]
     accuracy = f"{100 * o.accuracy:.2f} %, FP32 {100 * o.reference:.2f} %: {o.change} ({allowed})"
     return [("agreement", agreement), ("accuracy", accuracy)]
@@ -293,7 +293,7 @@ def show_search(search: Search) -> None:
         ("size", "smaller", "ms", "accuracy", "agreement", "", "assignment"),
         [
             (
-                size(c.bytes),
+                format_bytes(c.bytes),
                 f"{whole / c.bytes:.2f}x",
                 f"{c.milliseconds:.2f}",
                 c.outcome.change,

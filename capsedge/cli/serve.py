@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from capsedge.cli import _options
 from capsedge.cli._output import log, print_json
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import Role, check_model, file_or_name
+from capsedge.cli._paths import PathRole, check_model, file_or_name
 from capsedge.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ LAST_PORT = 65535
 LARGEST_BATCH = 1024
 
 
-def _file(given: Any) -> Path | None:
+def _file(argument: Any) -> Path | None:
     from capsedge.serving.deploy.server_model import file_of
 
-    return file_or_name(file_of(given))
+    return file_or_name(file_of(argument))
 
 
 Models = Annotated[
@@ -33,7 +33,7 @@ Models = Annotated[
         help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE or NAME:VERSION=FILE "
         "sets the name that clients use.",
     ),
-    Role(reads=True, check=check_model, named=_file),
+    PathRole(reads=True, check=check_model, named=_file),
 ]
 Port = Annotated[int, Option("--port", min=0, max=LAST_PORT, help="Of REST; 0 takes a free one.")]
 GrpcPort = Annotated[

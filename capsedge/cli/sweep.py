@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options
 from capsedge.cli._output import log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, READS_DATA, WRITES, Role
+from capsedge.cli._paths import READS, READS_DATA, WRITES, PathRole
 from capsedge.errors import UsageError
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
     from capsedge.optimization.sweep import Point, Sweep
@@ -47,7 +47,7 @@ Threads = Annotated[int, Option("--threads", min=1, help="Threads of one inferen
 Keep = Annotated[
     Path | None,
     Option("--keep", help="Folder for the files; an interrupted sweep goes on where it stopped."),
-    Role(written=lambda folder: [folder / "sweep-state.json"], creates=True),
+    PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True),
 ]
 Output = Annotated[Path | None, Option("-o", "--output", help="Write the points as JSON."), WRITES]
 Picture = Annotated[
@@ -82,7 +82,7 @@ def command(
     from capsedge.optimization.sweep import Grid, draw, sweep
     from capsedge.optimization.sweep_candidates import COUPLINGS, PRECISIONS
     from capsedge.runtime.files.writing import check_writable, write_text
-    from capsedge.runtime.reporting import check_chart
+    from capsedge.runtime.result_summary import check_chart
 
     grid = Grid(
         iterations,
@@ -148,7 +148,7 @@ def _row(point: Point) -> list[str]:
         point.couplings,
         point.precision,
         f"{point.milliseconds:.2f}",
-        size(point.bytes),
+        format_bytes(point.bytes),
         f"{100 * point.accuracy:.2f} %",
         tested,
     ]

@@ -10,7 +10,7 @@ from capsedge.cli import _options, _process
 from capsedge.cli._options import bar
 from capsedge.cli._output import log, print_json, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, READS_DATA, READS_OR_NAME, Role
+from capsedge.cli._paths import READS, READS_DATA, READS_OR_NAME, PathRole
 from capsedge.models.training.run_files import files
 
 Model = Annotated[
@@ -35,7 +35,7 @@ Data = Annotated[
 Output = Annotated[
     Path,
     Option("-o", "--output", help="Folder of the run: checkpoint, history, state."),
-    Role(written=files, creates=True),
+    PathRole(written=files, creates=True),
 ]
 Epochs = Annotated[int, Option("--epochs", min=1, help="Passes over the training images.")]
 Batch = Annotated[int, Option("--batch", min=1, help="Images per step.")]

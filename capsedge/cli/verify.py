@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
 from capsedge.cli._ensemble_certificate import show
-from capsedge.cli._options import OwnModule, grouped
-from capsedge.cli._output import comparing, print_table, said
+from capsedge.cli._options import UserModuleOptions, grouped
+from capsedge.cli._output import comparing, print_table, stage_reporter
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_DATA, READS_MODEL, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
-from capsedge.runtime.metadata import CLAIMED
+from capsedge.runtime.metadata import SUMMARY_FIELDS
 
 if TYPE_CHECKING:
     from capsedge.verification.certificate import Certificate
@@ -81,7 +81,7 @@ Output = Annotated[
 
 @grouped
 def command(
-    own: OwnModule,
+    user_module: UserModuleOptions,
     model: Model = None,
     checkpoint: Checkpoints = None,
     name: Names = None,
@@ -110,7 +110,7 @@ def command(
             f"There is no package '{error.name}'.",
             "On a workstation: pip install 'capsedge[export]'",
         ) from error
-    artefacts, origin = _given(model, name or [])
+    artefacts, origin = _named_checkpoints(model, name or [])
     checkpoints = checkpoint or []
     if checkpoints and origin is not None:
         raise UsageError(
@@ -118,7 +118,7 @@ def command(
         )
     if output is not None:
         check_writable(output)
-    source = own.source(checkpoint=checkpoints or None, model=origin)
+    source = user_module.spec(checkpoint=checkpoints or None, model=origin)
     options: dict[str, Any] = {
         "limit": limit,
         "atol": parse("atol", atol) if atol else None,
@@ -126,10 +126,10 @@ def command(
         "min_agreement": min_agreement,
         "ops": ops,
     }
-    stage = said(as_json)
+    stage = stage_reporter(as_json)
     certificate: Certificate | EnsembleCertificate
     if len(artefacts) > 1:
-        _check_ensemble(own, inputs)
+        _check_ensemble(user_module, inputs)
         stage("loading the files and comparing them with their references")
         with comparing() as progress:
             certificate = verify_ensemble(
@@ -140,9 +140,9 @@ def command(
         reference: Any = None if origin is None else trained_checkpoint(origin)
         reference = checkpoints[0] if checkpoints else reference
         if source is not None:
-            from capsedge.models.user_module import load_module
+            from capsedge.models.user_module import load_user_module
 
-            reference = load_module(source)
+            reference = load_user_module(source)
         stage("loading the file and comparing it with its reference")
         with comparing() as progress:
             certificate = verify(
@@ -160,7 +160,7 @@ def command(
         raise SystemExit(int(ExitCode.PARITY))
 
 
-def _given(model: Path | None, names: list[str]) -> tuple[list[str | Path], str | None]:
+def _named_checkpoints(model: Path | None, names: list[str]) -> tuple[list[str | Path], str | None]:
     """The files to verify, and the model of the zoo that names the reference."""
     if model is None:
         if not names:
@@ -177,8 +177,8 @@ def _given(model: Path | None, names: list[str]) -> tuple[list[str | Path], str 
     return [model], names[0] if names else None
 
 
-def _check_ensemble(own: OwnModule, inputs: Path | None) -> None:
-    if own.module is not None or inputs is not None:
+def _check_ensemble(user_module: UserModuleOptions, inputs: Path | None) -> None:
+    if user_module.module is not None or inputs is not None:
         raise UsageError(
             f"An ensemble is not verified with {'--inputs' if inputs else '--module'}.",
             "Its members take images, and name their checkpoints.",
@@ -214,8 +214,8 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
             _output.say(
                 f"note: the {ignored} of the samples are not used: the file states a regression"
             )
-    if document["ledger"] is not None:
-        _show_ledger(document["ledger"])
+    if document["routing_errors"] is not None:
+        _show_routing_errors(document["routing_errors"])
     for failure in document["failures"]:
         _output.say(failure)
     if saved is not None:
@@ -225,7 +225,7 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
 
 def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
-    if link.get("own_module"):
+    if link.get("user_module"):
         facts.append(f"the user's own {link.get('code', 'module')}")
     for key in ("weights", "architecture", "precision", "ops"):
         if link.get(key):
@@ -238,9 +238,11 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
         facts.append(f"typical input: {claim}")
     if origin := link.get("claimed_origin"):
         claim = f"family {origin['family']}, licence: {origin['licence']}, {origin['comparison']}"
-        facts.append(f"{CLAIMED}: {claim}")
+        facts.append(f"{SUMMARY_FIELDS}: {claim}")
     if parent := link.get("claimed_parent"):
-        facts.append(f"{CLAIMED}: pruned from {parent['parent']}, sha256 {parent['sha256'][:16]}")
+        facts.append(
+            f"{SUMMARY_FIELDS}: pruned from {parent['parent']}, sha256 {parent['sha256'][:16]}"
+        )
     return link["kind"], link["file"], ", ".join(facts)
 
 
@@ -280,25 +282,28 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
     for flip in d["flips_by_margin"][:LISTED]:
         margin = "-" if flip["margin"] is None else f"{flip['margin']:.3g}"
         rows.append(
-            (f"  image {flip['image']}", f"{flip['reference']} -> {flip['found']}, margin {margin}")
+            (
+                f"  image {flip['image']}",
+                f"{flip['reference']} -> {flip['artefact']}, margin {margin}",
+            )
         )
     if "pose_angle_max_degrees" in d:
         rows.append(("angle between poses, max", f"{d['pose_angle_max_degrees']:.2e} degrees"))
         rows.append(("length error, max", f"{d['length_error_max']:.2e}"))
-    if "accuracy_found" in d:
+    if "accuracy_artefact" in d:
         rows.append(("accuracy of the reference", f"{100 * d['accuracy_reference']:.2f} %"))
-        rows.append(("accuracy of the artefact", f"{100 * d['accuracy_found']:.2f} %"))
+        rows.append(("accuracy of the artefact", f"{100 * d['accuracy_artefact']:.2f} %"))
     print_table("Decisions", ("", ""), rows)
 
 
-def _show_ledger(ledger: dict[str, Any]) -> None:
+def _show_routing_errors(errors: dict[str, Any]) -> None:
     def cell(value: dict[str, Any] | None) -> str:
         if value is None:
             return "-"
         error = "not finite" if value["error"] is None else f"{value['error']:.2e}"
         return f"{error} of {value['budget']:.1e}" + (" OVER" if value["over"] else "")
 
-    if ledger["rows"]:
+    if errors["rows"]:
         print_table(
             "Routing ledger (error of the allowed error, against FP64; iteration 0: the layer's input)",
             ("layer", "iteration", "couplings", "pose", "length"),
@@ -308,9 +313,9 @@ def _show_ledger(ledger: dict[str, Any]) -> None:
                     str(r["iteration"]),
                     *(cell(r[k]) for k in ("couplings", "pose", "length")),
                 )
-                for r in ledger["rows"]
+                for r in errors["rows"]
             ],
         )
-    _output.say(ledger["verdict"])
-    if ledger["note"] and ledger["note"] != ledger["verdict"]:
-        _output.say(ledger["note"])
+    _output.say(errors["verdict"])
+    if errors["note"] and errors["note"] != errors["verdict"]:
+        _output.say(errors["note"])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files.archives import Archive, BadArchive
-from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.spec import limits
 
 # --- Limits on the sizes that a file claims, checked before memory is allocated ---
@@ -112,8 +112,8 @@ def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
     Raises:
         UsageError: the file is missing, damaged, too large, or of another type.
     """
-    with opened(path) as file:
-        return read_array(path, file, "the array", size(file), count)
+    with open_regular_file(path) as file:
+        return read_array(path, file, "the array", file_size(file), count)
 
 
 def read_array(
@@ -202,7 +202,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         return {name: arrays.read(name) for name in arrays.names}
 
 
-def by_name(given: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
+def by_name(arrays: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
     """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name.
 
     Args:
@@ -211,13 +211,13 @@ def by_name(given: Mapping[str, Any], names: Sequence[str], label: str) -> list[
     Raises:
         UsageError: an input has no array.
     """
-    if all(name in given for name in names):
-        return [given[name] for name in names]
-    if len(names) == 1 and (len(given) == 1 or "images" in given):
-        return [given.get("images", next(iter(given.values())))]
+    if all(name in arrays for name in names):
+        return [arrays[name] for name in names]
+    if len(names) == 1 and (len(arrays) == 1 or "images" in arrays):
+        return [arrays.get("images", next(iter(arrays.values())))]
     raise UsageError(
         f"{label} does not name the inputs.",
-        f"It holds {', '.join(given) or 'nothing'}; the network takes {', '.join(names)}.",
+        f"It holds {', '.join(arrays) or 'nothing'}; the network takes {', '.join(names)}.",
         "Save them with numpy.savez(path, " + ", ".join(f"{n}=..." for n in names) + ").",
     )
 
@@ -237,12 +237,12 @@ def opened_arrays(path: Path) -> Iterator[Arrays]:
     Raises:
         UsageError: the file is missing or no archive.
     """
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         try:
             archive = Archive(file)
         except BadArchive as error:
             raise _unreadable(path, error) from error
-        yield Arrays(path, archive, size(file))
+        yield Arrays(path, archive, file_size(file))
 
 
 # --- The idx format of MNIST (http://yann.lecun.com/exdb/mnist), gzipped or plain ---
@@ -263,8 +263,8 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
     Raises:
         UsageError: the file is missing, damaged, too large, or holds another type.
     """
-    with opened(path) as file:
-        stored = size(file)
+    with open_regular_file(path) as file:
+        stored = file_size(file)
         packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         content: BufferedReader | _Gunzip = _Gunzip(file, path) if packed else file
@@ -318,7 +318,7 @@ class _Gunzip:
         self._file, self._path = file, path
         self._member = zlib.decompressobj(wbits=31)
         self._members = 1
-        self._left = b""
+        self._remaining = b""
 
     def readinto(self, target: memoryview) -> int:
         """The next bytes, as many as fit or fewer; none at the end."""
@@ -335,8 +335,8 @@ class _Gunzip:
                 self._members += 1
                 if self._members > _MEMBERS:
                     raise self._damaged(f"it has over {_MEMBERS:,} members")
-                self._member, self._left = zlib.decompressobj(wbits=31), rest
-            packed = self._left or self._file.read(_IDX_CHUNK)
+                self._member, self._remaining = zlib.decompressobj(wbits=31), rest
+            packed = self._remaining or self._file.read(_IDX_CHUNK)
             found = self._inflate(packed, most)
             if found:
                 return found
@@ -348,7 +348,7 @@ class _Gunzip:
             found = self._member.decompress(packed, most)
         except zlib.error as error:
             raise self._damaged(str(error)) from error
-        self._left = self._member.unconsumed_tail
+        self._remaining = self._member.unconsumed_tail
         return found
 
     def _damaged(self, why: str) -> UsageError:

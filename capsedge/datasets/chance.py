@@ -11,7 +11,7 @@ from capsedge.errors import UsageError
 _LUCK, _MISFORTUNE = 0.05, 0.01
 
 
-def at_most(count: int, trials: int, share: float) -> float:
+def binomial_at_most(count: int, trials: int, share: float) -> float:
     """The probability of at most ``count`` successes in independent trials (binomial distribution)."""
     if share <= 0.0:
         return float(count >= 0)
@@ -50,17 +50,17 @@ def check_above_chance(
     if classes < 2 or not images:
         return []
     right, chance = round(accuracy * images), 1 / classes
-    if 1 - at_most(right - 1, images, chance) <= _LUCK:
+    if 1 - binomial_at_most(right - 1, images, chance) <= _LUCK:
         return []
-    found = (
+    artefact = (
         f"{what} is right on {right} of {images} images ({100 * accuracy:.2f} %); guesses among {classes} "
         f"classes are on {100 * chance:.3g} %"
     )
-    if at_most(right, images, (1 + chance) / 2) > _MISFORTUNE:
-        return [f"{found}: too few images to tell the two apart. Judge by more"]
+    if binomial_at_most(right, images, (1 + chance) / 2) > _MISFORTUNE:
+        return [f"{artefact}: too few images to tell the two apart. Judge by more"]
     raise UsageError(
         f"{what} answers no better than chance, so nothing can be judged by its accuracy.",
-        f"{found}. Judged by {scores}, labels of {data}.",
+        f"{artefact}. Judged by {scores}, labels of {data}.",
         "Correct what is wrong of these, and run it again.",
         details=[
             f"labels: they must number the {classes} classes from 0 in the order of the model's class names "

@@ -18,7 +18,7 @@ from capsedge.datasets.array_files import check_bytes
 from capsedge.errors import UsageError
 from capsedge.runtime.files import pickles
 from capsedge.runtime.files.pickles import BadPickle, Name
-from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.spec import limits
 
 _SHAPE = (3, 32, 32)
@@ -32,8 +32,8 @@ def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     Raises:
         UsageError: the file is missing, damaged, too large or no such batch.
     """
-    with opened(path) as file:
-        check_bytes(path, (size(file),))
+    with open_regular_file(path) as file:
+        check_bytes(path, (file_size(file),))
         content = file.read(limits.ARRAY_BYTES)
     try:
         return _batch(pickles.loads(content, _FORMAT))

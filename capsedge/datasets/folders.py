@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.datasets.array_files import check_bytes
-from capsedge.runtime.files.reading import listing
+from capsedge.runtime.files.reading import list_folder
 from capsedge.runtime.images.decoding import read_image
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.runtime.images.preprocessing import prepare
@@ -23,12 +23,14 @@ def images_of(folder: Path) -> list[Path]:
     Raises:
         UsageError: it cannot be read.
     """
-    return [folder / name for name in listing(folder) if name.lower().endswith(SUFFIXES)]
+    return [folder / name for name in list_folder(folder) if name.lower().endswith(SUFFIXES)]
 
 
 def holds_folders(folder: Path) -> bool:
     """Whether there is such a folder, with folders in it."""
-    return os.path.isdir(folder) and any(os.path.isdir(folder / name) for name in listing(folder))
+    return os.path.isdir(folder) and any(
+        os.path.isdir(folder / name) for name in list_folder(folder)
+    )
 
 
 def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.float32]:
@@ -60,11 +62,11 @@ def read_classes(
     Raises:
         UsageError: an image cannot be read, or their total size is too large.
     """
-    classes = [folder / name for name in listing(folder) if os.path.isdir(folder / name)]
+    classes = [folder / name for name in list_folder(folder) if os.path.isdir(folder / name)]
     found = [
         (sub / name, label)
         for label, sub in enumerate(classes)
-        for name in listing(sub)
+        for name in list_folder(sub)
         if name.lower().endswith(SUFFIXES)
     ][:count]
     images = read_pixels([file for file, _ in found], prep)

@@ -15,8 +15,8 @@ from capsedge.datasets import array_files, cifar, folders
 from capsedge.datasets.array_files import check_bytes
 from capsedge.datasets.image_set import ImageSet, check_finite
 from capsedge.errors import UsageError
-from capsedge.runtime.files.formats import tell
-from capsedge.runtime.files.reading import listing
+from capsedge.runtime.files.formats import identify_path
+from capsedge.runtime.files.reading import list_folder
 from capsedge.runtime.metadata import Preprocessing
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
@@ -54,7 +54,7 @@ def read_images(
     source = Path(source)
     if not os.path.lexists(source):
         raise UsageError(f"There is no {source}.", "", "Name a folder or file with images.")
-    found = tell(source)
+    found = identify_path(source)
     key = "" if found is None else found.key
     if key and key not in _DATA:
         raise _no_data(source)
@@ -110,12 +110,12 @@ def read_split(
         UsageError: there is no data in a known format, it lacks the split, or it is damaged.
     """
     source = Path(source)
-    found = tell(source) if os.path.lexists(source) else None
+    found = identify_path(source) if os.path.lexists(source) else None
     if source.suffix == ".npz" or (found is not None and found.key == "npz"):
         return _labelled(_archive(source, limit, prep, {}))
     if found is not None and found.key != "folder":
         raise _no_data(source)
-    names = listing(source)
+    names = list_folder(source)
     for ending in (".gz", ""):
         images = f"{_IDX_STEMS[split]}{_IDX_IMAGES}{ending}"
         if images in names:
@@ -158,7 +158,7 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
             f"{count} in the folder itself; a label is the name of the sub-folder that an image is in.",
             f"Sort them: {layout}; or save an npz file with 'images' and 'labels' (docs/reference/data.md).",
         )
-    given = sorted(n for n in listing(source) if n.split(".")[0].split("_")[0] in _SPLITS)
+    given = sorted(n for n in list_folder(source) if n.split(".")[0].split("_")[0] in _SPLITS)
     if inside == source and given:
         names = " or ".join(_NAMES[split][:2])
         return UsageError(
@@ -230,7 +230,7 @@ def _named(source: Path, arrays: array_files.Arrays, inputs: list[str]) -> list[
 
 
 def as_images(
-    given: NDArray[Any] | Mapping[str, NDArray[Any]],
+    images: NDArray[Any] | Mapping[str, NDArray[Any]],
     prep: Preprocessing | None,
     inputs: Mapping[str, str],
 ) -> ImageSet:
@@ -239,7 +239,7 @@ def as_images(
     Raises:
         UsageError: an array is missing or unknown, or does not fit the model.
     """
-    named = dict(given) if isinstance(given, Mapping) else {next(iter(inputs), "images"): given}
+    named = dict(images) if isinstance(images, Mapping) else {next(iter(inputs), "images"): images}
     if set(named) != set(inputs):
         raise UsageError(
             "The arrays do not match the model's inputs.",
@@ -300,7 +300,7 @@ _PREPARED = (
 
 
 def _no_data(source: Path) -> UsageError:
-    found = tell(source)
+    found = identify_path(source)
     assert found is not None
     fix, command = found.advice(source)
     return UsageError(

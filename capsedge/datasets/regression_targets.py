@@ -22,7 +22,7 @@ from capsedge.datasets import array_files, folders
 from capsedge.datasets.image_set import ImageSet
 from capsedge.datasets.read import as_images, read_images
 from capsedge.errors import UsageError
-from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.writing import DATA, as_path
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.typical_input import TypicalInput, spans_of
@@ -101,8 +101,8 @@ def _of_table(
 
 def _rows(path: Path, names: Sequence[str], limit: int | None) -> Iterator[tuple[str, list[float]]]:
     """File and values of each row."""
-    with opened(path) as file:
-        if size(file) > limits.TABLE_BYTES:
+    with open_regular_file(path) as file:
+        if file_size(file) > limits.TABLE_BYTES:
             raise UsageError(
                 f"{path} is larger than {limits.TABLE_BYTES // limits.MIB} MiB.", "It is not read."
             )

@@ -32,7 +32,7 @@ from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_subject import Flat, NoFreeBatch, PerImage, sized
 from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.graph.proto import copy_of, initializer, replace
-from capsedge.models.user_module import first_line, is_user_code, line_of, node_lines, place
+from capsedge.models.user_module import code_location, first_line, is_user_code, line_of, node_lines
 from capsedge.spec.operators import OPERATORS, Operator
 
 # --- One graph with a free batch of two that were captured at different batches ---
@@ -41,7 +41,7 @@ from capsedge.spec.operators import OPERATORS, Operator
 Integers = NDArray[np.int64]
 
 
-class NotAlike(ValueError):
+class GraphsDiffer(ValueError):
     """The graphs differ in more than numbers that follow the batch."""
 
 
@@ -58,17 +58,17 @@ def merge(
         name: of the free dimension.
 
     Raises:
-        NotAlike: nodes, attributes or weights differ, or a number does not follow the batch.
+        GraphsDiffer: nodes, attributes or weights differ, or a number does not follow the batch.
     """
     model, other = (_constants_stored(copy_of(m)) for m in (small, large))
     if len(model.graph.node) != len(other.graph.node):
-        raise NotAlike("the number of nodes depends on the batch")
+        raise GraphsDiffer("the number of nodes depends on the batch")
     for a, b in zip(model.graph.node, other.graph.node, strict=True):
         if _key(a) != _key(b):
-            raise NotAlike(f"{a.op_type} {a.name} depends on the batch")
+            raise GraphsDiffer(f"{a.op_type} {a.name} depends on the batch")
     stored = {t.name: t for t in other.graph.initializer}
     if {t.name for t in model.graph.initializer} != stored.keys():
-        raise NotAlike("the constants depend on the batch")
+        raise GraphsDiffer("the constants depend on the batch")
     nodes: list[onnx.NodeProto] = []
     kept: list[onnx.TensorProto] = []
     for tensor in model.graph.initializer:
@@ -94,7 +94,7 @@ def merge(
         ):
             if d.dim_value != e.dim_value:
                 if (d.dim_value, e.dim_value) != batches:
-                    raise NotAlike(f"a dimension of {mine.name} is a multiple of the batch")
+                    raise GraphsDiffer(f"a dimension of {mine.name} is a multiple of the batch")
                 d.dim_param = name
     return model
 
@@ -131,11 +131,11 @@ def _line(
 ) -> tuple[Integers, Integers]:
     """``a = times·batch + plus``."""
     if a.shape != b.shape or a.dtype != np.int64 or b.dtype != np.int64:
-        raise NotAlike(f"the constant {name} depends on the batch")
+        raise GraphsDiffer(f"the constant {name} depends on the batch")
     whole_a, whole_b = a.astype(np.int64), b.astype(np.int64)
     times, rest = np.divmod(whole_b - whole_a, batches[1] - batches[0])
     if rest.any():
-        raise NotAlike(f"the constant {name} does not follow the batch")
+        raise GraphsDiffer(f"the constant {name} does not follow the batch")
     return times, whole_a - times * batches[0]
 
 
@@ -312,7 +312,7 @@ def capture(
             for n in _TWO
         ]
         return merge(found[0][0], found[1][0], _TWO, BATCH), found[0][1]
-    except Exception as error:  # as above, and NotAlike
+    except Exception as error:  # as above, and GraphsDiffer
         raise first from error
 
 
@@ -466,7 +466,7 @@ def _specialized() -> Iterator[list[str]]:
         def convert(self: Any) -> int:
             frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
             if frames and not self.node.is_constant():
-                lines.append(place(frames[-1].filename, frames[-1].lineno or 0))
+                lines.append(code_location(frames[-1].filename, frames[-1].lineno or 0))
             return int(inner(self))
 
         return convert

@@ -18,32 +18,32 @@ from capsedge.errors import UsageError
 from capsedge.exporters import parity as checks
 from capsedge.exporters import subject as modules
 from capsedge.exporters.capture import capture
-from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_taken
+from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
 from capsedge.exporters.options import (
     Inputs,
     batch_of,
     check_module,
     check_options,
     check_parameters,
-    own_inputs,
+    user_inputs,
 )
-from capsedge.exporters.parity import diagnose, taken
+from capsedge.exporters.parity import accepted_inputs, diagnose
 from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.trace import RoutingCalls, Traced
-from capsedge.exporters.user_errors import about_the_module
+from capsedge.exporters.traced_layers import RoutingCalls, Traced
+from capsedge.exporters.user_errors import explain_module_errors
 from capsedge.exporters.user_subject import NoFreeBatch, of_module, sized
-from capsedge.exporters.user_trace import traced_graph
+from capsedge.exporters.user_traced_layers import traced_graph
 from capsedge.graph import Rewrites
-from capsedge.graph.fusion import Recognition
+from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, Progress, lower
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.describe import Described, Description, described
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.routing_trace import TraceOutputs
+from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
 
 ATOL, RTOL = 1e-5, 1e-4
 
@@ -137,7 +137,7 @@ def export(
     check_parameters(model)
     made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]] = []
     ours = isinstance(model, CapsuleModel)
-    answering = contextlib.nullcontext() if ours else about_the_module(made)
+    answering = contextlib.nullcontext() if ours else explain_module_errors(made)
 
     def prepared(batch: int | None) -> _Prepared:
         subject = _subject(
@@ -150,19 +150,19 @@ def export(
             metadata,
             checkpoint_sha256,
         )
-        said, stated = description, subject.metadata
-        if said and stated is None:
-            stated = _no_metadata(model, checkpoint_sha256)
-        if said and stated is not None and not ours:
-            subject, said, stated = with_scores(subject, said, stated, batch)
-        own = () if inputs is None else own_inputs(inputs, subject.inputs, subject.example)
+        said, declared = description, subject.metadata
+        if said and declared is None:
+            declared = _no_metadata(model, checkpoint_sha256)
+        if said and declared is not None and not ours:
+            subject, said, declared = with_scores(subject, said, declared, batch)
+        own = () if inputs is None else user_inputs(inputs, subject.inputs, subject.example)
         traced = bool(subject.to_trace or subject.traced)
         # All iterations of a trace have results: none can be left out.
         kept = Rewrites.none() if traced else rewrites or Rewrites()
         lowered, program, trace = to_graph(subject, opset, batch, kept, ops, progress=progress)
         made.append((lowered.model, program))
         subject = dataclasses.replace(subject, traced=trace)
-        return _Prepared(subject, said, stated, own, kept, lowered)
+        return _Prepared(subject, said, declared, own, kept, lowered)
 
     fixed = tuple[str, ...]()
     with _evaluating(model), answering:
@@ -176,24 +176,24 @@ def export(
             progress(f"fixing the batch at {batch}, since it cannot be free")
             ready = prepared(batch)
             fixed = (error.note,)
-        subject, description, stated, own, rewrites, lowered = ready
+        subject, description, declared, own, rewrites, lowered = ready
         cases, left_out = _cases(subject, batch, own)
         progress(f"comparing with PyTorch on {len(cases)} inputs")
         session = checks.session_of(lowered.runnable)
         parity = checks.compare(
             session, subject.reference, subject.compared, cases, atol, rtol, own
         )
-    if stated is None and subject.traced:
-        stated = _no_metadata(model, checkpoint_sha256)
+    if declared is None and subject.traced:
+        declared = _no_metadata(model, checkpoint_sha256)
     data, notes = lowered.model.SerializeToString(), tuple[str, ...]()
     doubts: tuple[str, ...] = ()
-    if stated is not None and all(p.passed or p.outside for p in parity):
-        stated = dataclasses.replace(stated, parity=_measured(parity, atol, rtol, fixed))
+    if declared is not None and all(p.passed or p.outside for p in parity):
+        declared = dataclasses.replace(declared, parity=_measured(parity, atol, rtol, fixed))
         # A fused file runs only with the kernels, so it is read with its function bodies.
         runnable = data if ops != "fused" else lowered.runnable.SerializeToString()
-        annotated, notes = _described(subject, data, runnable, description, stated, path)
+        annotated, notes = _described(subject, data, runnable, description, declared, path)
         if annotated is not None:
-            data, stated, doubts = annotated.data, annotated.metadata, annotated.warnings
+            data, declared, doubts = annotated.data, annotated.metadata, annotated.warnings
     report = ExportReport(
         path=path,
         size=len(data),
@@ -205,7 +205,7 @@ def export(
         operators=lowered.operators,
         functions=len(lowered.model.functions),
         rewrites=lowered.rewrites,
-        recognition=lowered.recognition,
+        fusion=lowered.fusion,
         notes=(
             *fixed,
             *lowered.notes,
@@ -217,8 +217,8 @@ def export(
         rtol=rtol,
         parity=parity,
         dry_run=dry_run,
-        scores=scores_taken(stated, subject.outputs),
-        doubts=doubts,
+        scores=scores_output(declared, subject.outputs),
+        score_warnings=doubts,
     )
     if not report.passed:
         progress("looking for the node that differs")
@@ -236,8 +236,8 @@ class _Prepared(NamedTuple):
 
     subject: Subject
     description: Description
-    stated: ModelMetadata | None
-    own: Sequence[Tensor]
+    declared: ModelMetadata | None
+    user_inputs: Sequence[Tensor]
     rewrites: Rewrites
     lowered: Lowered
 
@@ -253,18 +253,18 @@ def _described(
     data: bytes,
     runnable: bytes,
     description: Description,
-    stated: ModelMetadata,
+    declared: ModelMetadata,
     path: Path,
-) -> tuple[Described | None, tuple[str, ...]]:
+) -> tuple[DescribedModel | None, tuple[str, ...]]:
     """The file with its metadata; None if it stays as it is; and notes.
 
     A traced network of the user's own that nobody described may be none of images, for which there is no
     metadata; its trace is then outputs as any other.
     """
     if subject.traced is not None:
-        stated = dataclasses.replace(stated, trace=TraceOutputs(subject.traced.layers))
+        declared = dataclasses.replace(declared, trace=TraceOutputs(subject.traced.layers))
     try:
-        return described(data, description, stated, path, runnable=runnable), ()
+        return describe_model(data, description, declared, path, runnable=runnable), ()
     except UsageError as error:
         if description or subject.metadata is not None:
             raise
@@ -347,7 +347,7 @@ def to_graph(
     captured, program = capture(module, subject, opset, batch)
     traced = subject.traced
 
-    def write_trace(model: onnx.ModelProto, found: Recognition) -> onnx.ModelProto:
+    def write_trace(model: onnx.ModelProto, found: FusionReport) -> onnx.ModelProto:
         nonlocal traced
         if subject.to_trace:
             traced, model = traced_graph(subject.module, model, subject.example, found)
@@ -368,24 +368,24 @@ def to_graph(
 
 
 def _again(
-    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, recognize: bool
+    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, fuse: bool
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """The graph made anew in another way, for `diagnose`."""
     if batch is not None:
         subject = dataclasses.replace(subject, example=sized(subject.example, batch))
-    made = to_graph(subject, opset, batch, rewrites, recognize=recognize)
+    made = to_graph(subject, opset, batch, rewrites, recognize=fuse)
     return made.lowered.runnable, made.program
 
 
 def _cases(
-    subject: Subject, batch: int | None, own: Sequence[Tensor]
+    subject: Subject, batch: int | None, user_inputs: Sequence[Tensor]
 ) -> tuple[list[checks.Case], tuple[str, ...]]:
     """What is compared, and what to say of hard inputs that a module of the user's own does not take."""
     batches = subject.batches if batch is None else (batch,)
-    given = checks.given_cases(own, batches) if own else []
+    given = checks.user_cases(user_inputs, batches) if user_inputs else []
     hard, notes = checks.input_cases(subject.example, batches), tuple[str, ...]()
     if not isinstance(getattr(subject.module, "model", None), CapsuleModel):
-        hard, notes = taken(subject.module, hard, own or subject.example, batches)
+        hard, notes = accepted_inputs(subject.module, hard, user_inputs or subject.example, batches)
     return [*given, *hard], notes
 
 

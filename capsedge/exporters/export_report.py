@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ParityError
-from capsedge.graph.fusion import Recognition
-from capsedge.runtime.files.text import size
+from capsedge.graph.fusion import FusionReport
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.scores import LENGTHS, LOGITS
-from capsedge.tolerance import MOST
+from capsedge.tolerance import MAX_GROWTH
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CaseParity:
 
 
 @dataclass(frozen=True)
-class ScoresTaken:
+class ScoresOutput:
     """The output that decides the class.
 
     Attributes:
@@ -66,17 +66,17 @@ class ScoresTaken:
         return f"{self.output} ({self.kind}): {self.reason}"
 
 
-def scores_taken(stated: ModelMetadata | None, outputs: Sequence[str]) -> ScoresTaken | None:
+def scores_output(stated: ModelMetadata | None, outputs: Sequence[str]) -> ScoresOutput | None:
     """The output that decides the class, as the file states it, or as its outputs are named."""
     if stated is None or stated.task == REGRESSION:
         return None
     chosen = stated.chosen_scores
     reason = chosen.reason if chosen else "the name of scores in files of capsedge"
     if stated.outputs is not None:
-        return ScoresTaken(stated.outputs.scores, stated.outputs.kind, reason)
+        return ScoresOutput(stated.outputs.scores, stated.outputs.kind, reason)
     named = {LENGTHS: "length", LOGITS: "logits"}
     name = next((n for n in outputs if n in named), None)
-    return None if name is None else ScoresTaken(name, named[name], reason)
+    return None if name is None else ScoresOutput(name, named[name], reason)
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,14 +92,14 @@ class ExportReport(Summarized):
         operators: nodes by type.
         functions: function bodies in the file.
         rewrites: the effect of each exact rewrite.
-        recognition: routing of a user's own module that became capsule operators (``found``), and what
+        fusion: routing of a user's own module that became capsule operators (``found``), and what
             stayed as it was, with the reason (``left``).
         notes: what a person should know of it.
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
         dry_run: whether the file was left unwritten.
         scores: the output that decides the class; None where the file states none.
-        doubts: why the scores may say nothing.
+        score_warnings: why the scores may say nothing.
     """
 
     path: Path
@@ -112,14 +112,14 @@ class ExportReport(Summarized):
     operators: dict[str, int]
     functions: int
     rewrites: dict[str, str]
-    recognition: Recognition
+    fusion: FusionReport
     notes: tuple[str, ...]
     atol: float
     rtol: float
     parity: tuple[CaseParity, ...]
     dry_run: bool = False
-    scores: ScoresTaken | None = None
-    doubts: tuple[str, ...] = ()
+    scores: ScoresOutput | None = None
+    score_warnings: tuple[str, ...] = ()
 
     def _summary(self) -> Summary:
         verdict = "PASSED" if self.passed else "FAILED"
@@ -127,7 +127,7 @@ class ExportReport(Summarized):
         written = "not written (dry run)" if self.dry_run else str(self.path)
         proof = f"{verdict}, largest difference {difference:.2g} in {len(self.parity)} comparisons"
         rows = [
-            Row("file", f"{written}, {size(self.size)}"),
+            Row("file", f"{written}, {format_bytes(self.size)}"),
             Row("against PyTorch", proof),
             *([Row("scores", str(self.scores))] if self.scores else []),
             Row("operators", ", ".join(f"{n} {kind}" for kind, n in self.operators.items())),
@@ -135,7 +135,7 @@ class ExportReport(Summarized):
             *(Row("note", note) for note in (*self.notes, *self.warnings)),
         ]
         nodes = f"{sum(self.operators.values())} nodes, ops '{self.ops}'"
-        first = f"{short(self.path.name)}: {size(self.size)}, {nodes}"
+        first = f"{short(self.path.name)}: {format_bytes(self.size)}, {nodes}"
         return Summary("ExportReport", [first, proof], rows)
 
     @property
@@ -178,7 +178,7 @@ class ExportReport(Summarized):
                 )
             else:
                 said.append(f"{where}and is not finite in the file on '{worst.case}'")
-        return (*said, *self.doubts)
+        return (*said, *self.score_warnings)
 
     def check(self, cause: str = "") -> None:
         """Raise if a comparison failed.
@@ -205,7 +205,8 @@ class ExportReport(Summarized):
             what = "FP32 does not define the module's outputs on all inputs; nothing was written."
             cause = (
                 f"PyTorch's own result there differs by {worst.reference_error:.3g} between FP32 and FP64. "
-                f"That is rounding, grown beyond what a tolerance may allow (1/{round(1 / MOST)} of the "
+                f"That is rounding, grown beyond what a tolerance may allow (1/{round(1 / MAX_GROWTH)} of "
+                f"the "
                 "largest value): the network is ill-conditioned on this input."
             )
         raise ParityError(
@@ -233,7 +234,7 @@ class ExportReport(Summarized):
             "max_abs": _finite(self.max_abs),
             "cases": [{k: _finite(v) for k, v in case.items()} for case in values.pop("parity")],
         }
-        del values["atol"], values["rtol"], values["doubts"]
+        del values["atol"], values["rtol"], values["score_warnings"]
         values["warnings"] = list(self.warnings)
         return values
 

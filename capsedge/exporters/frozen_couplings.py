@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from capsedge.calibration.collect import watch
-from capsedge.calibration.float_model import Source, rounded
+from capsedge.calibration.float_model import FloatModel, rounded_outcome
 from capsedge.calibration.quantizable_layers import title
 from capsedge.calibration.quantize import split
 from capsedge.datasets import ImageSet
@@ -42,7 +42,7 @@ from capsedge.graph.proto import (
     shapes_of,
 )
 from capsedge.graph.rewrites import make_uniform
-from capsedge.graph.shapes import state_shapes
+from capsedge.graph.shapes import write_shapes
 from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, operator_of
 
@@ -170,16 +170,16 @@ def _freeze_in_weights(
     model: onnx.ModelProto, node: onnx.NodeProto, mean: NDArray[np.float64]
 ) -> None:
     """A uniform pass whose weights hold ``M`` times the mean couplings."""
-    place = ROUTING_OPERATORS[node.op_type].weight
+    index = ROUTING_OPERATORS[node.op_type].weight
     weight = numpy_helper.to_array(
-        next(t for t in model.graph.initializer if t.name == node.input[place])
+        next(t for t in model.graph.initializer if t.name == node.input[index])
     )
     rows, columns, types, parents = weight.shape[:4]
     factors = parents * mean.reshape(rows, columns, types, parents, 1, 1)
-    name = f"{node.input[place]}_frozen_{node.output[0]}"
+    name = f"{node.input[index]}_frozen_{node.output[0]}"
     frozen = (weight * factors).astype(np.float32)
     model.graph.initializer.append(initializer(name, frozen))
-    node.input[place] = name
+    node.input[index] = name
     make_uniform(node)
 
 
@@ -225,7 +225,7 @@ def export_frozen(
     with temporary_folder() as folder:
         routed = folder / path.name
         report = export(model, routed, **options)
-        source = Source(routed)
+        source = FloatModel(routed)
         splits = split(source, calib_data, None, calib_images)
         frozen = copy_of(source.model)
         layers = freeze(frozen, splits.calibration)
@@ -234,10 +234,10 @@ def export_frozen(
         "averaged_images": len(splits.calibration),
         "data_sha256": splits.calibration.digest(),
         "layers": layers,
-        **rounded(outcome),
+        **rounded_outcome(outcome),
     }
     describe_frozen(frozen, source, measured)
-    state_shapes(frozen)
+    write_shapes(frozen)
     data = frozen.SerializeToString()
     write_bytes(path, data)
     report = dataclasses.replace(
@@ -250,7 +250,9 @@ def export_frozen(
     return FrozenExport(report, measured, splits.warnings)
 
 
-def describe_frozen(frozen: onnx.ModelProto, source: Source, measured: Mapping[str, Any]) -> None:
+def describe_frozen(
+    frozen: onnx.ModelProto, source: FloatModel, measured: Mapping[str, Any]
+) -> None:
     """State in a file's metadata that its couplings are frozen, and what that was made from."""
     assert source.metadata is not None  # it was exported by this package
     origin = source.metadata.origin

@@ -14,11 +14,13 @@ from capsedge.datasets.array_files import by_name, read_arrays
 from capsedge.errors import UsageError
 from capsedge.graph.passes import OPS
 from capsedge.models import CapsuleModel
-from capsedge.runtime.files.writing import in_words
+from capsedge.runtime.files.writing import type_in_words
 
 OPSETS = range(18, 22)
 Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
-_OWN = "model.load_state_dict(torch.load(path, weights_only=True)); capsedge.export(model, ...)"
+_USER_INPUTS = (
+    "model.load_state_dict(torch.load(path, weights_only=True)); capsedge.export(model, ...)"
+)
 
 
 def check_module(model: object) -> None:
@@ -34,7 +36,7 @@ def check_module(model: object) -> None:
             f"'{model}' is a path; export takes a module.",
             "A file of weights does not hold the network's code.",
             "For a checkpoint of this package: capsedge.export(capsedge.load_checkpoint(path), ...). For a "
-            f"network of your own: model = CapsNet(); {_OWN} (docs/how-to/your-model.md).",
+            f"network of your own: model = CapsNet(); {_USER_INPUTS} (docs/how-to/your-model.md).",
         )
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise UsageError(
@@ -48,7 +50,7 @@ def check_module(model: object) -> None:
             "It holds the weights without the network's code.",
             "Build the network and load it: model.load_state_dict(state); capsedge.export(model, ...)",
         )
-    found = in_words(model)
+    found = type_in_words(model)
     raise UsageError(
         f"{found[0].upper()}{found[1:]} is not a PyTorch module.",
         "export takes a torch.nn.Module.",
@@ -102,23 +104,23 @@ def check_parameters(model: nn.Module) -> None:
             )
 
 
-def own_inputs(
-    given: Inputs, names: Sequence[str], example: Sequence[Tensor]
+def user_inputs(
+    inputs: Inputs, names: Sequence[str], example: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     """The user's inputs as tensors of the example's types, one for each input.
 
     Args:
-        given: an npz or npy file, an array or tensor, a sequence of them, or a mapping by input name.
+        inputs: an npz or npy file, an array or tensor, a sequence of them, or a mapping by input name.
 
     Raises:
         UsageError: they do not fit the inputs.
     """
-    label = str(given) if isinstance(given, (str, Path)) else "inputs"
-    if isinstance(given, (str, Path)):
-        given = read_arrays(Path(given))
-    if isinstance(given, Mapping):
-        given = by_name(given, names, label)
-    values = [given] if isinstance(given, (Tensor, np.ndarray)) else list(given)
+    label = str(inputs) if isinstance(inputs, (str, Path)) else "inputs"
+    if isinstance(inputs, (str, Path)):
+        inputs = read_arrays(Path(inputs))
+    if isinstance(inputs, Mapping):
+        inputs = by_name(inputs, names, label)
+    values = [inputs] if isinstance(inputs, (Tensor, np.ndarray)) else list(inputs)
     if len(values) != len(names):
         raise UsageError(
             f"{label} holds {len(values)} inputs.", f"The network takes {', '.join(names)}.", ""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.user_subject import in_double, run_double
+from capsedge.exporters.user_subject import run_fp64, to_fp64
 from capsedge.graph import Rewrites
 from capsedge.models.user_module import first_line, line_of, node_lines
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
@@ -52,7 +52,7 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
 
 
 Case = tuple[str, list[Tensor]]
-MOST_GIVEN = 64  # of the user's inputs that are compared
+MAX_USER_CASES = 64  # of the user's inputs that are compared
 
 
 def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
@@ -103,12 +103,12 @@ def drawn_within(example: Tensor, batch: int, generator: torch.Generator) -> Ten
     return wanted.clamp(least, most).to(example.dtype)
 
 
-def given_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
+def user_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
     """The user's own inputs in batches of these sizes, the first of them."""
     cases: list[Case] = []
     at, count = 0, len(inputs[0])
     for n in itertools.cycle(batches):
-        if at + n > min(count, MOST_GIVEN):
+        if at + n > min(count, MAX_USER_CASES):
             break
         cases.append((f"your inputs {at} to {at + n - 1}", [x[at : at + n] for x in inputs]))
         at += n
@@ -174,14 +174,14 @@ def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
 
 
 def _run_exact(
-    module: nn.Module, tensors: Sequence[Tensor], wanted: Sequence[np.ndarray]
+    module: nn.Module, tensors: Sequence[Tensor], expected: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """The module's outputs in FP64; in FP32 if its code fixes a type and it cannot run in FP64."""
     try:
         with torch.no_grad():
-            return [t.numpy() for t in run_double(in_double(module), tensors)]
+            return [t.numpy() for t in run_fp64(to_fp64(module), tensors)]
     except Exception:  # of the user's code: any kind
-        return list(wanted)
+        return list(expected)
 
 
 def _shared_axes(name: str, rank: int) -> tuple[int, ...]:
@@ -193,17 +193,17 @@ def _shared_axes(name: str, rank: int) -> tuple[int, ...]:
 def _compare(
     case: str,
     name: str,
-    found: np.ndarray,
-    wanted: np.ndarray,
+    actual: np.ndarray,
+    expected: np.ndarray,
     precise: np.ndarray | None,
     atol: float,
     rtol: float,
 ) -> CaseParity:
-    if found.shape != wanted.shape or not np.isfinite(found.astype(np.float64)).all():
+    if actual.shape != expected.shape or not np.isfinite(actual.astype(np.float64)).all():
         infinite = float("inf")
         return CaseParity(case, name, infinite, infinite, 0.0, infinite, False)
-    reference = wanted.astype(np.float64)
-    difference = np.abs(found.astype(np.float64) - reference)
+    reference = expected.astype(np.float64)
+    difference = np.abs(actual.astype(np.float64) - reference)
     own = np.zeros_like(reference) if precise is None else reference - precise
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     error = np.abs(own).max(axis=_shared_axes(name, own.ndim), keepdims=True, initial=0.0)
@@ -244,16 +244,16 @@ def diagnose(
     worst = max(failed, key=lambda p: p.excess)
     case = next(c for c in cases if c[0] == worst.case)
 
-    def agrees(rewrites: Rewrites, recognize: bool) -> bool:
-        session = session_of(make(batch, rewrites, recognize)[0])
+    def agrees(rewrites: Rewrites, fuse: bool) -> bool:
+        session = session_of(make(batch, rewrites, fuse)[0])
         found = compare(
             session, subject.reference, subject.compared, [case], report.atol, report.rtol
         )
         return all(p.passed for p in found)
 
     try:
-        if agrees(Rewrites.none(), recognize=False):
-            return f"The plain export agrees: {_part(agrees, rewrites, bool(report.recognition.found))}."
+        if agrees(Rewrites.none(), fuse=False):
+            return f"The plain export agrees: {_part(agrees, rewrites, bool(report.fusion.fused))}."
         model, program = make(len(case[1][0]), Rewrites.none(), False)
         node = _first_node(model, program, case[1], Tolerance(report.atol, report.rtol))
     except CapsedgeError as error:
@@ -264,8 +264,8 @@ def diagnose(
     return f"{plain} {node}"
 
 
-def _part(agrees: Callable[[Rewrites, bool], bool], rewrites: Rewrites, recognized: bool) -> str:
-    if recognized and agrees(rewrites, False):
+def _part(agrees: Callable[[Rewrites, bool], bool], rewrites: Rewrites, fused: bool) -> str:
+    if fused and agrees(rewrites, False):
         return "the difference comes from the operators that replaced its routing"
     for each in fields(rewrites):
         if getattr(rewrites, each.name) and agrees(replace(rewrites, **{each.name: False}), True):
@@ -298,14 +298,14 @@ def _first_node(
     return "No node differs by itself: rounding grows on the way."
 
 
-def _differs(found: np.ndarray, wanted: np.ndarray, tolerance: Tolerance) -> bool:
-    if found.shape != wanted.shape:
+def _differs(actual: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> bool:
+    if actual.shape != expected.shape:
         return True
-    if wanted.dtype.kind != "f":
-        return not np.array_equal(found, wanted)
-    reference = np.atleast_1d(wanted.astype(np.float64))
+    if expected.dtype.kind != "f":
+        return not np.array_equal(actual, expected)
+    reference = np.atleast_1d(expected.astype(np.float64))
     finite = np.isfinite(reference)
-    off = np.abs(np.atleast_1d(found.astype(np.float64)) - np.where(finite, reference, 0))[finite]
+    off = np.abs(np.atleast_1d(actual.astype(np.float64)) - np.where(finite, reference, 0))[finite]
     size = np.abs(reference[finite]).max(initial=0.0)
     whole = np.full((len(off), 1), size)
     return bool(len(off)) and not excess(off[:, None], whole, tolerance, 0.0).max() <= 1
@@ -331,7 +331,7 @@ class _Recorder(torch.fx.Interpreter):
 _NOT_FINITE = "it gives values that are NaN or infinite"
 
 
-def taken(
+def accepted_inputs(
     module: nn.Module, cases: Sequence[Case], example: Sequence[Tensor], batches: Sequence[int]
 ) -> tuple[list[Case], tuple[str, ...]]:
     """The cases that the module takes, and what to say of the others.

@@ -12,20 +12,20 @@ from torch import Tensor
 from capsedge.errors import UsageError
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_subject import Flat, Scored
-from capsedge.runtime.describe import (
+from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
+from capsedge.runtime.score_checks import kind_of, probes
+from capsedge.runtime.scores import AS_IT_IS, CAPSULES, LENGTHS, ChosenScores, choose_scores
+from capsedge.runtime.user_metadata import (
     NAMED,
     Description,
     check_takes_images,
     preprocessing_for,
     task_of,
 )
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
-from capsedge.runtime.score_checks import kind_of, probes
-from capsedge.runtime.scores import AS_IT_IS, CAPSULES, LENGTHS, Chosen, choose
 
 
 def with_scores(
-    subject: Subject, description: Description, stated: ModelMetadata, batch: int | None
+    subject: Subject, description: Description, declared: ModelMetadata, batch: int | None
 ) -> tuple[Subject, Description, ModelMetadata]:
     """A described network of images with an output of scores, and metadata that name it and say why.
 
@@ -43,9 +43,9 @@ def with_scores(
     shapes = {n: t.shape for n, t in zip(subject.inputs, subject.example, strict=True)}
     check_takes_images("The network", shapes)
     try:
-        if task_of(description, stated) == REGRESSION:
-            return subject, description, stated
-        preprocessing = preprocessing_for(description, sizes, stated.preprocessing, "The network")
+        if task_of(description, declared) == REGRESSION:
+            return subject, description, declared
+        preprocessing = preprocessing_for(description, sizes, declared.preprocessing, "The network")
     except UsageError:
         raise
     except ValueError as error:
@@ -59,7 +59,7 @@ def with_scores(
     images = probes(sizes, preprocessing)
     outputs = _outputs(subject, images.images, batch)
     given = description.outputs or Outputs()
-    named = given.scores or (stated.outputs.scores if stated.outputs else "")
+    named = given.scores or (declared.outputs.scores if declared.outputs else "")
     if named and named not in outputs:
         raise UsageError(
             f"There is no output {named}.",
@@ -67,17 +67,17 @@ def with_scores(
             f"Name one of them: outputs=Outputs(scores={next(iter(outputs))!r}).",
             command=f"Name one of them: --scores {next(iter(outputs))}.",
         )
-    names = description.class_names if description.class_names is not None else stated.class_names
-    choice = choose(
+    names = description.class_names if description.class_names is not None else declared.class_names
+    choice = choose_scores(
         {named: outputs[named]} if named else outputs,
         len(names),
         inside=images.inside,
         images=sizes,
     )
-    chosen = Chosen(NAMED if named else choice.reason)
+    chosen = ChosenScores(NAMED if named else choice.reason)
     if choice.form == AS_IT_IS:
         if named:
-            return subject, description, stated
+            return subject, description, declared
         scores, values = choice.output, outputs[choice.output]
     else:
         made = Scored(subject.outputs.index(choice.output), choice.classes, choice.form == CAPSULES)
@@ -89,13 +89,13 @@ def with_scores(
         reason = f"{what} {choice.output}, which export adds: {choice.output} is {NAMED}"
         if not named:
             reason = f"{what} {choice.output}, which export adds, as {choice.reason}"
-        chosen = Chosen(reason, choice.output, choice.classes, made.capsules)
+        chosen = ChosenScores(reason, choice.output, choice.classes, made.capsules)
     kind = given.kind or kind_of(values[images.inside])
     sized = outputs[choice.poses].shape[1:2] if choice.poses else ()
     poses = choice.poses if sized == (choice.classes,) else ""
     said = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
-    stated = dataclasses.replace(stated, outputs=said, chosen_scores=chosen)
-    return subject, dataclasses.replace(description, outputs=said), stated
+    declared = dataclasses.replace(declared, outputs=said, chosen_scores=chosen)
+    return subject, dataclasses.replace(description, outputs=said), declared
 
 
 def _outputs(

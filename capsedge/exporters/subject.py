@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
-from capsedge.exporters.trace import RoutingCalls, Traced, traced_routing
+from capsedge.exporters.traced_layers import RoutingCalls, Traced, trace_routing
 from capsedge.models import CapsuleModel
 from capsedge.runtime.metadata import ModelMetadata
 
@@ -108,7 +108,7 @@ def of_capsule_model(
     images = torch.rand((batch or 2, p.channels, p.height, p.width), generator=generator)
     chosen = [e for e in EXTRA_OUTPUTS if e in extras and e != TRACE]
     module = _WithExtras(model, chosen).eval()
-    traced = traced_routing(module, model, images) if TRACE in extras else None
+    traced = trace_routing(module, model, images) if TRACE in extras else None
     return Subject(
         module,
         ("images",),

@@ -21,7 +21,7 @@ _WAY_OUT = (
 
 
 @contextlib.contextmanager
-def about_the_module(
+def explain_module_errors(
     made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]],
 ) -> Iterator[None]:
     """Raise what other libraries raise, and what the user's code raises, as errors about the module.

@@ -86,7 +86,7 @@ class Flat(nn.Module):
         copies = [x.clone() for x in inputs]  # code may write into its input, which others read
         with on_cpu():
             result = self.module(*copies)
-        values = _apart(tuple(named(result).values()), inputs)
+        values = _copy_outputs(tuple(named_outputs(result).values()), inputs)
         if self.ranks is not None and len(self.ranks) == len(values):
             values = tuple(
                 v[None] if v.ndim == rank - 1 and inputs[0].shape[0] == 1 else v
@@ -95,7 +95,7 @@ class Flat(nn.Module):
         return values if self.scored is None else (*values, self.scored(values))
 
 
-def _apart(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _copy_outputs(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Outputs that are no input and no other output: in a file each has a name of its own."""
     found: list[Tensor] = []
     for value in values:
@@ -119,7 +119,7 @@ class PerImage(nn.Module):
         return tuple(result)
 
 
-def named(result: Any) -> dict[str, Tensor]:
+def named_outputs(result: Any) -> dict[str, Tensor]:
     """The tensors of a module's output by name: keys, fields, or ``output_0``, ``output_1``, ...
 
     Names of nested outputs are joined by ``_``. None stands for an output that is not there.
@@ -163,20 +163,20 @@ def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
 
 
-def in_double(module: nn.Module) -> nn.Module:
+def to_fp64(module: nn.Module) -> nn.Module:
     """A copy in FP64."""
     return copy.deepcopy(module).double()
 
 
-def run_double(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def run_fp64(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """A flat module's outputs in FP64; tensors that its code makes are FP64 too."""
-    with default_double():
+    with default_fp64():
         result = module(*(t.double() if t.dtype.is_floating_point else t for t in inputs))
     return tuple(result)
 
 
 @contextlib.contextmanager
-def default_double() -> Iterator[None]:
+def default_fp64() -> Iterator[None]:
     """Tensors that code makes without a type are FP64 while it lasts."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -321,7 +321,7 @@ def _flat(
         except CapsedgeError as error:
             if failure is None or batch is not None:
                 raise
-            raise _at_its_own_batch(module, tensors, failure) from error
+            raise _at_module_batch(module, tensors, failure) from error
         _check_repeatable(module, tensors, 1)
         ranks = [v.ndim for v in (alone if several is None else several).values()]
         return Flat(module, ranks, each=several is None and batch is None), tuple(alone)
@@ -333,7 +333,7 @@ def _flat(
     return flat, tuple(several)
 
 
-def _at_its_own_batch(
+def _at_module_batch(
     module: nn.Module, tensors: tuple[Tensor, ...], failure: CapsedgeError
 ) -> CapsedgeError:
     """What to say of a module that works neither at batch 1 nor at 2: at which batch it does, if any.
@@ -350,7 +350,7 @@ def _at_its_own_batch(
             continue
         if all(v.ndim and v.shape[0] == batch for v in result.values()):
             _check_repeatable(module, tensors, batch)
-            _check_apart(module, tensors, tuple(result), batch)
+            _check_images_independent(module, tensors, tuple(result), batch)
             return NoFreeBatch(
                 f"The module works at batch {batch} alone.",
                 failure.why,
@@ -372,7 +372,7 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
     try:
         with torch.no_grad(), on_cpu():
             result = module(*inputs)
-        return named(result)
+        return named_outputs(result)
     except CapsedgeError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code: any kind
@@ -469,7 +469,7 @@ def _check_alone(
         name, details = wrong[0], squeezes
         found = "none" if shapes[name] is None else str(list(alone[name].shape))
         why = f"Output '{name}' has the shape {list(several[name].shape)} for two images and {found} for one."
-    _check_apart(module, tensors, tuple(several), 2)
+    _check_images_independent(module, tensors, tuple(several), 2)
     raise NoFreeBatch(
         "The module works at batch 2, and not at batch 1.",
         why,
@@ -499,7 +499,7 @@ def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str
             )
 
 
-def _check_apart(
+def _check_images_independent(
     module: nn.Module, tensors: tuple[Tensor, ...], names: tuple[str, ...], batch: int
 ) -> None:
     """The same of a module that takes no image alone: half of a batch is exchanged for other images.
@@ -523,9 +523,9 @@ def _check_apart(
             )
 
 
-def _differing(found: Tensor, wanted: Tensor, exact: bool) -> float | None:
+def _differing(actual: Tensor, expected: Tensor, exact: bool) -> float | None:
     """How far apart answers are that should be one, beyond rounding; None where they are one."""
-    a, b = found.double(), wanted.double()
+    a, b = actual.double(), expected.double()
     if a.shape != b.shape or not b.numel() or not torch.isfinite(b).all():
         return None
     off = (a - b).abs().max()
@@ -554,7 +554,7 @@ def _both(
     """Outputs of two batches, in FP64 where the code allows it."""
     with torch.no_grad():
         try:
-            exact = in_double(flat)
-            return run_double(exact, one), run_double(exact, other), True
+            exact = to_fp64(flat)
+            return run_fp64(exact, one), run_fp64(exact, other), True
         except Exception:  # code that fixes a type
             return flat(*one), flat(*other), False

@@ -164,7 +164,7 @@ def strip_notes(model: onnx.ModelProto) -> None:
 IR_VERSION = 8  # weights need not be inputs from IR version 4 on
 
 
-def plain(model: onnx.ModelProto) -> onnx.ModelProto:
+def to_normal_form(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy without functions of other domains, without weights among its inputs (as in IR version 3), and
     with FP32 constants as initializers.
 

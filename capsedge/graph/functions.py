@@ -22,7 +22,7 @@ from capsedge.graph.proto import (
     set_opset,
     shapes_of,
 )
-from capsedge.spec.operators import DOMAIN, VERSION, numbered, operator_of
+from capsedge.spec.operators import DOMAIN, VERSION, instance_name, operator_of
 
 # --- Function bodies of the capsule operators in a file: put on, taken off, inlined ---
 
@@ -57,7 +57,7 @@ def attach_functions(
         content = body.SerializeToString(deterministic=True)
         if content not in names:
             counts[operator] += 1
-            names[content] = body.name = numbered(operator, counts[operator])
+            names[content] = body.name = instance_name(operator, counts[operator])
             model.functions.append(body)
         node.op_type, node.overload = names[content], ""
     if names:

@@ -23,8 +23,8 @@ from capsedge.graph.functions import (
     inline,
     inline_functions,
 )
-from capsedge.graph.fusion import Recognition
-from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion import FusionReport
+from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.fusion.values import first_line
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import (
@@ -44,19 +44,19 @@ from capsedge.graph.rewrites import (
     replace_uniform_passes,
     write_exact_sigmoids,
 )
-from capsedge.graph.shapes import state_shapes
+from capsedge.graph.shapes import write_shapes
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
 IR_VERSION = 10
 OPS = ("auto", "fused", "portable")
 TORCH_DOMAIN = "capsedge.torch"  # of the operators in a captured graph; never in a file
 Progress = Callable[[str], None]
-WriteTrace = Callable[[onnx.ModelProto, Recognition], onnx.ModelProto]
+WriteTrace = Callable[[onnx.ModelProto, FusionReport], onnx.ModelProto]
 """A graph of ``capsedge`` nodes, and what was recognized in it, to the graph with its trace as outputs."""
 
 # Packages whose errors have no common base.
 _FOREIGN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "torch")
-_SAID = {"recognizing": "looking for routing", "proving": "proving what replaces it"}
+_STAGES = {"recognizing": "looking for routing", "proving": "proving what replaces it"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Lowered:
         runnable: the same with function bodies, for ONNX Runtime without the kernels; ``model`` itself unless
             this is fused.
         rewrites: the effect of each exact rewrite.
-        recognition: what was found and left in the user's own routing.
+        fusion: what was found and left in the user's own routing.
         notes: on it, for a person.
         operators: how many nodes of each type.
     """
@@ -76,7 +76,7 @@ class Lowered:
     model: onnx.ModelProto
     runnable: onnx.ModelProto
     rewrites: dict[str, str]
-    recognition: Recognition
+    fusion: FusionReport
     notes: tuple[str, ...]
     operators: dict[str, int]
 
@@ -120,11 +120,11 @@ def lower(
     # The passes kept alive as outputs go on as ordinary tensors.
     model.graph.value_info.extend(model.graph.output[outputs:])
     del model.graph.output[outputs:]
-    recognition, notes = Recognition(), tuple[str, ...]()
+    fusion, notes = FusionReport(), tuple[str, ...]()
     if recognize and not passes:
-        model, recognition, notes = recognize_routing(model, progress)
+        model, fusion, notes = fuse_routing(model, progress)
     if write_trace is not None:
-        model = write_trace(model, recognition)
+        model = write_trace(model, fusion)
     linear = replace_uniform_passes(model) if rewrites.first_pass_uniform else 0
     replace_layer_norms(model)
     write_exact_sigmoids(model)
@@ -133,8 +133,8 @@ def lower(
     said = _effects(rewrites, model, passes - kept, linear)
     model, runnable = _in_form(model, ops, rewrites)
     _check(model)
-    state_shapes(model, runnable)
-    return Lowered(model, runnable, said, recognition, notes, operator_counts(model))
+    write_shapes(model, runnable)
+    return Lowered(model, runnable, said, fusion, notes, operator_counts(model))
 
 
 def _version() -> str:
@@ -178,9 +178,9 @@ def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) 
     return model
 
 
-def recognize_routing(
+def fuse_routing(
     model: onnx.ModelProto, progress: Progress = lambda _: None
-) -> tuple[onnx.ModelProto, Recognition, tuple[str, ...]]:
+) -> tuple[onnx.ModelProto, FusionReport, tuple[str, ...]]:
     """A model with its routing recognized and without function bodies, what was found, and notes.
 
     The work is that of ``capsedge.optimize``, and so is its proof against the model that comes in. A model
@@ -190,23 +190,23 @@ def recognize_routing(
         progress: told what is being done.
     """
     if operator_nodes(model) or any(n.domain == DOMAIN for f in model.functions for n in f.node):
-        return model, Recognition(), ()
+        return model, FusionReport(), ()
 
-    def told(stage: str) -> None:
-        if stage in _SAID:
-            progress(_SAID[stage])
+    def report(stage: str) -> None:
+        if stage in _STAGES:
+            progress(_STAGES[stage])
 
     try:
-        improved = improve(model.SerializeToString(), told, batch="keep")
+        improved = optimize_model(model.SerializeToString(), report, batch="keep")
     except (ParityError, UnsupportedModelError) as error:
-        return model, Recognition(), (f"routing was not looked for: {error.what} {error.why}",)
+        return model, FusionReport(), (f"routing was not looked for: {error.what} {error.why}",)
     except Exception as error:
         if not is_foreign(error):
             raise
-        return model, Recognition(), (f"routing was not looked for: {first_line(error)}",)
+        return model, FusionReport(), (f"routing was not looked for: {first_line(error)}",)
     better = onnx.load_model_from_string(improved.model)
     detach_functions(better)
-    return better, improved.recognition, improved.notes
+    return better, improved.fusion, improved.notes
 
 
 def is_foreign(error: BaseException) -> bool:

@@ -83,13 +83,13 @@ class _Targets:
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
         self.names: dict[tuple[int, ...], str] = {}
-        self.taken = {i for n in graph.node for i in (*n.input, *n.output)}
+        self.used = {i for n in graph.node for i in (*n.input, *n.output)}
         self.old = {t.name: t for t in graph.initializer}
 
     def name(self, target: tuple[int, ...]) -> str:
         if target not in self.names:
             name = "shape_" + "_".join("N" if d == -1 else str(d) for d in target)
-            while name in self.taken and not self._holds(name, target):
+            while name in self.used and not self._holds(name, target):
                 name += "_"
             self.names[target] = name
         return self.names[target]

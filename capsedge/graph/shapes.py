@@ -9,10 +9,10 @@ from capsedge.graph.proto import copy_of, replace
 
 _BATCHES = (5, 7)  # a size that is the same at both does not depend on the batch
 _FOLDED_BYTES = 1 << 20  # of one constant: shapes and indices, not weights
-_Found = dict[str, tuple[int, tuple[int, ...]]]  # element type and sizes by name
+_Shapes = dict[str, tuple[int, tuple[int, ...]]]  # element type and sizes by name
 
 
-def state_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None) -> None:
+def write_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None) -> None:
     """State type and shape of every value of the graph whose shape depends on the batch alone.
 
     Sizes are numbers, the name of the batch axis, or a multiple of it (``36*N``). What the file states
@@ -22,33 +22,33 @@ def state_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None
     Args:
         complete: the same graph with bodies of its functions, where the file has none.
     """
-    wanted = _unstated(model)
+    wanted = _without_shape(model)
     if not wanted:
         return
     name = _batch_name(model)
     found = [_sizes(complete or model, n, wanted) for n in (_BATCHES if name else _BATCHES[:1])]
-    stated = {v.name: v for v in model.graph.value_info}
+    declared = {v.name: v for v in model.graph.value_info}
     for value in wanted:
         shapes = [at[value] for at in found if value in at]
         if len(shapes) < len(found) or len({len(shape) for _, shape in shapes}) != 1:
             continue
         sizes = [_size(each, name) for each in zip(*(shape for _, shape in shapes), strict=True)]
         if None not in sizes:
-            stated[value] = onnx.helper.make_tensor_value_info(value, shapes[0][0], sizes)
-    replace(model.graph.value_info, stated.values())
+            declared[value] = onnx.helper.make_tensor_value_info(value, shapes[0][0], sizes)
+    replace(model.graph.value_info, declared.values())
 
 
-def stated(data: bytes) -> bytes:
+def with_shapes(data: bytes) -> bytes:
     """A file with its shapes stated; as it is if onnx cannot infer them."""
     try:
         model = onnx.load_model_from_string(data)
-        state_shapes(model)
+        write_shapes(model)
         return bytes(model.SerializeToString())
     except Exception:  # onnx raises many kinds for what other tools write, none of them ours
         return data
 
 
-def _unstated(model: onnx.ModelProto) -> list[str]:
+def _without_shape(model: onnx.ModelProto) -> list[str]:
     """Values that nodes make and whose shape the file does not state in numbers and the batch."""
     graph, name = model.graph, _batch_name(model)
     known = {t.name for t in graph.initializer} | {v.name for v in (*graph.input, *graph.output)}
@@ -84,7 +84,7 @@ def _size(sizes: tuple[int, ...], name: str) -> int | str | None:
     return name if times == 1 else f"{times}*{name}"
 
 
-def _sizes(model: onnx.ModelProto, batch: int, wanted: list[str]) -> _Found:
+def _sizes(model: onnx.ModelProto, batch: int, wanted: list[str]) -> _Shapes:
     """Sizes at one batch: by inference, and where that ends at computed shapes, with these folded."""
     fixed = _fixed(model, batch)
     inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
@@ -120,7 +120,7 @@ def _fixed(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     return fixed
 
 
-def _known(model: onnx.ModelProto) -> _Found:
+def _known(model: onnx.ModelProto) -> _Shapes:
     graph = model.graph
     found = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
     for value in (*graph.value_info, *graph.output):

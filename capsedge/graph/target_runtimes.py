@@ -102,7 +102,7 @@ def resolve(
 _SHORT = "abcdefghijklmnopqrstuvwxyz"
 
 
-def finish(model: onnx.ModelProto, bodies: bool = True, runtime: str | None = None) -> None:
+def finalize(model: onnx.ModelProto, bodies: bool = True, runtime: str | None = None) -> None:
     """Attach function bodies to the capsule operators of a model, in place, and check it.
 
     Names inside the bodies are shortened: in a small file of INT8 weights they are a tenth of all bytes.
@@ -171,13 +171,13 @@ def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     return simplify(inferred(copy))
 
 
-def _shorten(function: onnx.FunctionProto, taken: set[str]) -> None:
+def _shorten(function: onnx.FunctionProto, used: set[str]) -> None:
     names: dict[str, str] = {}
 
     def short(name: str) -> str:
         if name and name not in names:
             names[name] = _short(len(names))
-            while names[name] in taken:
+            while names[name] in used:
                 names[name] += "_"
         return names.get(name, "")
 

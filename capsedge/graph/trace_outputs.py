@@ -36,14 +36,14 @@ def without_uniform_passes(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = []
     for node in found.graph.node:
         if node.domain == DOMAIN and operator_of(node.op_type) == "UniformRouting":
-            nodes += _attention_to_nothing(found, node, shapes[node.output[0]][1:])
+            nodes += _attention_without_parents(found, node, shapes[node.output[0]][1:])
         else:
             nodes.append(node)
     replace(found.graph.node, nodes)
     return found
 
 
-def _attention_to_nothing(
+def _attention_without_parents(
     model: onnx.ModelProto, node: onnx.NodeProto, sizes: tuple[int | None, ...]
 ) -> list[onnx.NodeProto]:
     """A uniform pass as nodes; ``sizes`` of its parents, behind the batch."""
@@ -95,13 +95,15 @@ def with_trace(
     batch = model.graph.input[0].type.tensor_type.shape.dim[0]
     for layer in layers:
         for kind, output in layer.outputs.items():
-            _finish(model, layer, kind, parts[f"{layer.name}/{kind}"], output, sizes[output], batch)
+            _add_outputs(
+                model, layer, kind, parts[f"{layer.name}/{kind}"], output, sizes[output], batch
+            )
     found = inline(model)
     remove_unused_tensors(found)
     return found
 
 
-def _finish(
+def _add_outputs(
     model: onnx.ModelProto,
     layer: TraceLayer,
     kind: str,

@@ -25,7 +25,7 @@ from capsedge.runtime.metadata import Outputs, Preprocessing
 # --- What a file of weights does not tell, and the user is asked for ---
 
 
-class MissingAnswer(UsageError):
+class MissingChoice(UsageError):
     """One question that the file leaves open.
 
     Args:
@@ -53,7 +53,7 @@ class MissingAnswer(UsageError):
         self.option, self.argument, self.assumed = option, argument, assumed
 
 
-def together(questions: Sequence[MissingAnswer]) -> UsageError:
+def combine_errors(questions: Sequence[MissingChoice]) -> UsageError:
     """One error for all questions, of which there is at least one."""
     if len(questions) == 1:
         return questions[0]
@@ -126,28 +126,28 @@ def _keys(shapes: Shapes, key: str) -> list[str]:
     return keys
 
 
-def _compare(shapes: Shapes, key: str, pattern: str, found: Fit) -> None:
+def _compare(shapes: Shapes, key: str, pattern: str, actual: Fit) -> None:
     keys = _keys(shapes, key)
     if not keys:
-        found.missing.append(key)
+        actual.missing.append(key)
         return
     counted = _COUNTED.search(key)
-    if counted and found.sizes.setdefault(counted[1], len(keys)) != len(keys):
-        found.wrong.append(f"{key} is there {len(keys)} times, not {found.sizes[counted[1]]}")
+    if counted and actual.sizes.setdefault(counted[1], len(keys)) != len(keys):
+        actual.wrong.append(f"{key} is there {len(keys)} times, not {actual.sizes[counted[1]]}")
     for name in keys:
         shape, letters = shapes[name], pattern.split()
         fits = len(shape) == len(letters) and all(
-            (int(letter) if letter.isdigit() else found.sizes.setdefault(letter, size)) == size
+            (int(letter) if letter.isdigit() else actual.sizes.setdefault(letter, size)) == size
             for letter, size in zip(letters, shape, strict=True)
         )
         if fits:
-            found.matched.append(name)
+            actual.matched.append(name)
         else:
-            wanted = " x ".join(_said(letter, found.sizes) for letter in letters)
-            found.wrong.append(f"{name} is {' x '.join(map(str, shape))}, not {wanted}")
+            wanted = " x ".join(_in_words(letter, actual.sizes) for letter in letters)
+            actual.wrong.append(f"{name} is {' x '.join(map(str, shape))}, not {wanted}")
 
 
-def _said(letter: str, sizes: Mapping[str, int]) -> str:
+def _in_words(letter: str, sizes: Mapping[str, int]) -> str:
     return f"{sizes[letter]}" if letter in sizes else letter
 
 
@@ -197,7 +197,7 @@ Tensors = dict[str, Floats]
 
 
 @dataclass(frozen=True)
-class Answers:
+class ImportChoices:
     """What the user says of the network, and the file does not.
 
     Attributes:
@@ -278,7 +278,7 @@ class Family:
     """A family.
 
     Attributes:
-        name: for ``--as``.
+        name: for ``--family``.
         source: repository and file.
         licence: of the source, by its SPDX name; empty if the repository states none.
         dialect: its routing in one sentence.
@@ -301,7 +301,7 @@ class Family:
         variant: the default; empty if it is asked for.
         variant_at: how a user finds out.
         by_configuration: recognizes files by the configuration that they store, instead of by ``keys``.
-        marks: regular expression of a key by which a file without a configuration is seen to be of such a
+        signature: regular expression of a key by which a file without a configuration is seen to be of such a
             family, and refused.
         lambdas: names of Lambda layers (regular expression) that ``configure`` accounts for.
     """
@@ -312,7 +312,7 @@ class Family:
     dialect: str
     differences: tuple[str, ...]
     keys: Patterns | Callable[[Shapes], Patterns]
-    configure: Callable[[Family, Sizes, Answers, list[str]], ModelConfig]
+    configure: Callable[[Family, Sizes, ImportChoices, list[str]], ModelConfig]
     convert: Callable[[Mapping[str, Floats], ModelConfig], Tensors]
     optional: Sequence[Patterns] = ()
     iterations: int | None = None
@@ -325,7 +325,7 @@ class Family:
     variant: str = ""
     variant_at: str = ""
     by_configuration: Callable[[Mapping[str, Any], Shapes], Fit] | None = None
-    marks: str = ""
+    signature: str = ""
     lambdas: str = ""
 
     def source_of(self, variant: str | None) -> tuple[str, str]:
@@ -353,9 +353,9 @@ class Family:
             named[key] = f"{m['name']}_{at}{named[key][m.end() :]}"
         return named
 
-    def shows(self, keys: Iterable[str]) -> bool:
+    def has_signature(self, keys: Iterable[str]) -> bool:
         """Whether keys are of this family, which is recognized by a configuration that a file may lack."""
-        return bool(self.marks) and any(re.fullmatch(self.marks, key) for key in keys)
+        return bool(self.signature) and any(re.fullmatch(self.signature, key) for key in keys)
 
     def fit(self, weights: Weights) -> Fit:
         """How far a file is of this family."""
@@ -366,33 +366,33 @@ class Family:
         return fit(named, self.keys(named) if callable(self.keys) else self.keys, self.optional)
 
 
-def sums_of(family: Family, answers: Answers, notes: list[str]) -> int:
+def weighted_sums_of(family: Family, choices: ImportChoices, notes: list[str]) -> int:
     """Routing iterations as this package counts them: weighted sums.
 
     Raises:
         UsageError: nobody says how many.
     """
-    if answers.iterations is None and family.iterations is None:
-        raise MissingAnswer(
+    if choices.iterations is None and family.iterations is None:
+        raise MissingChoice(
             "How many routing iterations does the network run?",
             f"The file does not tell; it is {family.iterations_at}.",
             "--iters N",
             "iterations=N",
             {"iterations": 3},
         )
-    if answers.iterations is None:
+    if choices.iterations is None:
         assert family.iterations is not None
         notes.append(f"{family.iterations} routing iterations, as in the author's code")
         return family.iterations + family.extra_iterations
     if family.extra_iterations:
-        count = answers.iterations + family.extra_iterations
+        count = choices.iterations + family.extra_iterations
         notes.append(
-            f"--iters {answers.iterations} makes {count} weighted sums in the author's code"
+            f"--iters {choices.iterations} makes {count} weighted sums in the author's code"
         )
-    return answers.iterations + family.extra_iterations
+    return choices.iterations + family.extra_iterations
 
 
-def variant_of(family: Family, answers: Answers, notes: list[str]) -> Mapping[str, Any]:
+def variant_of(family: Family, choices: ImportChoices, notes: list[str]) -> Mapping[str, Any]:
     """The fields of the configuration that the variant sets.
 
     Raises:
@@ -400,36 +400,36 @@ def variant_of(family: Family, answers: Answers, notes: list[str]) -> Mapping[st
     """
     known = {v.name: v for v in family.variants}
     listed = "; ".join(f"{v.name}: {v.words}" for v in family.variants)
-    wanted = answers.variant or family.variant
-    if answers.variant is not None and answers.variant not in known:
+    wanted = choices.variant or family.variant
+    if choices.variant is not None and choices.variant not in known:
         raise UsageError(
-            f"{family.name} has no variant '{answers.variant}'.",
+            f"{family.name} has no variant '{choices.variant}'.",
             f"Known: {listed}." if known else "It has no variants.",
             f"Use one of --variant {', '.join(known)}." if known else "Leave out --variant.",
         )
     if not known:
         return {}
     if not wanted:
-        raise MissingAnswer(
+        raise MissingChoice(
             f"Which variant of {family.name} is it?",
             f"The file does not tell, and they compute different functions: {listed}. {family.variant_at}",
             f"--variant {'|'.join(known)}",
             "variant=",
             {"variant": family.variants[0].name},
         )
-    if answers.variant is None:
+    if choices.variant is None:
         notes.append(f"variant '{wanted}': {known[wanted].words} (others: --variant)")
     return known[wanted].fields
 
 
-def unknown_size(why: str, assumed: int | None = 64) -> MissingAnswer:
+def unknown_size(why: str, assumed: int | None = 64) -> MissingChoice:
     """The question for the size of the images.
 
     Args:
         assumed: a side that the network may have; None if no side is known to fit.
     """
     side = {"preprocessing": {"height": assumed, "width": assumed}}
-    return MissingAnswer(
+    return MissingChoice(
         "How large are the network's images?",
         why,
         "--size HEIGHTxWIDTH",
@@ -441,7 +441,7 @@ def unknown_size(why: str, assumed: int | None = 64) -> MissingAnswer:
 
 
 def size_of(
-    family: Family, classes: int, channels: int, answers: Answers, notes: list[str]
+    family: Family, classes: int, channels: int, choices: ImportChoices, notes: list[str]
 ) -> tuple[int, int]:
     """Height and width of the input of a network that takes any.
 
@@ -450,8 +450,8 @@ def size_of(
     Raises:
         UsageError: nobody says.
     """
-    if answers.size is not None:
-        return answers.size
+    if choices.size is not None:
+        return choices.size
     own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
     if len(own) != 1:
         raise unknown_size("The file does not tell: the same weights fit images of many sizes.")
@@ -480,7 +480,7 @@ def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def preprocessing_of(
-    family: Family, size: tuple[int, int], channels: int, answers: Answers, notes: list[str]
+    family: Family, size: tuple[int, int], channels: int, choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
     """How pixels become the input: as the user says, or as the author's code does for its own data set.
 
@@ -488,10 +488,10 @@ def preprocessing_of(
         UsageError: nobody says.
     """
     values: dict[str, Any] = {}
-    if not answers.pixels.keys() & {"scale", "mean", "std", "per_image"}:
+    if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         own = data_set_of(family, size, channels)
         if own is None:
-            raise MissingAnswer(
+            raise MissingChoice(
                 "Which values does the network expect for a pixel?",
                 "The file does not tell; it is in the training code, usually where the data set is "
                 "loaded: ToTensor makes 0 to 1, Normalize(mean, std) comes after it.",
@@ -508,15 +508,15 @@ def preprocessing_of(
             + (f", mean {list(mean)}, std {list(std)}" if any(mean) or set(std) != {1.0} else "")
             + " (otherwise: --range, --mean, --std)"
         )
-    stated = answers.preprocessing.get("channels", channels)
-    if stated != channels:
+    declared = choices.preprocessing.get("channels", channels)
+    if declared != channels:
         raise UsageError(
             f"The network takes images with {channels} channels.",
-            f"The preprocessing states {stated}.",
+            f"The preprocessing states {declared}.",
             f"State {channels}, or leave the channels out.",
         )
     try:
-        return Preprocessing(*size, channels, **{**values, **answers.pixels})
+        return Preprocessing(*size, channels, **{**values, **choices.pixels})
     except (TypeError, ValueError) as error:
         raise UsageError(
             "The input cannot be described.",
@@ -537,7 +537,7 @@ def classes_of(
     count: int,
     size: tuple[int, int],
     channels: int,
-    answers: Answers,
+    choices: ImportChoices,
     notes: list[str],
 ) -> tuple[str, ...]:
     """Names of the classes.
@@ -545,21 +545,21 @@ def classes_of(
     Raises:
         UsageError: the user names another number of them.
     """
-    if answers.outputs is not None or answers.task == "regression":
+    if choices.outputs is not None or choices.task == "regression":
         raise UsageError(
             f"The networks of the family {family.name} decide classes.",
             "The outputs that are stated are those of a regression, or have other names.",
             "Leave out `outputs` and the task.",
             command="Leave out --outputs, --units, --values, --scores, --poses and --task regression.",
         )
-    if answers.classes is not None:
-        if len(answers.classes) != count:
+    if choices.classes is not None:
+        if len(choices.classes) != count:
             raise UsageError(
                 f"The network has {count} classes.",
-                f"--classes names {len(answers.classes)}.",
+                f"--classes names {len(choices.classes)}.",
                 f"Name {count}.",
             )
-        return answers.classes
+        return choices.classes
     own = data_set_of(family, size, channels)
     if own is not None and len(own.classes) == count:
         notes.append(f"classes as in {own.name} (otherwise: --classes)")

@@ -14,7 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from capsedge.runtime.files.sandbox import close_doors, confine
+from capsedge.runtime.files.sandbox import enter_sandbox, forbid_new_files
 
 if TYPE_CHECKING:
     from h5py import h5d, h5g
@@ -31,7 +31,7 @@ class Refused(Exception):
 
 def main() -> None:
     """Answer for the file on the standard input under the bounds that the arguments name."""
-    confine()
+    enter_sandbox()
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
     from capsedge.spec import limits
@@ -43,7 +43,7 @@ def main() -> None:
             raise Refused("it is no HDF5 file")
         if len(data) > limits.KERAS_BYTES:
             raise Refused(f"it has over {limits.KERAS_BYTES >> 20} MiB")
-        close_doors()
+        forbid_new_files()
         most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * len(data))
         _read_image(data, most, answer)
     except Refused as refusal:
@@ -56,7 +56,7 @@ def main() -> None:
     answer.close()
 
 
-def _read_image(data: bytes, most: int, answer: BinaryIO) -> None:
+def _read_image(data: bytes, most: int, output: BinaryIO) -> None:
     import h5py.h5f
 
     from capsedge.spec import limits
@@ -67,7 +67,7 @@ def _read_image(data: bytes, most: int, answer: BinaryIO) -> None:
         raise Refused(f"it is damaged: {error}") from None
     walk = Walk(most, limits.TENSORS)
     walk.group(h5py.h5g.open(image, b"/"), "")
-    walk.write(answer)
+    walk.write(output)
 
 
 def _rehearse() -> None:
@@ -96,8 +96,8 @@ class Walk:
     """
 
     def __init__(self, most: int, count: int) -> None:
-        self._left, self._count = most, count
-        self._seen: set[Any] = set()
+        self._remaining, self._count = most, count
+        self._visited: set[Any] = set()
         self._data: list[tuple[str, h5d.DatasetID, Any]] = []
         self.texts: dict[str, dict[str, str | list[str]]] = {}
 
@@ -128,16 +128,16 @@ class Walk:
             else:
                 raise Refused(f"'/{inner}' is a type of its own")
 
-    def _once(self, item: Any, place: str) -> None:
+    def _once(self, item: Any, path: str) -> None:
         from h5py import h5o
 
         where = h5o.get_info(item)
         self._count -= 1
         if self._count < 0:
             raise Refused("it holds too many objects")
-        if (where.fileno, where.addr) in self._seen:
-            raise Refused(f"{place} is reached in two ways")
-        self._seen.add((where.fileno, where.addr))
+        if (where.fileno, where.addr) in self._visited:
+            raise Refused(f"{path} is reached in two ways")
+        self._visited.add((where.fileno, where.addr))
 
     def _array(self, array: h5d.DatasetID, path: str) -> None:
         import numpy as np
@@ -161,18 +161,18 @@ class Walk:
         size = int(np.prod(array.shape, dtype=object)) * kind.get_size()
         chunk = plan.get_chunk() if plan.get_layout() == h5d.CHUNKED else ()
         size = max(size, int(np.prod(chunk, dtype=object)) * kind.get_size() if chunk else 0)
-        self._left -= size
-        if self._left < 0:
+        self._remaining -= size
+        if self._remaining < 0:
             raise Refused(f"{place} and the arrays before it claim too many bytes")
         self._data.append((path, array, np.dtype(kind.dtype).newbyteorder("<")))
 
-    def write(self, answer: BinaryIO) -> None:
+    def write(self, output: BinaryIO) -> None:
         """Write the answer."""
         import numpy as np
         from h5py import h5s
 
         arrays = {p: [t.str, [int(n) for n in a.shape]] for p, a, t in self._data}
-        answer.write(json.dumps({"arrays": arrays, "texts": self.texts}).encode() + b"\n")
+        output.write(json.dumps({"arrays": arrays, "texts": self.texts}).encode() + b"\n")
         for path, array, kind in self._data:
             values = np.empty(array.shape, kind)
             try:
@@ -182,10 +182,10 @@ class Walk:
                 OSError
             ) as error:  # the answer has begun: its length will tell that it is not whole
                 raise SystemExit(f"'/{path}' cannot be read: {error}") from None
-            answer.write(values.tobytes())
+            output.write(values.tobytes())
 
 
-def _texts(item: h5g.GroupID, place: str) -> dict[str, str | list[str]]:
+def _texts(item: h5g.GroupID, path: str) -> dict[str, str | list[str]]:
     """The attributes of known names, all of which hold text."""
     from h5py import h5a, h5t
 
@@ -199,9 +199,9 @@ def _texts(item: h5g.GroupID, place: str) -> dict[str, str | list[str]]:
                 found[name] = []
                 continue
             if attribute.get_type().get_class() != h5t.STRING:
-                raise Refused(f"the attribute '{key}' of {place} is not text")
+                raise Refused(f"the attribute '{key}' of {path} is not text")
             if len(attribute.shape) > 1:
-                raise Refused(f"the attribute '{key}' of {place} is not a list")
+                raise Refused(f"the attribute '{key}' of {path} is not a list")
             words = _read(attribute)
             if key != name:
                 earlier = found.setdefault(name, [])

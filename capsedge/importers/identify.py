@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.importers.families import FAMILIES
-from capsedge.importers.family import Family, Fit, MissingAnswer, Weights
+from capsedge.importers.family import Family, Fit, MissingChoice, Weights
 
 LISTED = 40  # tensors of an unknown file
 NEAREST = 3  # families that are named beside it
@@ -31,37 +31,37 @@ class UnknownNetwork(UnsupportedModelError):
 
 
 @dataclass(frozen=True)
-class Recognized:
+class Identified:
     """A family and how the file fits it."""
 
     family: Family
     fit: Fit
 
     @property
-    def by(self) -> str:
+    def in_words(self) -> str:
         """What it was recognized by."""
         first = [key for key in self.fit.matched if not key.endswith("bias")][-1:]
         sizes = ", ".join(f"{letter}={n}" for letter, n in self.fit.sizes.items())
         return f"{len(self.fit.matched)} keys ({', '.join(first)} ...) and their shapes ({sizes})"
 
 
-def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
+def identify(weights: Weights, family_name: str | None = None) -> Identified:
     """The family of a file.
 
     Args:
-        wanted: the name of a family; None to recognize it.
+        family_name: the name of a family; None to recognize it.
 
     Raises:
         UsageError: no family has this name, the file does not fit it, or several families fit.
         UnknownNetwork: none does.
         UnsupportedModelError: its configuration has Lambda layers that the family does not know.
     """
-    whole = fitting(weights, wanted)
+    whole = fitting(weights, family_name)
     if len(whole) > 1:
         names = " or ".join(r.family.name for r in whole)
         dialects = "; ".join(f"{r.family.name}: {r.family.dialect}" for r in whole)
-        choice = f"--as {'|'.join(r.family.name for r in whole)}"
-        raise MissingAnswer(
+        choice = f"--family {'|'.join(r.family.name for r in whole)}"
+        raise MissingChoice(
             f"The file may be of the family {names}.",
             f"Keys and shapes are the same, the functions are not: {dialects}.",
             choice,
@@ -72,10 +72,10 @@ def recognize(weights: Weights, wanted: str | None = None) -> Recognized:
     return whole[0]
 
 
-def fitting(weights: Weights, wanted: str | None = None) -> list[Recognized]:
+def fitting(weights: Weights, family_name: str | None = None) -> list[Identified]:
     """All families that a file fits, at least one; see `recognize`."""
-    fits = [Recognized(f, f.fit(weights)) for f in FAMILIES]
-    whole = [r for r in fits if r.fit.whole] if wanted is None else [_named(fits, wanted)]
+    fits = [Identified(f, f.fit(weights)) for f in FAMILIES]
+    whole = [r for r in fits if r.fit.whole] if family_name is None else [_named(fits, family_name)]
     if not whole:
         raise _unknown(weights, fits)
     for found in whole:
@@ -105,14 +105,15 @@ def family_of(name: str) -> Family:
     return known[name]
 
 
-def _named(fits: list[Recognized], wanted: str) -> Recognized:
-    family = family_of(wanted)
+def _named(fits: list[Identified], family_name: str) -> Identified:
+    family = family_of(family_name)
     found = next(r for r in fits if r.family is family)
     if not found.fit.whole:
         raise UsageError(
-            f"The file is not of the family {wanted}.",
+            f"The file is not of the family {family_name}.",
             f"{'; '.join(_differences(found.fit))}.",
-            "Leave out --as to see what it may be, or rename its keys with --map (docs/how-to/import.md).",
+            "Leave out --family to see what it may be, or rename its keys with --map "
+            "(docs/how-to/import.md).",
         )
     return found
 
@@ -138,7 +139,7 @@ def _differences(fit: Fit) -> list[str]:
     return found[:DIFFERING] + ([f"{left} more differences"] if left > 0 else [])
 
 
-def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
+def _unknown(weights: Weights, fits: list[Identified]) -> UnknownNetwork:
     shapes = weights.shapes
     width = min(60, max(map(len, shapes)))
     details = [
@@ -148,7 +149,9 @@ def _unknown(weights: Weights, fits: list[Recognized]) -> UnknownNetwork:
         details.append(f"and {len(shapes) - LISTED:,} more tensors")
     if weights.lambdas:
         details.append(f"Lambda layers, which are not run: {', '.join(weights.lambdas[:LISTED])}")
-    unstated = [f for f in (r.family for r in fits) if weights.config is None and f.shows(shapes)]
+    unstated = [
+        f for f in (r.family for r in fits) if weights.config is None and f.has_signature(shapes)
+    ]
     if unstated:
         return _without_configuration(unstated[0], details)
     near = sorted(fits, key=lambda r: (-_nearness(r.fit), r.family.name))[:NEAREST]

@@ -14,18 +14,18 @@ import torch
 from capsedge.datasets import ImageSet, read_images, read_targets
 from capsedge.errors import ArtefactError, CapsedgeError, ParityError, UsageError
 from capsedge.importers.family import (
-    Answers,
     Family,
-    MissingAnswer,
+    ImportChoices,
+    MissingChoice,
     Sizes,
     Weights,
-    together,
+    combine_errors,
     without_counters,
 )
-from capsedge.importers.identify import Recognized, fitting, others, recognize
+from capsedge.importers.identify import Identified, fitting, identify, others
 from capsedge.importers.key_map import apply, read_key_map
 from capsedge.importers.measure import Measured, clearly_best, measure
-from capsedge.importers.reference_check import TOLERANCE, Comparison, compare
+from capsedge.importers.reference_check import TOLERANCE, ReferenceCheck, compare
 from capsedge.importers.weights_file import read_together
 from capsedge.models import CapsuleModel, build
 from capsedge.models.checkpoint import save_checkpoint
@@ -48,12 +48,14 @@ from capsedge.runtime.metadata import (
     Outputs,
     Preprocessing,
 )
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
 # --- The network that a file's weights make. Needs torch ---
 
 
-def network(family: Family, weights: Weights, answers: Answers, notes: list[str]) -> CapsuleModel:
+def network(
+    family: Family, weights: Weights, choices: ImportChoices, notes: list[str]
+) -> CapsuleModel:
     """The network with its weights, in evaluation mode.
 
     Args:
@@ -65,9 +67,9 @@ def network(family: Family, weights: Weights, answers: Answers, notes: list[str]
     """
     names = family.names(weights.tensors)
     tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
-    answers = replace(answers, stored=weights.config)
-    config = _configured(family, family.fit(weights).sizes, answers, notes)
-    _check_inverse_temperature(family, config, answers.inverse_temperature)
+    choices = replace(choices, stored=weights.config)
+    config = _configured(family, family.fit(weights).sizes, choices, notes)
+    _check_inverse_temperature(family, config, choices.inverse_temperature)
     try:
         made = family.convert(tensors, config)
     except ValueError as error:  # shapes that no pattern speaks of
@@ -100,43 +102,45 @@ def network(family: Family, weights: Weights, answers: Answers, notes: list[str]
     return model.eval()
 
 
-def _configured(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def _configured(
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
+) -> ModelConfig:
     """The configuration.
 
     Raises:
         UsageError: answers are missing, or one does not fit.
     """
     try:
-        return family.configure(family, sizes, answers, notes)
-    except MissingAnswer:
-        raise together(questions(family, sizes, answers)) from None
+        return family.configure(family, sizes, choices, notes)
+    except MissingChoice:
+        raise combine_errors(questions(family, sizes, choices)) from None
 
 
-def questions(family: Family, sizes: Sizes, answers: Answers) -> list[MissingAnswer]:
+def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
     """What the file leaves open, with stand-ins for the answers so far; until one does not fit."""
-    found: list[MissingAnswer] = []
+    found: list[MissingChoice] = []
     while True:
         try:
-            family.configure(family, sizes, answers, [])
-        except MissingAnswer as missing:
+            family.configure(family, sizes, choices, [])
+        except MissingChoice as missing:
             found.append(missing)
             if not missing.assumed:
                 return found
-            answers = _with(answers, missing.assumed)
+            choices = _with(choices, missing.assumed)
         except CapsedgeError:
             return found
         else:
             return found
 
 
-def _with(answers: Answers, assumed: Mapping[str, Any]) -> Answers:
+def _with(choices: ImportChoices, assumed: Mapping[str, Any]) -> ImportChoices:
     fields = dict(assumed)
-    fields["preprocessing"] = {**answers.preprocessing, **fields.get("preprocessing", {})}
-    return replace(answers, **fields)
+    fields["preprocessing"] = {**choices.preprocessing, **fields.get("preprocessing", {})}
+    return replace(choices, **fields)
 
 
-def _check_inverse_temperature(family: Family, config: ModelConfig, given: float | None) -> None:
-    if given is not None and getattr(config, "inverse_temperature", None) != given:
+def _check_inverse_temperature(family: Family, config: ModelConfig, choice: float | None) -> None:
+    if choice is not None and getattr(config, "inverse_temperature", None) != choice:
         raise UsageError(
             f"The family {family.name} has no inverse temperature to give.",
             "The author's code fixes it, or has none.",
@@ -170,30 +174,30 @@ def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
 def chosen_by_data(
     weights: Weights,
     family: str | None,
-    answers: Answers,
+    choices: ImportChoices,
     data: Path | str,
     limit: int,
     notes: list[str],
-) -> tuple[Recognized, Answers]:
+) -> tuple[Identified, ImportChoices]:
     """Family and answers; where the file leaves several functions, the one that is clearly best on data.
 
     Raises:
         UsageError: none is.
     """
-    choices: dict[str, tuple[Recognized, Answers]] = {}
+    possible: dict[str, tuple[Identified, ImportChoices]] = {}
     whole = fitting(weights, family)
     for found in whole:
         f = found.family
         name = f"family '{f.name}'" if len(whole) > 1 else ""
-        if answers.variant or f.variant or not f.variants:
-            choices[name] = found, answers
+        if choices.variant or f.variant or not f.variants:
+            possible[name] = found, choices
             continue
         for variant in f.variants:
             words = ", ".join(w for w in (name, f"variant '{variant.name}'") if w)
-            choices[words] = found, replace(answers, variant=variant.name)
-    if len(choices) == 1:
-        return next(iter(choices.values()))
-    models = {words: network(r.family, weights, a, []) for words, (r, a) in choices.items()}
+            possible[words] = found, replace(choices, variant=variant.name)
+    if len(possible) == 1:
+        return next(iter(possible.values()))
+    models = {words: network(r.family, weights, a, []) for words, (r, a) in possible.items()}
     images = read_data(data, next(iter(models.values())).config, limit)
     best, achieved = clearly_best(models, images)
     said = "; ".join(f"{words}: {text}" for words, text in achieved.items())
@@ -201,32 +205,32 @@ def chosen_by_data(
         raise UsageError(
             "The data does not tell which function the network computes.",
             f"On {len(images)} images: {said}.",
-            "Give --as and --variant (family=, variant= in Python), or more images.",
+            "Give --family and --variant (family=, variant= in Python), or more images.",
         )
     notes.append(f"{best} by the data: {said}")
-    return choices[best]
+    return possible[best]
 
 
 def alternatives(
-    model: CapsuleModel, found: Recognized, weights: Weights, answers: Answers
+    model: CapsuleModel, found: Identified, weights: Weights, choices: ImportChoices
 ) -> dict[str, CapsuleModel]:
     """Networks of the same tensors, by the option that makes them."""
     tries: dict[str, Callable[[], CapsuleModel]] = {}
     family = found.family
-    stated = model.config.iterations - family.extra_iterations
+    declared = model.config.iterations - family.extra_iterations
 
-    def with_answers(**changes: Any) -> Callable[[], CapsuleModel]:
-        return lambda: network(family, weights, replace(answers, **changes), [])
+    def with_choices(**changes: Any) -> Callable[[], CapsuleModel]:
+        return lambda: network(family, weights, replace(choices, **changes), [])
 
-    for count in (stated - 1, stated + 1):
+    for count in (declared - 1, declared + 1):
         if count + family.extra_iterations >= 1:
-            tries[f"--iters {count}"] = with_answers(iterations=count)
-    chosen = answers.variant or family.variant
+            tries[f"--iters {count}"] = with_choices(iterations=count)
+    chosen = choices.variant or family.variant
     for variant in family.variants:
         if variant.name != chosen:
-            tries[f"--variant {variant.name}"] = with_answers(variant=variant.name)
+            tries[f"--variant {variant.name}"] = with_choices(variant=variant.name)
     for other in others(weights, family):
-        tries[f"--as {other.name}"] = lambda other=other: network(other, weights, answers, [])  # type: ignore[misc]
+        tries[f"--family {other.name}"] = lambda other=other: network(other, weights, choices, [])  # type: ignore[misc]
     made = {}
     for words, make in tries.items():
         try:
@@ -250,9 +254,9 @@ class ImportReport(Summarized):
         output: the checkpoint; None where none was named.
         model: the network, in evaluation mode.
         origin: family, source, licence, assumptions, comparison: what the checkpoint says of itself.
-        recognized_by: keys and sizes.
+        identified_by: keys and sizes.
         format: of the file.
-        comparison: with the author's code; None without ``against``.
+        comparison: with the author's code; None without ``reference_code``.
         measured: accuracy or errors on ``data``; None without.
         warnings: what a person should not overlook.
     """
@@ -260,9 +264,9 @@ class ImportReport(Summarized):
     output: Path | None
     model: CapsuleModel
     origin: Origin
-    recognized_by: str
+    identified_by: str
     format: str
-    comparison: Comparison | None
+    comparison: ReferenceCheck | None
     measured: Measured | None
     warnings: tuple[str, ...]
 
@@ -273,7 +277,7 @@ class ImportReport(Summarized):
         rows = [
             Row("file", name),
             Row("network", f"{self.origin.family}, {parameters}"),
-            Row("recognized by", self.recognized_by),
+            Row("recognized by", self.identified_by),
             Row("author's code", f"{compared} it"),
             *(Row("warning", warning) for warning in self.warnings),
         ]
@@ -290,7 +294,7 @@ class ImportReport(Summarized):
         return {
             "schema": 1,
             "output": None if self.output is None else str(self.output),
-            "recognized_by": self.recognized_by,
+            "identified_by": self.identified_by,
             "format": self.format,
             "parameters": self.parameters,
             "origin": asdict(self.origin),
@@ -314,7 +318,7 @@ def import_checkpoint(
     task: str | None = None,
     outputs: Outputs | None = None,
     key_map: Path | str | None = None,
-    against: str | None = None,
+    reference_code: str | None = None,
     data: Path | str | None = None,
     limit: int = IMAGES,
     progress: Callable[[int, int], None] | None = None,
@@ -338,7 +342,8 @@ def import_checkpoint(
         task: ``classification``, ``multi-label`` or ``regression``.
         outputs: names and units of a regression's values.
         key_map: a TOML file that renames the tensors.
-        against: ``author.py:build``: the author's module, which is run beside the network. This is code
+        reference_code: ``author.py:build``: the author's module, which is run beside the network. This is
+            code
             that you name, and it runs. It is given the file's weights; of several files it reads its own.
         data: images with labels, on which accuracy is measured and compared with that of alternatives; or
             with values for a regression, whose errors are measured (docs/reference/data.md).
@@ -365,7 +370,7 @@ def import_checkpoint(
     data = None if data is None else as_path(data, DATA)
     if target is not None:
         _check_output(target)
-    answers = Answers(
+    answers = ImportChoices(
         iterations,
         variant,
         None if class_names is None else tuple(class_names),
@@ -381,12 +386,16 @@ def import_checkpoint(
         family = family or "textbook"
     notes = list(weights.notes)
     if data is None:
-        found = _recognized(weights, family, answers)
+        found = _identified(weights, family, answers)
     else:
         found, answers = chosen_by_data(weights, family, answers, data, limit, notes)
     model = network(found.family, weights, answers, notes)
     images = None if data is None else read_data(data, model.config, limit)
-    comparison = None if against is None else _compared(model, against, files, images, progress)
+    comparison = (
+        None
+        if reference_code is None
+        else _compared(model, reference_code, files, images, progress)
+    )
     measured = None
     if images is not None:
         measured = measure(model, alternatives(model, found, weights, answers), images)
@@ -395,34 +404,34 @@ def import_checkpoint(
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: dump(asdict(origin))})
     return ImportReport(
-        target, model, origin, found.by, weights.format, comparison, measured,
+        target, model, origin, found.in_words, weights.format, comparison, measured,
         tuple(_warnings(model.config, comparison, measured)),
     )  # fmt: skip
 
 
-def _recognized(weights: Weights, family: str | None, answers: Answers) -> Recognized:
+def _identified(weights: Weights, family: str | None, choices: ImportChoices) -> Identified:
     """The family of a file.
 
     Raises:
         UsageError: it fits several; the error also names the answers that each of them misses.
     """
     try:
-        return recognize(weights, family)
-    except MissingAnswer as which:
-        stated = replace(answers, stored=weights.config)
+        return identify(weights, family)
+    except MissingChoice as which:
+        declared = replace(choices, stored=weights.config)
         asked = [
-            {q.option: q for q in questions(r.family, r.fit.sizes, stated)}
+            {q.option: q for q in questions(r.family, r.fit.sizes, declared)}
             for r in fitting(weights, family)
         ]
         common = [q for o, q in asked[0].items() if all(o in other for other in asked)]
-        raise together([which, *common]) from None
+        raise combine_errors([which, *common]) from None
 
 
-def _fields(given: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
+def _fields(preprocessing: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
     """The fields of the preprocessing that are known."""
-    if isinstance(given, Preprocessing):
-        return {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
-    fields = dict(given or {})
+    if isinstance(preprocessing, Preprocessing):
+        return {f.name: getattr(preprocessing, f.name) for f in dataclasses.fields(preprocessing)}
+    fields = dict(preprocessing or {})
     known = {f.name for f in dataclasses.fields(Preprocessing)}
     if unknown := sorted(fields.keys() - known):
         raise UsageError(
@@ -445,13 +454,13 @@ def _check_output(path: Path) -> None:
 
 def _compared(
     model: CapsuleModel,
-    against: str,
+    reference_code: str,
     files: Sequence[Path],
     images: ImageSet | None,
     progress: Callable[[int, int], None] | None,
-) -> Comparison:
+) -> ReferenceCheck:
     weights = files[0] if len(files) == 1 else None
-    found = compare(model, against, weights, images, progress)
+    found = compare(model, reference_code, weights, images, progress)
     if not found.passed:
         raise ParityError(
             "The author's code computes something else; nothing was written.",
@@ -464,11 +473,11 @@ def _compared(
 
 
 def _origin(
-    found: Recognized,
+    found: Identified,
     variant: str | None,
     files: Sequence[Path],
     notes: Sequence[str],
-    comparison: Comparison | None,
+    comparison: ReferenceCheck | None,
 ) -> Origin:
     family = found.family
     return Origin(
@@ -484,15 +493,16 @@ def _origin(
 
 
 def _warnings(
-    config: ModelConfig, comparison: Comparison | None, measured: Measured | None
+    config: ModelConfig, comparison: ReferenceCheck | None, measured: Measured | None
 ) -> list[str]:
     said = []
     if comparison is None:
-        said.append(f"{NOT_COMPARED}: --against author.py:build does that")
+        said.append(f"{NOT_COMPARED}: --reference-code author.py:build does that")
     elif comparison.nan:
         said.append(
             f"the author's code gives NaN on {comparison.nan} of {comparison.inputs} inputs, such as "
-            f"{comparison.nan_on}; the imported network gives numbers on {comparison.nan_answered} of them"
+            f"{comparison.nan_on}; the imported network gives numbers on {comparison.nan_in_code_only} of "
+            f"them"
         )
     if config.fixed_batch is not None:
         said.append(

@@ -24,7 +24,7 @@ from capsedge.errors import EnvironmentProblem
 from capsedge.importers.family import Floats, Weights
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.json_documents import Malformed, decode, parse
-from capsedge.runtime.files.sandbox import Bounds, Ended, confined
+from capsedge.runtime.files.sandbox import SandboxLimits, SandboxResult, run_in_sandbox
 from capsedge.spec import limits
 
 # HDF5 files, opened by a process that can open nothing else (`capsedge.importers.hdf5_worker`)
@@ -58,7 +58,7 @@ class Hdf5:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _WorkerOutput:
     arrays: dict[str, tuple[str, list[int]]]
     texts: dict[str, dict[str, str | list[str]]]
 
@@ -77,32 +77,32 @@ def read_hdf5(file: IO[bytes]) -> Hdf5:
         raise EnvironmentProblem(
             "Keras files need h5py.", "It is not installed here.", "pip install 'capsedge[import]'"
         )
-    bounds = Bounds(limits.KERAS_SECONDS, limits.KERAS_MEMORY, limits.ARRAY_BYTES)
-    with confined(_WORKER, file, bounds, _ENVIRONMENT) as ended:
+    bounds = SandboxLimits(limits.KERAS_SECONDS, limits.KERAS_MEMORY, limits.ARRAY_BYTES)
+    with run_in_sandbox(_WORKER, file, bounds, _ENVIRONMENT) as ended:
         return content_of(ended)
 
 
-def content_of(ended: Ended) -> Hdf5:
+def content_of(ended: SandboxResult) -> Hdf5:
     """The content that the process answered with.
 
     Raises:
         BadHdf5: it refused the file, or did not answer as it should.
     """
-    if ended.code is None:
+    if ended.exit_code is None:
         raise BadHdf5(f"reading it takes over {limits.KERAS_SECONDS} s")
-    header = ended.answer.readline(limits.JSON_BYTES)
+    header = ended.output.readline(limits.JSON_BYTES)
     if not header:
-        last = (ended.said.strip().splitlines() or ["it said nothing"])[-1]
-        raise BadHdf5(f"the process that read it ended ({ended.code}): {last[:200]}")
+        last = (ended.log.strip().splitlines() or ["it said nothing"])[-1]
+        raise BadHdf5(f"the process that read it ended ({ended.exit_code}): {last[:200]}")
     try:
         values = parse(header)
         if type(values) is dict and values.keys() == {"refused"}:
             raise BadHdf5(decode(str, values["refused"], "refused"))
-        answer = decode(_Answer, values)
+        answer = decode(_WorkerOutput, values)
         arrays = {path: _array(ended, *what) for path, what in answer.arrays.items()}
     except Malformed as error:
         raise BadHdf5(f"the process that read it gave a damaged answer: {error}") from error
-    if ended.answer.read(1):
+    if ended.output.read(1):
         raise BadHdf5("the process that read it gave too long an answer")
     texts: Texts = {
         path: {k: v if isinstance(v, str) else tuple(v) for k, v in found.items()}
@@ -111,15 +111,15 @@ def content_of(ended: Ended) -> Hdf5:
     return Hdf5(arrays, texts)
 
 
-def _array(ended: Ended, kind: str, shape: list[int]) -> NDArray[Any]:
+def _array(ended: SandboxResult, kind: str, shape: list[int]) -> NDArray[Any]:
     if kind not in _TYPES or min(shape, default=0) < 0:
         raise BadHdf5(f"it has an array of the type {kind[:20]}")
     size = math.prod(shape) * np.dtype(kind).itemsize
     if size > limits.ARRAY_BYTES:
         raise BadHdf5(f"it has an array of {size:,} bytes")
-    data = ended.answer.read(size)
+    data = ended.output.read(size)
     if len(data) != size:
-        last = (ended.said.strip().splitlines() or ["it is not whole"])[-1]
+        last = (ended.log.strip().splitlines() or ["it is not whole"])[-1]
         raise BadHdf5(f"an array cannot be read: {last[:200]}")
     return np.frombuffer(data, kind).reshape(shape)
 

@@ -29,7 +29,7 @@ import numpy as np
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.importers.family import Floats, Weights
 from capsedge.runtime.files.json_documents import Malformed, check, decode
-from capsedge.runtime.files.reading import opened
+from capsedge.runtime.files.reading import open_regular_file
 from capsedge.spec import limits
 
 
@@ -55,7 +55,7 @@ def read_key_map(path: Path | str) -> KeyMap:
         UsageError: it cannot be read, or is not a key map.
         EnvironmentProblem: Python is older than 3.11 and tomli is not installed.
     """
-    with opened(path, "Check the path of the key map.") as file:
+    with open_regular_file(path, "Check the path of the key map.") as file:
         data = file.read(limits.JSON_BYTES + 1)
     try:
         if len(data) > limits.JSON_BYTES:
@@ -100,7 +100,7 @@ def apply(keys: KeyMap, weights: Weights) -> Weights:
         target, steps = _entry(key, keys.tensors.get(key, key))
         if target in made:
             raise UsageError(f"The key map makes '{target}' twice.", "", "Correct the key map.")
-        made[target] = _taken(key, tensor, steps)
+        made[target] = _transform(key, tensor, steps)
     return replace(weights, tensors=made)
 
 
@@ -115,7 +115,7 @@ def _entry(key: str, entry: Any) -> tuple[str, list[Any]]:
     return target, steps
 
 
-def _taken(key: str, tensor: Floats, steps: list[Any]) -> Floats:
+def _transform(key: str, tensor: Floats, steps: list[Any]) -> Floats:
     for step in steps:
         name, axes = (
             next(iter(step.items())) if isinstance(step, dict) and len(step) == 1 else ("", ())

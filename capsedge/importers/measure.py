@@ -46,10 +46,10 @@ class Measured:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should not overlook."""
-        own = _said(self.accuracy, float(np.mean([*self.errors.values()] or [0.0])), self.units)
+        own = _in_words(self.accuracy, float(np.mean([*self.errors.values()] or [0.0])), self.units)
         return (
             *(
-                f"{words} is clearly better on the data: {self.said(found)} instead of {own}"
+                f"{words} is clearly better on the data: {self.in_words(found)} instead of {own}"
                 for words, found in self.better.items()
             ),
             *(
@@ -59,9 +59,9 @@ class Measured:
             ),
         )
 
-    def said(self, found: float) -> str:
+    def in_words(self, found: float) -> str:
         """The accuracy or mean error of an alternative in words."""
-        return _said(None if self.accuracy is None else found, found, self.units)
+        return _in_words(None if self.accuracy is None else found, found, self.units)
 
 
 def measure(
@@ -101,7 +101,7 @@ def clearly_best(
     best = min(found, key=lambda words: float(found[words].sum()))
     alone = all(_clearly_better(found[best], found[o], regression) for o in found if o != best)
     scores = {words: score(each, regression) for words, each in found.items()}
-    said = {w: _said(None if regression else s, s, units) for w, s in scores.items()}
+    said = {w: _in_words(None if regression else s, s, units) for w, s in scores.items()}
     return best if alone else None, said
 
 
@@ -140,14 +140,14 @@ def _distances(
     return np.where(angles, np.minimum(turned, 360.0 - turned), apart)
 
 
-def _clearly_better(found: Losses, own: Losses, regression: bool) -> bool:
+def _clearly_better(found: Losses, chosen: Losses, regression: bool) -> bool:
     """Whether the sum of paired differences is beyond chance: McNemar's test where losses are 0 or 1."""
-    won = own.mean(1) - found.mean(1)
-    least = SHARE * own.mean(1).sum() if regression else GAIN * len(own)
+    won = chosen.mean(1) - found.mean(1)
+    least = SHARE * chosen.mean(1).sum() if regression else GAIN * len(chosen)
     return bool(won.sum() > max(least, ERRORS * math.sqrt(float((won**2).sum()))))
 
 
-def _said(accuracy: float | None, error: float, units: tuple[str, ...]) -> str:
+def _in_words(accuracy: float | None, error: float, units: tuple[str, ...]) -> str:
     if accuracy is not None:
         return f"{100 * accuracy:.2f} %"
     unit = units[0] if len(set(units)) == 1 else ""

@@ -20,9 +20,9 @@ from capsedge.errors import UsageError
 from capsedge.exporters.determinism import check_repeatable
 from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
-from capsedge.models.user_module import ModuleSource, first_line, load_module, on_cpu
+from capsedge.models.user_module import UserModuleSpec, first_line, load_user_module, on_cpu
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
-from capsedge.verification.test_inputs import Floats, generated, hard_cases, prepared
+from capsedge.verification.sample_inputs import Floats, generated, hard_cases, prepared
 
 # --- The inputs on which an imported network is compared with its author's code ---
 
@@ -108,14 +108,14 @@ def batches(inputs: NDArray[np.float32], size: int) -> Sequence[Tensor]:
 
 
 TOLERANCE = 1e-5  # of the largest value
-DOUBLE = 1e-9  # the same in FP64, where FP32 differs by more
+FP64_TOLERANCE = 1e-9  # the same in FP64, where FP32 differs by more
 NAMED = 5  # inputs with NaN
 _FEW = 8
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReferenceCheck:
     """What a comparison found.
 
     Attributes:
@@ -131,7 +131,7 @@ class Comparison:
         narrow_flips: how many of these are other decisions.
         nan: inputs on which the author's code gives NaN; they are not compared.
         nan_on: some of them.
-        nan_answered: on how many of them the imported network gives numbers.
+        nan_in_code_only: on how many of them the imported network gives numbers.
         batch: how many at once.
         passed: whether both are the same function.
         fixed: what was fixed in the author's code, which without that is no function of its input.
@@ -149,7 +149,7 @@ class Comparison:
     narrow_flips: int
     nan: int
     nan_on: str
-    nan_answered: int
+    nan_in_code_only: int
     batch: int
     passed: bool
     fixed: str = ""
@@ -160,7 +160,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Answers:
+class _BothOutputs:
     """The answers of both to all inputs ``[N, ...]``, and the names of the inputs."""
 
     output: str
@@ -185,7 +185,7 @@ def compare(
     weights: Path | None,
     images: ImageSet | None = None,
     progress: Progress | None = None,
-) -> Comparison:
+) -> ReferenceCheck:
     """Run both on noise, strokes, hard cases and the images given.
 
     Args:
@@ -196,14 +196,14 @@ def compare(
     Raises:
         UsageError: the code fails, takes other weights, or returns neither poses nor scores.
     """
-    theirs = load_module(ModuleSource(code, str(weights or "")))
+    theirs = load_user_module(UserModuleSpec(code, str(weights or "")))
     fixed = _fixed(theirs.module)
     inputs = Inputs(model.config.preprocessing, images)
     _check_repeatable(theirs.module, inputs, model.config.fixed_batch or BATCH)
     batch = model.config.fixed_batch or BATCH
     found = _differences(model.eval(), theirs.module, inputs, batch, progress)
     facts = theirs.facts()
-    return Comparison(
+    return ReferenceCheck(
         str(facts["code"]), str(facts["code_sha256"]), batch=batch, fixed=fixed, **found
     )
 
@@ -235,14 +235,14 @@ def _sampled(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 def _differences(
     ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress | None
 ) -> dict[str, Any]:
-    answers = _answers(ours, theirs, inputs, batch, progress)
+    answers = _run_both(ours, theirs, inputs, batch, progress)
     known, scale = answers.known, answers.scale
     apart = np.abs(answers.ours.astype(np.float64) - answers.theirs)
     apart = apart.reshape(len(apart), -1).max(1) / scale
     apart = np.where(np.isnan(apart), np.inf, apart)  # NaN of ours where theirs has a number
     wide = np.flatnonzero(known & (apart > TOLERANCE))
     same = all(
-        _same_in_double(ours, theirs, _chosen(inputs, some), batch, scale)
+        _same_in_fp64(ours, theirs, _chosen(inputs, some), batch, scale)
         for some in (wide[:_FEW], wide[_FEW:])  # the first few tell another function apart
         if len(some)
     )
@@ -258,14 +258,14 @@ def _differences(
         **decided,
         "nan": len(silent),
         "nan_on": ", ".join(answers.names[k] for k in silent[:NAMED]),
-        "nan_answered": int(_finite(answers.ours)[silent].sum()),
+        "nan_in_code_only": int(_finite(answers.ours)[silent].sum()),
         "passed": bool(same and decided["flips"] == 0 and judged.any()),
     }
 
 
-def _decisions(answers: _Answers, judged: NDArray[np.bool_], values: bool) -> dict[str, Any]:
+def _decisions(choices: _BothOutputs, compared: NDArray[np.bool_], values: bool) -> dict[str, Any]:
     """Flips and margins; a regression has none."""
-    first, second = (_scores(a[judged], answers.output) for a in (answers.ours, answers.theirs))
+    first, second = (_scores(a[compared], choices.output) for a in (choices.ours, choices.theirs))
     if values or second.shape[1] < 2 or not len(second):
         return {"flips": 0, "least_margin": None, "narrow": 0, "narrow_flips": 0}
     ordered = np.sort(second, 1)
@@ -289,7 +289,7 @@ def _chosen(inputs: Inputs, indices: NDArray[np.intp]) -> Iterator[Block]:
             yield Block(tuple(block.names[k] for k in here), block.inputs[here])
 
 
-def _same_in_double(
+def _same_in_fp64(
     ours: CapsuleModel, theirs: nn.Module, blocks: Iterator[Block], batch: int, scale: float
 ) -> bool:
     """Whether the two agree in FP64: then FP32 rounding alone sets them apart."""
@@ -300,7 +300,7 @@ def _same_in_double(
         for block in blocks:
             _, a, b = _both(mine, doubled, block, batch, torch.float64)
             finite = np.isfinite(b)
-            if not np.abs(a[finite] - b[finite]).max(initial=0.0) <= DOUBLE * scale:
+            if not np.abs(a[finite] - b[finite]).max(initial=0.0) <= FP64_TOLERANCE * scale:
                 return False
     except (RuntimeError, UsageError):  # code that mixes types cannot run in FP64
         return False
@@ -309,9 +309,9 @@ def _same_in_double(
     return True
 
 
-def _answers(
+def _run_both(
     ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress | None
-) -> _Answers:
+) -> _BothOutputs:
     total = len(inputs)
     kinds, a, b = [], [], []
     names: list[str] = []
@@ -323,7 +323,7 @@ def _answers(
         names += block.names
         if progress is not None:
             progress(len(names), total)
-    return _Answers(kinds[0], np.concatenate(a), np.concatenate(b), tuple(names))
+    return _BothOutputs(kinds[0], np.concatenate(a), np.concatenate(b), tuple(names))
 
 
 def _both(
@@ -341,7 +341,7 @@ def _both(
                 raise UsageError(
                     "The author's code fails on images.",
                     f"{type(error).__name__}: {first_line(error)}",
-                    "Give --against a function whose module takes images alone.",
+                    "Give --reference-code a function whose module takes images alone.",
                 ) from error
             shapes = {"poses": tuple(result.poses.shape), "scores": tuple(result.scores.shape)}
             kind, value = matching(answer, shapes)
@@ -351,13 +351,13 @@ def _both(
     return kind, np.concatenate(a)[:number], np.concatenate(b)[:number]
 
 
-def matching(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
+def matching(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
     """The poses ``[N, J, P]`` among the outputs, else the scores or values ``[N, J]``.
 
     Raises:
         UsageError: neither is there.
     """
-    tensors = list(_tensors(answer))
+    tensors = list(_tensors(outputs))
     for name, wanted in shapes.items():
         for tensor in tensors:
             ones = (1,) * (tensor.ndim - len(wanted))
@@ -367,18 +367,18 @@ def matching(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, T
     raise UsageError(
         "The author's code returns neither poses nor scores.",
         f"Wanted {listed}, found {[list(t.shape) for t in tensors]}.",
-        "Give --against a function whose module returns one of them.",
+        "Give --reference-code a function whose module returns one of them.",
     )
 
 
-def _tensors(answer: Any) -> Iterator[Tensor]:
-    if isinstance(answer, Tensor):
-        yield answer.detach()
-    elif isinstance(answer, dict):
-        for value in answer.values():
+def _tensors(outputs: Any) -> Iterator[Tensor]:
+    if isinstance(outputs, Tensor):
+        yield outputs.detach()
+    elif isinstance(outputs, dict):
+        for value in outputs.values():
             yield from _tensors(value)
-    elif isinstance(answer, (tuple, list)):
-        for value in answer:
+    elif isinstance(outputs, (tuple, list)):
+        for value in outputs:
             yield from _tensors(value)
 
 

@@ -15,11 +15,11 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.importers import keras_file
 from capsedge.importers.family import Floats, Weights, without_counters
 from capsedge.importers.keras_file import BadHdf5
-from capsedge.models.weights import WRAPPERS, Candidate, candidates_of_torch, without_wrappers
+from capsedge.models.weights import WRAPPERS, StateDict, candidates_of_torch, without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
-from capsedge.runtime.files.formats import tell
+from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.json_documents import Malformed
-from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
 from capsedge.spec import limits
 
@@ -55,8 +55,8 @@ def read_weights(path: Path | str) -> Weights:
     read = _READERS.get(path.suffix.lower())
     if read is None:
         raise _not_weights(path)
-    with opened(path, "Check the path of the weights.") as file:
-        if size(file) > limits.ARRAY_BYTES:
+    with open_regular_file(path, "Check the path of the weights.") as file:
+        if file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
@@ -126,7 +126,7 @@ def _npz(path: Path, file: BufferedReader) -> Weights:
     names = [n.removesuffix(".npy") for n in archive.names if n.endswith(".npy")]
     if len(names) > limits.TENSORS:
         raise BadArchive(f"it has {len(names):,} arrays, the limit is {limits.TENSORS:,}")
-    arrays = Arrays(path, archive, size(file))
+    arrays = Arrays(path, archive, file_size(file))
     return Weights({n: np.asarray(arrays.read(n), np.float32) for n in names}, "NumPy archive")
 
 
@@ -145,7 +145,7 @@ def _not_weights(path: Path) -> UsageError:
     Raises:
         UsageError: there is no such file.
     """
-    found = tell(path)
+    found = identify_path(path)
     if found is None or found.key in _NAMED_OTHERWISE:
         return UsageError(
             f"{path} is not named like a file of weights.",
@@ -174,8 +174,8 @@ def read(path: Path, file: BufferedReader) -> Weights:
             "Save torch.save(model.state_dict(), path).",
         )
     best = min(found, key=_rank)
-    notes = [f"the weights are {_said(best)} of the file"] if best.place else []
-    notes += [f"{_said(c)} holds tensors of the same names" for c in found if _alike(c, best)]
+    notes = [f"the weights are {_in_words(best)} of the file"] if best.location else []
+    notes += [f"{_in_words(c)} holds tensors of the same names" for c in found if _alike(c, best)]
     tensors: dict[str, Floats] = {}
     for name, tensor in best.read().items():
         plain = without_wrappers(name)
@@ -185,15 +185,15 @@ def read(path: Path, file: BufferedReader) -> Weights:
     return Weights(tensors, "PyTorch", notes=tuple(notes))
 
 
-def _rank(candidate: Candidate) -> tuple[int, int]:
-    last = candidate.place[-1] if candidate.place else ""
+def _rank(candidate: StateDict) -> tuple[int, int]:
+    last = candidate.location[-1] if candidate.location else ""
     usual = WRAPPERS.index(last) if last in WRAPPERS else len(WRAPPERS)
     return usual, -len(candidate.shapes)
 
 
-def _alike(candidate: Candidate, best: Candidate) -> bool:
+def _alike(candidate: StateDict, best: StateDict) -> bool:
     return candidate is not best and candidate.shapes == best.shapes
 
 
-def _said(candidate: Candidate) -> str:
-    return "".join(f"['{key}']" for key in candidate.place)
+def _in_words(candidate: StateDict) -> str:
+    return "".join(f"['{key}']" for key in candidate.location)

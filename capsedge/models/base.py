@@ -134,13 +134,13 @@ def check_work(model: CapsuleModel) -> None:
     p = model.config.preprocessing
     image = torch.empty(1, *p.shape, device="meta")
     try:
-        with torch.no_grad(), _Work():
+        with torch.no_grad(), _WorkCounter():
             model.eval()(image)
     except RuntimeError as error:  # of torch: a layer does not fit what comes before it
         raise UsageError("Such a model cannot run.", str(error).split("\n")[0]) from error
 
 
-class _Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators, the values that they compute, and the operations of convolutions and matrix products.
 
     Raises:

@@ -21,7 +21,7 @@ from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.pickles import BadPickle
-from capsedge.runtime.files.reading import FILE, kind, opened, size
+from capsedge.runtime.files.reading import FILE, file_size, open_regular_file, path_kind
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
 from capsedge.runtime.inspection import CONFIG_KEY
@@ -83,8 +83,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     """
     path = as_path(path, WEIGHTS)
     read = _reader(path)
-    with opened(path, "Check the path of the checkpoint.") as file:
-        if size(file) > limits.ARRAY_BYTES:
+    with open_regular_file(path, "Check the path of the checkpoint.") as file:
+        if file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
@@ -111,12 +111,12 @@ def _reader(path: Path) -> Reader:
     Raises:
         ArtefactError: it is of another format.
     """
-    found = formats.tell(path) if kind(path) == FILE else None
+    found = formats.identify_path(path) if path_kind(path) == FILE else None
     key = "" if found is None else found.key
     if key in ("pytorch", "torchscript", "zip"):
         return _read_torch
     if key in ("checkpoint", "safetensors"):
-        with opened(path) as file:
+        with open_regular_file(path) as file:
             return _read_torch if file.read(2) == b"PK" else _read_safetensors
     read = _READERS.get(path.suffix)
     if found is not None and (
@@ -153,13 +153,13 @@ def _shapes(config: ModelConfig) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
-    for name, shape in wanted.items():
-        if found.get(name) != shape:
-            has = f"it is {list(found[name])}" if name in found else "the file lacks it"
+def _compare(path: Path, actual: Shapes, expected: Shapes) -> None:
+    for name, shape in expected.items():
+        if actual.get(name) != shape:
+            has = f"it is {list(actual[name])}" if name in actual else "the file lacks it"
             why = f"'{name}' should be {list(shape)}; {has}."
             raise ArtefactError(f"{path} does not fit its own configuration.", why)
-    unknown = next((name for name in found if name not in wanted), None)
+    unknown = next((name for name in actual if name not in expected), None)
     if unknown is not None:
         why = f"The model has no tensor '{unknown}'."
         raise ArtefactError(f"{path} does not fit its own configuration.", why)
@@ -169,7 +169,7 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
     try:
         header = read_header(file)
         if CONFIG_KEY not in header.metadata:
-            raise _foreign(path, f"Its metadata lacks '{CONFIG_KEY}'.")
+            raise _not_a_checkpoint(path, f"Its metadata lacks '{CONFIG_KEY}'.")
         config = parse(header.metadata[CONFIG_KEY])
     except Malformed as error:
         raise _damaged(path, error) from error
@@ -183,9 +183,9 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
     return config, {name: tensor.shape for name, tensor in header.tensors.items()}, tensors
 
 
-def _foreign(path: Path, why: str) -> ArtefactError:
+def _not_a_checkpoint(path: Path, why: str) -> ArtefactError:
     """The error for weights that do not state their network."""
-    found = formats.tell(path)
+    found = formats.identify_path(path)
     fix, command = found.advice(path) if found is not None else ("", "")
     return ArtefactError(f"{path} has no configuration.", why, fix, command=command)
 
@@ -202,7 +202,9 @@ def _read_torch(path: Path, file: BufferedReader) -> Content:
     except (BadArchive, BadPickle) as error:
         raise unreadable(path, error) from error
     if type(value) is not dict or not {"config", "state_dict"} <= value.keys():
-        raise _foreign(path, "A .pt checkpoint of capsedge is {'config': ..., 'state_dict': ...}.")
+        raise _not_a_checkpoint(
+            path, "A .pt checkpoint of capsedge is {'config': ..., 'state_dict': ...}."
+        )
     stored = value["state_dict"]
     if (
         type(stored) is not dict

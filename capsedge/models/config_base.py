@@ -35,7 +35,7 @@ _DIALECTS = {
     "coordinates": ("centers", "corners", "none"),
     "patches": ("windows", "kernel", "elements"),
     "statistics": ("paper", "clamped"),
-    "vote_reading": ("poses", "mixed"),
+    "vote_layout": ("poses", "mixed"),
     "routed_softmax": ("places", "types"),
     "routed_squash": ("maps", "rows", "pose", "elements"),
 }

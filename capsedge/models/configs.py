@@ -257,7 +257,7 @@ class DeepCapsConfig(ModelConfig):
             sum of the votes.
         squashed_stem: the stem's channels are squashed one by one.
         vote_elements: elements of a pose that votes are made of, the first ones; 0 for all.
-        vote_reading: votes are made of ``poses``, or of a map ``[H, W, C, P]`` read as ``[C, P, H, W]``:
+        vote_layout: votes are made of ``poses``, or of a map ``[H, W, C, P]`` read as ``[C, P, H, W]``:
             ``mixed``.
         routed_iterations: of the cell that is routed; ``iterations`` are those of the class capsules.
         routed_softmax: a type's couplings sum to one over all types and ``places``, or over the ``types``
@@ -279,7 +279,7 @@ class DeepCapsConfig(ModelConfig):
     vote_bias: bool = False
     squashed_stem: bool = False
     vote_elements: int = 0
-    vote_reading: str = "poses"
+    vote_layout: str = "poses"
     routed_iterations: int = 3
     routed_softmax: str = "places"
     routed_squash: str = "maps"
@@ -629,7 +629,7 @@ class PooledFSANetConfig(FSANetConfig):
 
 
 __all__ = [
-    "FAMILIES",
+    "ARCHITECTURES",
     "AttentionCapsulesConfig",
     "CapsNetConfig",
     "CapsuleConv",
@@ -648,7 +648,7 @@ __all__ = [
     "config_from_dict",
 ]
 
-FAMILIES: dict[str, type[ModelConfig]] = {
+ARCHITECTURES: dict[str, type[ModelConfig]] = {
     c.architecture: c
     for c in (
         CapsNetConfig,
@@ -673,10 +673,11 @@ def config_from_dict(values: object) -> ModelConfig:
     try:
         rest = dict(decode(dict[str, Any], check(values)))
         architecture = rest.pop("architecture", None)
-        family = FAMILIES.get(str(architecture))
+        family = ARCHITECTURES.get(str(architecture))
         if family is None:
             raise UsageError(
-                f"Unknown architecture '{architecture}'.", f"Known: {', '.join(sorted(FAMILIES))}."
+                f"Unknown architecture '{architecture}'.",
+                f"Known: {', '.join(sorted(ARCHITECTURES))}.",
             )
         stem = rest.get("stem")
         if isinstance(stem, dict) and stem.keys() == {"resnet"}:

@@ -51,7 +51,7 @@ class RoutedConvCapsules(nn.Module):
         return v.reshape(-1, self.types * self.dim, *self.grid)
 
     def _votes(self, x: Tensor) -> Tensor:
-        if self.config.vote_reading == "mixed":
+        if self.config.vote_layout == "mixed":
             poses = x.reshape(-1, self.types, self.dim, *self.grid).permute(0, 3, 4, 1, 2)
             x = poses.reshape(-1, self.types * self.dim, *self.grid)
         poses = x.reshape(-1, self.dim, *self.grid)[:, : self.seen]

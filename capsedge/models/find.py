@@ -15,7 +15,7 @@ from capsedge.runtime import zoo
 
 
 @dataclass(frozen=True)
-class FoundModel:
+class NamedModel:
     """A model and where its weights come from.
 
     Attributes:
@@ -36,7 +36,7 @@ class FoundModel:
 
 def find_model(
     name: str | None = None, checkpoint: Path | None = None, routing: str | None = None
-) -> FoundModel:
+) -> NamedModel:
     """Find a model by its name in the registry, or by its checkpoint.
 
     Args:
@@ -77,7 +77,7 @@ def find_model(
             "The routing belongs to the trained weights.",
             "Leave out --routing, or name another model.",
         )
-    return FoundModel(model, name, checkpoint)
+    return NamedModel(model, name, checkpoint)
 
 
 def trained_checkpoint(name: str) -> Path:
@@ -97,11 +97,11 @@ def trained_checkpoint(name: str) -> Path:
     return path
 
 
-def find_checkpoint_of(given: str) -> Path:
+def find_checkpoint_of(model: str) -> Path:
     """The checkpoint that a path or a name of the zoo stands for.
 
     Raises:
         UsageError: there is neither such a file nor such a model with weights.
     """
-    path = Path(given)
-    return path if os.path.lexists(path) or path.suffix else trained_checkpoint(given)
+    path = Path(model)
+    return path if os.path.lexists(path) or path.suffix else trained_checkpoint(model)

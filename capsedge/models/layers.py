@@ -52,15 +52,15 @@ def patch_index(
     return mixed.permute(0, 2, 1, 3, 4).flatten()
 
 
-def patched(x: Tensor, index: Tensor, places: tuple[int, int]) -> Tensor:
+def patched(x: Tensor, index: Tensor, size: tuple[int, int]) -> Tensor:
     """A map of capsules ``[N, H, W, C, P]`` as patches side by side.
 
     Args:
         index: of ``patch_index``, of positions or of positions and elements.
-        places: rows and columns of all patches together.
+        size: rows and columns of all patches together.
     """
     n, h, w, c, p = x.shape
-    rows, columns = places
+    rows, columns = size
     if index.numel() == rows * columns:  # whole poses change places
         return x.reshape(n, h * w, c, p).index_select(1, index).reshape(n, rows, columns, c, p)
     flat = x.permute(0, 3, 1, 2, 4).reshape(n, c, h * w * p)
@@ -291,13 +291,13 @@ class SideBySide(nn.Module):
         if order != "windows":
             index = patch_index(grid, kernel, stride, elements, order)
             h, w = positions(grid, (kernel, kernel), stride)
-            self.places = h * kernel, w * kernel
+            self.size = h * kernel, w * kernel
         self.stride = stride if index is None else kernel
         self.register_buffer("index", index, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, H, W, C, P]`` to ``[N, H'', W'', C, P]``."""
-        return x if self.index is None else patched(x, self.index, self.places)
+        return x if self.index is None else patched(x, self.index, self.size)
 
 
 def corners(grid: tuple[int, int], side: int) -> Tensor:

@@ -21,8 +21,13 @@ from torch import Tensor, UntypedStorage
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.pickles import BadPickle, NotPlain
-from capsedge.runtime.files.reading import size
-from capsedge.runtime.files.sandbox import Bounds, close_doors, confine, confined
+from capsedge.runtime.files.reading import file_size
+from capsedge.runtime.files.sandbox import (
+    SandboxLimits,
+    enter_sandbox,
+    forbid_new_files,
+    run_in_sandbox,
+)
 from capsedge.spec import limits
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of PyTorch before 1.6 begin
@@ -32,10 +37,10 @@ _CODE = "code: "  # how the process begins a refusal for code
 _ALONE = threading.Lock()  # the names that torch takes as safe are those of all threads
 
 
-class Beside:
+class StandIn:
     """Stands for an object beside the weights that is not read."""
 
-    def __new__(cls, *_: Any) -> Beside:
+    def __new__(cls, *_: Any) -> StandIn:
         """Take whatever the object would be made of."""
         return super().__new__(cls)
 
@@ -50,7 +55,7 @@ def _no_items(*_: Any) -> dict[Any, Any]:
 
 # What training scripts save beside the weights. Nothing of these names is imported or called: torch is given
 # the stand-in, and goes on.
-_BESIDE = (
+_STAND_IN_TYPES = (
     *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
     *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
     *(f"numpy.{name}" for name in ("dtype", "ndarray", "float64", "float32", "int64", "int32")),
@@ -58,7 +63,10 @@ _BESIDE = (
     *("argparse.Namespace", "datetime.datetime", "torch.torch_version.TorchVersion"),
     *("pathlib.PosixPath", "pathlib.WindowsPath"),
 )
-_STAND_INS: list[Any] = [(_no_items, "collections.defaultdict"), *((Beside, n) for n in _BESIDE)]
+_STAND_INS: list[Any] = [
+    (_no_items, "collections.defaultdict"),
+    *((StandIn, n) for n in _STAND_IN_TYPES),
+]
 
 
 def read_torch(file: BufferedReader) -> Any:
@@ -73,18 +81,21 @@ def read_torch(file: BufferedReader) -> Any:
     Raises:
         BadArchive, BadPickle: it is damaged, exceeds the limits, or holds what only its code could make.
     """
-    unpacked, most = _unpacked(file), max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * size(file))
+    unpacked, most = (
+        _unpacked(file),
+        max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * file_size(file)),
+    )
     if unpacked > most:
         raise BadArchive(f"it unpacks to {unpacked:,} bytes, the limit is {most:,}")
     memory = 2 * unpacked + limits.TORCH_MEMORY  # packed parts of the file, and its tensors
-    bounds = Bounds(limits.TORCH_SECONDS, memory, limits.KIB)
-    with confined(__name__, file, bounds, words=[str(most)], fork=True) as ended:
-        refused = ended.answer.read().decode(errors="replace")
-    if ended.code is None:
+    bounds = SandboxLimits(limits.TORCH_SECONDS, memory, limits.KIB)
+    with run_in_sandbox(__name__, file, bounds, words=[str(most)], fork=True) as ended:
+        refused = ended.output.read().decode(errors="replace")
+    if ended.exit_code is None:
         raise BadArchive(f"reading it takes over {limits.TORCH_SECONDS} s")
-    if ended.code:
-        last = (ended.said.strip().splitlines() or ["it said nothing"])[-1]
-        raise BadArchive(f"the process that read it ended ({ended.code}): {last[:200]}")
+    if ended.exit_code:
+        last = (ended.log.strip().splitlines() or ["it said nothing"])[-1]
+        raise BadArchive(f"the process that read it ended ({ended.exit_code}): {last[:200]}")
     if refused:
         raise (NotPlain if refused.startswith(_CODE) else BadPickle)(refused.removeprefix(_CODE))
     with _ALONE:
@@ -100,7 +111,7 @@ def _unpacked(file: BufferedReader) -> int:
     file.seek(0)
     head = file.read(len(_LEGACY))
     if head == _LEGACY:
-        return size(file)
+        return file_size(file)
     archive = Archive(file)
     found = [name for name in archive.names if name.endswith("/data.pkl")]
     if len(found) != 1 or not head.startswith(b"PK\x03\x04"):
@@ -114,14 +125,14 @@ def _unpacked(file: BufferedReader) -> int:
 
 def main() -> None:
     """Read the file on the standard input under the bounds that the arguments name; say why it is refused."""
-    (most,) = confine()
+    (most,) = enter_sandbox()
     answer = os.dup(1)
     os.dup2(2, 1)  # libraries print
     torch.set_num_threads(1)  # a fork does not have those of its parent
     own = io.BytesIO()
     torch.save({"a": torch.ones(1), "b": b"\xff"}, own)
     _value(own, 1 << 20)  # imports what torch reads with
-    close_doors()
+    forbid_new_files()
     try:
         _value(_File(io.FileIO(0)), int(most))
     except BadPickle as error:
@@ -199,12 +210,12 @@ class _Plain:
         self._made[id(value)] = made
         return made
 
-    def _tensor(self, tensor: Tensor) -> Tensor | Beside:
+    def _tensor(self, tensor: Tensor) -> Tensor | StandIn:
         dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not dense or tensor.dtype not in _REAL + _WHOLE or tensor.is_neg():
-            return Beside()
+            return StandIn()
         if tensor.untyped_storage().data_ptr() not in (0, *self._storages):
-            return Beside()  # its values are what happened to lie in memory
+            return StandIn()  # its values are what happened to lie in memory
         self._bytes += math.prod(tensor.shape) * tensor.itemsize
         if self._bytes > self._most:
             raise BadPickle(f"its tensors have {self._bytes:,} bytes, the limit is {self._most:,}")

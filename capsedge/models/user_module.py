@@ -129,7 +129,7 @@ def line_of(error: BaseException) -> str:
     while seen is not None:
         for frame in traceback.extract_tb(seen.__traceback__):
             if is_user_code(frame.filename):
-                found = place(frame.filename, frame.lineno or 0)
+                found = code_location(frame.filename, frame.lineno or 0)
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return found
 
@@ -138,10 +138,10 @@ def node_lines(node: torch.fx.Node) -> Iterator[str]:
     """The user's lines of a captured node, the innermost first."""
     for match in reversed(list(_FRAME.finditer(node.meta.get("stack_trace") or ""))):
         if is_user_code(match["file"]):
-            yield place(match["file"], int(match["line"]))
+            yield code_location(match["file"], int(match["line"]))
 
 
-def place(filename: str, number: int) -> str:
+def code_location(filename: str, number: int) -> str:
     """A line of code for a person."""
     code = linecache.getline(filename, number).strip()
     return f"{Path(filename).name}:{number}" + (f": {code}" if code else "")
@@ -160,7 +160,7 @@ def lines_with(module: nn.Module, words: str) -> list[str]:
             for number, line in enumerate(lines, start):
                 said = re.search(rf"{ahead}{re.escape(words)}", line)
                 if said and not re.match(r"\s*=[^=]", line[said.end() :]):
-                    return [place(filename, number)]
+                    return [code_location(filename, number)]
     return []
 
 
@@ -204,7 +204,7 @@ class _Watch(TorchFunctionMode):
     def _note(self) -> None:
         frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
         if frames:
-            self.lines.append(place(frames[-1].filename, frames[-1].lineno or 0))
+            self.lines.append(code_location(frames[-1].filename, frames[-1].lineno or 0))
 
 
 _REDUCING = frozenset(("mean", "sum", "softmax", "max", "amax", "norm", "std", "var", "prod"))
@@ -236,7 +236,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.names.append(str(func).partition(".")[2].partition(".")[0].rstrip("_"))
         frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
         if frames:
-            line = place(frames[-1].filename, frames[-1].lineno or 0)
+            line = code_location(frames[-1].filename, frames[-1].lineno or 0)
             self.lines += [line] if line not in self.lines else []
         if self.stream is None:
             return func(*args, **kwargs)
@@ -255,7 +255,7 @@ _LINES = 20  # of a message, after the first
 
 
 @dataclass(frozen=True)
-class ModuleSource:
+class UserModuleSpec:
     """What a user names.
 
     Attributes:
@@ -273,19 +273,19 @@ class ModuleSource:
 
 
 @dataclass(frozen=True)
-class OwnModule:
+class UserModule:
     """A user's module with its weights, in evaluation mode.
 
     Attributes:
         module: the module.
-        source: what the user named.
+        spec: what the user named.
         name: of the class or function.
         code: the file that it stands in; None where Python does not know.
         notes: what a person should know of the weights.
     """
 
     module: nn.Module
-    source: ModuleSource
+    spec: UserModuleSpec
     name: str
     code: Path | None
     notes: tuple[str, ...] = ()
@@ -293,12 +293,12 @@ class OwnModule:
     @property
     def weights(self) -> Path | None:
         """The file of the weights."""
-        return Path(self.source.weights) if self.source.weights else None
+        return Path(self.spec.weights) if self.spec.weights else None
 
     def facts(self) -> dict[str, Any]:
         """What a certificate says of it."""
         return {
-            "own_module": True,
+            "user_module": True,
             "code": f"{self.code.name if self.code else '?'}:{self.name}",
             "code_sha256": sha256(self.code) if self.code else "",
             "weights": self.weights.name if self.weights else "",
@@ -306,7 +306,7 @@ class OwnModule:
         }
 
 
-def load_module(source: ModuleSource) -> OwnModule:
+def load_user_module(spec: UserModuleSpec) -> UserModule:
     """Run the user's code, build the module, and load its weights.
 
     Raises:
@@ -314,38 +314,38 @@ def load_module(source: ModuleSource) -> OwnModule:
             weights are those of another network.
         ArtefactError: the weights are damaged or hold code.
     """
-    where, _, name = source.module.rpartition(":")
+    where, _, name = spec.module.rpartition(":")
     if not where or not name:
         raise UsageError(
-            f"'{source.module}' names no module.",
+            f"'{spec.module}' names no module.",
             "It wants the place of the code and, after a colon, a class or a function in it.",
             "Use --module capsnet.py:CapsNet, or --module package.module:CapsNet.",
         )
-    positional, keywords = _arguments(source.args)
-    with _running(source.module):
+    positional, keywords = _arguments(spec.args)
+    with _running(spec.module):
         code = _imported(where)
     made = _attribute(code, where, name)
     torch.manual_seed(0)
-    with _running(source.module, made):
+    with _running(spec.module, made):
         module = made if isinstance(made, nn.Module) else made(*positional, **keywords)
     if not isinstance(module, nn.Module):
         raise UsageError(
-            f"{source.module} is not a PyTorch module.",
+            f"{spec.module} is not a PyTorch module.",
             f"It gives {_described(module)}.",
             "Name a class of torch.nn.Module, or a function that returns one.",
         )
     notes: tuple[str, ...] = ()
-    if source.weights:
-        loaded = load_weights(module, source.weights)
+    if spec.weights:
+        loaded = load_weights(module, spec.weights)
         notes = (
-            (f"weights read from {Path(source.weights).name}{loaded.place}",)
-            if loaded.place
+            (f"weights read from {Path(spec.weights).name}{loaded.location}",)
+            if loaded.location
             else ()
         ) + loaded.notes
     with contextlib.suppress(TypeError, OSError):
         found = inspect.getsourcefile(made if callable(made) else type(made))
-        return OwnModule(module.eval(), source, name, Path(found) if found else None, notes)
-    return OwnModule(module.eval(), source, name, None, notes)
+        return UserModule(module.eval(), spec, name, Path(found) if found else None, notes)
+    return UserModule(module.eval(), spec, name, None, notes)
 
 
 def _described(value: Any) -> str:
@@ -381,7 +381,7 @@ def _imported(where: str) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"There is no file {where}.", "", "Check the name after --module.")
     path = path.resolve()
-    name = path.stem if path.stem not in sys.modules and path.stem.isidentifier() else "own_module"
+    name = path.stem if path.stem not in sys.modules and path.stem.isidentifier() else "user_module"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None  # a .py file has one
@@ -448,9 +448,11 @@ def _running(what: str, made: Any = None) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [place(f.filename, f.lineno or 0) for f in frames if is_user_code(f.filename)]
+        lines = [
+            code_location(f.filename, f.lineno or 0) for f in frames if is_user_code(f.filename)
+        ]
         if isinstance(error, SyntaxError) and error.filename:
-            lines.append(place(error.filename, error.lineno or 0))
+            lines.append(code_location(error.filename, error.lineno or 0))
         said, *more = f"{type(error).__name__}: {error}".split("\n")
         advice = _advice(error, made, bool(lines))
         raise UsageError(

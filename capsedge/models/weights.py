@@ -23,7 +23,7 @@ from capsedge.models.torch_file import read_torch, unreadable
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed
 from capsedge.runtime.files.pickles import BadPickle
-from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.spec import limits
 
@@ -51,19 +51,19 @@ class LoadedWeights:
     """Where in the file the weights were.
 
     Attributes:
-        place: the keys that lead to them, such as ``checkpoint['model']``; empty for the file itself.
+        location: the keys that lead to them, such as ``checkpoint['model']``; empty for the file itself.
         notes: what a person should know.
     """
 
-    place: str
+    location: str
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class StateDict:
     """A dictionary of tensors in the file."""
 
-    place: tuple[str, ...]
+    location: tuple[str, ...]
     shapes: Shapes
     read: Callable[[], dict[str, Tensor]]
 
@@ -87,8 +87,8 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
             f"Weights are {', '.join(SUFFIXES)}.",
         )
     wanted = {k: tuple(v.shape) for k, v in module.state_dict().items()}
-    with opened(path, "Check the path of the weights.") as file:
-        if size(file) > limits.ARRAY_BYTES:
+    with open_regular_file(path, "Check the path of the weights.") as file:
+        if file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )
@@ -110,15 +110,15 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
         tensors, strict=False
     )  # what may be missing or left over is judged above
     others = [c for c in ranked[1:] if _fits(c, wanted) and c.shapes == best.shapes]
-    notes = [f"{_said(c.place)} would fit as well" for c in others]
-    return LoadedWeights(_said(best.place), tuple(notes))
+    notes = [f"{_in_words(c.location)} would fit as well" for c in others]
+    return LoadedWeights(_in_words(best.location), tuple(notes))
 
 
-def _said(place: tuple[str, ...]) -> str:
-    return "".join(f"['{key}']" for key in place)
+def _in_words(location: tuple[str, ...]) -> str:
+    return "".join(f"['{key}']" for key in location)
 
 
-def _of_safetensors(path: Path, file: Any) -> Candidate:
+def _of_safetensors(path: Path, file: Any) -> StateDict:
     try:
         header = read_header(file)
     except Malformed as error:
@@ -130,7 +130,7 @@ def _of_safetensors(path: Path, file: Any) -> Candidate:
         except (safetensors.SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
 
-    return Candidate((), {k: t.shape for k, t in header.tensors.items()}, read)
+    return StateDict((), {k: t.shape for k, t in header.tensors.items()}, read)
 
 
 def _damaged(path: Path, error: Exception) -> ArtefactError:
@@ -139,7 +139,7 @@ def _damaged(path: Path, error: Exception) -> ArtefactError:
     )
 
 
-def candidates_of_torch(path: Path, file: Any) -> list[Candidate]:
+def candidates_of_torch(path: Path, file: Any) -> list[StateDict]:
     """Every dictionary of tensors in a ``torch.save`` file, the outer ones first.
 
     Raises:
@@ -154,57 +154,57 @@ def candidates_of_torch(path: Path, file: Any) -> list[Candidate]:
         )
         raise ArtefactError(told.what, told.why, fix) from error
     return [
-        Candidate(place, {k: tuple(v.shape) for k, v in tensors.items()}, lambda t=tensors: t)  # type: ignore[misc]
+        StateDict(place, {k: tuple(v.shape) for k, v in tensors.items()}, lambda t=tensors: t)  # type: ignore[misc]
         for place, tensors in _dictionaries(value, (), set())
     ]
 
 
 def _dictionaries(
-    value: Any, place: tuple[str, ...], seen: set[int]
+    value: Any, location: tuple[str, ...], visited: set[int]
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
     """Every dictionary that holds tensors by name, the outer ones first."""
-    if type(value) is not dict or len(place) > _DEPTH or id(value) in seen:
+    if type(value) is not dict or len(location) > _DEPTH or id(value) in visited:
         return
-    seen.add(id(value))  # a file may refer to one dictionary a thousand times
+    visited.add(id(value))  # a file may refer to one dictionary a thousand times
     tensors = {k: v for k, v in value.items() if type(k) is str and isinstance(v, Tensor)}
     if tensors:
-        yield place, tensors
+        yield location, tensors
     for key, inner in value.items():
         if type(key) is str:
-            yield from _dictionaries(inner, (*place, key), seen)
+            yield from _dictionaries(inner, (*location, key), visited)
 
 
-def _rank(candidate: Candidate, wanted: Shapes) -> tuple[int, int, int]:
+def _rank(candidate: StateDict, expected: Shapes) -> tuple[int, int, int]:
     """What fits best comes first; of equals, the usual name, then the outer one."""
-    names = _renamed(candidate.shapes, wanted)
-    same = sum(wanted.get(names[k]) == shape for k, shape in candidate.shapes.items())
-    last = candidate.place[-1] if candidate.place else ""
+    names = _renamed(candidate.shapes, expected)
+    same = sum(expected.get(names[k]) == shape for k, shape in candidate.shapes.items())
+    last = candidate.location[-1] if candidate.location else ""
     usual = WRAPPERS.index(last) if last in WRAPPERS else len(WRAPPERS) * bool(last)
-    return -same, usual, len(candidate.place)
+    return -same, usual, len(candidate.location)
 
 
-def _fits(candidate: Candidate, wanted: Shapes) -> bool:
-    names = _renamed(candidate.shapes, wanted)
+def _fits(candidate: StateDict, expected: Shapes) -> bool:
+    names = _renamed(candidate.shapes, expected)
     found = {names[k]: v for k, v in candidate.shapes.items()}
-    return all(found.get(k) == v or _MAY_LACK.search(k) for k, v in wanted.items())
+    return all(found.get(k) == v or _MAY_LACK.search(k) for k, v in expected.items())
 
 
-def _renamed(found: Shapes, wanted: Shapes) -> dict[str, str]:
+def _renamed(actual: Shapes, expected: Shapes) -> dict[str, str]:
     """The names in the module of those in the file: without a prefix that hides them, if there is one."""
     counted: Counter[str] = Counter()
-    for key in found:
+    for key in actual:
         parts = key.split(".", 4)
         counted.update(".".join(parts[:k]) + "." for k in range(1, min(len(parts), 4)))
-    prefixes = [prefix for prefix, count in counted.items() if 2 * count > len(found)]
+    prefixes = [prefix for prefix, count in counted.items() if 2 * count > len(actual)]
     tries: list[Callable[[str], str]] = [lambda key: key, without_wrappers]
     tries += [lambda key, p=p: key.removeprefix(p) for p in sorted(prefixes)]  # type: ignore[misc]
 
     def score(rename: Callable[[str], str]) -> int:
-        names = [rename(key) for key in found]
-        return sum(name in wanted for name in names) if len(set(names)) == len(names) else -1
+        names = [rename(key) for key in actual]
+        return sum(name in expected for name in names) if len(set(names)) == len(names) else -1
 
     best = max(tries, key=score)  # the first of the best
-    return {key: best(key) for key in found}
+    return {key: best(key) for key in actual}
 
 
 def without_wrappers(key: str) -> str:
@@ -212,26 +212,28 @@ def without_wrappers(key: str) -> str:
     return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
 
 
-def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
+def _compare(path: Path, actual: Shapes, expected: Shapes) -> None:
     """Refuse weights of another network.
 
     Raises:
         UsageError: keys are missing, unexpected, or of another shape.
     """
-    missing = [k for k in wanted if k not in found and not _MAY_LACK.search(k)]
-    more = [k for k in found if k not in wanted and not _MAY_HAVE.search(k)]
-    shaped = [k for k in wanted if k in found and found[k] != wanted[k]]
+    missing = [k for k in expected if k not in actual and not _MAY_LACK.search(k)]
+    more = [k for k in actual if k not in expected and not _MAY_HAVE.search(k)]
+    shaped = [k for k in expected if k in actual and actual[k] != expected[k]]
     if not (missing or more or shaped):
         return
     said: list[str] = []
     for key in shaped[:_LISTED]:
         said.append(
-            f"of another shape: {key} is {list(found[key])}, the module's {list(wanted[key])}"
+            f"of another shape: {key} is {list(actual[key])}, the module's {list(expected[key])}"
         )
     for key in missing[:_LISTED]:
-        said.append(f"missing: {key} {list(wanted[key])}{_guess(key, wanted[key], more, found)}")
+        said.append(
+            f"missing: {key} {list(expected[key])}{_guess(key, expected[key], more, actual)}"
+        )
     for key in more[:_LISTED]:
-        said.append(f"unexpected: {key[:_LONGEST]} {list(found[key])}")
+        said.append(f"unexpected: {key[:_LONGEST]} {list(actual[key])}")
     left = sum(max(0, len(kind) - _LISTED) for kind in (shaped, missing, more))
     said += [f"and {left} more"] if left else []
     raise UsageError(
@@ -244,9 +246,9 @@ def _compare(path: Path, found: Shapes, wanted: Shapes) -> None:
     )
 
 
-def _guess(key: str, shape: tuple[int, ...], more: list[str], found: Shapes) -> str:
+def _guess(key: str, shape: tuple[int, ...], more: list[str], actual: Shapes) -> str:
     """The unexpected key that it may be: of the same shape, or of a similar name."""
     more = [k for k in more if len(k) < _LONGEST][:_GUESSED]
-    same = [k for k in more if found[k] == shape]
+    same = [k for k in more if actual[k] == shape]
     close = difflib.get_close_matches(key, same or more, 1, 0.0 if len(same) == 1 else 0.6)
-    return f" (perhaps {close[0]} {list(found[close[0]])})" if close else ""
+    return f" (perhaps {close[0]} {list(actual[close[0]])})" if close else ""

@@ -15,21 +15,21 @@ from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.read import as_images
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.proto import opset_of
-from capsedge.optimization.cascade_graph import Doubt, join, opset_aligned
-from capsedge.optimization.cascade_pair import BATCH, Deformation, Network, Networks, Progress
+from capsedge.optimization.cascade_graph import EscalationRule, join, opset_aligned
+from capsedge.optimization.cascade_pair import BATCH, Augmentation, Network, NetworkPair, Progress
 from capsedge.optimization.cascade_thresholds import (
-    Scored,
+    PairScores,
     Thresholds,
     agreement_at_least,
-    choose,
+    choose_thresholds,
     decided,
     most_changed,
 )
-from capsedge.runtime.cascade_metadata import CONFIDENCE, LONG_WAY, Cascade
-from capsedge.runtime.files.text import size
+from capsedge.runtime.cascade_metadata import CONFIDENCE, ESCALATED, Cascade
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
     OUTPUT,
-    GivenModel,
+    ModelLike,
     as_file,
     as_path,
     check_apart,
@@ -37,7 +37,7 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
 # --- The report of ``capsedge.cascade`` ---
@@ -52,11 +52,11 @@ class CascadeReport(Summarized):
         cascade: parents, thresholds and measurements, as the file states them.
         calibration_images: number of images that the thresholds were chosen on.
         small_agreement: share of the held-out images on which the small network alone decides like the large.
-        deformation: strength of the deformed copies that the thresholds were chosen on, up to 1.
-        deformed_agreement: share of deformed copies of the held-out images on which the cascade decides like
+        augmentation: strength of the deformed copies that the thresholds were chosen on, up to 1.
+        augmented_agreement: share of deformed copies of the held-out images on which the cascade decides like
             the large network.
         data: the images that it was measured on, in words.
-        max_share: largest share of images that was allowed to take the long way.
+        max_share: largest share of images that was allowed to be escalated.
         failures: what is not met, in sentences; empty if it passed.
         warnings: warnings, and outputs that the cascade does not have.
         model: the file's bytes.
@@ -66,8 +66,8 @@ class CascadeReport(Summarized):
     cascade: Cascade
     calibration_images: int
     small_agreement: float
-    deformation: float
-    deformed_agreement: float
+    augmentation: float
+    augmented_agreement: float
     data: str
     max_share: float
     failures: tuple[str, ...]
@@ -84,18 +84,20 @@ class CascadeReport(Summarized):
         rows = [Row(name, value) for name, value in self.rows()]
         rows += [Row("warning", warning) for warning in self.warnings]
         name = "not written" if self.output is None else self.output.name
-        return Summary("CascadeReport", [f"{short(name)}: {size(len(self.model))}", told], rows)
+        return Summary(
+            "CascadeReport", [f"{short(name)}: {format_bytes(len(self.model))}", told], rows
+        )
 
     def rows(self) -> list[tuple[str, str]]:
         """Lines for a person."""
         file = "not written" if self.output is None else str(self.output)
         alone = f"{self.small_agreement:.4%} with the large network"
         return [
-            ("file", f"{file}, {size(len(self.model))}"),
+            ("file", f"{file}, {format_bytes(len(self.model))}"),
             *self.cascade.facts(),
             (
                 "on deformed copies",
-                f"{self.deformed_agreement:.4%}, deformed by {self.deformation:g}",
+                f"{self.augmented_agreement:.4%}, deformed by {self.augmentation:g}",
             ),
             ("small network alone", alone),
             ("measured on", f"{self.data}; the networks may have been trained on these images"),
@@ -114,8 +116,8 @@ class CascadeReport(Summarized):
             "confidence": CONFIDENCE,
             "calibration_images": self.calibration_images,
             "small_agreement": self.small_agreement,
-            "deformation": self.deformation,
-            "deformed_agreement": self.deformed_agreement,
+            "augmentation": self.augmentation,
+            "augmented_agreement": self.augmented_agreement,
             "data": self.data,
             "max_share": self.max_share,
             "expected_time": self.cascade.expected,
@@ -136,8 +138,8 @@ _ROUNDING = 1e-6  # of a number of images
 
 
 def cascade(
-    small: GivenModel,
-    large: GivenModel,
+    small: ModelLike,
+    large: ModelLike,
     path: Path | str | None = None,
     *,
     data: Images,
@@ -151,7 +153,7 @@ def cascade(
 
     An image is in doubt where the small network's best score exceeds the second best by too little, or is too
     low itself. Both thresholds are chosen on one half of the images and deformed copies of them, which stand
-    for images that the networks were not trained on: they send the fewest images the long way that let the
+    for images that the networks were not trained on: they escalate the fewest images that let the
     copies prove the agreement, by the bound of Clopper and Pearson (1934), within ``max_share``. Agreement
     and share are measured on the other half, with the file as it is.
 
@@ -162,7 +164,7 @@ def cascade(
         data: training images, which need no labels: a data set folder (its training split), an npz, npy or
             idx file, a folder of images, an `ImageSet`, or an array. Never images to report accuracy on.
         min_agreement: least share of the held-out images on which the cascade must decide like ``large``.
-        max_share: largest share of them that may take the long way.
+        max_share: largest share of them that may be escalated.
         images: number of images drawn from the data, both halves together.
         seed: of the random choice of images.
         progress: called with (stage, done, total).
@@ -172,7 +174,7 @@ def cascade(
 
     Raises:
         UsageError: an argument or the data is wrong, or the networks do not fit each other.
-        ParityError: too few decisions agree, or too many images take the long way. Its ``report`` is the
+        ParityError: too few decisions agree, or too many images are escalated. Its ``report`` is the
             `CascadeReport`; no file is written.
         ArtefactError: a file is damaged, has no metadata, or computes NaN.
         UnsupportedModelError: the operators of the two files cannot stand in one file.
@@ -187,7 +189,7 @@ def cascade(
         if output is not None:
             check_writable(output)
             check_apart([output], [first, second])
-        networks = Networks(Network(first), Network(second))
+        networks = NetworkPair(Network(first), Network(second))
         halves = _halves(networks, data, images, seed)
         report = _joined(networks, halves, min_agreement, max_share, progress)
     if not report.passed:
@@ -211,23 +213,25 @@ class _Halves:
 
 
 def _joined(
-    networks: Networks,
+    networks: NetworkPair,
     halves: _Halves,
     min_agreement: float,
     max_share: float,
     progress: Progress | None,
 ) -> CascadeReport:
     """The cascade with thresholds from one half of the images, measured on the other."""
-    deformation = networks.deformation(halves.calibration)
+    augmentation = networks.choose_augmentation(halves.calibration)
     thresholds, demanded = _thresholds(
-        networks, halves.calibration, deformation, min_agreement, max_share, progress
+        networks, halves.calibration, augmentation, min_agreement, max_share, progress
     )
     model = _model(networks, thresholds)
     held = len(halves.held_out)
-    answers = networks.answers(halves.held_out.batches(BATCH), held, "measuring", progress)
-    copies = networks.copies(halves.held_out, deformation, "measuring on copies", progress)
+    answers = networks.scores(halves.held_out.batches(BATCH), held, "measuring", progress)
+    copies = networks.augmented_scores(
+        halves.held_out, augmentation, "measuring on copies", progress
+    )
     session = load_bytes(model.SerializeToString(), MADE)
-    scores, long_way = _run(session, halves.held_out, networks.fit.pair.scores)
+    scores, escalated = _run(session, halves.held_out, networks.fit.pair.scores)
     reference = decided(answers.large, networks.threshold)
     alone = (decided(answers.small, networks.threshold) != reference).any(axis=1)
     changed = int((decided(scores, networks.threshold) != reference).any(axis=1).sum())
@@ -239,22 +243,22 @@ def _joined(
         min_agreement=min_agreement,
         agreement=1.0 - changed / held,
         agreement_at_least=agreement_at_least(changed, held),
-        share=float(long_way.mean()),
+        share=float(escalated.mean()),
         images=held,
         data_sha256=halves.held_out.digest(),
         cost=round(answers.seconds[0] / answers.seconds[1], 4),
     )
     described = replace(networks.fit.metadata, cascade=found)
     onnx.helper.set_model_props(model, described.to_properties())
-    deformed = 1.0 - copies.missed(thresholds) / len(copies)
-    warnings = _warnings(found, int(alone.sum()), deformed, demanded)
+    augmented = 1.0 - copies.missed(thresholds) / len(copies)
+    warnings = _warnings(found, int(alone.sum()), augmented, demanded)
     return CascadeReport(
         output=None,
         cascade=found,
         calibration_images=len(halves.calibration),
         small_agreement=1.0 - float(alone.mean()),
-        deformation=deformation.strength,
-        deformed_agreement=deformed,
+        augmentation=augmentation.strength,
+        augmented_agreement=augmented,
         data=halves.held_out.described,
         max_share=max_share,
         failures=_failures(found, changed, max_share, demanded),
@@ -264,9 +268,9 @@ def _joined(
 
 
 def _thresholds(
-    networks: Networks,
+    networks: NetworkPair,
     images: ImageSet,
-    deformation: Deformation,
+    augmentation: Augmentation,
     min_agreement: float,
     max_share: float,
     progress: Progress | None,
@@ -276,25 +280,28 @@ def _thresholds(
     Returns:
         The thresholds, and the share in doubt without ``max_share`` where that is in the way.
     """
-    answers = networks.answers(images.batches(BATCH), len(images), "calibrating", progress)
-    usual = Scored.of(answers.small, answers.large, networks.threshold)
+    answers = networks.scores(images.batches(BATCH), len(images), "calibrating", progress)
+    usual = PairScores.of(answers.small, answers.large, networks.threshold)
     rounds = min(max(COPIES, -(-_ENOUGH // len(images))), _MOST_COPIES)
-    seeds = [replace(deformation, seed=seed) for seed in range(1, rounds + 1)]
-    copies = Scored.joined(
-        [networks.copies(images, each, "calibrating on copies", progress) for each in seeds]
+    seeds = [replace(augmentation, seed=seed) for seed in range(1, rounds + 1)]
+    copies = PairScores.joined(
+        [
+            networks.augmented_scores(images, each, "calibrating on copies", progress)
+            for each in seeds
+        ]
     )
     allowed = most_changed(len(copies), min_agreement)
     by_score = networks.threshold is None
-    found = choose(usual, copies, allowed, 1.0, by_score)
+    found = choose_thresholds(usual, copies, allowed, 1.0, by_score)
     demanded = usual.share(found)
     most_share = most_changed(len(usual), 1.0 - max_share) / len(usual)  # proves max_share
     if demanded <= most_share:
         return found, None
-    return choose(usual, copies, allowed, most_share, by_score), demanded
+    return choose_thresholds(usual, copies, allowed, most_share, by_score), demanded
 
 
-def _model(networks: Networks, thresholds: Thresholds) -> onnx.ModelProto:
-    doubt = Doubt(thresholds.margin, thresholds.score, networks.threshold)
+def _model(networks: NetworkPair, thresholds: Thresholds) -> onnx.ModelProto:
+    doubt = EscalationRule(thresholds.margin, thresholds.score, networks.threshold)
     given = networks.small, networks.large
     try:
         small, large = opset_aligned(*(network.model for network in given))
@@ -314,9 +321,9 @@ def _model(networks: Networks, thresholds: Thresholds) -> onnx.ModelProto:
 def _run(
     session: Session, images: ImageSet, scores: str
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Scores and long way of a cascade."""
-    found = [out for _, out in session.run_batches(images.inputs(), [scores, LONG_WAY], BATCH)]
-    parts = [np.concatenate([out[name] for out in found]) for name in (scores, LONG_WAY)]
+    """Scores of a cascade, and which images were escalated."""
+    found = [out for _, out in session.run_batches(images.inputs(), [scores, ESCALATED], BATCH)]
+    parts = [np.concatenate([out[name] for out in found]) for name in (scores, ESCALATED)]
     return parts[0].astype(np.float32), parts[1]
 
 
@@ -334,7 +341,7 @@ def _check_arguments(min_agreement: float, max_share: float, images: int) -> Non
         raise UsageError(f"images is {images}.", "Both halves need some.", "Use 1000 or more.")
 
 
-def _halves(networks: Networks, data: Images, count: int, seed: int) -> _Halves:
+def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halves:
     """Two sets of training images without one in common.
 
     Raises:
@@ -377,7 +384,7 @@ def _failures(
         failures.append(
             f"{changed} of {found.images:,} held-out images are decided differently: agreement "
             f"{found.agreement:.4%}, wanted {found.min_agreement:.4%}, with {found.share:.2%} of them on the "
-            "long way."
+            "the large network."
         )
         if demanded is not None:
             failures.append(
@@ -386,17 +393,17 @@ def _failures(
             )
     if found.share > max_share:
         failures.append(
-            f"{found.share:.2%} of the held-out images take the long way, {max_share:.2%} allowed."
+            f"{found.share:.2%} of the held-out images are escalated, {max_share:.2%} allowed."
         )
     return tuple(failures)
 
 
-def _warnings(found: Cascade, changed: int, deformed: float, demanded: float | None) -> list[str]:
+def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | None) -> list[str]:
     """What a person should know before relying on the cascade.
 
     Args:
         changed: decisions that the small network alone changes on the held-out images.
-        deformed: agreement on deformed copies of them.
+        augmented: agreement on deformed copies of them.
         demanded: share in doubt that the copies demand; None if it is not more than allowed.
     """
     told = []
@@ -405,14 +412,14 @@ def _warnings(found: Cascade, changed: int, deformed: float, demanded: float | N
             f"{found.images:,} held-out images do not prove {found.min_agreement:.4%}: with {CONFIDENCE:.0%} "
             f"confidence the agreement is at least {found.agreement_at_least:.4%}. More images narrow that"
         )
-    if deformed < found.min_agreement <= found.agreement:
+    if augmented < found.min_agreement <= found.agreement:
         told.append(
-            f"on deformed copies of the held-out images the agreement is {deformed:.4%}: on images that the "
+            f"on deformed copies of the held-out images the agreement is {augmented:.4%}: on images that the "
             "networks were not trained on it may be lower than on these"
         )
     if demanded is not None:
         told.append(
-            f"deformed copies demand {demanded:.2%} of the images on the long way, more than was allowed"
+            f"deformed copies demand {demanded:.2%} of the images escalated, more than was allowed"
         )
     if 1.0 - changed / found.images >= found.min_agreement:
         told.append(

@@ -13,18 +13,20 @@ from onnx import TensorProto, helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.proto import copy_of, initializer, opset_of, replace, set_opset
-from capsedge.runtime.cascade_metadata import LONG_WAY
-from capsedge.spec.operators import DOMAIN, numbered, split
+from capsedge.runtime.cascade_metadata import ESCALATED
+from capsedge.spec.operators import DOMAIN, instance_name, split_instance_name
 
 LEAST_OPSET = (
     13  # Greater and GreaterOrEqual, TopK, ScatterND and Compress as they are written here
 )
-OWN = "cascade_"  # what the names of all tensors and nodes between the networks begin with
-_COMPACT, _INDICES = f"{OWN}images", f"{OWN}indices"
+OPERATOR_OUTPUTS = (
+    "cascade_"  # what the names of all tensors and nodes between the networks begin with
+)
+_COMPACT, _INDICES = f"{OPERATOR_OUTPUTS}images", f"{OPERATOR_OUTPUTS}indices"
 
 
 @dataclass(frozen=True)
-class Doubt:
+class EscalationRule:
     """When an image is in doubt.
 
     Attributes:
@@ -57,11 +59,11 @@ class Pair:
 
 
 def join(
-    small: onnx.ModelProto, large: onnx.ModelProto, pair: Pair, doubt: Doubt
+    small: onnx.ModelProto, large: onnx.ModelProto, pair: Pair, rule: EscalationRule
 ) -> onnx.ModelProto:
     """One model that runs the large network on those images only that are in doubt.
 
-    The graph: the small network; ``long_way [N]``, which images are in doubt; an ``If`` that compacts them,
+    The graph: the small network; ``escalated [N]``, which images are in doubt; an ``If`` that compacts them,
     runs the large network, and scatters its outputs over the small one's. Without an image in doubt the
     ``If`` passes the small network's outputs on. NaN scores are in doubt.
 
@@ -74,23 +76,25 @@ def join(
     small, large = _with(small, pair.outputs.values()), _with(large, pair.outputs)
     joined = copy_of(large)  # before its tensors lose their names
     images, given = joined.graph.input[0], small.graph.input[0].name
-    taken = {LONG_WAY, images.name, *pair.outputs}
-    first = {name: f"{OWN}small_{name}" for name in pair.outputs.values()}
-    first[given] = images.name if pair.scale is None else f"{OWN}small_images"
+    taken = {ESCALATED, images.name, *pair.outputs}
+    first = {name: f"{OPERATOR_OUTPUTS}small_{name}" for name in pair.outputs.values()}
+    first[given] = images.name if pair.scale is None else f"{OPERATOR_OUTPUTS}small_images"
     _rename(small.graph, {**_apart(_values(small.graph), taken), **first})
     taken |= set(_values(small.graph))
-    last = {name: f"{OWN}large_{name}" for name in pair.outputs} | {images.name: _COMPACT}
+    last = {name: f"{OPERATOR_OUTPUTS}large_{name}" for name in pair.outputs} | {
+        images.name: _COMPACT
+    }
     _rename(large.graph, {**_apart(_values(large.graph), taken), **last})
     _rename_nodes(large.graph, {n.name for n in _nodes(small.graph)})
     _rename_functions(large, small)
     outputs = [o for o in joined.graph.output if o.name in pair.outputs]
     named = {o.name: first[pair.outputs[o.name]] for o in outputs}
-    branch = _long_way(large.graph, outputs, named, images.name)
-    doubted, constants = _doubt(first[pair.outputs[pair.scores]], doubt)
+    branch = _large_branch(large.graph, outputs, named, images.name)
+    doubted, constants = _escalation(first[pair.outputs[pair.scores]], rule)
     prepared, more = _prepared(images.name, pair)
     choice = helper.make_node(
-        "If", [f"{OWN}any"], [o.name for o in outputs], name=f"{OWN}choice",
-        then_branch=branch, else_branch=_short_way(outputs, named),
+        "If", [f"{OPERATOR_OUTPUTS}any"], [o.name for o in outputs], name=f"{OPERATOR_OUTPUTS}choice",
+        then_branch=branch, else_branch=_small_branch(outputs, named),
     )  # fmt: skip
     graph = joined.graph
     replace(graph.node, [*prepared, *small.graph.node, *doubted, choice])
@@ -100,7 +104,7 @@ def join(
     replace(graph.quantization_annotation, small.graph.quantization_annotation)
     batch = _fixed_batch(small) or images.type.tensor_type.shape.dim[0].dim_param or "N"
     replace(graph.input, [images])
-    replace(graph.output, [*outputs, _mask(LONG_WAY)])
+    replace(graph.output, [*outputs, _mask(ESCALATED)])
     for value in (*graph.input, *graph.output):
         _set_batch(value, batch)
     replace(joined.functions, [*small.functions, *large.functions])
@@ -142,71 +146,131 @@ def _prepared(images: str, pair: Pair) -> tuple[list[onnx.NodeProto], list[onnx.
     """The input as the small network takes it."""
     if pair.scale is None or pair.shift is None:
         return [], []
-    by_channel = {f"{OWN}scale": pair.scale, f"{OWN}shift": pair.shift}
+    by_channel = {f"{OPERATOR_OUTPUTS}scale": pair.scale, f"{OPERATOR_OUTPUTS}shift": pair.shift}
     nodes = [
-        _node("Mul", [images, f"{OWN}scale"], f"{OWN}scaled_images"),
-        _node("Add", [f"{OWN}scaled_images", f"{OWN}shift"], f"{OWN}small_images"),
+        _node("Mul", [images, f"{OPERATOR_OUTPUTS}scale"], f"{OPERATOR_OUTPUTS}scaled_images"),
+        _node(
+            "Add",
+            [f"{OPERATOR_OUTPUTS}scaled_images", f"{OPERATOR_OUTPUTS}shift"],
+            f"{OPERATOR_OUTPUTS}small_images",
+        ),
     ]
     return nodes, [initializer(n, v) for n, v in by_channel.items()]
 
 
 def _node(kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> onnx.NodeProto:
     """A node between the networks, named after its first output."""
-    name = OWN + outputs[0].removeprefix(OWN)
+    name = OPERATOR_OUTPUTS + outputs[0].removeprefix(OPERATOR_OUTPUTS)
     return helper.make_node(kind, inputs, list(outputs), name=name, **attributes)
 
 
-def _doubt(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """``long_way`` from the small network's scores, and whether it is true anywhere."""
-    found, constants = (_of_one if doubt.threshold is None else _of_several)(scores, doubt)
+def _escalation(
+    scores: str, rule: EscalationRule
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """``escalated`` from the small network's scores, and whether it is true anywhere."""
+    found, constants = (_of_one if rule.threshold is None else _of_several)(scores, rule)
     nodes = [
         *found,
-        _node("GreaterOrEqual", [f"{OWN}distance", f"{OWN}margin"], f"{OWN}clear"),
-        _node("Not", [f"{OWN}sure" if doubt.score is not None else f"{OWN}clear"], LONG_WAY),
-        _node("Cast", [LONG_WAY], f"{OWN}ones", to=TensorProto.INT64),
-        _node("ReduceSum", [f"{OWN}ones"], f"{OWN}count", keepdims=0),
-        _node("Greater", [f"{OWN}count", f"{OWN}none"], f"{OWN}any"),
+        _node(
+            "GreaterOrEqual",
+            [f"{OPERATOR_OUTPUTS}distance", f"{OPERATOR_OUTPUTS}margin"],
+            f"{OPERATOR_OUTPUTS}clear",
+        ),
+        _node(
+            "Not",
+            [f"{OPERATOR_OUTPUTS}sure" if rule.score is not None else f"{OPERATOR_OUTPUTS}clear"],
+            ESCALATED,
+        ),
+        _node("Cast", [ESCALATED], f"{OPERATOR_OUTPUTS}ones", to=TensorProto.INT64),
+        _node("ReduceSum", [f"{OPERATOR_OUTPUTS}ones"], f"{OPERATOR_OUTPUTS}count", keepdims=0),
+        _node(
+            "Greater",
+            [f"{OPERATOR_OUTPUTS}count", f"{OPERATOR_OUTPUTS}none"],
+            f"{OPERATOR_OUTPUTS}any",
+        ),
     ]
-    if doubt.score is not None:
-        constants["least"] = np.float32(doubt.score)
+    if rule.score is not None:
+        constants["least"] = np.float32(rule.score)
         nodes[-4:-4] = [
-            _node("GreaterOrEqual", [f"{OWN}best", f"{OWN}least"], f"{OWN}strong"),
-            _node("And", [f"{OWN}clear", f"{OWN}strong"], f"{OWN}sure"),
+            _node(
+                "GreaterOrEqual",
+                [f"{OPERATOR_OUTPUTS}best", f"{OPERATOR_OUTPUTS}least"],
+                f"{OPERATOR_OUTPUTS}strong",
+            ),
+            _node(
+                "And",
+                [f"{OPERATOR_OUTPUTS}clear", f"{OPERATOR_OUTPUTS}strong"],
+                f"{OPERATOR_OUTPUTS}sure",
+            ),
         ]
-    constants |= {"margin": np.float32(doubt.margin), "none": np.int64(0), "first": np.int64(0)}
-    return nodes, [initializer(OWN + name, value) for name, value in constants.items()]
+    constants |= {"margin": np.float32(rule.margin), "none": np.int64(0), "first": np.int64(0)}
+    return nodes, [initializer(OPERATOR_OUTPUTS + name, value) for name, value in constants.items()]
 
 
 _Constants = dict[str, "np.generic | NDArray[Any]"]
 
 
-def _of_one(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], _Constants]:
+def _of_one(scores: str, rule: EscalationRule) -> tuple[list[onnx.NodeProto], _Constants]:
     """The best score, and its distance to the second best."""
     nodes = [
-        _node("Cast", [scores], f"{OWN}scores", to=TensorProto.FLOAT),
-        _node("TopK", [f"{OWN}scores", f"{OWN}two"], f"{OWN}best_two", f"{OWN}classes", axis=1),
-        _node("Gather", [f"{OWN}best_two", f"{OWN}first"], f"{OWN}best", axis=1),
-        _node("Gather", [f"{OWN}best_two", f"{OWN}second"], f"{OWN}next", axis=1),
-        _node("Sub", [f"{OWN}best", f"{OWN}next"], f"{OWN}distance"),
+        _node("Cast", [scores], f"{OPERATOR_OUTPUTS}scores", to=TensorProto.FLOAT),
+        _node(
+            "TopK",
+            [f"{OPERATOR_OUTPUTS}scores", f"{OPERATOR_OUTPUTS}two"],
+            f"{OPERATOR_OUTPUTS}best_two",
+            f"{OPERATOR_OUTPUTS}classes",
+            axis=1,
+        ),
+        _node(
+            "Gather",
+            [f"{OPERATOR_OUTPUTS}best_two", f"{OPERATOR_OUTPUTS}first"],
+            f"{OPERATOR_OUTPUTS}best",
+            axis=1,
+        ),
+        _node(
+            "Gather",
+            [f"{OPERATOR_OUTPUTS}best_two", f"{OPERATOR_OUTPUTS}second"],
+            f"{OPERATOR_OUTPUTS}next",
+            axis=1,
+        ),
+        _node(
+            "Sub",
+            [f"{OPERATOR_OUTPUTS}best", f"{OPERATOR_OUTPUTS}next"],
+            f"{OPERATOR_OUTPUTS}distance",
+        ),
     ]
     return nodes, {"two": np.array([2], np.int64), "second": np.int64(1)}
 
 
-def _of_several(scores: str, doubt: Doubt) -> tuple[list[onnx.NodeProto], _Constants]:
+def _of_several(scores: str, rule: EscalationRule) -> tuple[list[onnx.NodeProto], _Constants]:
     """The distance of the nearest score to the threshold."""
     nodes = [
-        _node("Cast", [scores], f"{OWN}scores", to=TensorProto.FLOAT),
-        _node("Sub", [f"{OWN}scores", f"{OWN}threshold"], f"{OWN}signed"),
-        _node("Abs", [f"{OWN}signed"], f"{OWN}each"),
+        _node("Cast", [scores], f"{OPERATOR_OUTPUTS}scores", to=TensorProto.FLOAT),
         _node(
-            "TopK", [f"{OWN}each", f"{OWN}one"], f"{OWN}nearest", f"{OWN}class", axis=1, largest=0
+            "Sub",
+            [f"{OPERATOR_OUTPUTS}scores", f"{OPERATOR_OUTPUTS}threshold"],
+            f"{OPERATOR_OUTPUTS}signed",
         ),
-        _node("Gather", [f"{OWN}nearest", f"{OWN}first"], f"{OWN}distance", axis=1),
+        _node("Abs", [f"{OPERATOR_OUTPUTS}signed"], f"{OPERATOR_OUTPUTS}each"),
+        _node(
+            "TopK",
+            [f"{OPERATOR_OUTPUTS}each", f"{OPERATOR_OUTPUTS}one"],
+            f"{OPERATOR_OUTPUTS}nearest",
+            f"{OPERATOR_OUTPUTS}class",
+            axis=1,
+            largest=0,
+        ),
+        _node(
+            "Gather",
+            [f"{OPERATOR_OUTPUTS}nearest", f"{OPERATOR_OUTPUTS}first"],
+            f"{OPERATOR_OUTPUTS}distance",
+            axis=1,
+        ),
     ]
-    return nodes, {"one": np.array([1], np.int64), "threshold": np.float32(doubt.threshold)}
+    return nodes, {"one": np.array([1], np.int64), "threshold": np.float32(rule.threshold)}
 
 
-def _long_way(
+def _large_branch(
     graph: onnx.GraphProto,
     outputs: list[onnx.ValueInfoProto],
     named: Mapping[str, str],
@@ -215,16 +279,19 @@ def _long_way(
     """The large network's graph, on the images in doubt."""
     branch = onnx.GraphProto()
     branch.CopyFrom(graph)
-    branch.name = "long_way"
+    branch.name = "escalated"
     del branch.input[:], branch.output[:]
     compact = [
-        _node("Compress", [images, LONG_WAY], _COMPACT, axis=0),
-        _node("NonZero", [LONG_WAY], f"{OWN}numbers"),
-        _node("Transpose", [f"{OWN}numbers"], _INDICES, perm=[1, 0]),
+        _node("Compress", [images, ESCALATED], _COMPACT, axis=0),
+        _node("NonZero", [ESCALATED], f"{OPERATOR_OUTPUTS}numbers"),
+        _node("Transpose", [f"{OPERATOR_OUTPUTS}numbers"], _INDICES, perm=[1, 0]),
     ]
     nodes = [*compact, *graph.node]
     for output in outputs:
-        found, result = f"{OWN}large_{output.name}", _as(output, f"{OWN}long_way_{output.name}")
+        found, result = (
+            f"{OPERATOR_OUTPUTS}large_{output.name}",
+            _as(output, f"{OPERATOR_OUTPUTS}long_way_{output.name}"),
+        )
         nodes.append(_node("ScatterND", [named[output.name], _INDICES, found], result.name))
         branch.output.append(result)
     replace(branch.node, nodes)
@@ -235,9 +302,9 @@ def _long_way(
     return branch
 
 
-def _short_way(outputs: list[onnx.ValueInfoProto], named: Mapping[str, str]) -> onnx.GraphProto:
+def _small_branch(outputs: list[onnx.ValueInfoProto], named: Mapping[str, str]) -> onnx.GraphProto:
     """The small network's outputs as they are."""
-    results = [_as(output, f"{OWN}short_way_{output.name}") for output in outputs]
+    results = [_as(output, f"{OPERATOR_OUTPUTS}short_way_{output.name}") for output in outputs]
     nodes = [
         _node("Identity", [named[o.name]], r.name) for o, r in zip(outputs, results, strict=True)
     ]
@@ -284,11 +351,11 @@ def _values(graph: onnx.GraphProto) -> list[str]:
     return [name for name in found if name]
 
 
-def _apart(names: list[str], taken: set[str]) -> dict[str, str]:
+def _apart(names: list[str], reserved: set[str]) -> dict[str, str]:
     """Other names for those that are taken; what ends in a number still does."""
-    used, found = taken | set(names), {}
+    used, found = reserved | set(names), {}
     for name in names:
-        if name in taken or name.startswith(OWN):
+        if name in reserved or name.startswith(OPERATOR_OUTPUTS):
             ending = name if name[-1].isdigit() else f"{name}__"
             found[name] = _free(lambda k, start=ending: f"{start}{k}", used)  # type: ignore[misc]
             used.add(found[name])
@@ -319,8 +386,8 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
                     field[k] = names.get(name, name)
 
 
-def _rename_nodes(graph: onnx.GraphProto, taken: set[str]) -> None:
-    names = _apart([n.name for n in _nodes(graph) if n.name], taken)
+def _rename_nodes(graph: onnx.GraphProto, reserved: set[str]) -> None:
+    names = _apart([n.name for n in _nodes(graph) if n.name], reserved)
     for node in _nodes(graph):
         node.name = names.get(node.name, node.name)
 
@@ -352,11 +419,11 @@ def _nodes_of(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
 
 def _free_function(key: tuple[str, str], used: set[tuple[str, str]]) -> str:
     domain, name = key
-    operator = split(name)[0] if domain == DOMAIN else name
+    operator = split_instance_name(name)[0] if domain == DOMAIN else name
     number = 2
-    while (domain, numbered(operator, number)) in used:
+    while (domain, instance_name(operator, number)) in used:
         number += 1
-    return numbered(operator, number)
+    return instance_name(operator, number)
 
 
 def opset_aligned(

@@ -19,7 +19,7 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.optimization.cascade_graph import Pair
-from capsedge.optimization.cascade_thresholds import Scored, decided
+from capsedge.optimization.cascade_thresholds import PairScores, decided
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.cascade_metadata import Parent
 from capsedge.runtime.load import load_bytes
@@ -39,7 +39,7 @@ _SAME = {
 
 
 @dataclass(frozen=True)
-class Fit:
+class PairFit:
     """How two networks fit.
 
     Attributes:
@@ -53,7 +53,7 @@ class Fit:
     notes: tuple[str, ...]
 
 
-def fit(small: Session, large: Session) -> Fit:
+def fit_pair(small: Session, large: Session) -> PairFit:
     """How two networks fit, for a cascade.
 
     Raises:
@@ -76,16 +76,16 @@ def fit(small: Session, large: Session) -> Fit:
     if scores not in outputs:
         raise _misfit(small, large, "give other scores", notes[0])
     poses = large.roles.poses if large.roles.poses in outputs else ""
-    stated = other.outputs
-    if stated is not None or not poses:
-        stated = Outputs(scores=scores, kind=large.roles.kind, poses=poses or "")
+    declared = other.outputs
+    if declared is not None or not poses:
+        declared = Outputs(scores=scores, kind=large.roles.kind, poses=poses or "")
     metadata = replace(
         other,
-        outputs=stated,
+        outputs=declared,
         calibration={},
         precision=other.precision if one.precision == other.precision else "mixed",
     )
-    return Fit(Pair(outputs, scores, scale, shift), metadata, tuple(notes))
+    return PairFit(Pair(outputs, scores, scale, shift), metadata, tuple(notes))
 
 
 def _described(session: Session) -> ModelMetadata:
@@ -249,7 +249,7 @@ _NOISE = 0.25  # of an image's standard deviation
 
 
 @dataclass(frozen=True)
-class Deformation:
+class Augmentation:
     """A random change of prepared images.
 
     Images are rotated, zoomed, sheared, shifted and bent (smooth random displacements, as the elastic
@@ -278,7 +278,7 @@ class Deformation:
         low, high = values.min(axes, keepdims=True), values.max(axes, keepdims=True)
         if values.ndim == 4:
             images = values if self.channels_last else np.moveaxis(values, 1, 3)
-            moved = _resampled(images, *_places(images.shape[:3], self.strength, rng))
+            moved = _resampled(images, *_sampling_grid(images.shape[:3], self.strength, rng))
             values = moved if self.channels_last else np.moveaxis(moved, 3, 1)
         spread = values.std(axes, keepdims=True) * np.float32(_NOISE * self.strength)
         values = np.clip(values + spread * rng.standard_normal(values.shape, np.float32), low, high)
@@ -286,7 +286,9 @@ class Deformation:
         return found.astype(batch.dtype)
 
 
-def _places(shape: tuple[int, ...], strength: float, rng: Generator) -> tuple[Floats, Floats]:
+def _sampling_grid(
+    shape: tuple[int, ...], strength: float, rng: Generator
+) -> tuple[Floats, Floats]:
     """Rows and columns ``[N, H, W]`` that the pixels of the copies are read from."""
     count, height, width = shape
 
@@ -336,8 +338,8 @@ def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
 
 Progress: TypeAlias = "Callable[[str, int, int], None]"
 BATCH = 64
-_TRIED = 512  # images that the strength of a deformation is tried on
-_KEPT = 0.95  # of the large network's decisions, under the deformation
+_TRIAL_IMAGES = 512  # images that the strength of a deformation is tried on
+_LEAST_KEPT = 0.95  # of the large network's decisions, under the deformation
 
 
 class Network:
@@ -362,7 +364,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Answers:
+class BothScores:
     """Scores ``[N, J]`` of both networks, and the seconds that each took."""
 
     small: NDArray[np.float32]
@@ -370,7 +372,7 @@ class Answers:
     seconds: tuple[float, float]
 
 
-class Networks:
+class NetworkPair:
     """Both networks, and how they fit.
 
     Attributes:
@@ -380,7 +382,7 @@ class Networks:
 
     def __init__(self, small: Network, large: Network) -> None:
         self.small, self.large = small, large
-        self.fit: Fit = fit(small.session, large.session)
+        self.fit: PairFit = fit_pair(small.session, large.session)
         self.warnings = [
             f"{network.session.path.name}: {warning}"
             for network in (small, large)
@@ -391,37 +393,37 @@ class Networks:
             logits = large.session.roles.kind == "logits"
             self.threshold = 0.0 if logits else DEFAULT_THRESHOLD
 
-    def deformation(self, images: ImageSet) -> Deformation:
+    def choose_augmentation(self, images: ImageSet) -> Augmentation:
         """The strongest deformation under which the large network keeps 95 % of its decisions.
 
         The weakest of all where it keeps fewer under each.
         """
-        tried = images.draw(_TRIED)
+        tried = images.draw(_TRIAL_IMAGES)
         prep = self.fit.metadata.preprocessing
         last = prep is not None and prep.layout == "NHWC"
         wanted = decided(self._large(tried.batches(BATCH)), self.threshold)
         for strength in STRENGTHS:
-            found = Deformation(strength, last)
+            found = Augmentation(strength, last)
             scores = self._large(found.copies(tried.batches(BATCH)))
             kept = (decided(scores, self.threshold) == wanted).all(axis=1).mean()
-            if kept >= _KEPT:
+            if kept >= _LEAST_KEPT:
                 break
         return found
 
     def _large(self, batches: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
         return np.concatenate([_scores(self.large.session, batch) for batch in batches])
 
-    def copies(
-        self, images: ImageSet, deformation: Deformation, stage: str, progress: Progress | None
-    ) -> Scored:
+    def augmented_scores(
+        self, images: ImageSet, augmentation: Augmentation, stage: str, progress: Progress | None
+    ) -> PairScores:
         """How both networks answer a deformed copy of every image."""
-        batches = deformation.copies(images.batches(BATCH))
-        found = self.answers(batches, len(images), stage, progress)
-        return Scored.of(found.small, found.large, self.threshold)
+        batches = augmentation.copies(images.batches(BATCH))
+        found = self.scores(batches, len(images), stage, progress)
+        return PairScores.of(found.small, found.large, self.threshold)
 
-    def answers(
+    def scores(
         self, batches: Iterable[NDArray[Any]], total: int, stage: str, progress: Progress | None
-    ) -> Answers:
+    ) -> BothScores:
         """The scores of both networks for prepared batches.
 
         Raises:
@@ -452,7 +454,7 @@ class Networks:
                     "No threshold can be chosen by them.",
                     "Run `capsedge verify` on the file.",
                 )
-        return Answers(first, second, (seconds[0], seconds[1]))
+        return BothScores(first, second, (seconds[0], seconds[1]))
 
 
 def _scores(session: Session, batch: NDArray[Any]) -> NDArray[np.float32]:

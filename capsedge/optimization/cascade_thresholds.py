@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets.chance import at_most
+from capsedge.datasets.chance import binomial_at_most
 from capsedge.runtime.cascade_metadata import CONFIDENCE
 
 _STEPS = 100  # of a bisection to the last bit of a double
-_MOST_TRIED = 256  # thresholds on the margin
+_MAX_CANDIDATES = 256  # thresholds on the margin
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,9 @@ class Thresholds:
     margin: float
     score: float | None = None
 
-    def doubted(self, margins: NDArray[np.float32], best: NDArray[np.float32]) -> NDArray[np.bool_]:
+    def escalates(
+        self, margins: NDArray[np.float32], best: NDArray[np.float32]
+    ) -> NDArray[np.bool_]:
         """The images in doubt ``[N]``; NaN is in doubt."""
         sure = margins >= np.float32(self.margin)
         if self.score is not None:
@@ -55,7 +57,7 @@ def decided(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Scored:
+class PairScores:
     """Images as two networks answered them.
 
     Attributes:
@@ -70,13 +72,13 @@ class Scored:
     @classmethod
     def of(
         cls, small: NDArray[np.float32], large: NDArray[np.float32], threshold: float | None
-    ) -> Scored:
+    ) -> PairScores:
         """From the scores ``[N, J]`` of both; ``threshold`` as for `margins_of`."""
         changed = (decided(small, threshold) != decided(large, threshold)).any(axis=1)
         return cls(margins_of(small, threshold), small.max(axis=1), changed)
 
     @classmethod
-    def joined(cls, parts: Sequence[Scored]) -> Scored:
+    def joined(cls, parts: Sequence[PairScores]) -> PairScores:
         """The images of several."""
         names = ("margins", "best", "changed")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
@@ -86,15 +88,19 @@ class Scored:
 
     def share(self, thresholds: Thresholds) -> float:
         """The share of the images in doubt."""
-        return float(thresholds.doubted(self.margins, self.best).mean())
+        return float(thresholds.escalates(self.margins, self.best).mean())
 
     def missed(self, thresholds: Thresholds) -> int:
         """The number of changed decisions that are not in doubt."""
-        return int((self.changed & ~thresholds.doubted(self.margins, self.best)).sum())
+        return int((self.changed & ~thresholds.escalates(self.margins, self.best)).sum())
 
 
-def choose(
-    usual: Scored, copies: Scored, allowed: int, most_share: float = 1.0, by_score: bool = True
+def choose_thresholds(
+    usual: PairScores,
+    copies: PairScores,
+    allowed: int,
+    most_share: float = 1.0,
+    by_score: bool = True,
 ) -> Thresholds:
     """The thresholds with the fewest usual images in doubt that let few changed decisions pass.
 
@@ -125,17 +131,17 @@ def choose(
 
 
 def _letting_pass(
-    usual: Scored, copies: Scored, allowed: int, by_score: bool
+    usual: PairScores, copies: PairScores, allowed: int, by_score: bool
 ) -> Iterator[Thresholds]:
     """Every threshold on the margin that lies just above a changed decision (of thousands, some), each with
     the lowest one on the score that lets at most ``allowed`` changed decisions pass."""
-    all_ = Scored.joined([usual, copies])
+    all_ = PairScores.joined([usual, copies])
     wrong_margin, wrong_best = all_.margins[all_.changed], all_.best[all_.changed]
     floor = usual.margins.min()
     least = float(usual.best.min()) if by_score else None
     tried = np.unique(np.maximum(np.append(_above(wrong_margin), floor), floor))
-    if len(tried) > _MOST_TRIED:
-        tried = tried[np.linspace(0, len(tried) - 1, _MOST_TRIED).astype(int)]
+    if len(tried) > _MAX_CANDIDATES:
+        tried = tried[np.linspace(0, len(tried) - 1, _MAX_CANDIDATES).astype(int)]
     for margin in tried:
         missed = np.sort(wrong_best[wrong_margin >= margin])
         if by_score:
@@ -161,7 +167,7 @@ def agreement_at_least(changed: int, images: int, confidence: float = CONFIDENCE
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if at_most(changed, images, 1.0 - middle) > 1.0 - confidence:
+        if binomial_at_most(changed, images, 1.0 - middle) > 1.0 - confidence:
             high = middle
         else:
             low = middle
@@ -173,7 +179,7 @@ def most_changed(images: int, agreement: float, confidence: float = CONFIDENCE) 
     low, high = 0, images
     while low < high:
         middle = (low + high + 1) // 2
-        if at_most(middle, images, 1.0 - agreement) <= 1.0 - confidence:
+        if binomial_at_most(middle, images, 1.0 - agreement) <= 1.0 - confidence:
             low = middle
         else:
             high = middle - 1

@@ -15,12 +15,11 @@ from capsedge import errors
 from capsedge.datasets.regression_targets import Typical, typical_images
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.graph.fusion import by_reason
-from capsedge.runtime.describe import Description, described
-from capsedge.runtime.files.sandbox import Bounds, confined
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
     OUTPUT,
-    GivenModel,
+    ModelLike,
     as_file,
     as_path,
     check_writable,
@@ -30,7 +29,8 @@ from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
 
 LARGEST_BATCH = 4096
@@ -48,8 +48,8 @@ class OptimizationReport(Summarized):
         output: the file; None where none was named.
         model: its bytes.
         size, source_size: bytes of the file and of the original.
-        found: what operators replaced: operator, place, parameters, notes.
-        left: what stays as it was: place and reason.
+        fused: what operators replaced: operator, place, parameters, notes.
+        not_fused: what stays as it was: place and reason.
         notes: of the clean-up and of the file.
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
@@ -63,8 +63,8 @@ class OptimizationReport(Summarized):
     model: bytes
     size: int
     source_size: int
-    found: tuple[dict[str, Any], ...]
-    left: tuple[dict[str, Any], ...]
+    fused: tuple[dict[str, Any], ...]
+    not_fused: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
     opset_before: int
     opset: int
@@ -84,20 +84,23 @@ class OptimizationReport(Summarized):
         )
         speed = [] if self.gain is None else [Row("speed", f"{self.gain:.2f} times the original's")]
         rows = [
-            Row("file", f"{name}, {size(self.size)}"),
+            Row("file", f"{name}, {format_bytes(self.size)}"),
             Row("graph", nodes),
             Row("against the original", proof),
             *speed,
-            *(Row("operator", f"{f.get('operator', '')} {f.get('place', '')}") for f in self.found),
+            *(
+                Row("operator", f"{f.get('operator', '')} {f.get('tensor', '')}")
+                for f in self.fused
+            ),
             *(
                 Row("left", f"{places}: {reason}")
                 for places, reason in by_reason(
-                    (e.get("place", ""), e.get("reason", "")) for e in self.left
+                    (e.get("tensor", ""), e.get("reason", "")) for e in self.not_fused
                 )
             ),
             *(Row("note", note) for note in self.notes),
         ]
-        first = f"{short(Path(name).name)}: {len(self.found)} operators found, {nodes}"
+        first = f"{short(Path(name).name)}: {len(self.fused)} operators found, {nodes}"
         return Summary("OptimizationReport", [first, proof], rows)
 
     @property
@@ -115,7 +118,7 @@ class OptimizationReport(Summarized):
 
 
 def optimize(
-    model: GivenModel,
+    model: ModelLike,
     path: Path | str | None = None,
     *,
     measure: float = 1.0,
@@ -162,15 +165,15 @@ def optimize(
     with as_file(model) as source:
         data, summary = read_harmless(source)
         if description:
-            described(data, description, name=source)  # what is wrong is said before the work
+            describe_model(data, description, name=source)  # what is wrong is said before the work
         if summary.capsedge_nodes:
             opset = summary.opsets.get("", 0)
             note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
             document, better = _unchanged(opset, note), data
         else:
-            document, better = _recognized(data, str(source), summary, description, batch, progress)
+            document, better = _optimized(data, str(source), summary, description, batch, progress)
         if description:
-            made = described(better, description, name=source)
+            made = describe_model(better, description, name=source)
             better = made.data
             warnings = [f"warning: {warning}" for warning in made.warnings]
             document["notes"] = [*document["notes"], str(made), *warnings]
@@ -210,8 +213,8 @@ def _report(
         better,
         len(better),
         source_size,
-        tuple(document["found"]),
-        tuple(document["left"]),
+        tuple(document["fused"]),
+        tuple(document["not_fused"]),
         tuple(document["notes"]),
         document["opset_before"],
         document["opset"],
@@ -227,10 +230,10 @@ def _report(
 def _unchanged(opset: int, note: str) -> dict[str, Any]:
     numbers = dict.fromkeys(("nodes_before", "nodes", "comparisons", "largest_difference"), 0)
     same = {"opset_before": opset, "opset": opset, "batch": "as it is", "inputs": {}}
-    return {"found": [], "left": [], "notes": [note], **numbers, **same}
+    return {"fused": [], "not_fused": [], "notes": [note], **numbers, **same}
 
 
-def _recognized(
+def _optimized(
     data: bytes,
     name: str,
     summary: OnnxSummary,
@@ -241,20 +244,20 @@ def _recognized(
     """As `_improved`; a file that is only to be described and has no routing stays as it is."""
     only_described = bool(description) and not isinstance(batch, int)
     try:
-        document, better = _improved(data, name, batch, progress)
+        document, better = _run_optimizer(data, name, batch, progress)
     except UnsupportedModelError as error:
         if not only_described:
             raise
         note = f"only its metadata changes: {error.what} {error.why}"
         return _unchanged(summary.opsets.get("", 0), note), data
-    if only_described and not document["found"]:
+    if only_described and not document["fused"]:
         note = "no capsule routing was recognized; only its metadata changes"
         left = _unchanged(document["opset_before"], note)
-        return left | {"left": document["left"]}, data
+        return left | {"not_fused": document["not_fused"]}, data
     return document, better
 
 
-def _improved(
+def _run_optimizer(
     data: bytes, name: str, batch: Batch, progress: Progress
 ) -> tuple[dict[str, Any], bytes]:
     """The worker's answer.
@@ -263,27 +266,27 @@ def _improved(
         CapsedgeError: the worker's own, or that it ended or did not end.
     """
 
-    def told(line: str) -> None:
+    def on_line(line: str) -> None:
         if line.startswith(_STAGE):
             progress(line.removeprefix(_STAGE))
 
-    bounds = Bounds(limits.OPTIMIZE_SECONDS, limits.OPTIMIZE_BYTES, limits.ARRAY_BYTES)
+    bounds = SandboxLimits(limits.OPTIMIZE_SECONDS, limits.OPTIMIZE_BYTES, limits.ARRAY_BYTES)
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        with confined(_WORKER, file, bounds, words=[str(batch)], told=told) as ended:
-            code, said = ended.code, ended.said
-            header, better = ended.answer.readline(), ended.answer.read()
+        with run_in_sandbox(_WORKER, file, bounds, words=[str(batch)], on_line=on_line) as ended:
+            code, message = ended.exit_code, ended.log
+            header, better = ended.output.readline(), ended.output.read()
     if code is None:
         raise UnsupportedModelError(
             f"{name} takes too long to work on.",
-            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(said)}.",
+            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(message)}.",
             "Use the file as it is.",
         )
     if code or not header.startswith(b"{"):
         raise UnsupportedModelError(
             f"{name} cannot be worked on.",
-            f"The process that did ended ({code}) while {_stage(said)}; it may use "
+            f"The process that did ended ({code}) while {_stage(message)}; it may use "
             f"{limits.OPTIMIZE_BYTES >> 30} GiB.",
             "Use the file as it is.",
         )
@@ -294,8 +297,8 @@ def _improved(
     return document, better
 
 
-def _stage(said: str) -> str:
-    stages = [line.removeprefix(_STAGE) for line in said.splitlines() if line.startswith(_STAGE)]
+def _stage(message: str) -> str:
+    stages = [line.removeprefix(_STAGE) for line in message.splitlines() if line.startswith(_STAGE)]
     return stages[-1] if stages else "starting"
 
 

@@ -30,17 +30,17 @@ from capsedge.optimization.prune_exact import remove_exactly
 from capsedge.optimization.prune_groups import groups, keep_units
 from capsedge.optimization.prune_report import PruningReport, Round, Size
 from capsedge.runtime.files.json_documents import dump
-from capsedge.runtime.files.reading import kind, opened
+from capsedge.runtime.files.reading import open_regular_file, path_kind
 from capsedge.runtime.files.safetensors import field_of
 from capsedge.runtime.files.writing import (
     REJECTED,
     WEIGHTS,
     as_path,
-    beside,
     check_apart,
     check_writable,
     make_folder,
     sha256,
+    with_suffix_appended,
     write_text,
 )
 from capsedge.runtime.metadata import PRUNING_KEY, Pruned, pruned_of
@@ -56,7 +56,7 @@ _FEWEST = 20  # images held out
 
 
 @dataclass(frozen=True)
-class Images:
+class PruningImages:
     """The training images of a data set, in two parts.
 
     Attributes:
@@ -68,7 +68,7 @@ class Images:
     held_out: ImageSet
 
 
-def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Images:
+def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> PruningImages:
     """Read and divide the training images; the test images are not touched.
 
     Args:
@@ -91,11 +91,11 @@ def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Image
             f"Give {12 * _FEWEST} or more; without data, only what changes no output is removed.",
         )
     order = np.random.default_rng(seed).permutation(len(whole))
-    return Images(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
+    return PruningImages(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
 
 
 def read_test(
-    data: Path, config: ModelConfig, limit: int | None, images: Images
+    data: Path, config: ModelConfig, limit: int | None, images: PruningImages
 ) -> ImageSet | None:
     """The test images, read once and last; None where the data has none.
 
@@ -118,7 +118,7 @@ def read_test(
     return test
 
 
-class Judge:
+class Evaluator:
     """The parent's answers on some images, computed once, against which pruned networks are judged."""
 
     def __init__(self, parent: CapsuleModel, data: ImageSet) -> None:
@@ -144,8 +144,8 @@ class Judge:
     def outcome(self, pruned: CapsuleModel) -> Outcome:
         """A pruned network's answers against the parent's."""
         labels = None if self._multi_label else self._data.labels
-        found = predict_all(pruned, self._data).numpy()
-        return of_scores(self._expected, found, labels, self._multi_label, self._threshold)
+        removable = predict_all(pruned, self._data).numpy()
+        return of_scores(self._expected, removable, labels, self._multi_label, self._threshold)
 
 
 # --- The folder of a pruning under way: one training run per round, so that it can go on ---
@@ -164,7 +164,7 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
         ArtefactError: it is of other settings.
     """
     place = folder / _SETTINGS
-    if kind(place) is None:
+    if path_kind(place) is None:
         make_folder(folder)
         write_text(place, settings)
         return
@@ -174,9 +174,9 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
             "",
             "Add --resume to go on with it, or remove the folder.",
         )
-    with opened(place) as file:
-        found = file.read(limits.MIB).decode(errors="replace")
-    if found != settings:
+    with open_regular_file(place) as file:
+        removable = file.read(limits.MIB).decode(errors="replace")
+    if removable != settings:
         raise ArtefactError(
             f"{folder} is of another checkpoint or of other settings.",
             "",
@@ -232,7 +232,7 @@ _GENTLER = 0.3  # of the learning rate that the parent was trained with
 
 
 @dataclass(frozen=True)
-class Request:
+class PruneOptions:
     """How to prune.
 
     Attributes:
@@ -321,8 +321,8 @@ def prune(
         >>> report.speedup, report.outcome.drop
     """
     target = None if target_speedup is None else float(target_speedup)
-    request = Request(target, float(max_drop), criterion, epochs, learning_rate, fast, seed)
-    run = _Pruning(as_path(checkpoint, WEIGHTS), Path(output), request, progress, round_done)
+    options = PruneOptions(target, float(max_drop), criterion, epochs, learning_rate, fast, seed)
+    run = _Pruning(as_path(checkpoint, WEIGHTS), Path(output), options, progress, round_done)
     if data is None:
         if target_speedup is not None:
             raise UsageError(
@@ -342,13 +342,13 @@ class _Pruning:
         self,
         checkpoint: Path,
         output: Path,
-        request: Request,
+        options: PruneOptions,
         progress: Progress | None,
         round_done: RoundDone | None,
     ) -> None:
-        self.checkpoint, self.output, self.request = checkpoint, output, request
+        self.checkpoint, self.output, self.options = checkpoint, output, options
         self.progress, self.round_done = progress, round_done
-        rejected = beside(output, REJECTED)
+        rejected = with_suffix_appended(output, REJECTED)
         check_apart([output, rejected], [checkpoint])
         for file in (output, rejected):
             check_writable(file)
@@ -359,28 +359,28 @@ class _Pruning:
 
     def by_data(self, data: Path, limit: int | None, resume: bool) -> PruningReport:
         """Rounds of pruning and fine-tuning, and the gate."""
-        images = read(data, self.parent.config, limit, self.request.seed)
+        images = read(data, self.parent.config, limit, self.options.seed)
         self.warnings.append(
             "the parent may have been trained on the images held out: its accuracy there flatters it"
         )
         recipe = self._recipe()
-        work = beside(self.output, WORK)
-        settings = [sha256(self.checkpoint), asdict(self.request), asdict(recipe), limit or 0]
+        work = with_suffix_appended(self.output, WORK)
+        settings = [sha256(self.checkpoint), asdict(self.options), asdict(recipe), limit or 0]
         open_work(work, json.dumps(settings, sort_keys=True), resume)
         best, rounds = self._rounds(images, recipe, work)
         test = read_test(data, self.parent.config, limit, images)
-        judged = Judge(self.parent, images.held_out if test is None else test).outcome(best)
+        outcome = Evaluator(self.parent, images.held_out if test is None else test).outcome(best)
         counts: dict[str, int | str] = {
             "fine_tuning": len(images.training),
             "held_out": len(images.held_out),
-            "evaluation": judged.images,
+            "evaluation": outcome.images,
             "evaluated_on": "held-out training images" if test is None else f"{test.split} split",
         }
-        report = self.finish(best, self.request.criterion, tuple(rounds), judged, counts)
+        report = self.finish(best, self.options.criterion, tuple(rounds), outcome, counts)
         shutil.rmtree(work)
         if not report.passed:
             raise ParityError(
-                f"{' '.join(report.gate.failures(judged))}",
+                f"{' '.join(report.gate.failures(outcome))}",
                 f"The checkpoint is kept as {report.output}.",
                 "Ask for less speedup, fine-tune for more epochs, or allow a larger drop.",
                 report=report,
@@ -395,35 +395,35 @@ class _Pruning:
                 "the checkpoint states no recipe: fine-tuned with the defaults of `capsedge train`"
             )
             known = Recipe(average=0.999)
-        rate = self.request.learning_rate or _GENTLER * known.learning_rate
-        return replace(known, learning_rate=rate, fast=self.request.fast, seed=self.request.seed)
+        rate = self.options.learning_rate or _GENTLER * known.learning_rate
+        return replace(known, learning_rate=rate, fast=self.options.fast, seed=self.options.seed)
 
     def _rounds(
-        self, images: Images, recipe: Recipe, work: Path
+        self, images: PruningImages, recipe: Recipe, work: Path
     ) -> tuple[CapsuleModel, list[Round]]:
         """The smallest network that keeps its accuracy on the held-out images, or the one asked for."""
         best, rounds = self.smaller, list[Round]()
-        judge = Judge(self.parent, images.held_out)
-        self.warnings += judge.check_parent()
+        evaluator = Evaluator(self.parent, images.held_out)
+        self.warnings += evaluator.check_parent()
         goals = list(self._goals())
         for number, goal in enumerate(goals, 1):
-            last = number == len(goals) or self.request.target_speedup is None
-            epochs = self.request.epochs if last else max(1, self.request.epochs // 10)
+            last = number == len(goals) or self.options.target_speedup is None
+            epochs = self.options.epochs if last else max(1, self.options.epochs // 10)
             model = self._round(
                 best, goal, images, replace(recipe, epochs=epochs), work / f"round-{number}"
             )
             if model is None:
                 break
-            judged = judge.outcome(model)
-            assert judged.accuracy is not None
+            outcome = evaluator.outcome(model)
+            assert outcome.accuracy is not None
             done = Round(
-                multiply_adds(model.config), self._units(model), judged.accuracy, judged.drop
+                multiply_adds(model.config), self._units(model), outcome.accuracy, outcome.drop
             )
             rounds.append(done)
             if self.round_done is not None:
                 self.round_done(number, done)
-            if self.request.target_speedup is None and not Gate(self.request.max_drop).passes(
-                judged
+            if self.options.target_speedup is None and not Gate(self.options.max_drop).passes(
+                outcome
             ):
                 break
             best, self._tuned = model, work / f"round-{number}" / MODEL
@@ -431,7 +431,7 @@ class _Pruning:
 
     def _goals(self) -> Iterator[float]:
         """Multiply-adds to reach in each round."""
-        whole, target = multiply_adds(self.parent.config), self.request.target_speedup
+        whole, target = multiply_adds(self.parent.config), self.options.target_speedup
         if target is None:
             yield from (whole / _SEARCH_STEP**k for k in range(1, _MOST_ROUNDS + 1))
             return
@@ -439,7 +439,7 @@ class _Pruning:
         yield from (whole / target ** (k / count) for k in range(1, count + 1))
 
     def _round(
-        self, model: CapsuleModel, goal: float, images: Images, recipe: Recipe, folder: Path
+        self, model: CapsuleModel, goal: float, images: PruningImages, recipe: Recipe, folder: Path
     ) -> CapsuleModel | None:
         """A smaller network, fine-tuned; None if nothing more can go."""
         make_folder(folder)
@@ -447,8 +447,8 @@ class _Pruning:
         if start.is_file():
             pruned = load_checkpoint(start)
         else:
-            found = groups(model)
-            kept = choose(model.config, found, self._importance(model, images, recipe), goal)
+            removable = groups(model)
+            kept = choose(model.config, removable, self._importance(model, images, recipe), goal)
             if not kept:
                 return None
             pruned = keep_units(model, kept)
@@ -460,13 +460,13 @@ class _Pruning:
         return load_checkpoint(folder / MODEL)
 
     def _importance(
-        self, model: CapsuleModel, images: Images, recipe: Recipe
+        self, model: CapsuleModel, images: PruningImages, recipe: Recipe
     ) -> prune_criteria.Importance:
-        found = groups(model)
-        if self.request.criterion == "look-ahead":
-            return prune_criteria.look_ahead(model, found)
-        drawn = images.training.draw(_MEASURED, self.request.seed)
-        return prune_criteria.taylor(model, found, _losses(model, drawn, recipe))
+        removable = groups(model)
+        if self.options.criterion == "look-ahead":
+            return prune_criteria.look_ahead(model, removable)
+        drawn = images.training.draw(_MEASURED, self.options.seed)
+        return prune_criteria.taylor(model, removable, _losses(model, drawn, recipe))
 
     def _units(self, model: CapsuleModel) -> dict[str, str]:
         before = {g.name: g.units for g in groups(self.parent)}
@@ -478,13 +478,13 @@ class _Pruning:
         model: CapsuleModel,
         criterion: str,
         rounds: tuple[Round, ...],
-        judged: Outcome | None,
+        outcome: Outcome | None,
         counts: dict[str, int | str],
     ) -> PruningReport:
         """Write the checkpoint, or its rejected form, and report."""
-        gate = Gate(self.request.max_drop)
-        passed = judged is None or gate.passes(judged)
-        place = self.output if passed else beside(self.output, REJECTED)
+        gate = Gate(self.options.max_drop)
+        passed = outcome is None or gate.passes(outcome)
+        place = self.output if passed else with_suffix_appended(self.output, REJECTED)
         before, after = multiply_adds(self.parent.config), multiply_adds(model.config)
         older = pruned_of(self.checkpoint)
         lineage = Pruned(
@@ -493,7 +493,7 @@ class _Pruning:
             criterion,
             self._units(model),
             (before, after),
-            None if older is None else older.claim,
+            None if older is None else older.summary,
         )
         extra = {PRUNING_KEY: dump(lineage.to_dict())}
         if self.parent.typical_input is not None:
@@ -509,7 +509,7 @@ class _Pruning:
             Size(parameters(model), after, place.stat().st_size),
             self._units(model),
             rounds,
-            judged,
+            outcome,
             gate,
             counts,
             tuple(self.warnings),

@@ -24,7 +24,7 @@ Importance = dict[str, Tensor]
 
 def taylor(
     model: CapsuleModel,
-    found: Sequence[Group],
+    removable: Sequence[Group],
     losses: Iterable[Callable[[], Tensor]],
 ) -> Importance:
     """The squared change of the loss, to first order, if a unit's weights were zero.
@@ -38,12 +38,12 @@ def taylor(
     Source: Molchanov et al. 2019, equation 8.
     """
     names = dict(model.named_parameters())
-    scores = {g.name: torch.zeros(g.units, dtype=torch.float64) for g in found}
+    scores = {g.name: torch.zeros(g.units, dtype=torch.float64) for g in removable}
     for loss in losses:
         model.zero_grad()
         loss().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            for group in found:
+            for group in removable:
                 change = torch.zeros(group.units, dtype=torch.float64)
                 for each in group.made or group.read:
                     parameter = names.get(each.tensor)
@@ -55,7 +55,7 @@ def taylor(
     return scores
 
 
-def look_ahead(model: CapsuleModel, found: Sequence[Group]) -> Importance:
+def look_ahead(model: CapsuleModel, removable: Sequence[Group]) -> Importance:
     """The norm of the weights that make a unit times the norm of those that read it; no data.
 
     Divided by the group's mean, since products of different layers do not compare, and squared as the other
@@ -65,7 +65,7 @@ def look_ahead(model: CapsuleModel, found: Sequence[Group]) -> Importance:
     """
     state = model.state_dict()
     scores: Importance = {}
-    for group in found:
+    for group in removable:
         score = torch.ones(group.units, dtype=torch.float64)
         for side in (group.made, group.read):
             weights = [each for each in side if state[each.tensor].ndim > 1]
@@ -102,7 +102,7 @@ def parameters(model: nn.Module) -> int:
 def _count(model: CapsuleModel) -> int:
     total = 0
 
-    def add(module: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+    def add(module: nn.Module, inputs: tuple[Any, ...], made: Any) -> None:
         nonlocal total
         total += _of(module, made, model.config.iterations, _once(model))
 
@@ -151,53 +151,53 @@ _STALE = 0.05  # of a group gone: what the others cost is counted anew
 
 
 def choose(
-    config: ModelConfig, found: Sequence[Group], importance: Importance, target: float
+    config: ModelConfig, removable: Sequence[Group], importance: Importance, target: float
 ) -> Kept:
     """The units that stay so that a network needs at most ``target`` multiply-adds per image.
 
     Again and again the units go whose importance per multiply-add saved is smallest; those of groups that
     cost nothing (a decoder's) stay. At most three quarters of a group go.
     """
-    order = {g.name: importance[g.name].argsort(stable=True).tolist() for g in found}
+    order = {g.name: importance[g.name].argsort(stable=True).tolist() for g in removable}
     gone = dict.fromkeys(order, 0)
     total = float(multiply_adds(config))
     while total > target:
-        costs = _costs(config, found, gone, total)
+        costs = _costs(config, removable, gone, total)
         before = total
         while total > target and total > before * (1 - _STALE):
-            name = _cheapest(found, importance, order, gone, costs)
+            name = _cheapest(removable, importance, order, gone, costs)
             if name is None:
-                return _kept(found, order, gone)
-            step = next(g.step for g in found if g.name == name)
+                return _kept(removable, order, gone)
+            step = next(g.step for g in removable if g.name == name)
             gone[name] += step
             total -= step * costs[name]
-        total = float(multiply_adds(_shrunk(config, found, order, gone)))
-    return _kept(found, order, gone)
+        total = float(multiply_adds(_shrunk(config, removable, order, gone)))
+    return _kept(removable, order, gone)
 
 
 def _costs(
-    config: ModelConfig, found: Sequence[Group], gone: Mapping[str, int], total: float
+    config: ModelConfig, removable: Sequence[Group], gone: Mapping[str, int], total: float
 ) -> dict[str, float]:
     """Multiply-adds that one more unit of each group saves."""
-    order = {g.name: list(range(g.units)) for g in found}
+    order = {g.name: list(range(g.units)) for g in removable}
     costs = {}
-    for group in found:
+    for group in removable:
         less = {**gone, group.name: gone[group.name] + group.step}
         if less[group.name] < group.units:
-            smaller = multiply_adds(_shrunk(config, found, order, less))
+            smaller = multiply_adds(_shrunk(config, removable, order, less))
             costs[group.name] = (total - smaller) / group.step
     return costs
 
 
 def _cheapest(
-    found: Sequence[Group],
+    removable: Sequence[Group],
     importance: Importance,
     order: Mapping[str, list[int]],
     gone: Mapping[str, int],
     costs: Mapping[str, float],
 ) -> str | None:
     best: tuple[float, str] | None = None
-    for group in found:
+    for group in removable:
         start, end = gone[group.name], gone[group.name] + group.step
         cost = costs.get(group.name, 0.0)
         if cost <= 0 or end > group.units * _LARGEST_SHARE:
@@ -210,17 +210,17 @@ def _cheapest(
 
 
 def _kept(
-    found: Sequence[Group], order: Mapping[str, list[int]], gone: Mapping[str, int]
+    removable: Sequence[Group], order: Mapping[str, list[int]], gone: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    return {g.name: tuple(sorted(order[g.name][gone[g.name] :])) for g in found if gone[g.name]}
+    return {g.name: tuple(sorted(order[g.name][gone[g.name] :])) for g in removable if gone[g.name]}
 
 
 def _shrunk(
     config: ModelConfig,
-    found: Sequence[Group],
+    removable: Sequence[Group],
     order: Mapping[str, list[int]],
     gone: Mapping[str, int],
 ) -> ModelConfig:
-    for name, keep in _kept(found, order, gone).items():
-        config = next(g for g in found if g.name == name).shrink(config, keep)
+    for name, keep in _kept(removable, order, gone).items():
+        config = next(g for g in removable if g.name == name).shrink(config, keep)
     return config

@@ -277,11 +277,11 @@ def _conv(number: int) -> Shrink:
     return shrink
 
 
-def _between(model: CapsuleModel, places: range) -> list[Slice]:
+def _between(model: CapsuleModel, modules: range) -> list[Slice]:
     """The tensors by channel of the modules after a convolution."""
     state = model.state_dict()
     found = []
-    for k in places:
+    for k in modules:
         dims = next((d for t, d in _BY_CHANNEL.items() if type(model.stem[k]) is t), {})
         found += [Slice(f"stem.{k}.{n}", d) for n, d in dims.items() if f"stem.{k}.{n}" in state]
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.calibration.accuracy import Gate, Outcome
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
 
 @dataclass(frozen=True)

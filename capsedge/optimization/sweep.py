@@ -17,16 +17,16 @@ from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import UsageError
 from capsedge.models.config_base import ModelConfig
-from capsedge.models.find import FoundModel
-from capsedge.optimization.sweep_candidates import FROZEN, Candidate, Kind, Maker, State
-from capsedge.runtime.files.text import size
+from capsedge.models.find import NamedModel
+from capsedge.optimization.sweep_candidates import FROZEN, Candidate, CandidateMaker, Kind, State
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.load import load
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.profiling.worker import Limits, Specification
-from capsedge.runtime.reporting import caption, new_figure, save_figure
+from capsedge.runtime.result_summary import caption, new_figure, save_figure
 
 # A search over iterations, couplings, precisions and checkpoints: accuracy, latency and size.
 # Needs torch
@@ -121,7 +121,7 @@ class Grid:
 
 
 def sweep(
-    models: Sequence[FoundModel],
+    models: Sequence[NamedModel],
     data: Path,
     grid: Grid,
     *,
@@ -158,7 +158,7 @@ def sweep(
         state = State(folder, images)
         made: list[Candidate] = []
         for found, checksum in zip(models, sums, strict=True):
-            maker = Maker(found, checksum, folder, state, calibration, search)
+            maker = CandidateMaker(found, checksum, folder, state, calibration, search)
             for count in grid.iterations:
                 for one in maker.candidates(count, grid.couplings, grid.precisions):
                     made.append(one)
@@ -183,7 +183,7 @@ def sweep(
     )
 
 
-def _check(models: Sequence[FoundModel], grid: Grid) -> None:
+def _check(models: Sequence[NamedModel], grid: Grid) -> None:
     for found in models:
         if not found.trained:
             raise UsageError(
@@ -335,7 +335,7 @@ _GROUPS = {"fp32": "stem", "fp16": "votes", "int8": "routing"}
 _AREA = 240.0  # of the largest file's marker, in points squared
 
 
-def draw(found: Sweep, path: Path) -> None:
+def draw(sweep: Sweep, path: Path) -> None:
     """Write a PNG or an SVG, by the suffix: the front joined by a line, other points faint.
 
     Accuracy is that of the search, in which all points are compared; the table gives the test accuracy.
@@ -346,10 +346,10 @@ def draw(found: Sweep, path: Path) -> None:
     """
     figure = new_figure(8, 5)
     axis = figure.subplots()
-    largest = max(point.bytes for point in found.points)
-    for point in found.points:
-        _mark(axis, point, found, largest)
-    front = found.front
+    largest = max(point.bytes for point in sweep.points)
+    for point in sweep.points:
+        _draw_point(axis, point, sweep, largest)
+    front = sweep.front
     axis.plot(
         [p.milliseconds for p in front],
         [100 * p.accuracy for p in front],
@@ -358,24 +358,25 @@ def draw(found: Sweep, path: Path) -> None:
     )
     for point in front:
         axis.annotate(
-            f"{point.iterations}{' frozen' if point.couplings == FROZEN else ''}, {size(point.bytes)}",
+            f"{point.iterations}{' frozen' if point.couplings == FROZEN else ''}, "
+            f"{format_bytes(point.bytes)}",
             (point.milliseconds, 100 * point.accuracy),
             (6, 6),
             textcoords="offset points",
             fontsize=8,
         )
-    for precision in dict.fromkeys(p.precision for p in found.points):
+    for precision in dict.fromkeys(p.precision for p in sweep.points):
         axis.scatter([], [], color=COLOURS[_GROUPS[precision]], label=precision)
-    if len(found.models) > 1:
-        for number, model in enumerate(found.models):
+    if len(sweep.models) > 1:
+        for number, model in enumerate(sweep.models):
             axis.scatter([], [], color="black", marker=_marker(number), label=caption(model))
     axis.set_xscale("log")
-    times = [point.milliseconds for point in found.points]
+    times = [point.milliseconds for point in sweep.points]
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("{x:g}" if max(times) < 10 * min(times) else "")
     axis.tick_params(which="both", labelsize=8)
     axis.set_xlabel("milliseconds per image (numbers: iterations; area: size of the file)")
-    axis.set_ylabel(f"accuracy on {found.searched} training images, %")
+    axis.set_ylabel(f"accuracy on {sweep.searched} training images, %")
     axis.set_title("Pareto front of accuracy, latency and size")
     axis.legend(frameon=False, fontsize=8)
     axis.margins(0.12)
@@ -387,13 +388,13 @@ def _marker(number: int) -> str:
     return _MARKERS[number % len(_MARKERS)]
 
 
-def _mark(axis: Any, point: Point, found: Sweep, largest: int) -> None:
+def _draw_point(axis: Any, point: Point, sweep: Sweep, largest: int) -> None:
     axis.scatter(
         [point.milliseconds],
         [100 * point.accuracy],
         s=_AREA * point.bytes / largest + 12,
         color=COLOURS[_GROUPS[point.precision]],
-        marker=_marker(found.models.index(point.model)),
+        marker=_marker(sweep.models.index(point.model)),
         alpha=0.9 if point.front else 0.25,
         edgecolors="none",
     )

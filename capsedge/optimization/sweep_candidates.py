@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from capsedge.calibration.float_model import Source, uniform
+from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.exporters.export import export
 from capsedge.exporters.frozen_couplings import describe_frozen, freeze
 from capsedge.graph.proto import copy_of
-from capsedge.graph.shapes import state_shapes
-from capsedge.models.find import FoundModel
+from capsedge.graph.shapes import write_shapes
+from capsedge.models.find import NamedModel
 from capsedge.runtime.files import json_documents, reading
 from capsedge.runtime.files.json_documents import Malformed, decode
 from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, write_text
@@ -58,7 +58,7 @@ class State:
         self._path = folder / STATE
         self._images = images
         self._files: dict[str, _Made] = {}
-        if reading.kind(self._path) is not None:
+        if reading.path_kind(self._path) is not None:
             self._read()
 
     def _read(self) -> None:
@@ -82,7 +82,9 @@ class State:
         """Whether a file was made and is still the same."""
         made = self._files.get(path.name)
         return (
-            made is not None and reading.kind(path) == reading.FILE and sha256(path) == made.sha256
+            made is not None
+            and reading.path_kind(path) == reading.FILE
+            and sha256(path) == made.sha256
         )
 
     def accuracy(self, path: Path) -> float | None:
@@ -138,7 +140,7 @@ class Candidate:
 
 
 @dataclass
-class Maker:
+class CandidateMaker:
     """Makes the candidates of one checkpoint, and reads those again that an earlier run has made.
 
     Attributes:
@@ -150,7 +152,7 @@ class Maker:
         warnings: what could not be made, for the user.
     """
 
-    found: FoundModel
+    found: NamedModel
     sha256: str
     folder: Path
     state: State
@@ -167,12 +169,12 @@ class Maker:
             base = routed if kind == ROUTED else self._frozen(routed, iterations)
             if base is None:
                 continue
-            source: Source | None = None
+            source: FloatModel | None = None
             for precision in precisions:
                 path = base.with_name(base.name.replace("-fp32.onnx", f"-{precision}.onnx"))
                 accuracy = self.state.accuracy(path)
                 if accuracy is None:
-                    source = source or Source(base)
+                    source = source or FloatModel(base)
                     accuracy = self._measured(source, path, precision)
                 yield Candidate(Kind(self.found.name, iterations, kind, precision), path, accuracy)
 
@@ -185,15 +187,15 @@ class Maker:
             self.state.add(path)
         return path
 
-    def _measured(self, source: Source, path: Path, precision: str) -> float:
+    def _measured(self, source: FloatModel, path: Path, precision: str) -> float:
         """Write a file in a precision, unless it is there, and measure its accuracy."""
         if precision == "fp32":
             made = source.model
         elif precision == "fp16":
-            made, _ = source.half(self.calibration)
+            made, _ = source.to_fp16(self.calibration)
         else:
             table = source.calibrate(self.calibration, "mse", None)
-            made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+            made, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
         if precision != "fp32":
             described = {
                 "target": "ort-cpu",
@@ -202,8 +204,8 @@ class Maker:
                 "data": self.calibration.source,
                 "data_sha256": self.calibration.digest(),
             }
-            source.described(made, precision, described)
-            state_shapes(made)
+            source.with_metadata(made, precision, described)
+            write_shapes(made)
             write_bytes(path, made.SerializeToString())
         doubts = source.check_reference(self.search)
         self.warnings += [doubt for doubt in doubts if doubt not in self.warnings]
@@ -219,7 +221,7 @@ class Maker:
             return None
         path = routed.with_name(routed.name.replace("-fp32.onnx", "-frozen-fp32.onnx"))
         if not self.state.has(path):
-            source = Source(routed)
+            source = FloatModel(routed)
             frozen = copy_of(source.model)
             measured = {
                 "averaged_images": len(self.calibration),
@@ -227,7 +229,7 @@ class Maker:
                 "layers": freeze(frozen, self.calibration),
             }
             describe_frozen(frozen, source, measured)
-            state_shapes(frozen)
+            write_shapes(frozen)
             write_bytes(path, frozen.SerializeToString())
             self.state.add(path)
         return path

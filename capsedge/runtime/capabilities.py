@@ -9,7 +9,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.decoder import RECONSTRUCTION, Decoder
 from capsedge.runtime.images.inputs import ImageInput
-from capsedge.runtime.metadata import REGRESSION, decoder_again, export_again
+from capsedge.runtime.metadata import REGRESSION, how_to_add_decoder, how_to_export_again
 from capsedge.runtime.routing_trace import TraceOutputs
 
 
@@ -54,7 +54,7 @@ class Capabilities:
             raise UsageError(
                 f"{self._path} cannot reconstruct images.",
                 f"It has no output '{RECONSTRUCTION}'.",
-                decoder_again(metadata),
+                how_to_add_decoder(metadata),
             )
 
     def check_decode(self) -> Decoder:
@@ -73,7 +73,7 @@ class Capabilities:
                 else "It has no output with a pose for each class.",
                 "Load the ONNX file that the engine was built from."
                 if self._whole
-                else decoder_again(self._image_input.metadata),
+                else how_to_add_decoder(self._image_input.metadata),
             )
         self._decoder.check()
         return self._decoder
@@ -86,12 +86,12 @@ class Capabilities:
             ArtefactError: the file is not described.
         """
         metadata = self._image_input.metadata
-        stated = metadata.trace
-        missing = set(stated.outputs if stated else ()) - self._names
-        if stated is None or missing:
+        declared = metadata.trace
+        missing = set(declared.outputs if declared else ()) - self._names
+        if declared is None or missing:
             raise UsageError(
                 f"{self._path} does not show its routing.",
                 f"It has no output '{min(missing)}'." if missing else "It has no trace.",
-                export_again(metadata, "--with trace"),
+                how_to_export_again(metadata, "--with trace"),
             )
-        return stated
+        return declared

@@ -1,4 +1,4 @@
-"""A cascade: a small network answers, and images in doubt take the long way through a large one.
+"""A cascade: a small network answers, and images in doubt are escalated to a large one.
 
 docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies what a file states.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from capsedge.spec import limits
 
 CASCADE_KEY = "capsedge.cascade"  # of an ONNX file's metadata
-LONG_WAY = "long_way"  # output [N], bool: the images that the large network decided
+ESCALATED = "escalated"  # output [N], bool: the images that the large network decided
 CONFIDENCE = 0.95  # of the lower bound on the agreement
 
 
@@ -55,7 +55,7 @@ class Cascade:
         min_agreement: agreement with the large network that was asked for.
         agreement: share of the held-out images on which both decided alike.
         agreement_at_least: one-sided lower bound on it, of 95 % confidence (Clopper and Pearson 1934).
-        share: share of the held-out images that took the long way.
+        share: share of the held-out images that were escalated.
         images: number of held-out images.
         data_sha256: checksum of these images.
         cost: time of the small network for an image, in that of the large one, as measured there. An image
@@ -110,7 +110,7 @@ class Cascade:
             ("large network", str(self.large)),
             ("in doubt", self.criterion),
             ("agreement", self.agreed),
-            ("long way", f"{self.share:.2%} of the held-out images"),
+            ("escalated", f"{self.share:.2%} of the held-out images"),
             ("time", self.times),
         ]
 

@@ -18,7 +18,7 @@ from capsedge.runtime.images.decoding import SupportsRead
 from capsedge.runtime.images.inputs import folder_images
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.predictions import KEEP, Prediction, Predictor, choose
-from capsedge.runtime.scores import answer_doubts
+from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
 
 # --- Classifying many image files, with a sheet of reconstructions: ``capsedge infer`` ---
@@ -47,9 +47,9 @@ class Classified:
     warnings: tuple[str, ...] = ()
 
     @property
-    def long_way(self) -> float | None:
+    def escalated(self) -> float | None:
         """Of a cascade, the share of the images that its large network decided; None for other models."""
-        taken = [p.long_way for p in self.predictions.values() if p.long_way is not None]
+        taken = [p.escalated for p in self.predictions.values() if p.escalated is not None]
         return sum(taken) / len(taken) if taken else None
 
 
@@ -61,7 +61,7 @@ def image_files(names: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for name in names:
-        files += folder_images(name) if reading.kind(name) == reading.FOLDER else [name]
+        files += folder_images(name) if reading.path_kind(name) == reading.FOLDER else [name]
     return files
 
 
@@ -122,7 +122,7 @@ def classify_files(
     if sheet is not None:
         sheet.write()
     found = [prediction.scores for prediction in result.predictions.values()]
-    result.warnings = tuple(answer_doubts(np.stack(found))) if found else ()
+    result.warnings = tuple(decision_warnings(np.stack(found))) if found else ()
     return result
 
 
@@ -163,7 +163,9 @@ class Sheet:
             classes = classes or choose(prediction.scores, 1, None)
             colours = ["own"] if len(classes) == 1 else list(COLOURS)
             drawn.append(dict(zip(classes, colours, strict=False)))
-            self._rows.append((seen(prepared, metadata.preprocessing), overlay(picture, classes)))
+            self._rows.append(
+                (input_picture(prepared, metadata.preprocessing), overlay(picture, classes))
+            )
         return drawn
 
     def write(self) -> None:
@@ -196,7 +198,7 @@ _GAP = (64, 64, 64)
 _SIDE = 224  # pictures are enlarged to at most this many pixels, and at least half of it
 
 
-def seen(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.uint8]:
+def input_picture(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """The prepared input as pixels ``[H, W, 3]`` again; where each image is standardized by
     itself, from its darkest to its lightest value."""
     if preprocessing.layout == "NHWC":

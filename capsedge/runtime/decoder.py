@@ -19,7 +19,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
 from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited, message
 from capsedge.runtime.scores import POSES
-from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked
+from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input
 
 RECONSTRUCTION = "reconstruction"
 _CHUNK = 64  # poses per run; bounds memory
@@ -49,8 +49,8 @@ def decoder_of(file: ModelFile, backend: Backend) -> Decoder | None:
         backend: the file, loaded.
     """
     ports = {port.name: port for port in backend.outputs}
-    stated = backend.metadata.outputs if backend.metadata else None
-    poses = ports.get(POSES if stated is None else stated.poses)
+    declared = backend.metadata.outputs if backend.metadata else None
+    poses = ports.get(POSES if declared is None else declared.poses)
     if RECONSTRUCTION not in ports or poses is None or not isinstance(backend, PartialBackend):
         return None
     return Decoder(file.content, file.path, poses, backend.open_part)
@@ -76,8 +76,8 @@ class Decoder:
         self._backend: Backend | None = None
         self._part, self._refused = b"", ""
         try:
-            self._part = cut(data, poses.name, RECONSTRUCTION)
-        except Uncuttable as error:
+            self._part = extract_subgraph(data, poses.name, RECONSTRUCTION)
+        except SubgraphError as error:
             self._refused = str(error)
 
     def close(self) -> None:
@@ -160,15 +160,15 @@ class Decoder:
         return pictures[images, classes]
 
 
-def poses_of(given: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Floats:
+def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Floats:
     """Poses that were given as an array or as lists, checked: ``[N, *shape]``, N added where it lacks.
 
     Raises:
         ShapeError, UsageError: they have another shape, are no numbers, or not finite.
     """
-    array = as_array(given, "The poses")
+    array = as_array(values, "The poses")
     try:
-        found = np.asarray(given if array is None else array, np.float32)
+        found = np.asarray(values if array is None else array, np.float32)
     except (TypeError, ValueError) as error:
         raise UsageError(
             "The poses are not an array of numbers.",
@@ -177,20 +177,20 @@ def poses_of(given: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Floa
         ) from error
     if found.shape == shape:
         found = found[np.newaxis]
-    found = checked(Port("poses", ("N", *shape), "float32"), found, LARGEST)
+    found = checked_input(Port("poses", ("N", *shape), "float32"), found, LARGEST)
     if not len(found):
         raise UsageError("There are no poses to decode.", "", "Give at least one.")
     return found
 
 
-def classes_of(given: AnyArray | Sequence[int] | int, count: int, known: int) -> NDArray[np.int64]:
+def classes_of(values: AnyArray | Sequence[int] | int, count: int, known: int) -> NDArray[np.int64]:
     """Numbers of classes ``[N]``, one for each of ``count`` poses; a single one is for all.
 
     Raises:
         UsageError: they are no whole numbers of classes, or more or fewer than the poses.
     """
-    array = as_array(given, "classes")
-    found = np.asarray(given if array is None else array)
+    array = as_array(values, "classes")
+    found = np.asarray(values if array is None else array)
     if found.ndim == 0:
         found = np.broadcast_to(found, (count,))
     whole = found.dtype.kind in "iu"
@@ -203,7 +203,7 @@ def classes_of(given: AnyArray | Sequence[int] | int, count: int, known: int) ->
     return found.astype(np.int64)
 
 
-class Uncuttable(ValueError):
+class SubgraphError(ValueError):
     """The output cannot be computed from the value alone; the message says why."""
 
 
@@ -268,20 +268,20 @@ class _Graph(Wire):
         Raises:
             Uncuttable: they read something else too.
         """
-        wanted, seen, nodes = [end], {start, ""}, set[int]()
-        while wanted:
-            name = wanted.pop()
+        needed, seen, nodes = [end], {start, ""}, set[int]()
+        while needed:
+            name = needed.pop()
             if name in seen:
                 continue
             seen.add(name)
             maker = self.makers.get(name)
             if maker is not None and maker.holds_graphs:
-                raise Uncuttable(f"its {maker.type} node holds a graph")
+                raise SubgraphError(f"its {maker.type} node holds a graph")
             if maker is not None:
                 nodes.add(id(maker))
-                wanted += maker.inputs
+                needed += maker.inputs
             elif name not in self.tensors:
-                raise Uncuttable(f"it also depends on '{name}'")
+                raise SubgraphError(f"it also depends on '{name}'")
         return [node for node in self.nodes if id(node) in nodes], seen
 
     def description(self, name: str, start: str, nodes: list[_Node]) -> bytes:
@@ -300,7 +300,7 @@ class _Graph(Wire):
         return message([(_VALUE_NAME, name.encode()), *((_VALUE_TYPE, t) for t in types_of)])
 
 
-def cut(data: bytes, start: str, end: str) -> bytes:
+def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
     """The part of a file that computes the output ``end`` from ``start``, which is its only input.
 
     Where that reads the value behind ``start``, of the same elements in another shape or type, this is the
@@ -313,23 +313,23 @@ def cut(data: bytes, start: str, end: str) -> bytes:
         Uncuttable: ``end`` depends on more than ``start``, or the file does not describe the input.
     """
     try:
-        return _cut(_Graph(data), start, end)
+        return _extract(_Graph(data), start, end)
     except Malformed as error:
-        raise Uncuttable(str(error)) from error
+        raise SubgraphError(str(error)) from error
 
 
-def _cut(graph: _Graph, start: str, end: str) -> bytes:
-    refused: list[Uncuttable] = []
+def _extract(graph: _Graph, start: str, end: str) -> bytes:
+    refused: list[SubgraphError] = []
     for name in graph.same_elements(start):
         try:
             nodes, read = graph.between(name, end)
-        except Uncuttable as error:
+        except SubgraphError as error:
             refused.append(error)
             continue
         described = graph.description(name, start, nodes)
         if described:
             return _assembled(graph, nodes, read, described, end)
-        refused.append(Uncuttable(f"the file does not state the shape of '{name}'"))
+        refused.append(SubgraphError(f"the file does not state the shape of '{name}'"))
     raise refused[-1]
 
 

@@ -1,4 +1,4 @@
-"""The passport of a TensorRT engine: what it is, what it was built with, and whether it fits this machine.
+"""The metadata file of a TensorRT engine: what it is, how it was built, whether it fits this machine.
 
 ``NAME.engine`` holds only TensorRT's bytes; everything that the runtime must know before it passes them to
 TensorRT is in ``NAME.engine.json`` beside it.
@@ -17,8 +17,8 @@ from typing import Any
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files import formats, json_documents
 from capsedge.runtime.files.json_documents import Malformed, decode
-from capsedge.runtime.files.reading import FILE, kind, opened, size
-from capsedge.runtime.files.writing import beside, sha256, write_text
+from capsedge.runtime.files.reading import FILE, file_size, open_regular_file, path_kind
+from capsedge.runtime.files.writing import sha256, with_suffix_appended, write_text
 from capsedge.runtime.metadata import ModelMetadata
 
 SCHEMA = 1
@@ -67,8 +67,8 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Passport:
-    """The content of an engine's passport.
+class EngineMetadata:
+    """The content of an engine's metadata file.
 
     Attributes:
         engine_sha256, engine_bytes: of the engine that it belongs to.
@@ -164,35 +164,35 @@ class Passport:
 
 def is_engine(path: Path | str) -> bool:
     """Whether a file is an engine: by its first bytes, and by its name where they say nothing."""
-    found = formats.tell(path) if kind(path) == FILE else None
+    found = formats.identify_path(path) if path_kind(path) == FILE else None
     if found is not None and found.key != "text":
         return found.key == "tensorrt"
     return Path(path).suffix == SUFFIX
 
 
-def path_of(engine: Path) -> Path:
-    """The path of an engine's passport."""
-    return beside(engine, ".json")
+def metadata_path(engine: Path) -> Path:
+    """The path of an engine's metadata file."""
+    return with_suffix_appended(engine, ".json")
 
 
-def write(engine: Path, passport: Passport) -> None:
-    """Write a passport beside its engine."""
-    write_text(path_of(engine), passport.to_json())
+def write(engine: Path, metadata: EngineMetadata) -> None:
+    """Write a metadata file beside its engine."""
+    write_text(metadata_path(engine), metadata.to_json())
 
 
-def read(engine: Path) -> Passport:
-    """The passport of an engine, after its checksum has been compared with the engine's bytes.
+def read(engine: Path) -> EngineMetadata:
+    """The metadata file of an engine, after its checksum has been compared with the engine's bytes.
 
     Raises:
         UsageError: there is no such engine.
-        ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
+        ArtefactError: there is no metadata file, it is damaged, or it belongs to other bytes.
     """
-    with opened(engine, "Name an engine.") as file:
-        found = size(file)
-    path = path_of(engine)
-    if kind(path) is None:
+    with open_regular_file(engine, "Name an engine.") as file:
+        found = file_size(file)
+    path = metadata_path(engine)
+    if path_kind(path) is None:
         raise ArtefactError(
-            f"{engine} has no passport.",
+            f"{engine} has no metadata file.",
             f"{path.name} should lie beside it and say what the engine was built for.",
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
         )
@@ -201,24 +201,24 @@ def read(engine: Path) -> Passport:
         schema = decode(int, values.pop("schema", None), "schema")
         if schema != SCHEMA:
             raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
-        passport = decode(Passport, values)
+        engine_info = decode(EngineMetadata, values)
     except Malformed as error:
         raise ArtefactError(
-            f"The passport {path} cannot be read.",
+            f"The metadata file {path} cannot be read.",
             f"{error}.",
             "Build the engine again: `capsedge build MODEL.onnx`.",
         ) from error
-    if passport.engine_bytes != found or passport.engine_sha256 != sha256(engine):
+    if engine_info.engine_bytes != found or engine_info.engine_sha256 != sha256(engine):
         raise ArtefactError(
-            f"{engine} is not the engine that its passport describes.",
+            f"{engine} is not the engine that its metadata file describes.",
             "Its size or its checksum differs: it was replaced, cut off or damaged.",
-            f"Build it again: `{passport.rebuild}`.",
+            f"Build it again: `{engine_info.rebuild}`.",
         )
-    return passport
+    return engine_info
 
 
-def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) -> None:
-    """Compare an engine's passport with this machine, before TensorRT sees the engine.
+def check(engine: Path, metadata: EngineMetadata, here: Machine, plugin: Path | None) -> None:
+    """Compare an engine's metadata file with this machine, before TensorRT sees the engine.
 
     Args:
         plugin: the installed plugin library; None if there is none.
@@ -226,12 +226,12 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
     Raises:
         ArtefactError: the engine was built for something else.
     """
-    built = passport.machine
+    built = metadata.machine
     what = [
-        (TARGETS[passport.target], built.tensorrt, here.tensorrt),
+        (TARGETS[metadata.target], built.tensorrt, here.tensorrt),
         ("CPU architecture", built.architecture, here.architecture),
     ]
-    if not passport.portable:
+    if not metadata.portable:
         what += [
             ("compute capability", built.compute_capability, here.compute_capability),
             ("GPU", built.gpu, here.gpu),
@@ -239,28 +239,28 @@ def check(engine: Path, passport: Passport, here: Machine, plugin: Path | None) 
     problems = [
         f"{name} is {now}, the engine needs {then}" for name, then, now in what if then != now
     ]
-    wanted = passport
-    if passport.portable and here.compute_capability not in passport.compute_capabilities:
-        listed = (*passport.compute_capabilities, here.compute_capability)
-        wanted = replace(passport, compute_capabilities=listed)
+    wanted = metadata
+    if metadata.portable and here.compute_capability not in metadata.compute_capabilities:
+        listed = (*metadata.compute_capabilities, here.compute_capability)
+        wanted = replace(metadata, compute_capabilities=listed)
         problems.append(
             f"the GPU {here.gpu} has compute capability {here.compute_capability}, the engine is for "
-            + ", ".join(passport.compute_capabilities)
+            + ", ".join(metadata.compute_capabilities)
         )
     if _number(here.cuda) < _number(built.cuda):
         problems.append(f"the driver is for CUDA {here.cuda}, the engine needs {built.cuda}")
-    if passport.plugin_sha256:
+    if metadata.plugin_sha256:
         if plugin is None:
             problems.append("the plugin library of capsedge is not here")
-        elif sha256(plugin) != passport.plugin_sha256:
+        elif sha256(plugin) != metadata.plugin_sha256:
             problems.append(f"the plugin library {plugin} is not the one it was built with")
     if problems:
         raise ArtefactError(
             f"{engine} was not built for this machine.",
             "; ".join(problems)
-            + f". It was built for {passport.built_for} on {built.architecture}, "
-            f"with {passport.built_with}.",
-            f"Build it {'again' if passport.portable else 'here'}: `{wanted.rebuild}`.",
+            + f". It was built for {metadata.built_for} on {built.architecture}, "
+            f"with {metadata.built_with}.",
+            f"Build it {'again' if metadata.portable else 'here'}: `{wanted.rebuild}`.",
         )
 
 

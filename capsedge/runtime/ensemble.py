@@ -14,21 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, ShapeError, UsageError
-from capsedge.runtime.files.writing import SESSION, refusal
+from capsedge.runtime.files.writing import SESSION, path_error
 from capsedge.runtime.images.inputs import (
     ImageReader,
     Images,
     OneImage,
     on_host,
     only,
-    read_for_all,
+    read_for_members,
 )
 from capsedge.runtime.metadata import REGRESSION
 from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction, choose
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.runner import run_size
 from capsedge.runtime.session import Session
-from capsedge.runtime.tensors import stacked
+from capsedge.runtime.tensors import stack_images
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Ensemble(Summarized):
         Raises:
             UsageError, ArtefactError: as `Session.prepare`.
         """
-        image_of_all = only(read_for_all(self._readers(invert, layout), image))
+        image_of_all = only(read_for_members(self._readers(invert, layout), image))
         return image_of_all[self._which]
 
     def predict(
@@ -205,13 +205,13 @@ class Ensemble(Summarized):
         batches = self._inputs(images, batch_size, invert, layout, prepared)
 
         def answered(batch: Sequence[NDArray[Any]]) -> Iterator[Prediction]:
-            for found in zip(*self._answers(batch), strict=True):
+            for found in zip(*self._predict_members(batch), strict=True):
                 one = average(found, self._criteria, self.class_name, top_k, threshold)
                 yield replace(one, hint=KEEP) if invert and one.hint else one
 
         return chain.from_iterable(answered(batch) for batch in batches)
 
-    def _answers(self, batch: Sequence[NDArray[Any]]) -> list[list[Prediction]]:
+    def _predict_members(self, batch: Sequence[NDArray[Any]]) -> list[list[Prediction]]:
         """The members' predictions for their inputs, each ``[n, C, H, W]``."""
         run = map if self._pool is None else self._pool.map
         return list(run(_predict, self.members, batch))
@@ -241,16 +241,16 @@ class Ensemble(Summarized):
             )
         readers = self._readers(invert, layout)
         # One after another, so that an open file or a generator is read once for all.
-        batches = stacked(read_for_all(readers, given), size)
+        batches = stack_images(read_for_members(readers, given), size)
         return ([batch[:, k] for k in self._which] for batch in batches)
 
     def _of_members(
-        self, given: NDArray[Any], size: int, invert: bool
+        self, images: NDArray[Any], size: int, invert: bool
     ) -> Iterator[list[NDArray[Any]]]:
         count = len(self.members)
-        if given.shape[1] != count:
+        if images.shape[1] != count:
             raise ShapeError(
-                f"The array has the shape {list(given.shape)}.",
+                f"The array has the shape {list(images.shape)}.",
                 f"Prepared for {count} members it is [N, {count}, C, H, W].",
                 "Stack what Ensemble.prepare returns.",
             )
@@ -260,7 +260,7 @@ class Ensemble(Summarized):
                 "invert works on pixels, before the model's preprocessing.",
                 "Give it to Ensemble.prepare.",
             )
-        return ([part[:, k] for k in range(count)] for part in stacked(given, size))
+        return ([part[:, k] for k in range(count)] for part in stack_images(images, size))
 
     def _readers(self, invert: bool, layout: str | None) -> list[ImageReader]:
         """One for each way to prepare images."""
@@ -348,7 +348,7 @@ def check_members(members: Sequence[Session]) -> None:
     first = members[0]
     for other in members:
         if not isinstance(other, Session):
-            raise refusal(other, SESSION)
+            raise path_error(other, SESSION)
         if other.metadata is None:
             raise other.image_input.undescribed("no classes by which its scores could be averaged")
     for other in members[1:]:
@@ -402,17 +402,17 @@ _FACTS: tuple[tuple[str, Callable[[Session], object]], ...] = (
 )
 
 
-def _difference(mine: object, its: object) -> str:
+def _difference(first: object, its: object) -> str:
     """Two facts in words; of long lists the first entry that differs."""
-    if isinstance(mine, tuple) and isinstance(its, tuple):
-        if len(mine) != len(its):
-            return f"{len(mine)} and {len(its)}"
-        if mine and not isinstance(mine[0], int):
+    if isinstance(first, tuple) and isinstance(its, tuple):
+        if len(first) != len(its):
+            return f"{len(first)} and {len(its)}"
+        if first and not isinstance(first[0], int):
             number, pair = next(
-                (k, p) for k, p in enumerate(zip(mine, its, strict=True)) if p[0] != p[1]
+                (k, p) for k, p in enumerate(zip(first, its, strict=True)) if p[0] != p[1]
             )
             return f"number {number} is {pair[0]!r} in one and {pair[1]!r} in the other"
-    return f"{_shown(mine)} and {_shown(its)}"
+    return f"{_shown(first)} and {_shown(its)}"
 
 
 def _shown(fact: object) -> str:
@@ -426,7 +426,7 @@ def mean(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
 
 
 def average(
-    found: Sequence[Prediction],
+    outputs: Sequence[Prediction],
     criteria: Sequence[bool],
     class_name: Callable[[int], str],
     top_k: int | None,
@@ -435,7 +435,7 @@ def average(
     """One prediction from those of all members for an image.
 
     Args:
-        found: one prediction of each member.
+        outputs: one prediction of each member.
         criteria: whether each member states when there is nothing to see.
         class_name: the name of a class.
         top_k, threshold: as for `Session.predict`.
@@ -443,26 +443,26 @@ def average(
     Raises:
         ArtefactError: the members computed different numbers of scores.
     """
-    judged = [p.nothing for p, stated in zip(found, criteria, strict=True) if stated]
-    nothing = judged[0] if judged and all(judged) else ""
-    first = found[0]
+    judged = [p.atypical for p, declared in zip(outputs, criteria, strict=True) if declared]
+    typical = judged[0] if judged and all(judged) else ""
+    first = outputs[0]
     if first.values:
-        values = mean([np.array([v.value for v in p.values], np.float64) for p in found])
+        values = mean([np.array([v.value for v in p.values], np.float64) for p in outputs])
         named = zip(first.values, values.tolist(), strict=True)
         averaged = tuple(replace(v, value=value) for v, value in named)
-        return replace(first, values=averaged, nothing=nothing, hint="")
-    if len({len(p.scores) for p in found}) > 1:
+        return replace(first, values=averaged, atypical=typical, hint="")
+    if len({len(p.scores) for p in outputs}) > 1:
         raise ArtefactError(
             "The members of the ensemble computed different numbers of scores.",
-            f"Found: {', '.join(str(len(p.scores)) for p in found)}.",
+            f"Found: {', '.join(str(len(p.scores)) for p in outputs)}.",
             _FIX,
         )
-    scores = mean([p.scores for p in found])
+    scores = mean([p.scores for p in outputs])
     pose = np.zeros(0, np.float32)
     labels = tuple(
         Label(class_name(j), j, float(scores[j]), pose) for j in choose(scores, top_k, threshold)
     )
-    unsure = bool(nothing) or float(scores.max(initial=0.0)) < CONFIDENT
-    hint = next((p.hint for p in found if p.hint), "") if unsure else ""
+    unsure = bool(typical) or float(scores.max(initial=0.0)) < CONFIDENT
+    hint = next((p.hint for p in outputs if p.hint), "") if unsure else ""
     poses = np.zeros((len(scores), 0), np.float32)
-    return Prediction(labels, scores, poses, first.score_kind, nothing=nothing, hint=hint)
+    return Prediction(labels, scores, poses, first.score_kind, atypical=typical, hint=hint)

@@ -15,18 +15,18 @@ from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import Layer
 from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
 from capsedge.runtime.backends.tensorrt_rtx import import_for
-from capsedge.runtime.engine_metadata import Passport, is_engine
+from capsedge.runtime.engine_metadata import EngineMetadata, is_engine
 from capsedge.runtime.files import text
 from capsedge.runtime.files.json_documents import Malformed
-from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
 from capsedge.runtime.files.safetensors import field as checkpoint_field
-from capsedge.runtime.files.writing import MODEL_OR_BYTES, GivenModel, as_file, as_path, sha256
+from capsedge.runtime.files.writing import MODEL_OR_BYTES, ModelLike, as_file, as_path, sha256
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import ORIGIN_KEY, PRUNING_KEY, ModelMetadata, Origin, Pruned
-from capsedge.runtime.onnx_file.layer_map import layer_of_weights, merged, places_in
+from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
 from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value, read_structure
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, votes_of
 
 # --- The contents of an artefact, without running it: ``capsedge inspect`` ---
@@ -107,7 +107,7 @@ class Inspection(Summarized):
     pruned: Pruned | None = None
 
     def _summary(self) -> Summary:
-        holds = f"{self.kind}, {text.size(self.bytes)}, {self.parameters:,} parameters"
+        holds = f"{self.kind}, {text.format_bytes(self.bytes)}, {self.parameters:,} parameters"
         routing = ", ".join(f"{short(r.name)} ({r.operator})" for r in self.routing)
         rows = [
             Row("file", self.path),
@@ -146,7 +146,7 @@ def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
             "A batch has at least one image.",
             "Use for example --batch 1,8.",
         )
-    with opened(path, "Name an ONNX file or a checkpoint that exists.") as file:
+    with open_regular_file(path, "Name an ONNX file or a checkpoint that exists.") as file:
         head = file.read(9)
     if head[8:9] == b"{":
         return _checkpoint(path)
@@ -157,8 +157,8 @@ def _checkpoint(path: Path) -> Inspection:
     groups: dict[str, list[int]] = {}
     buffers = 0
     try:
-        with opened(path) as file:
-            length = size(file)
+        with open_regular_file(path) as file:
+            length = file_size(file)
             header = read_header(file)
         configuration = checkpoint_field(dict[str, Any], header.metadata, CONFIG_KEY)
         origin = checkpoint_field(Origin, header.metadata, ORIGIN_KEY)
@@ -314,12 +314,12 @@ def _per_image(shape: Shape) -> int:
 # --- ``capsedge.inspect``: the contents of a model file, a checkpoint or an engine ---
 
 
-def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection | EngineInspection:
+def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection | EngineInspection:
     """Inspect a file; nothing in it is run.
 
     Args:
         model: an ONNX file of any tool, a ``.safetensors`` checkpoint, or the bytes of either; or a TensorRT
-            engine, named ``*.engine``, with its passport beside it.
+            engine, named ``*.engine``, with its metadata file beside it.
         batch: batch sizes to compute the memory of the votes for; ignored for an engine.
 
     Returns:
@@ -328,7 +328,7 @@ def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection 
 
     Raises:
         UsageError: there is no such file, or a batch is below 1.
-        ArtefactError: the file is damaged or of an unknown kind, or an engine has no passport.
+        ArtefactError: the file is damaged or of an unknown kind, or an engine has no metadata file.
 
     Example:
         >>> found = capsedge.inspect("digits.onnx", batch=8)
@@ -344,31 +344,31 @@ def inspect(model: GivenModel, *, batch: int | Sequence[int] = 1) -> Inspection 
     return replace(found, path="") if isinstance(model, bytes) else found
 
 
-# The description of a TensorRT engine, and whether it runs here: from its passport, without
+# The description of a TensorRT engine, and whether it runs here: from its metadata file, without
 # loading it
 
 
 @dataclass(frozen=True, repr=False)
 class EngineInspection(Summarized):
-    """An engine as its passport describes it.
+    """An engine as its metadata file describes it.
 
     Attributes:
         path: of the engine.
-        passport: the passport beside it.
+        engine_metadata: the metadata file beside it.
         runs_here: whether it was built for this machine, or for its kind of GPU; None if that is unknown.
         because: why it does not run, or why that is unknown; empty if it runs.
         timed_for: power mode and multiprocessors that its kernels were chosen for, if they differ here.
     """
 
     path: str
-    passport: Passport
+    engine_metadata: EngineMetadata
     runs_here: bool | None
     because: str
     timed_for: str = ""
 
     def _summary(self) -> Summary:
         runs = {True: "runs here", False: "does not run here", None: "may run here"}[self.runs_here]
-        built = f"{self.passport.target}, {self.passport.precision}"
+        built = f"{self.engine_metadata.target}, {self.engine_metadata.precision}"
         rows = [Row("engine", self.path), Row("built", built), Row("here", runs)]
         rows += [Row("because", self.because)] if self.because else []
         return Summary(
@@ -394,7 +394,7 @@ def engine_layers(path: Path, device: int = 0) -> list[Layer]:
 
     engine = LoadedEngine(path, device)
     with engine.cuda.on(device):
-        return engine.layers(engine.passport.batch[1])
+        return engine.layers(engine.engine_metadata.batch[1])
 
 
 def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
@@ -405,7 +405,7 @@ def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
     """
     return [
         {
-            "belongs_to": merged(places_in(f"{layer.name} {layer.metadata}")).label,
+            "belongs_to": merge_locations(locations_in(f"{layer.name} {layer.metadata}")).label,
             "name": layer.name,
             "kind": layer.kind,
             "types": ", ".join(sorted(layer.types)),
@@ -416,26 +416,26 @@ def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
 
 
 def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
-    """Read an engine's passport and compare it with this machine.
+    """Read an engine's metadata file and compare it with this machine.
 
     Args:
-        path: the engine; its passport lies beside it.
+        path: the engine; its metadata file lies beside it.
         device: number of the GPU that it would run on.
 
     Raises:
         UsageError: there is no such engine.
-        ArtefactError: there is no passport, it is damaged, or it belongs to other bytes.
+        ArtefactError: there is no metadata file, it is damaged, or it belongs to other bytes.
     """
-    passport = passports.read(path)
+    engine_info = passports.read(path)
     runs, because, timed_for = None, "", ""
     try:
-        trt, cuda = import_for(passport.target), load_cuda()
-        check_machine(path, passport, trt, cuda, device)
+        trt, cuda = import_for(engine_info.target), load_cuda()
+        check_machine(path, engine_info, trt, cuda, device)
         runs = True
         here = replace(this_machine(trt, cuda, device), power_mode=power_mode())
-        timed_for = passport.machine.differs_in_speed(here)
+        timed_for = engine_info.machine.differs_in_speed(here)
     except EnvironmentProblem as error:
         because = error.what
     except ArtefactError as error:
         runs, because = False, error.why
-    return EngineInspection(str(path), passport, runs, because, timed_for)
+    return EngineInspection(str(path), engine_info, runs, because, timed_for)

@@ -118,7 +118,7 @@ def load_bytes(
 
 
 def _load(file: ModelFile, options: RuntimeOptions) -> Session:
-    backend = _opened(file, options)
+    backend = _open(file, options)
     try:
         return Session(file.path, backend, decoder_of(file, backend))
     except BaseException:
@@ -126,7 +126,7 @@ def _load(file: ModelFile, options: RuntimeOptions) -> Session:
         raise
 
 
-def _opened(file: ModelFile, options: RuntimeOptions) -> Backend:
+def _open(file: ModelFile, options: RuntimeOptions) -> Backend:
     """The file in the first backend that accepts it."""
     for backend in BACKENDS.values():
         kind = backend()
@@ -175,7 +175,7 @@ def _check_different(paths: Sequence[Path]) -> None:
     """
     seen: dict[str, Path] = {}
     for path in paths:
-        if reading.kind(path) != reading.FILE:
+        if reading.path_kind(path) != reading.FILE:
             continue  # loading says what it is
         checksum = sha256(path)
         if checksum in seen:
@@ -191,19 +191,19 @@ def _check_different(paths: Sequence[Path]) -> None:
         seen[checksum] = path
 
 
-def model_path(given: str | os.PathLike[str]) -> Path:
+def model_path(model: str | os.PathLike[str]) -> Path:
     """The file that `load` is given, by its path or by its name in the zoo.
 
     Raises:
         UsageError: there is no such model.
     """
-    path = as_path(given, MODEL)
-    if not isinstance(given, str):
+    path = as_path(model, MODEL)
+    if not isinstance(model, str):
         return path
-    found = zoo.zoo_model(given)
+    found = zoo.zoo_model(model)
     if found is not None:
         return found
-    plain = path.name == given and not path.suffix  # neither a folder nor a suffix: a name
-    if plain and reading.kind(path) is None:
-        raise zoo.unknown_model(given)
+    plain = path.name == model and not path.suffix  # neither a folder nor a suffix: a name
+    if plain and reading.path_kind(path) is None:
+        raise zoo.unknown_model(model)
     return path

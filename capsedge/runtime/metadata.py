@@ -20,7 +20,7 @@ from capsedge.runtime.cascade_metadata import Cascade
 from capsedge.runtime.files.json_documents import Malformed, decode, dump, parse
 from capsedge.runtime.files.safetensors import field_of
 from capsedge.runtime.routing_trace import TraceOutputs
-from capsedge.runtime.scores import Chosen
+from capsedge.runtime.scores import ChosenScores
 from capsedge.runtime.typical_input import LEAST_SIDE, TypicalInput
 from capsedge.spec import limits
 
@@ -29,7 +29,7 @@ from capsedge.spec import limits
 
 ORIGIN_KEY = "capsedge.origin"  # of the metadata of a checkpoint or an ONNX file
 NOT_COMPARED = "not compared with its author's code"
-CLAIMED = "claimed by the file"
+SUMMARY_FIELDS = "claimed by the file"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Origin:
     def facts(self) -> list[tuple[str, str]]:
         """Lines for a person."""
         return [
-            ("origin", f"{CLAIMED}:"),
+            ("origin", f"{SUMMARY_FIELDS}:"),
             ("imported from", f"{self.file}, sha256 {self.file_sha256}"),
             ("family", f"{self.family}: {self.dialect}"),
             ("source of the code", self.source),
@@ -88,7 +88,7 @@ class Origin:
         return self.licence or "the repository states none"
 
     @property
-    def claim(self) -> dict[str, str]:
+    def summary(self) -> dict[str, str]:
         """The origin in short, for a link of a certificate."""
         return {
             "family": self.family,
@@ -281,7 +281,7 @@ class ModelMetadata:
     typical_input: TypicalInput | None = None
     cascade: Cascade | None = None
     trace: TraceOutputs | None = None
-    chosen_scores: Chosen | None = None
+    chosen_scores: ChosenScores | None = None
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -420,7 +420,7 @@ class Pruned:
         """Lines for a person."""
         before, after = self.multiply_adds
         return [
-            ("pruned", f"{CLAIMED}:"),
+            ("pruned", f"{SUMMARY_FIELDS}:"),
             ("pruned from", f"{self.parent}, sha256 {self.parent_sha256}"),
             ("criterion", self.criterion),
             ("multiply-adds", f"{after:,} of {before:,}"),
@@ -428,7 +428,7 @@ class Pruned:
         ]
 
     @property
-    def claim(self) -> dict[str, str]:
+    def summary(self) -> dict[str, str]:
         """In short, for a link of a certificate, and for the metadata of what is made from this file."""
         return {
             "parent": self.parent,
@@ -451,7 +451,7 @@ def pruned_of(path: Path | str) -> Pruned | None:
 # again
 
 
-class Maker(Enum):
+class Provenance(Enum):
     """Where a file comes from."""
 
     CHECKPOINT = "a checkpoint of capsedge"
@@ -459,44 +459,44 @@ class Maker(Enum):
     UNKNOWN = "another tool, or a network that nobody described"
 
 
-def maker_of(metadata: ModelMetadata | None) -> Maker:
+def provenance_of(metadata: ModelMetadata | None) -> Provenance:
     """Where a file with this metadata comes from."""
     if metadata is None or not metadata.architecture:
-        return Maker.UNKNOWN
-    return Maker.CHECKPOINT if metadata.configuration else Maker.MODULE
+        return Provenance.UNKNOWN
+    return Provenance.CHECKPOINT if metadata.configuration else Provenance.MODULE
 
 
 def reference_options(metadata: ModelMetadata | None) -> str:
     """The options by which `export`, `verify` and `profile` take the network that a file was made from."""
-    if maker_of(metadata) is Maker.CHECKPOINT:
+    if provenance_of(metadata) is Provenance.CHECKPOINT:
         return "--checkpoint CHECKPOINT"
     name = "CLASS" if metadata is None or not metadata.architecture else metadata.architecture
     return f"--module CODE.py:{shlex.quote(name)} --weights WEIGHTS"
 
 
-def decoder_again(metadata: ModelMetadata | None) -> str:
+def how_to_add_decoder(metadata: ModelMetadata | None) -> str:
     """The sentence that says how a file comes by its decoder's pictures."""
-    if metadata is not None and maker_of(metadata) is Maker.CHECKPOINT:
+    if metadata is not None and provenance_of(metadata) is Provenance.CHECKPOINT:
         if not metadata.configuration.get("decoder"):
             return (
                 "The network was trained without a decoder, which no export can add: use one that has it, "
                 "such as `digits-dynamic`."
             )
-        return export_again(metadata, "--with reconstruction")
+        return how_to_export_again(metadata, "--with reconstruction")
     return (
         "Have the network's forward return a dict with 'reconstruction' [N, classes, C, H, W], the picture "
         "of each class decoded from its capsule alone, beside its lengths and its poses [N, classes, D] "
-        f"(docs/how-to/see.md#your-own-network). {export_again(metadata)}"
+        f"(docs/how-to/see.md#your-own-network). {how_to_export_again(metadata)}"
     )
 
 
-def export_again(metadata: ModelMetadata | None, options: str = "") -> str:
+def how_to_export_again(metadata: ModelMetadata | None, options: str = "") -> str:
     """The sentence that says how to export a file again.
 
     Args:
         options: what the file lacks, such as ``--with trace``.
     """
-    own = maker_of(metadata) is not Maker.CHECKPOINT
+    own = provenance_of(metadata) is not Provenance.CHECKPOINT
     shape = (
         (1, 28, 28)
         if metadata is None or metadata.preprocessing is None
@@ -506,6 +506,6 @@ def export_again(metadata: ModelMetadata | None, options: str = "") -> str:
     described = f" --example {example} --classes labels.txt --range 0-1" if own else ""
     words = [f"capsedge export {reference_options(metadata)}{described}", options, "-o NEW.onnx"]
     sentence = f"Export the network again: `{' '.join(filter(None, words))}`"
-    if maker_of(metadata) is Maker.UNKNOWN:
+    if provenance_of(metadata) is Provenance.UNKNOWN:
         return f"{sentence}, if you have its PyTorch code."
     return f"{sentence}."

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.cascade_metadata import LONG_WAY
+from capsedge.runtime.cascade_metadata import ESCALATED
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.scores import POSES, SCORES, shape_fault
-from capsedge.runtime.tensors import check_rows, fits
+from capsedge.runtime.tensors import check_rows, shape_fits
 from capsedge.runtime.typical_input import Floats, Measurements, TypicalInput, measure, measure_all
 
 CONFIDENT = 0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
@@ -101,10 +101,10 @@ class Prediction(Summarized):
         score_kind: ``length`` of the class capsule, or ``probability`` (of logits the softmax for a
             single-label model, the sigmoid for a multi-label model); empty for a regression.
         values: the values of a regression; empty for a classification.
-        nothing: why there is nothing to see in the image, by the criterion of the model
+        atypical: why there is nothing to see in the image, by the criterion of the model
             (docs/reference/metadata.md); empty if there is something, or the model has no criterion.
             Labels and scores are as without.
-        long_way: of a cascade, whether its large network decided; None for other models.
+        escalated: of a cascade, whether its large network decided; None for other models.
         hint: what to try, such as inverting the image; empty if there is nothing to advise.
     """
 
@@ -113,9 +113,9 @@ class Prediction(Summarized):
     poses: NDArray[np.float32]
     score_kind: str
     values: tuple[Value, ...] = ()
-    nothing: str = ""
+    atypical: str = ""
     hint: str = ""
-    long_way: bool | None = None
+    escalated: bool | None = None
 
     @property
     def label(self) -> str | None:
@@ -146,9 +146,9 @@ class Prediction(Summarized):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        said: dict[str, Any] = {"nothing": self.nothing or None, "hint": self.hint or None}
-        if self.long_way is not None:
-            said["long_way"] = self.long_way
+        said: dict[str, Any] = {"atypical": self.atypical or None, "hint": self.hint or None}
+        if self.escalated is not None:
+            said["escalated"] = self.escalated
         if self.values:
             return {"values": [value.to_dict() for value in self.values], **said}
         return {
@@ -262,7 +262,7 @@ class OutputRoles:
         kind: of the scores: ``length``, ``logits`` or ``probability``; empty if there are none.
         poses: the output with a pose for each class; None if there is none.
         values: the outputs of a regression; empty for a classification.
-        long_way: of a cascade, the output ``[N]`` of the images that its large network decided; else None.
+        escalated: of a cascade, the output ``[N]`` of the images that its large network decided; else None.
         all: the outputs that a prediction is made of.
         multi_label: whether an image may have any number of classes; also False if the file does not state
             it.
@@ -281,8 +281,8 @@ class OutputRoles:
     ) -> None:
         self._path, self._image_input = path, image_input
         try:
-            named = _named(metadata, inputs, outputs)
-        except _Unfit as error:
+            named = _named_outputs(metadata, inputs, outputs)
+        except _RolesError as error:
             raise ArtefactError(
                 f"The metadata of {path} does not fit its graph.",
                 str(error),
@@ -290,7 +290,7 @@ class OutputRoles:
                 "`capsedge optimize`.",
             ) from error
         self.scores, self.kind, self.poses = named.scores, named.kind, named.poses
-        self.values, self.long_way = named.values, named.long_way
+        self.values, self.escalated = named.values, named.escalated
         self.multi_label = metadata is not None and metadata.task == "multi-label"
         self._names = () if metadata is None else metadata.class_names
         self.all = tuple(named.all)
@@ -306,11 +306,11 @@ class OutputRoles:
             UsageError: a number is wrong, or the model has no classes to choose from.
             ArtefactError: the file does not state what its answer is.
         """
-        stated = self._image_input.metadata.outputs
-        if stated is not None and stated.values:
+        declared = self._image_input.metadata.outputs
+        if declared is not None and declared.values:
             if top_k is not None or threshold is not None:
                 raise UsageError(
-                    f"{self._path} estimates {', '.join(stated.names[:8])}.",
+                    f"{self._path} estimates {', '.join(declared.names[:8])}.",
                     "top_k and threshold choose among classes, and it has none.",
                     "Leave them out.",
                 )
@@ -362,7 +362,7 @@ class OutputRoles:
             found = self._estimates(metadata.outputs, outputs)
         else:
             found = self._classified(metadata, outputs, top_k, threshold)
-        return list(seen(found, images, metadata, invert))
+        return list(with_hints(found, images, metadata, invert))
 
     def estimates(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """The values of a regression ``[N, K]``, in the order of their names, from the model's outputs.
@@ -373,17 +373,17 @@ class OutputRoles:
         parts = [outputs[name].astype(np.float64) for name in self.values]
         rows = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
         self._check_finite(", ".join(self.values), rows)
-        stated = self._image_input.metadata.outputs
-        if stated is None or rows.shape[1] != len(stated.names):
-            raise self._other_size(rows.shape[1], len(stated.names) if stated else 0, "values")
+        declared = self._image_input.metadata.outputs
+        if declared is None or rows.shape[1] != len(declared.names):
+            raise self._other_size(rows.shape[1], len(declared.names) if declared else 0, "values")
         return rows
 
     def _estimates(
-        self, stated: Outputs, outputs: Mapping[str, NDArray[Any]]
+        self, declared: Outputs, outputs: Mapping[str, NDArray[Any]]
     ) -> Iterator[Prediction]:
         none = np.zeros(0), np.zeros((0, 0), np.float32)
         for row in self.estimates(outputs):
-            named = zip(stated.names, row.tolist(), stated.units, strict=True)
+            named = zip(declared.names, row.tolist(), declared.units, strict=True)
             values = tuple(Value(name, value, unit) for name, value, unit in named)
             yield Prediction((), *none, "", values)
 
@@ -406,8 +406,8 @@ class OutputRoles:
         if of_poses.shape[:2] != scores.shape:
             raise self._other_size(int(np.prod(of_poses.shape[1:2])), scores.shape[1], "poses")
         taken: NDArray[Any] | list[None] = [None] * len(scores)
-        if self.long_way is not None:
-            taken = outputs[self.long_way]
+        if self.escalated is not None:
+            taken = outputs[self.escalated]
             if taken.ndim != 1:
                 raise self._other_size(int(np.prod(taken.shape[1:])), 1, "decisions of the cascade")
         for row, poses, long in zip(scores, of_poses, taken, strict=True):
@@ -416,8 +416,8 @@ class OutputRoles:
                 Label(self.class_name(j), j, float(row[j]), poses[j])
                 for j in choose(row, top_k, threshold)
             )
-            long_way = None if long is None else bool(long)
-            yield Prediction(labels, row, poses, kind, long_way=long_way)
+            escalated = None if long is None else bool(long)
+            yield Prediction(labels, row, poses, kind, escalated=escalated)
 
     def _check_finite(self, name: str, values: NDArray[Any]) -> None:
         if not np.isfinite(values).all():
@@ -435,28 +435,28 @@ class OutputRoles:
         )
 
 
-class _Unfit(ValueError):
+class _RolesError(ValueError):
     """The metadata of a file does not fit its graph; the message says why."""
 
 
 @dataclass(frozen=True)
-class _Named:
+class _NamedOutputs:
     """Outputs by their role, as in `OutputRoles`."""
 
     scores: str | None = None
     kind: str = ""
     poses: str | None = None
     values: tuple[str, ...] = ()
-    long_way: str | None = None
+    escalated: str | None = None
 
     @property
     def all(self) -> list[str]:
-        return [name for name in (self.scores, self.poses, *self.values, self.long_way) if name]
+        return [name for name in (self.scores, self.poses, *self.values, self.escalated) if name]
 
 
-def _named(
+def _named_outputs(
     metadata: ModelMetadata | None, inputs: Sequence[Port], outputs: Sequence[Port]
-) -> _Named:
+) -> _NamedOutputs:
     """The outputs of a file by their role.
 
     Raises:
@@ -467,59 +467,63 @@ def _named(
         return _by_name(ports)
     _check_input(metadata, inputs)
     names = ", ".join(ports)
-    stated = metadata.outputs
-    if stated is None:
+    declared = metadata.outputs
+    if declared is None:
         found = _by_name(ports)
         if len(set(SCORES) & set(ports)) != 1 or found.poses is None:
-            raise _Unfit(f"It needs the outputs lengths or logits, and poses; it has {names}.")
+            raise _RolesError(f"It needs the outputs lengths or logits, and poses; it has {names}.")
     else:
-        found = _Named(stated.scores or None, stated.kind, stated.poses or None, stated.values)
+        found = _NamedOutputs(
+            declared.scores or None, declared.kind, declared.poses or None, declared.values
+        )
         missing = [name for name in found.all if name not in ports]
         if missing:
-            raise _Unfit(f"It names the output {missing[0]}; the graph has {names}.")
+            raise _RolesError(f"It names the output {missing[0]}; the graph has {names}.")
     if metadata.task == REGRESSION:
         _check_values(metadata, [ports[name] for name in found.values])
     else:
         assert found.scores is not None  # both kinds of metadata have one
-        poses = None if found.poses is None or stated is None else ports[found.poses]
+        poses = None if found.poses is None or declared is None else ports[found.poses]
         _check_classes(metadata, ports[found.scores], poses)
     return found if metadata.cascade is None else _of_cascade(found, ports)
 
 
-def _of_cascade(found: _Named, ports: dict[str, Port]) -> _Named:
-    port = ports.get(LONG_WAY)
+def _of_cascade(found: _NamedOutputs, ports: dict[str, Port]) -> _NamedOutputs:
+    port = ports.get(ESCALATED)
     if port is None or port.dtype != "bool" or len(port.shape) != 1:
-        raise _Unfit(f"It states a cascade; the graph has no output {LONG_WAY} [N] of type bool.")
-    return replace(found, long_way=LONG_WAY)
+        raise _RolesError(
+            f"It states a cascade; the graph has no output {ESCALATED} [N] of type bool."
+        )
+    return replace(found, escalated=ESCALATED)
 
 
-def _by_name(ports: dict[str, Port]) -> _Named:
+def _by_name(ports: dict[str, Port]) -> _NamedOutputs:
     scores = next(
         (n for n, port in ports.items() if n in SCORES and not shape_fault(n, port.shape[1:])), None
     )
     poses = POSES if POSES in ports else None
-    return _Named(scores, _KINDS.get(scores or "", ""), poses)
+    return _NamedOutputs(scores, _KINDS.get(scores or "", ""), poses)
 
 
 def _check_input(metadata: ModelMetadata, inputs: Sequence[Port]) -> None:
     if len(inputs) != 1 or len(inputs[0].shape) != 4:
-        raise _Unfit(f"It has {len(inputs)} inputs, not one, images [N, C, H, W].")
+        raise _RolesError(f"It has {len(inputs)} inputs, not one, images [N, C, H, W].")
     p, found = metadata.preprocessing, inputs[0].shape[1:]
-    if p is not None and not fits(p.shape, found):
-        raise _Unfit(f"It prepares images {list(p.shape)} for an input {list(found)}.")
+    if p is not None and not shape_fits(p.shape, found):
+        raise _RolesError(f"It prepares images {list(p.shape)} for an input {list(found)}.")
 
 
 def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) -> None:
     count, sizes = len(metadata.class_names), scores.shape[1:]
     if shape_fault(scores.name, sizes, count) and (count or metadata.outputs is not None):
-        raise _Unfit(f"It names {count} classes, {scores.name} has {list(sizes)}.")
+        raise _RolesError(f"It names {count} classes, {scores.name} has {list(sizes)}.")
     if poses is None:
         return
     classes = count or sizes[0]
     if len(poses.shape) < 3 or (
-        isinstance(classes, int) and not fits((classes,), poses.shape[1:2])
+        isinstance(classes, int) and not shape_fits((classes,), poses.shape[1:2])
     ):
-        raise _Unfit(f"{poses.name} has {list(poses.shape[1:])}, not a pose for each class.")
+        raise _RolesError(f"{poses.name} has {list(poses.shape[1:])}, not a pose for each class.")
 
 
 def _elements(port: Port) -> int | None:
@@ -540,10 +544,10 @@ def _check_values(metadata: ModelMetadata, ports: Sequence[Port]) -> None:
     wrong = known > named if None in counts else known != named
     if wrong or not all(port.shape for port in ports):
         of = ", ".join(f"{port.name} {list(port.shape[1:])}" for port in ports)
-        raise _Unfit(f"It names {named} values, the outputs have {of}.")
+        raise _RolesError(f"It names {named} values, the outputs have {of}.")
 
 
-def seen(
+def with_hints(
     predictions: Iterable[Prediction], images: Floats, metadata: ModelMetadata, inverted: bool
 ) -> Iterator[Prediction]:
     """Predictions with `Prediction.nothing` and `Prediction.hint`.
@@ -558,13 +562,13 @@ def seen(
         return
     measured = repeat(None, len(images)) if criterion is None else measure_all(images, p.layout)
     for prediction, image, found in zip(predictions, images, measured, strict=True):
-        nothing = "" if criterion is None or found is None else criterion.reason(found)
+        typical = "" if criterion is None or found is None else criterion.atypical_reason(found)
         told = ""
         if p.channels == 1 and len(prediction.scores):
-            score = 0.0 if nothing else float(prediction.scores.max())
+            score = 0.0 if typical else float(prediction.scores.max())
             if to_invert(image, p.layout, score, criterion, found):
                 told = KEEP if inverted else INVERT
-        yield replace(prediction, nothing=nothing, hint=told) if nothing or told else prediction
+        yield replace(prediction, atypical=typical, hint=told) if typical or told else prediction
 
 
 def to_invert(
@@ -572,7 +576,7 @@ def to_invert(
     layout: str,
     score: float,
     criterion: TypicalInput | None,
-    found: Measurements | None,
+    measured: Measurements | None,
 ) -> bool:
     """Whether a prepared grey image ``[1, H, W]`` or ``[H, W, 1]`` may have its colours the other way round.
 
@@ -583,16 +587,18 @@ def to_invert(
     Args:
         score: of the best class; 0 if the image has nothing to see.
         criterion: of the model; None if it has none.
-        found: the image's measurements, where the model has a criterion.
+        measured: the image's measurements, where the model has a criterion.
     """
     if score >= CONFIDENT:
         return False
     middle = (float(image.min()) + float(image.max())) / 2
     if 2 * np.count_nonzero(image > middle) <= image.size:  # of one value: none is above
         return False
-    found = found or measure(image, layout)
+    measured = measured or measure(image, layout)
     if criterion is None:
-        return found.frame_level > 0
-    inverted = replace(found, frame_level=-found.frame_level)
-    same = all(criterion.has(name, inverted) for name in ("contrast", "roughness", "frame_level"))
-    return same and not criterion.has("frame_level", found)
+        return measured.frame_level > 0
+    inverted = replace(measured, frame_level=-measured.frame_level)
+    same = all(
+        criterion.contains(name, inverted) for name in ("contrast", "roughness", "frame_level")
+    )
+    return same and not criterion.contains("frame_level", measured)

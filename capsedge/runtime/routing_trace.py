@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec import limits
 
 PREFIX = "trace/"  # of the names of its outputs
@@ -171,8 +171,8 @@ class Trace(Summarized):
         return Summary("Trace", [f"{count} images, {len(self)} routed layers"], rows)
 
 
-def traced(
-    stated: TraceOutputs,
+def run_traced(
+    declared: TraceOutputs,
     per_image: int,
     batches: Iterable[NDArray[Any]],
     run: Callable[[NDArray[Any], Sequence[str]], Mapping[str, NDArray[Any]]],
@@ -180,7 +180,7 @@ def traced(
     """The trace of images.
 
     Args:
-        stated: what the file states of its trace.
+        declared: what the file states of its trace.
         per_image: bytes that it takes of an image.
         batches: prepared images ``[n, C, H, W]``.
         run: the named outputs for a batch.
@@ -197,13 +197,13 @@ def traced(
                 f"One image takes {per_image / limits.MIB:.1f} MiB.",
                 f"Trace at most {limits.TRACED_BYTES // per_image} images at a time.",
             )
-        runs.append(run(batch, list(stated.outputs)))
+        runs.append(run(batch, list(declared.outputs)))
     if not runs:
         raise UsageError("There are no images to trace.", "", "Give at least one.")
-    return _joined(stated, runs)
+    return _join_runs(declared, runs)
 
 
-def _joined(stated: TraceOutputs, runs: Sequence[Mapping[str, NDArray[Any]]]) -> Trace:
+def _join_runs(declared: TraceOutputs, runs: Sequence[Mapping[str, NDArray[Any]]]) -> Trace:
     """The trace of all images from the outputs of one or more runs."""
 
     def whole(layer: TraceLayer, kind: str) -> Floats:
@@ -226,6 +226,6 @@ def _joined(stated: TraceOutputs, runs: Sequence[Mapping[str, NDArray[Any]]]) ->
                 types_first=layer.types_first,
                 **values(layer),
             )
-            for layer in stated.layers
+            for layer in declared.layers
         )
     )

@@ -17,9 +17,9 @@ from capsedge.runtime.tensors import (
     AnyArray,
     as_array,
     check_rows,
-    checked,
+    checked_input,
     fixed_bytes,
-    stacked,
+    stack_images,
 )
 from capsedge.spec import limits
 
@@ -73,7 +73,7 @@ class Runner:
         for port in self._inputs:
             value = given[port.name]
             array = as_array(value, f"Input '{port.name}'")
-            feeds[port.name] = checked(port, value if array is None else array, self._bound)
+            feeds[port.name] = checked_input(port, value if array is None else array, self._bound)
         if self._described and len(feeds[self._inputs[0].name]) == 0:
             # Not every operator of ONNX Runtime accepts empty tensors (MatMul fails, reductions keep
             # their axes), so shapes and types are taken from one black image.
@@ -96,10 +96,13 @@ class Runner:
                 "Use `Session.run` with arrays by name.",
             )
         port = self._inputs[0]
-        for batch in stacked(_arrays(images), run_size(self._backend.batches, batch_size)):
+        for batch in stack_images(_arrays(images), run_size(self._backend.batches, batch_size)):
             floats = batch.dtype.kind == "f" and port.dtype.startswith("float")
             fed = batch.astype(port.dtype, copy=False) if floats else batch
-            yield batch, self.run_batch(checked(port, fed, self._bound, any_batch=True), names)
+            yield (
+                batch,
+                self.run_batch(checked_input(port, fed, self._bound, any_batch=True), names),
+            )
 
     def _output_names(self, chosen: Iterable[str] | None) -> list[str]:
         """The chosen outputs; all if none are chosen.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
 from capsedge.runtime.predictions import scores_of
-from capsedge.runtime.scores import AS_IT_IS, ONE_LINE, Choice, doubts, mask_of
+from capsedge.runtime.scores import AS_IT_IS, ONE_LINE, ScoresChoice, mask_of, score_warnings_of
 from capsedge.runtime.session import Session
 
 # Images that tell what a network's outputs do: plain ones, shapes, noise, and values beyond the
@@ -114,7 +114,7 @@ def score_warnings(session: Session) -> tuple[str, ...]:
         return ()
     images, probed = run_probes(session, metadata.preprocessing)
     task = CLASSIFICATION[1] if session.roles.multi_label else CLASSIFICATION[0]
-    return warnings_on(name, session.roles.kind, task, probed, images)
+    return check_scores(name, session.roles.kind, task, probed, images)
 
 
 def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[Probes, Arrays]:
@@ -142,7 +142,9 @@ def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[P
     return images, {name: np.concatenate(values) for name, values in parts.items()}
 
 
-def warnings_on(name: str, kind: str, task: str, probed: Arrays, images: Probes) -> tuple[str, ...]:
+def check_scores(
+    name: str, kind: str, task: str, probed: Arrays, images: Probes
+) -> tuple[str, ...]:
     """Scores that say nothing, or that are a mask.
 
     Args:
@@ -155,10 +157,10 @@ def warnings_on(name: str, kind: str, task: str, probed: Arrays, images: Probes)
     if mask:
         return (f"{name} is {mask}; scores show how sure an answer is, a mask does not",)
     shown, _ = scores_of(values, kind, task == CLASSIFICATION[1])
-    return tuple(doubts(name, values, shown, images.noise[images.inside]))
+    return tuple(score_warnings_of(name, values, shown, images.noise[images.inside]))
 
 
-def check_computed(choice: Choice) -> None:
+def check_computed(choice: ScoresChoice) -> None:
     """Refuse scores that a file does not hold as an output.
 
     Raises:

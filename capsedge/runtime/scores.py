@@ -26,7 +26,7 @@ Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ScoresChoice:
     """The output that decides the class.
 
     Attributes:
@@ -45,7 +45,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenScores:
     """Why a file's output of scores was taken for that, as its maker states it.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Candidate:
         return self.form == CAPSULES
 
     @property
-    def told(self) -> str:
+    def in_words(self) -> str:
         """The output for a person."""
         if self.capsules:
             return f"the lengths of {self.name} {list(self.sizes)}"
@@ -102,7 +102,7 @@ def shape_fault(name: str, sizes: Sequence[int | str | None], classes: int = 0) 
     return ""
 
 
-def choose(
+def choose_scores(
     outputs: Arrays,
     classes: int,
     *,
@@ -111,7 +111,7 @@ def choose(
     images: Sequence[int] = (),
     others: Arrays | None = None,
     adds: bool = True,
-) -> Choice:
+) -> ScoresChoice:
     """The output that holds scores.
 
     A mask, which marks one class per image, that with the largest value of another output, holds none. Of
@@ -147,8 +147,8 @@ def choose(
     plain = [c for c in left if not c.capsules]
     capsules = [c for c in left if c.capsules]
 
-    def taken(one: _Candidate, poses: str, reason: str) -> Choice:
-        return Choice(one.name, one.form, one.scores.shape[1], poses, reason + passed_over)
+    def choice_of(one: _Candidate, poses: str, reason: str) -> ScoresChoice:
+        return ScoresChoice(one.name, one.form, one.scores.shape[1], poses, reason + passed_over)
 
     lengths = [c for c in capsules if _squashed(c, inside) or not plain]
     rivals = [*plain, *lengths]
@@ -165,24 +165,26 @@ def choose(
             reason += (
                 f"; lengths of {', '.join(c.name for c in capsules)} exceed 1, so they are poses"
             )
-        return taken(one, source, reason)
+        return choice_of(one, source, reason)
     if _all_related(rivals):
         equal = [(p, c) for p in plain for c in capsules if _close(p.scores, c.scores)]
         if equal:
             one, of = equal[0]
-            return taken(one, of.name, f"it holds the lengths of {of.name}")
+            return choice_of(one, of.name, f"it holds the lengths of {of.name}")
         one = next((c for c in plain if _sums_to_one(c.scores)), rivals[0])
-        alike = ", ".join(c.told for c in rivals if c is not one)
+        alike = ", ".join(c.in_words for c in rivals if c is not one)
         source = lengths[0].name if lengths else ""
-        return taken(one, source, f"it and {alike} are functions of each other and decide alike")
+        return choice_of(
+            one, source, f"it and {alike} are functions of each other and decide alike"
+        )
     if len(plain) == 1:
         one = plain[0]
         if lengths and all(_decide_alike(one.scores, c.scores) for c in lengths):
-            told = ", ".join(c.told for c in lengths)
-            return taken(one, lengths[0].name, f"it decides as {told} on all test images")
+            told = ", ".join(c.in_words for c in lengths)
+            return choice_of(one, lengths[0].name, f"it decides as {told} on all test images")
         if one.name in SCORES and [c.name for c in lengths] == [POSES]:
             reason = f"it is called {one.name} and stands beside {POSES}, as in files of capsedge"
-            return taken(one, POSES, reason)
+            return choice_of(one, POSES, reason)
     raise _question(rivals, inside, adds)
 
 
@@ -210,7 +212,9 @@ def mask_of(name: str, outputs: Arrays) -> str:
     return _masks(found, {}).get(name, "")
 
 
-def doubts(name: str, scores: Array, probabilities: Array, noise: NDArray[np.bool_]) -> list[str]:
+def score_warnings_of(
+    name: str, scores: Array, probabilities: Array, noise: NDArray[np.bool_]
+) -> list[str]:
     """Warnings on scores that say nothing.
 
     Args:
@@ -237,7 +241,7 @@ def doubts(name: str, scores: Array, probabilities: Array, noise: NDArray[np.boo
     return []
 
 
-def answer_doubts(scores: Array) -> list[str]:
+def decision_warnings(scores: Array) -> list[str]:
     """Warnings on the scores ``[n, J]`` that were found for a user's own images.
 
     A softmax or a sigmoid in floating point does not reach 0 and 1 in all of them.
@@ -295,7 +299,9 @@ def _masks(found: Sequence[_Candidate], others: dict[str, Array]) -> dict[str, s
         marked = marks[c.name]
         if marked is None:
             continue
-        sources = [(o.told, o.scores) for o in found if o.name != c.name and marks[o.name] is None]
+        sources = [
+            (o.in_words, o.scores) for o in found if o.name != c.name and marks[o.name] is None
+        ]
         sources += [
             (f"the input {name}", value)
             for name, value in others.items()
@@ -408,7 +414,7 @@ def _question(
     lines = "" if not adds else f" In code: return only one, for capsules v `{ONE_LINE}`."
     return UsageError(
         f"{len(rivals)} outputs could hold the scores of the classes.",
-        f"They are {' and '.join(c.told for c in rivals)}, and {choices}.",
+        f"They are {' and '.join(c.in_words for c in rivals)}, and {choices}.",
         f"Say which decides the class: {' or '.join(python)}.{lines}",
         command=f"Say which decides the class: {' or '.join(options)}.{lines}",
     )

@@ -19,8 +19,8 @@ from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import OutputRoles, Prediction
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
-from capsedge.runtime.routing_trace import Trace, traced
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.routing_trace import Trace, run_traced
 from capsedge.runtime.runner import Runner, run_size
 from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text
 from capsedge.spec import limits
@@ -46,7 +46,7 @@ class Session(Summarized):
         path: the file it was loaded from.
         metadata: the metadata of the file; None if it is not a file of capsedge.
         inputs, outputs: name, shape and type of each.
-        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``passport``.
+        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``engine_metadata``.
         roles: which outputs mean what.
         image_input: how an image becomes the input.
 
@@ -86,7 +86,7 @@ class Session(Summarized):
     @cached_property
     def can(self) -> Capabilities:
         """What the file can do beside running and predicting, and why it cannot."""
-        whole = self.backend.passport is not None
+        whole = self.backend.engine_metadata is not None
         return Capabilities(self.path, self.image_input, self.outputs, self._decoder, whole)
 
     @property
@@ -350,12 +350,12 @@ class Session(Summarized):
             UsageError: the file has no trace, or the values of so many images take over 1 GiB; otherwise as
                 `predict`.
         """
-        stated = self.can.check_trace()
-        ports = [port for port in self.outputs if port.name in stated.outputs]
+        declared = self.can.check_trace()
+        ports = [port for port in self.outputs if port.name in declared.outputs]
         per_image = max(1, sum(map(fixed_bytes, ports)) // (self.backend.batches.fixed or 1))
         most = max(1, limits.RUN_BYTES // per_image)
         batches = self._batches(images, min(most, _TRACED_CHUNK), invert, layout, prepared)
-        return traced(stated, per_image, batches, self._runner.run_batch)
+        return run_traced(declared, per_image, batches, self._runner.run_batch)
 
     def _summary(self) -> Summary:
         shown = self.inputs[:_SHOWN], self.outputs[:_SHOWN]

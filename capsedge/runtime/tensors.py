@@ -97,7 +97,9 @@ def _unmasked(array: NDArray[Any], name: str) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def stacked(images: NDArray[Any] | Iterable[NDArray[Any]], size: int) -> Iterator[NDArray[Any]]:
+def stack_images(
+    images: NDArray[Any] | Iterable[NDArray[Any]], size: int
+) -> Iterator[NDArray[Any]]:
     """Batches ``[n, C, H, W]`` of at most ``size`` images, of a batch or of single images ``[C, H, W]``.
 
     Raises:
@@ -131,12 +133,12 @@ def shape_text(shape: Sequence[int | str | None]) -> str:
     return f"[{', '.join('N' if d is None else str(d) for d in shape)}]"
 
 
-def fits(found: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+def shape_fits(actual: Sequence[int], declared: Sequence[int | str | None]) -> bool:
     """Whether sizes agree with the declared ones, some of which may be free."""
-    if len(found) != len(declared):
+    if len(actual) != len(declared):
         return False
     # A loop is faster than `all`, and this is in the path of every run.
-    for size, wanted in zip(found, declared, strict=True):
+    for size, wanted in zip(actual, declared, strict=True):
         if isinstance(wanted, int) and wanted != size:
             return False
     return True
@@ -152,7 +154,7 @@ def _small(array: NDArray[Any], bound: float) -> bool:
     return bool(np.einsum("i,i->", flat, flat) < bound * bound)
 
 
-def checked(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
+def checked_input(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
     """Check that an input fits its port and has values below ``bound``.
 
     With ``any_batch`` the first dimension and the floating-point type are free.
@@ -172,7 +174,7 @@ def checked(port: Port, array: object, bound: float, any_batch: bool = False) ->
             f"Convert it: `array.astype('{port.dtype}')`.",
         )
     wanted = (None, *port.shape[1:]) if any_batch else port.shape
-    if not fits(array.shape, wanted):
+    if not shape_fits(array.shape, wanted):
         raise ShapeError(
             f"Input '{port.name}' has the shape {list(array.shape)}.",
             f"Wanted: {shape_text(wanted)}.",

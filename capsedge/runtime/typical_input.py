@@ -22,7 +22,9 @@ TYPICAL_INPUT_KEY = "capsedge.typical_input"  # of the metadata of a checkpoint 
 LEAST_IMAGES = 100
 LEAST_SIDE = 3  # a frame, and something inside it
 _SLACK = 0.05  # by which a span is widened at each end
-_BLANK = 2.0**-20  # contrast of an image of one value, after rounding, relative to that value
+_BLANK_REASON = (
+    2.0**-20
+)  # contrast of an image of one value, after rounding, relative to that value
 _DIGITS = 6
 _GROUP_VALUES = 2**18  # measured at once; bounds memory
 
@@ -91,16 +93,16 @@ class TypicalInput:
         """JSON values."""
         return asdict(self)
 
-    def has(self, name: str, found: Measurements) -> bool:
+    def contains(self, name: str, value: Measurements) -> bool:
         """Whether a measurement is within its span."""
         low, high = getattr(self, name)
-        return bool(low <= getattr(found, name) <= high)
+        return bool(low <= getattr(value, name) <= high)
 
-    def reason(self, found: Measurements) -> str:
+    def atypical_reason(self, measured: Measurements) -> str:
         """The first measurement outside of its span, in words; empty if there is something to see."""
         for name, (below, above) in REASONS.items():
-            if not self.has(name, found):
-                less = getattr(found, name) < getattr(self, name)[0]
+            if not self.contains(name, measured):
+                less = getattr(measured, name) < getattr(self, name)[0]
                 return f"{below if less else above} than in any training image"
         return ""
 
@@ -110,10 +112,10 @@ class TypicalInput:
             f"{name.replace('_', ' ')} {low:.4g} to {high:.4g}"
             for name, (low, high) in ((n, getattr(self, n)) for n in REASONS)
         )
-        return [("typical input", f"{spans} ({self.claim})")]
+        return [("typical input", f"{spans} ({self.summary})")]
 
     @property
-    def claim(self) -> str:
+    def summary(self) -> str:
         """In short."""
         return f"spans of {self.images:,} images"
 
@@ -189,7 +191,7 @@ def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = 
         if min(height, width) < LEAST_SIDE:
             raise ValueError(f"the input has fewer than {LEAST_SIDE} pixels a side")
         found = measure(image, layout)
-        if found.contrast > _BLANK * max(float(np.abs(image).max()), abs(found.level)):
+        if found.contrast > _BLANK_REASON * max(float(np.abs(image).max()), abs(found.level)):
             rows.append([getattr(found, name) for name in REASONS])
     if len(rows) < LEAST_IMAGES:
         raise ValueError(f"{len(rows)} images are not blank; {LEAST_IMAGES} are needed")

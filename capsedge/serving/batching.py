@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 
 
 @dataclass(frozen=True)
-class _Waiting(Generic[Asked, Answer]):
+class _Waiting(Generic[RequestT, ResponseT]):
     """A request, the images in it, its answer to come, and when it starts even if its batch is not full."""
 
-    asked: Asked
+    request: RequestT
     images: int
-    answer: asyncio.Future[Answer]
+    response: asyncio.Future[ResponseT]
     latest: float
 
 
-class Gatherer(Generic[Asked, Answer]):
+class DynamicBatcher(Generic[RequestT, ResponseT]):
     """Gathers requests into batches. Belongs to one event loop.
 
     Args:
@@ -44,20 +44,20 @@ class Gatherer(Generic[Asked, Answer]):
 
     def __init__(
         self,
-        run: Callable[[Sequence[Asked]], Sequence[Answer | Exception]],
+        run: Callable[[Sequence[RequestT]], Sequence[ResponseT | Exception]],
         runners: Executor,
         at_once: int,
-        images: Callable[[Asked], int],
+        images: Callable[[RequestT], int],
         size: int = 1,
         seconds: float = 0.0,
     ) -> None:
         self._run, self._runners, self._free = run, runners, at_once
         self._images, self._size, self._seconds = images, size, seconds
-        self._waiting: deque[_Waiting[Asked, Answer]] = deque()
+        self._waiting: deque[_Waiting[RequestT, ResponseT]] = deque()
         self._total = 0  # images that wait
         self._timer: asyncio.TimerHandle | None = None
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def submit(self, request: RequestT) -> ResponseT:
         """The answer to a request.
 
         Raises:
@@ -65,11 +65,11 @@ class Gatherer(Generic[Asked, Answer]):
         """
         loop = asyncio.get_running_loop()
         latest = loop.time() + self._seconds
-        one = _Waiting(asked, self._images(asked), loop.create_future(), latest)
+        one = _Waiting(request, self._images(request), loop.create_future(), latest)
         self._waiting.append(one)
         self._total += one.images
         self._start(loop)
-        answer: Answer = await one.answer
+        answer: ResponseT = await one.response
         return answer
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -79,7 +79,7 @@ class Gatherer(Generic[Asked, Answer]):
             if not batch:
                 continue
             self._free -= 1
-            running = loop.run_in_executor(self._runners, self._run, [one.asked for one in batch])
+            running = loop.run_in_executor(self._runners, self._run, [one.request for one in batch])
             running.add_done_callback(partial(self._done, loop, batch))
 
     def _ready(self, loop: asyncio.AbstractEventLoop) -> bool:
@@ -101,14 +101,14 @@ class Gatherer(Generic[Asked, Answer]):
         self._timer = None
         self._start(loop)
 
-    def _take(self) -> list[_Waiting[Asked, Answer]]:
+    def _take(self) -> list[_Waiting[RequestT, ResponseT]]:
         """The next batch, in the order of arrival; without requests whose client has gone away."""
-        batch: list[_Waiting[Asked, Answer]] = []
+        batch: list[_Waiting[RequestT, ResponseT]] = []
         total = 0
         while self._waiting and (not batch or total + self._waiting[0].images <= self._size):
             one = self._waiting.popleft()
             self._total -= one.images
-            if not one.answer.done():
+            if not one.response.done():
                 batch.append(one)
                 total += one.images
         return batch
@@ -116,17 +116,17 @@ class Gatherer(Generic[Asked, Answer]):
     def _done(
         self,
         loop: asyncio.AbstractEventLoop,
-        batch: Sequence[_Waiting[Asked, Answer]],
-        running: asyncio.Future[Sequence[Answer | Exception]],
+        batch: Sequence[_Waiting[RequestT, ResponseT]],
+        running: asyncio.Future[Sequence[ResponseT | Exception]],
     ) -> None:
         self._free += 1
         self._start(loop)
         error = running.exception()
         answers = [error] * len(batch) if error is not None else running.result()
         for one, answer in zip(batch, answers, strict=True):
-            if one.answer.done():  # the client has gone away
+            if one.response.done():  # the client has gone away
                 continue
             if isinstance(answer, BaseException):
-                one.answer.set_exception(answer)
+                one.response.set_exception(answer)
             else:
-                one.answer.set_result(answer)
+                one.response.set_result(answer)

@@ -65,7 +65,7 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
-        self._left = limits.REQUEST_ITEMS
+        self._remaining = limits.REQUEST_ITEMS
         self._numbers = limits.REQUEST_VALUES
         self._found: dict[bytes, int] = {}  # where the next character of a kind is
 
@@ -91,8 +91,8 @@ class _Reader:
         raise Malformed(f"{why}, at byte {self.at:,}")
 
     def _count(self, items: int = 1) -> None:
-        self._left -= items
-        if self._left < 0:
+        self._remaining -= items
+        if self._remaining < 0:
             self.fail(f"it has over {limits.REQUEST_ITEMS:,} values besides long lists of numbers")
 
     def _take(self, character: bytes) -> bool:

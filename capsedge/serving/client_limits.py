@@ -31,24 +31,24 @@ class Full(Exception):
         super().__init__(why)
 
 
-class Held:
+class MemoryBudget:
     """Counts the bytes. Belongs to one event loop.
 
     The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
     `limits.RECEIVING`, each for the largest message twice, since it is copied when grpc hands it over. All
-    else shares the rest of `limits.HELD_BYTES`.
+    else shares the rest of `limits.IN_FLIGHT_BYTES`.
     """
 
-    most = limits.HELD_BYTES - 2 * limits.RECEIVING * limits.REQUEST_BYTES
+    limit = limits.IN_FLIGHT_BYTES - 2 * limits.CONCURRENT_MESSAGES * limits.REQUEST_BYTES
 
     def __init__(self) -> None:
         self.bytes = 0
         self._arriving: OrderedDict[asyncio.Future[Any], float] = OrderedDict()
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
+    def share(self) -> Iterator[BudgetShare]:
         """The share of one request and its answer, which is given back at the end."""
-        share = Share(self)
+        share = BudgetShare(self)
         try:
             yield share
         finally:
@@ -64,7 +64,7 @@ class Held:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _PATIENCE
-        while len(self._arriving) >= limits.RECEIVING:
+        while len(self._arriving) >= limits.CONCURRENT_MESSAGES:
             oldest, since = next(iter(self._arriving.items()))
             if loop.time() >= since + _SLOW:
                 del self._arriving[oldest]
@@ -85,11 +85,11 @@ class Held:
         return arriving.result()
 
 
-class Share:
+class BudgetShare:
     """Bytes of one request and its answer."""
 
-    def __init__(self, held: Held) -> None:
-        self._held, self._bytes = held, 0
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget, self._bytes = budget, 0
 
     def take(self, count: int) -> None:
         """Count more bytes.
@@ -97,14 +97,14 @@ class Share:
         Raises:
             Full: the server holds too many.
         """
-        if count and self._held.bytes + count > self._held.most:
+        if count and self._budget.bytes + count > self._budget.limit:
             raise Full
-        self._held.bytes += count
+        self._budget.bytes += count
         self._bytes += count
 
     def give(self) -> None:
         """Count none of them any more."""
-        self._held.bytes -= self._bytes
+        self._budget.bytes -= self._bytes
         self._bytes = 0
 
 
@@ -156,19 +156,21 @@ class Guard:
         app: Application,
         hosts: Collection[str],
         known: Collection[tuple[str, str]],
-        held: Held,
+        budget: MemoryBudget,
     ) -> None:
-        self._app, self._hosts, self._known, self._held = app, hosts, known, held
+        self._app, self._hosts, self._known, self._budget = app, hosts, known, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with self._held.share() as share, contextlib.suppress(_Gone):
-            await self._answer({**scope, SHARE: share}, receive, partial(_in_time, send), share)
+        with self._budget.share() as share, contextlib.suppress(_Gone):
+            await self._respond({**scope, SHARE: share}, receive, partial(_in_time, send), share)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
+    async def _respond(
+        self, scope: Scope, receive: Receive, send: Send, share: BudgetShare
+    ) -> None:
         parts = _parts(receive)
         try:
             self._check(scope)
@@ -176,13 +178,13 @@ class Guard:
         except _Refused as refusal:
             share.give()
             await _discard(parts)
-            await _answer(send, refusal.status, str(refusal))
+            await _send_response(send, refusal.status, str(refusal))
         else:
             receive = _once([body], receive)
             del body  # the application lets go of it when it has read it
             await self._app(scope, receive, send)
 
-    async def _body(self, parts: AsyncIterator[bytes], share: Share) -> bytes:
+    async def _body(self, parts: AsyncIterator[bytes], share: BudgetShare) -> bytes:
         body = bytearray()
         async for part in parts:
             self._check_body(len(body) + len(part))
@@ -263,12 +265,12 @@ async def _discard(parts: AsyncIterator[bytes]) -> None:
             left -= len(await asyncio.wait_for(anext(parts), _PAUSE))
 
 
-def _once(left: list[bytes], receive: Receive) -> Receive:
+def _once(body: list[bytes], receive: Receive) -> Receive:
     """What is left of the body as one message; after it, whatever the client sends."""
 
     async def read() -> MutableMapping[str, Any]:
-        if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        if body:
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
         return await receive()
 
     return read
@@ -285,7 +287,7 @@ async def _in_time(send: Send, message: MutableMapping[str, Any]) -> None:
         raise _Gone from None  # the connection ends with half an answer
 
 
-async def _answer(send: Send, status: int, error: str) -> None:
+async def _send_response(send: Send, status: int, error: str) -> None:
     body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -302,7 +304,7 @@ _SMALL = 2**14  # bytes that take a millisecond or two
 _READER = ThreadPoolExecutor(1, "capsedge-requests")
 
 
-async def aside(
+async def run_off_loop(
     size: int,
     function: Callable[Arguments, Result],
     *args: Arguments.args,

@@ -22,7 +22,7 @@ from mlserver.grpc.server import GRPCServer
 from mlserver.grpc.servicers import InferenceServicer
 from mlserver.logging import logger
 
-from capsedge.serving.client_limits import Full, Held, Share, aside, missing
+from capsedge.serving.client_limits import BudgetShare, Full, MemoryBudget, missing, run_off_loop
 from capsedge.serving.request_bodies import Malformed, from_grpc
 from capsedge.serving.responses import size_of, to_grpc
 from capsedge.spec import limits
@@ -49,7 +49,7 @@ _OPTIONS = [
     # One more server on a port would silently take a part of its requests.
     ("grpc.so_reuseport", 0),
 ]
-_Answer = Callable[["_Message", Any], Awaitable[bytes]]
+_ResponseT = Callable[["_Message", Any], Awaitable[bytes]]
 
 
 class _Refused(Exception):
@@ -65,7 +65,7 @@ class _Message:
     the bytes.
     """
 
-    share: Share
+    share: BudgetShare
 
     def __init__(self, data: bytes) -> None:
         self._data, self.size = data, len(data)
@@ -86,15 +86,19 @@ class _Service:
     """
 
     def __init__(
-        self, data_plane: Any, handlers: Any, known: Collection[tuple[str, str]], held: Held
+        self,
+        data_plane: Any,
+        handlers: Any,
+        known: Collection[tuple[str, str]],
+        budget: MemoryBudget,
     ) -> None:
-        self._data_plane, self._known, self._held = data_plane, known, held
+        self._data_plane, self._known, self._budget = data_plane, known, budget
         self._servicer = InferenceServicer(data_plane, handlers)
         self._counted = PromServerInterceptor(enable_handling_time_histogram=True)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """A handler for each method."""
-        answers: dict[str, _Answer] = {name: partial(self._about, name) for name in _ASKED}
+        answers: dict[str, _ResponseT] = {name: partial(self._about, name) for name in _ASKED}
         answers |= dict.fromkeys(_CLOSED, _closed)
         answers["ModelInfer"] = self._infer
         found = {
@@ -108,34 +112,34 @@ class _Service:
             for name, behaviour in found.items()
         }
 
-    def _counting(self, name: str, answer: _Answer) -> _Answer:
+    def _counting(self, name: str, answer: _ResponseT) -> _ResponseT:
         """The same, counted in the metrics."""
-        counted: _Answer = self._counted._metrics_wrapper(
+        counted: _ResponseT = self._counted._metrics_wrapper(
             (_SERVICE, name, ""), partial(self._refusing, answer), False, False
         )
         return counted
 
-    async def _once(self, answer: _Answer, _requests: object, context: Any) -> None:
+    async def _once(self, answer: _ResponseT, _requests: object, context: Any) -> None:
         message = await self._arrived(context)
         if message is None:
             await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
         else:
             await self._answered(answer, message, context)
 
-    async def _each(self, answer: _Answer, _requests: object, context: Any) -> None:
+    async def _each(self, answer: _ResponseT, _requests: object, context: Any) -> None:
         while message := await self._arrived(context):
             await self._answered(answer, message, context)
 
     async def _arrived(self, context: Any) -> _Message | None:
         """The next message; None where there are no more."""
         try:
-            message = await self._held.arrive(context.read)
+            message = await self._budget.arrive(context.read)
         except Full as error:
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
         return None if message is aio.EOF else _Message(message)
 
-    async def _answered(self, answer: _Answer, message: _Message, context: Any) -> None:
-        with self._held.share() as share:
+    async def _answered(self, answer: _ResponseT, message: _Message, context: Any) -> None:
+        with self._budget.share() as share:
             message.share = share
             found = await answer(message, context)
             try:
@@ -143,7 +147,7 @@ class _Service:
             except asyncio.TimeoutError:
                 await context.abort(StatusCode.DEADLINE_EXCEEDED, "The answer was not taken.")
 
-    async def _refusing(self, answer: _Answer, message: _Message, context: Any) -> bytes:
+    async def _refusing(self, answer: _ResponseT, message: _Message, context: Any) -> bytes:
         """An answer; what is wrong with a request becomes its status."""
         try:
             message.share.take(message.size)
@@ -173,12 +177,12 @@ class _Service:
         return bytes(found.SerializeToString())
 
     async def _infer(self, message: _Message, _context: Any) -> bytes:
-        name, version, payload = await aside(message.size, lambda: from_grpc(message.take()))
+        name, version, payload = await run_off_loop(message.size, lambda: from_grpc(message.take()))
         self._check_known(name, version)
         raw = payload.raw
         answer = await self._data_plane.infer(payload, name, version)
         message.share.take(size_of(answer))
-        return await aside(size_of(answer), to_grpc, answer, raw)
+        return await run_off_loop(size_of(answer), to_grpc, answer, raw)
 
     def _check_known(self, name: str, version: str) -> None:
         if (name, version) not in self._known:
@@ -203,10 +207,10 @@ class GrpcServer(GRPCServer):
         data_plane: Any,
         handlers: Any,
         known: Collection[tuple[str, str]],
-        held: Held,
+        budget: MemoryBudget,
     ) -> None:
         super().__init__(settings, data_plane, handlers)
-        self._service = _Service(data_plane, handlers, known, held)
+        self._service = _Service(data_plane, handlers, known, budget)
 
     def bind(self, address: str) -> int:
         """Take the port of an address ``host:port``; 0 takes a free one.

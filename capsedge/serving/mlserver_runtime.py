@@ -25,8 +25,8 @@ from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.backend import usable_cores
 from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
-from capsedge.serving.batching import Gatherer
-from capsedge.serving.requests import Request, read_request
+from capsedge.serving.batching import DynamicBatcher
+from capsedge.serving.requests import PreparedRequest, read_request
 from capsedge.serving.responses import (
     PLATFORM,
     check_images,
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
-_Checked = tuple[Request, NDArray[Any]]
+_Checked = tuple[PreparedRequest, NDArray[Any]]
 
 _BATCHES = Histogram(
     "capsedge_batch_images", "Images in one inference", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64)
 )
 
 
-class Answering:
+class Responder:
     """Answers requests for a model, in any thread.
 
     Args:
@@ -83,7 +83,7 @@ class Answering:
         request = read_request(payload, self._session)
         found = compute(self._session, request.arrays, request.computed(self._session))
         self._count.observe(images_in(payload))
-        return self._answer(request, found)
+        return self._respond(request, found)
 
     def _checked(self, payload: Payload) -> _Checked:
         request = read_request(payload, self._session)
@@ -102,11 +102,13 @@ class Answering:
         answers, start = [], 0
         for request, own in good:
             part = {name: array[start : start + len(own)] for name, array in found.items()}
-            answers.append(_attempt(self._answer, request, part))
+            answers.append(_attempt(self._respond, request, part))
             start += len(own)
         return answers
 
-    def _answer(self, request: Request, found: dict[str, NDArray[Any]]) -> InferenceResponse:
+    def _respond(
+        self, request: PreparedRequest, found: dict[str, NDArray[Any]]
+    ) -> InferenceResponse:
         return respond(self._session, request, found, self._name, self._version, self._lists)
 
 
@@ -170,7 +172,7 @@ class CapsedgeModel(MLModel):
         settings.max_batch_size = 0
         super().__init__(settings)
         self._session, self._lists = session, session is None
-        self._gatherer: Gatherer[Payload, InferenceResponse] | None = None
+        self._gatherer: DynamicBatcher[Payload, InferenceResponse] | None = None
         extra = (settings.parameters.extra if settings.parameters else None) or {}
         self._options = {key: extra[key] for key in _OPTIONS if key in extra}
         self._threads = int(self._options.setdefault("threads", 1))
@@ -233,7 +235,7 @@ class CapsedgeModel(MLModel):
         if self._gatherer is None:
             raise self._not_loaded()
         try:
-            return await self._gatherer.ask(payload)
+            return await self._gatherer.submit(payload)
         except UsageError as error:
             raise InferenceError(" ".join(str(error).splitlines())) from error
         except CapsedgeError as error:
@@ -263,13 +265,13 @@ class CapsedgeModel(MLModel):
     def _not_loaded(self) -> MLServerError:
         return MLServerError(f"Model {self.name} is not loaded.", 503)
 
-    def _gathering(self, session: Session) -> Gatherer[Payload, InferenceResponse]:
+    def _gathering(self, session: Session) -> DynamicBatcher[Payload, InferenceResponse]:
         size, seconds = self._batching if can_batch(session) else (1, 0.0)
         batches = at_once(self._threads)
         if session.backend.gpu is not None and size > 1:
             batches = min(2, batches)  # one is computed, one prepared; all others gather
-        answering = Answering(session, self.name, self.version, self._lists)
-        return Gatherer(
+        answering = Responder(session, self.name, self.version, self._lists)
+        return DynamicBatcher(
             answering, runners(self._threads), batches, images_in, max(1, size), seconds
         )
 

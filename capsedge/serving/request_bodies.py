@@ -167,7 +167,7 @@ class _Message:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._wire = Wire(data, limits.REQUEST_ITEMS)
-        self._left = limits.REQUEST_VALUES
+        self._remaining = limits.REQUEST_VALUES
 
     def request(self) -> tuple[str, str, InferRequest]:
         texts = {1: "", 2: "", 3: ""}  # name, version, id
@@ -272,7 +272,7 @@ class _Message:
                 cut += 1
             parts.append(_cast(self._packed(a, cut), _CONTENTS[number]))
             counted += parts[-1].size
-            if counted > self._left:
+            if counted > self._remaining:
                 self._count(counted)
             a = cut
         return np.concatenate(parts)
@@ -311,8 +311,8 @@ class _Message:
             raise Malformed("a text is not UTF-8") from error
 
     def _count(self, values: int) -> None:
-        self._left -= values
-        if self._left < 0:
+        self._remaining -= values
+        if self._remaining < 0:
             raise Malformed(f"its inputs have over {limits.REQUEST_VALUES:,} values")
 
     def _give(self, inputs: list[Input], raw: list[tuple[int, int]]) -> None:

@@ -32,7 +32,7 @@ CLASSIFICATION = "classification"  # of an output: Triton's extension, which is 
 
 
 @dataclass(frozen=True)
-class Choice:
+class PredictionOptions:
     """Which labels of a prediction are asked for; None leaves the choice to the task."""
 
     top_k: int | None
@@ -41,7 +41,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Request:
+class PreparedRequest:
     """A request that has been checked.
 
     Attributes:
@@ -52,7 +52,7 @@ class Request:
 
     arrays: Mapping[str, NDArray[Any]]
     outputs: tuple[str, ...]
-    choice: Choice | None
+    choice: PredictionOptions | None
 
     def computed(self, session: Session) -> list[str]:
         """The outputs to compute: those to send, and those that a prediction needs."""
@@ -60,7 +60,7 @@ class Request:
         return list(dict.fromkeys((*self.outputs, *more)))
 
 
-def read_request(payload: Payload, session: Session) -> Request:
+def read_request(payload: Payload, session: Session) -> PreparedRequest:
     """Check a request, and prepare its images.
 
     Raises:
@@ -77,7 +77,7 @@ def read_request(payload: Payload, session: Session) -> Request:
             "Send fewer images at a time.",
         )
     choice = _choice(parameters, invert, session)
-    return Request(given, _outputs(payload, session, choice), choice)
+    return PreparedRequest(given, _outputs(payload, session, choice), choice)
 
 
 def _check_names(names: Sequence[str], session: Session) -> None:
@@ -132,7 +132,9 @@ def _prepared(number: int, file: bytes, session: Session, invert: bool) -> NDArr
         raise UsageError(what, error.why, error.fix) from error
 
 
-def _outputs(payload: Payload, session: Session, choice: Choice | None) -> tuple[str, ...]:
+def _outputs(
+    payload: Payload, session: Session, choice: PredictionOptions | None
+) -> tuple[str, ...]:
     """The tensors to send: those that are named; otherwise all, or none beside predictions."""
     known = [port.name for port in session.outputs]
     if not payload.outputs:
@@ -152,7 +154,9 @@ def _outputs(payload: Payload, session: Session, choice: Choice | None) -> tuple
     return tuple(dict.fromkeys(output.name for output in payload.outputs))
 
 
-def _choice(parameters: Mapping[str, Any], invert: bool, session: Session) -> Choice | None:
+def _choice(
+    parameters: Mapping[str, Any], invert: bool, session: Session
+) -> PredictionOptions | None:
     if not _truth(parameters, PREDICTIONS):
         return None
     if session.metadata is None:
@@ -161,7 +165,7 @@ def _choice(parameters: Mapping[str, Any], invert: bool, session: Session) -> Ch
         )
     top_k, threshold = parameters.get(TOP_K), _fraction(parameters.get(THRESHOLD))
     session.roles.choice(top_k, threshold)
-    return Choice(top_k, threshold, invert)
+    return PredictionOptions(top_k, threshold, invert)
 
 
 def _fraction(value: Any) -> Any:

@@ -14,9 +14,9 @@ from mlserver.types import InferenceResponse, MetadataTensor, Parameters, Respon
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.tensors import LARGEST, checked
+from capsedge.runtime.tensors import LARGEST, checked_input
 from capsedge.serving.request_tensors import DATATYPES, datatype_of, flat
-from capsedge.serving.requests import PREDICTIONS, Request
+from capsedge.serving.requests import PREDICTIONS, PreparedRequest
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def compute(
     """
     if session.metadata is None:
         found = session.run(arrays)
-        _check_answer(sum(found[name].size for name in names), most)
+        _check_response_size(sum(found[name].size for name in names), most)
         return {name: found[name] for name in names}
     images = arrays[session.inputs[0].name]
     check_some(images)
@@ -52,7 +52,7 @@ def compute(
     size = 0
     for _, found in session.run_batches(images, names):
         size += sum(array.size for array in found.values())
-        _check_answer(size, most)
+        _check_response_size(size, most)
         for name, array in found.items():
             parts[name].append(array)
     return {name: p[0] if len(p) == 1 else np.concatenate(p) for name, p in parts.items()}
@@ -65,7 +65,7 @@ def check_images(session: Session, arrays: Arrays) -> NDArray[Any]:
         UsageError: there are none, they do not fit the model, or a value is not finite.
     """
     port = session.inputs[0]
-    images = checked(port, arrays[port.name], LARGEST, any_batch=True)
+    images = checked_input(port, arrays[port.name], LARGEST, any_batch=True)
     check_some(images)
     return images.astype(port.dtype, copy=False)
 
@@ -80,7 +80,7 @@ def check_some(images: NDArray[Any]) -> None:
         raise UsageError("The request has no images.", "Its batch is 0.", "Send at least one.")
 
 
-def _check_answer(size: int, most: float) -> None:
+def _check_response_size(size: int, most: float) -> None:
     if size > most:
         raise UsageError(
             "The answer would be too large.",
@@ -90,7 +90,12 @@ def _check_answer(size: int, most: float) -> None:
 
 
 def respond(
-    session: Session, request: Request, found: Arrays, name: str, version: str | None, lists: bool
+    session: Session,
+    request: PreparedRequest,
+    found: Arrays,
+    name: str,
+    version: str | None,
+    lists: bool,
 ) -> InferenceResponse:
     """The answer to a request.
 
@@ -119,7 +124,7 @@ def respond(
     return answer
 
 
-def _predictions(session: Session, request: Request, found: Arrays) -> str:
+def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> str:
     """JSON, since a parameter of gRPC is a string, a whole number or a truth value."""
     choice = request.choice
     assert choice is not None
@@ -185,8 +190,8 @@ def _texts(texts: Sequence[str]) -> str:
     return json.dumps(list(texts))
 
 
-def _tensor(port: Port, session: Session, said: dict[str, str]) -> MetadataTensor:
-    extra: dict[str, Any] = {"parameters": Parameters(**said)} if said else {}
+def _tensor(port: Port, session: Session, parameters: dict[str, str]) -> MetadataTensor:
+    extra: dict[str, Any] = {"parameters": Parameters(**parameters)} if parameters else {}
     return MetadataTensor(
         name=port.name,
         datatype=datatype_of(port, session.path),
@@ -207,16 +212,16 @@ _CONTENTS = {
 }  # fmt: skip
 
 
-def size_of(answer: InferenceResponse) -> int:
+def size_of(response: InferenceResponse) -> int:
     """The bytes that its tensors, whose ``root`` are arrays, take together with what is written of them."""
-    arrays = [output.data.root for output in answer.outputs]
+    arrays = [output.data.root for output in response.outputs]
     return sum(array.nbytes + _WRITTEN * array.size for array in arrays)
 
 
-def to_json(answer: InferenceResponse) -> list[bytes]:
+def to_json(response: InferenceResponse) -> list[bytes]:
     """An answer whose tensors are arrays, as pieces of JSON."""
-    parts = [encode_to_json_bytes(answer.model_dump(exclude={"outputs"}))[:-1], b',"outputs":[']
-    for number, output in enumerate(answer.outputs):
+    parts = [encode_to_json_bytes(response.model_dump(exclude={"outputs"}))[:-1], b',"outputs":[']
+    for number, output in enumerate(response.outputs):
         said = {"name": output.name, "shape": output.shape, "datatype": output.datatype}
         parts += [b"," * (number > 0), encode_to_json_bytes(said)[:-1], b',"data":[']
         for at in range(0, output.data.root.size, _JSON_PIECE):
@@ -227,17 +232,19 @@ def to_json(answer: InferenceResponse) -> list[bytes]:
     return parts
 
 
-def to_grpc(answer: InferenceResponse, raw: bool) -> bytes:
+def to_grpc(response: InferenceResponse, raw: bool) -> bytes:
     """The same as a ModelInferResponse.
 
     Args:
         raw: whether the tensors are raw bytes; those of FP16 always are, and then all others too.
     """
     found = pb.ModelInferResponse(
-        model_name=answer.model_name, model_version=answer.model_version or "", id=answer.id or ""
+        model_name=response.model_name,
+        model_version=response.model_version or "",
+        id=response.id or "",
     )
-    raw = raw or any(output.datatype not in _CONTENTS for output in answer.outputs)
-    for output in answer.outputs:
+    raw = raw or any(output.datatype not in _CONTENTS for output in response.outputs)
+    for output in response.outputs:
         tensor = found.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         array = output.data.root
         if raw:
@@ -246,7 +253,7 @@ def to_grpc(answer: InferenceResponse, raw: bool) -> bytes:
         contents: Any = getattr(tensor.contents, _CONTENTS[output.datatype])
         for at in range(0, array.size, _JSON_PIECE):
             contents.extend(array[at : at + _JSON_PIECE].tolist())
-    if answer.parameters is not None:
-        for name, value in ParametersConverter.from_types(answer.parameters).items():
+    if response.parameters is not None:
+        for name, value in ParametersConverter.from_types(response.parameters).items():
             found.parameters[name].MergeFrom(value)
     return bytes(found.SerializeToString())

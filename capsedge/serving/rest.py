@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from capsedge.serving.client_limits import SHARE, Full, aside
+from capsedge.serving.client_limits import SHARE, Full, run_off_loop
 from capsedge.serving.request_bodies import Malformed, from_json
 from capsedge.serving.responses import size_of, to_json
 from capsedge.spec import limits
@@ -219,7 +219,7 @@ class Inference:
             return _refusal(f"a body of type {kind[:80]!r} is no JSON", 415)
         body = b"".join([part async for part in request.stream()])
         try:
-            payload = await aside(len(body), from_json, body)
+            payload = await run_off_loop(len(body), from_json, body)
         except Malformed as error:
             return _refusal(str(error))
         del body  # what is left of it waits for its turn, which may be long
@@ -231,7 +231,7 @@ class Inference:
             request.scope[SHARE].take(size_of(answer))
         except Full as error:
             return JSONResponse({"error": str(error)}, 503)
-        parts = await aside(size_of(answer), to_json, answer)
+        parts = await run_off_loop(size_of(answer), to_json, answer)
         size = sum(map(len, parts))
         if size <= _SMALL:
             return Response(b"".join(parts), media_type="application/json")

@@ -16,8 +16,15 @@ from capsedge import __version__
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
-from capsedge.serving.deploy.server_model import named
-from capsedge.serving.served_models import Address, Ports, Served, Serving, given_size, measured
+from capsedge.serving.deploy.server_model import parse_model_names
+from capsedge.serving.served_models import (
+    Address,
+    Ports,
+    ServedSession,
+    Serving,
+    fixed_size,
+    measure_size,
+)
 from capsedge.spec import limits
 
 INSTALL = "pip install 'capsedge[serve]'"
@@ -58,7 +65,7 @@ def serve(
         EnvironmentProblem: MLServer is missing, or a port is taken.
         CapsedgeError: as `capsedge.load`.
     """
-    given = named(models)
+    given = parse_model_names(models)
     if not given:
         raise UsageError("There is no model to serve.", "", "Name an ONNX file.")
     if batch == 1 and wait_ms > 0:
@@ -75,9 +82,9 @@ def serve(
         _require()
         from capsedge.serving.server import Engine
 
-        sizes = [measured(s) if batch is None else given_size(s, batch) for s in sessions]
+        sizes = [measure_size(s) if batch is None else fixed_size(s, batch) for s in sessions]
         served = tuple(
-            Served(model.name, model.version, model.file, session, size)
+            ServedSession(model.name, model.version, model.file, session, size)
             for model, session, size in zip(given, sessions, sizes, strict=True)
         )
         serving = Serving(served, host, ports, threads, wait_ms, __version__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from capsedge.runtime.session import Session
-from capsedge.serving.deploy.server_model import Named
+from capsedge.serving.deploy.server_model import ModelName
 
 # --- How many images a batch should have: measured when the server starts ---
 
@@ -49,7 +49,7 @@ def can_batch(session: Session) -> bool:
     return session.metadata is not None and free and alike
 
 
-def given_size(session: Session, images: int) -> BatchSize:
+def fixed_size(session: Session, images: int) -> BatchSize:
     """A size that somebody chose.
 
     Args:
@@ -62,7 +62,7 @@ def given_size(session: Session, images: int) -> BatchSize:
     return BatchSize(images if can_batch(session) else 1)
 
 
-def measured(session: Session) -> BatchSize:
+def measure_size(session: Session) -> BatchSize:
     """The best batch for a model that this process runs alone.
 
     Sizes are timed in turns for half a second, on images of noise. It is the smallest whose time for an
@@ -85,10 +85,10 @@ def measured(session: Session) -> BatchSize:
     while len(times) > 1 and (rounds < _ROUNDS or time.perf_counter() < start + _SECONDS):
         times = {size: min(best, _seconds(session, size) / size) for size, best in times.items()}
         rounds += 1
-    return chosen(times)
+    return choose_size(times)
 
 
-def chosen(times: dict[int, float]) -> BatchSize:
+def choose_size(times: dict[int, float]) -> BatchSize:
     """The choice from seconds for an image by batch size, in rising order.
 
     Args:
@@ -117,7 +117,7 @@ def _seconds(session: Session, size: int) -> float:
 
 
 @dataclass(frozen=True)
-class Served(Named):
+class ServedSession(ModelName):
     """A model of the command line, loaded.
 
     Attributes:
@@ -164,14 +164,14 @@ class Serving:
         version: of capsedge.
     """
 
-    models: tuple[Served, ...]
+    models: tuple[ServedSession, ...]
     host: str
     ports: Ports
     threads: int
     wait_ms: float
     version: str
 
-    def find(self, name: str, version: str | None) -> Served:
+    def find(self, name: str, version: str | None) -> ServedSession:
         """The model of a name and a version."""
         return next(m for m in self.models if (m.name, m.version) == (name, version or ""))
 

@@ -23,7 +23,7 @@ from mlserver.rest import RESTServer
 from mlserver.settings import ModelParameters
 from starlette.routing import BaseRoute
 
-from capsedge.serving.client_limits import PATHS, Guard, Held
+from capsedge.serving.client_limits import PATHS, Guard, MemoryBudget
 from capsedge.serving.grpc_service import GrpcServer
 from capsedge.serving.mlserver_runtime import CapsedgeModel
 from capsedge.serving.rest import Connection, Inference
@@ -39,7 +39,7 @@ _MESSAGE_CHARACTERS = 1000
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-class _GivenOnly:
+class _ArgumentsOnly:
     """Settings from arguments; ``MLSERVER_*`` and ``.env`` of the current folder change nothing."""
 
     @classmethod
@@ -49,15 +49,15 @@ class _GivenOnly:
         return (init_settings,)
 
 
-class _Settings(_GivenOnly, Settings):
+class _Settings(_ArgumentsOnly, Settings):
     pass
 
 
-class _ModelSettings(_GivenOnly, ModelSettings):
+class _ModelSettings(_ArgumentsOnly, ModelSettings):
     pass
 
 
-class _ModelParameters(_GivenOnly, ModelParameters):
+class _ModelParameters(_ArgumentsOnly, ModelParameters):
     pass
 
 
@@ -162,11 +162,11 @@ class Engine(MLServer):
         self._data_plane._inference_middleware = InferenceMiddlewares()
         self._rest_server = _Rest(self._settings, self._data_plane, handlers)
         self._rest_server.keep(PATHS, Inference(self._data_plane).routes())
-        held = Held()
+        budget = MemoryBudget()
         self._rest_server._app.add_middleware(
-            Guard, hosts=_hosts(self._serving.host), known=known, held=held
+            Guard, hosts=_hosts(self._serving.host), known=known, held=budget
         )
-        self._grpc_server = GrpcServer(self._settings, self._data_plane, handlers, known, held)
+        self._grpc_server = GrpcServer(self._settings, self._data_plane, handlers, known, budget)
         self._metrics_server = _Metrics(self._settings)
         self._metrics_server.keep(frozenset({METRICS}))
         self._kafka_server = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-# JSON: metadata, configurations, passports, calibration tables, headers of checkpoints.
+# JSON: metadata, configurations, metadata files, calibration tables, headers of checkpoints.
 JSON_BYTES = 32 * MIB
 JSON_VALUES = 2_000_000  # a calibration table has about 3,000 per tensor
 JSON_DEPTH = 32
@@ -72,8 +72,8 @@ HEADER_BYTES = 64 * KIB  # of one request, its first line and trailers among the
 HEADERS = 256  # of one request
 REQUEST_VALUES = 2**23  # of all inputs of one request, and of all outputs of its answer
 REQUEST_ITEMS = 65_536  # of one request: texts, names, fields, numbers outside of long lists
-HELD_BYTES = 512 * MIB  # of all bodies, messages and answers that are held at the same time
-RECEIVING = 4  # gRPC messages that arrive at the same time; others wait
+IN_FLIGHT_BYTES = 512 * MIB  # of all bodies, messages and answers that are held at the same time
+CONCURRENT_MESSAGES = 4  # gRPC messages that arrive at the same time; others wait
 REQUEST_SECONDS = 60  # until a request has arrived, or its client has taken a part of the answer
 PIPELINED = 100  # requests of one connection that wait for the answer to an earlier one
 REQUESTS = 2048  # at the same time, and open connections

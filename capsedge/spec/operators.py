@@ -72,7 +72,7 @@ class Layout:
 
 DENSE = Layout(("I", "J", "Pout", "Pin"), ("J", "Pout"))
 WINDOWS = Layout(("Kh", "Kw", "C", "M", "K", "L"), ("M", "L"))
-GIVEN = Layout((), ())  # votes are an input: there is no weight
+VOTES_AS_INPUT = Layout((), ())  # votes are an input: there is no weight
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Operator:
         torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty if the exporter creates the node.
         layout: of the weight of a routing operator, from which the shape of its votes follows
             (``spec.operators``); None for other operators.
-        marks: of a routing operator, the kinds of values that its body names after every iteration
+        iteration_values: of a routing operator, the kinds of values that its body names after every iteration
             (``spec.operators``), in the order in which they are computed.
         couplings: whether couplings can be returned, as a further output.
         traced: the kinds of values that a traced body has of every iteration (`export --with trace`).
@@ -105,7 +105,7 @@ class Operator:
     attributes: tuple[Attribute, ...] = ()
     torch: str = ""
     layout: Layout | None = None
-    marks: tuple[str, ...] = ()
+    iteration_values: tuple[str, ...] = ()
     couplings: bool = False
     traced: tuple[str, ...] = ()
     freezable: bool = False
@@ -121,7 +121,7 @@ class Operator:
         """Formal names of the inputs."""
         return tuple(v.name for v in self.inputs)
 
-    def given(self, count: int) -> tuple[Value, ...]:
+    def present_inputs(self, count: int) -> tuple[Value, ...]:
         """The inputs of a node that has this many: optional ones are left out from the end.
 
         Raises:
@@ -152,7 +152,7 @@ class Operator:
         Raises:
             ValueError: it has none.
         """
-        return 0 if self.layout is GIVEN else self.input_names.index("weight")
+        return 0 if self.layout is VOTES_AS_INPUT else self.input_names.index("weight")
 
     @property
     def routes(self) -> bool:
@@ -182,7 +182,7 @@ class Operator:
     @property
     def int8(self) -> str:
         """The variant of this operator with INT8 weights; empty for none."""
-        weighs = self.routes and self.layout is not GIVEN
+        weighs = self.routes and self.layout is not VOTES_AS_INPUT
         return f"Quantized{self.name}" if weighs and not self.quantizes else ""
 
     def complete(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +239,7 @@ _DYNAMIC = Operator(
     _AGREEMENT,
     torch="dynamic_routing",
     layout=DENSE,
-    marks=("couplings", "pose"),
+    iteration_values=("couplings", "pose"),
     couplings=True,
     traced=_TRACED,
     freezable=True,
@@ -252,7 +252,7 @@ _VOTES = replace(
     name="VoteRouting",
     inputs=(Value("votes", batched=True), Value("log_prior"), Value("bias")),
     torch="vote_routing",
-    layout=GIVEN,
+    layout=VOTES_AS_INPUT,
 )
 _EM = Operator(
     "EMRouting",
@@ -277,7 +277,7 @@ _EM = Operator(
     ),
     torch="em_routing",
     layout=WINDOWS,
-    marks=("couplings", "pose", "logit"),
+    iteration_values=("couplings", "pose", "logit"),
     couplings=True,
     traced=(*_TRACED, "distances", "activations", "children"),
     plugin=True,
@@ -302,7 +302,7 @@ _ATTENTION = Operator(
     ),
     torch="attention_routing",
     layout=WINDOWS,
-    marks=("couplings", "pose"),
+    iteration_values=("couplings", "pose"),
     couplings=True,
     traced=_TRACED,
     freezable=True,
@@ -317,7 +317,7 @@ _SELF_ATTENTION = Operator(
     (Attribute("epsilon", "float", 1e-20),),
     torch="self_attention_routing",
     layout=DENSE,
-    marks=("couplings", "pose"),
+    iteration_values=("couplings", "pose"),
     couplings=True,
     traced=_TRACED,
     plugin=True,
@@ -329,7 +329,7 @@ _UNIFORM = Operator(
     (Value("pose_out", batched=True),),
     (_STRIDES, Attribute("matrix_pose", "int", 1), Attribute("epsilon", "float", 1e-5)),
     layout=WINDOWS,
-    marks=("pose",),
+    iteration_values=("pose",),
 )
 _NORMALIZATION = Operator(
     "PoseNormalization",
@@ -439,7 +439,7 @@ def votes_of(
         _, parents, pose, depth = _sizes(weight)
         (types,) = _sizes(children[1:2])  # one weight may serve all children
         return Votes(1, types, parents, pose, depth)
-    if operator.layout is GIVEN:
+    if operator.layout is VOTES_AS_INPUT:
         types, parents, pose = _sizes(children[1:])
         return Votes(1, types, parents, pose, 0)
     rows, columns, types, parents, depth, last = _sizes(weight)
@@ -466,18 +466,18 @@ def _sizes(shape: Sequence[Any]) -> list[int]:
 
 DOMAIN = "capsedge"
 VERSION = 1  # of the domain
-MOST = 256  # names per operator that have a kernel; further ones run as function bodies
-FAMILIES_KEY = "capsedge.families"  # session option that the operator library reads
+MAX_INSTANCES = 256  # names per operator that have a kernel; further ones run as function bodies
+INSTANCES_KEY = "capsedge.instances"  # session option that the operator library reads
 
 _NUMBERED = re.compile(r"([A-Za-z][A-Za-z0-9]*)_([2-9]|[1-9][0-9]{1,5})")
 
 
-def numbered(operator: str, number: int) -> str:
+def instance_name(operator: str, number: int) -> str:
     """The name of an operator's body, counted from 1."""
     return operator if number == 1 else f"{operator}_{number}"
 
 
-def split(name: str) -> tuple[str, int]:
+def split_instance_name(name: str) -> tuple[str, int]:
     """Operator and number of a node's type; the type itself and 1 if it is not a numbered operator."""
     match = _NUMBERED.fullmatch(name)
     if match is None or match[1] not in OPERATORS:
@@ -487,10 +487,10 @@ def split(name: str) -> tuple[str, int]:
 
 def operator_of(name: str) -> str:
     """The operator that a node's type names."""
-    return split(name)[0]
+    return split_instance_name(name)[0]
 
 
-def families(names: Iterable[str]) -> str:
+def instance_counts(names: Iterable[str]) -> str:
     """The names that the operator library must have kernels for: ``DynamicRouting:2,Squash:1``.
 
     Args:
@@ -498,9 +498,9 @@ def families(names: Iterable[str]) -> str:
     """
     most: dict[str, int] = {}
     for name in names:
-        operator, number = split(name)
+        operator, number = split_instance_name(name)
         if operator in OPERATORS:
-            most[operator] = max(most.get(operator, 1), min(number, MOST))
+            most[operator] = max(most.get(operator, 1), min(number, MAX_INSTANCES))
     return ",".join(f"{operator}:{most[operator]}" for operator in sorted(most))
 
 
@@ -510,7 +510,7 @@ def families(names: Iterable[str]) -> str:
 _INNER = re.compile(r"iter(?P<iteration>\d{1,6})_(?P<kind>[a-z]+)")
 
 
-class Mark(NamedTuple):
+class IterationValue(NamedTuple):
     """A marked value.
 
     Attributes:
@@ -524,24 +524,28 @@ class Mark(NamedTuple):
     kind: str
 
 
-def name_of(iteration: int, kind: str) -> str:
+def iteration_value_name(iteration: int, kind: str) -> str:
     """The name of a value in a body, without the operator."""
     return f"iter{iteration}_{kind}"
 
 
-def mark_in(operator: str, value: str) -> Mark | None:
+def iteration_value_in(operator: str, value: str) -> IterationValue | None:
     """The mark of a value of an operator's body, from its name without the operator; None if it has none."""
     spec, found = ROUTING_OPERATORS.get(operator), _INNER.match(value)
-    if spec is None or found is None or found["kind"] not in spec.marks:
+    if spec is None or found is None or found["kind"] not in spec.iteration_values:
         return None
-    return Mark(operator, int(found["iteration"]), found["kind"])
+    return IterationValue(operator, int(found["iteration"]), found["kind"])
 
 
-def mark_of(name: str) -> Mark | None:
+def parse_iteration_value(name: str) -> IterationValue | None:
     """The mark of a value of a graph of standard operators, from its full name; None if it has none.
 
     Bodies with INT8 weights are not examined: they are judged by their decisions, not by iterations.
     """
     operator, _, value = name.partition("_")
-    mark = mark_in(operator, value)
-    return None if mark is None or ROUTING_OPERATORS[operator].quantizes else mark
+    value_of_iteration = iteration_value_in(operator, value)
+    return (
+        None
+        if value_of_iteration is None or ROUTING_OPERATORS[operator].quantizes
+        else value_of_iteration
+    )

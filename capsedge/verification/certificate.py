@@ -10,7 +10,7 @@ from typing import Any
 
 from capsedge.errors import ParityError
 from capsedge.runtime.files.writing import write_text
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
 SCHEMA = 2  # in 1, the checksum of the samples covered only their pixels, not shape and labels
 
@@ -91,7 +91,7 @@ class Certificate(Verdict):
         hard_cases: the same on the hard cases, where FP32's own error (measured against FP64) is allowed for.
         limits: the requirements.
         failures: the requirements that are not met, in sentences; empty if it passed.
-        ledger: where the routing first goes wrong; only after a failure.
+        routing_errors: where the routing first goes wrong; only after a failure.
         versions, machine: the software and the machine of the comparison.
         created: UTC time.
     """
@@ -101,7 +101,7 @@ class Certificate(Verdict):
     hard_cases: dict[str, Any]
     limits: dict[str, Any]
     failures: tuple[str, ...]
-    ledger: dict[str, Any] | None
+    routing_errors: dict[str, Any] | None
     versions: dict[str, str]
     machine: dict[str, str]
     created: str
@@ -140,7 +140,7 @@ class Certificate(Verdict):
             "limits": self.limits,
             "samples": self.samples,
             "hard_cases": self.hard_cases,
-            "ledger": self.ledger,
+            "routing_errors": self.routing_errors,
             "versions": self.versions,
             "machine": self.machine,
             "created": self.created,

@@ -19,12 +19,12 @@ from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.determinism import check_repeatable
-from capsedge.exporters.trace import traced_routing
-from capsedge.exporters.user_subject import Scored, default_double, named
+from capsedge.exporters.traced_layers import trace_routing
+from capsedge.exporters.user_subject import Scored, default_fp64, named_outputs
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.models.user_module import on_cpu
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.metadata import Maker, ModelMetadata, maker_of, reference_options
+from capsedge.runtime.metadata import ModelMetadata, Provenance, provenance_of, reference_options
 from capsedge.runtime.profiling.worker import Run, Specification, main
 from capsedge.runtime.routing_trace import PREFIX
 from capsedge.runtime.session import Session
@@ -66,7 +66,7 @@ class Reference:
         self._scores = metadata.outputs.scores if metadata and metadata.outputs else ""
         self.module = copy.deepcopy(module).eval().float()
         self.outputs = tuple(outputs)
-        self._double: nn.Module | None = None
+        self._fp64: nn.Module | None = None
 
     def run(self, *inputs: NDArray[Any], dtype: torch.dtype = torch.float32) -> Arrays:
         """All outputs of the artefact, by name, as this module computes them.
@@ -93,11 +93,11 @@ class Reference:
         return {name: tensors[name].numpy() for name in self.outputs}
 
     @property
-    def double(self) -> nn.Module:
+    def fp64(self) -> nn.Module:
         """The same module in FP64."""
-        if self._double is None:
-            self._double = copy.deepcopy(self.module).double()
-        return self._double
+        if self._fp64 is None:
+            self._fp64 = copy.deepcopy(self.module).double()
+        return self._fp64
 
     def check_repeatable(self, *inputs: NDArray[Any]) -> None:
         """Refuse a module of the user's whose answers to the same inputs differ.
@@ -121,7 +121,7 @@ class Reference:
             return None
         moved = {name: np.zeros(()) for name in self.outputs}
         for module, changed in self.moved(given):
-            found = self._in_double(module, changed)
+            found = self._to_fp64(module, changed)
             for name in self.outputs:
                 off = np.abs(found[name].numpy() - exact[name].numpy())
                 off = np.nan_to_num(off, posinf=0.0)
@@ -141,7 +141,7 @@ class Reference:
                 signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
                 return x.double() * (1 + _ROUNDING * signs)
 
-            module = copy.deepcopy(self.double)
+            module = copy.deepcopy(self.fp64)
             with torch.no_grad():
                 for tensor in (*module.parameters(), *module.buffers()):
                     tensor.copy_(changed(tensor))
@@ -170,21 +170,23 @@ class Reference:
         """What the module gives in FP64; None where the user's code fixes a type."""
         doubled = [x.double() if x.is_floating_point() else x for x in inputs]
         if isinstance(self.module, CapsuleModel):
-            return self._tensors(self.double, doubled)
+            return self._tensors(self.fp64, doubled)
         try:
-            return self._in_double(self.double, doubled)
+            return self._to_fp64(self.fp64, doubled)
         except Exception:  # of the user's code: any kind
             return None
 
-    def _in_double(self, module: nn.Module, inputs: Tensors) -> Mapping[str, torch.Tensor]:
-        with default_double():
+    def _to_fp64(self, module: nn.Module, inputs: Tensors) -> Mapping[str, torch.Tensor]:
+        with default_fp64():
             return self._tensors(module, inputs)
 
     def _tensors(self, module: nn.Module, inputs: Tensors) -> Mapping[str, torch.Tensor]:
         with torch.inference_mode():
             if not isinstance(module, CapsuleModel):
                 with on_cpu():
-                    return self._named(named(_each(module, inputs, self.batch)), len(inputs[0]))
+                    return self._named(
+                        named_outputs(_each(module, inputs, self.batch)), len(inputs[0])
+                    )
             result = module(*inputs)
             tensors = {
                 module.score_name: result.scores,
@@ -234,7 +236,7 @@ def _each(module: nn.Module, inputs: Tensors, fixed: int | None) -> Any:
             if images == batch:
                 raise
     parts = [
-        named(module(*(x[torch.arange(k, k + batch) % images] for x in inputs)))
+        named_outputs(module(*(x[torch.arange(k, k + batch) % images] for x in inputs)))
         for k in range(0, images, batch)
     ]
     return {
@@ -254,13 +256,13 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
     Raises:
         UsageError: the file names no checkpoint, or one that is not in the package.
     """
-    stated = metadata.checkpoint_sha256 if metadata is not None else ""
-    if stated:
+    declared = metadata.checkpoint_sha256 if metadata is not None else ""
+    if declared:
         from capsedge.runtime.zoo import checkpoint_by_sha256
 
-        if (path := checkpoint_by_sha256(stated)) is not None:
+        if (path := checkpoint_by_sha256(declared)) is not None:
             return path
-    if maker_of(metadata) is Maker.MODULE:
+    if provenance_of(metadata) is Provenance.MODULE:
         raise UsageError(
             "There is no reference to compare with.",
             "The file was exported from a network of your own, whose code it does not hold.",
@@ -268,13 +270,13 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
             command=f"Name its code and its weights: {reference_options(metadata)} "
             "(docs/how-to/your-model.md).",
         )
-    why = f"It was exported from a checkpoint with the SHA-256 {stated}, which is not in the zoo."
+    why = f"It was exported from a checkpoint with the SHA-256 {declared}, which is not in the zoo."
     raise UsageError(
         "There is no reference to compare with.",
-        why if stated else "The file does not state the checkpoint that it was exported from.",
+        why if declared else "The file does not state the checkpoint that it was exported from.",
         "Pass the checkpoint, or the module that the file was exported from.",
         command="Name it: --checkpoint CHECKPOINT."
-        if maker_of(metadata) is Maker.CHECKPOINT
+        if provenance_of(metadata) is Provenance.CHECKPOINT
         else f"Name the code of a network of your own, {reference_options(None)} "
         "(docs/how-to/your-model.md); or --checkpoint CHECKPOINT, if it was exported from one.",
     )
@@ -286,11 +288,11 @@ def check_origin(metadata: ModelMetadata | None, checkpoint: Path, checksum: str
     Raises:
         ArtefactError: the file's metadata states another checksum.
     """
-    stated = metadata.checkpoint_sha256 if metadata is not None else ""
-    if stated and stated != checksum:
+    declared = metadata.checkpoint_sha256 if metadata is not None else ""
+    if declared and declared != checksum:
         raise ArtefactError(
             f"The file was not exported from {checkpoint}.",
-            f"Its metadata names the checkpoint {stated}, this one has {checksum}.",
+            f"Its metadata names the checkpoint {declared}, this one has {checksum}.",
             "Name the right one with --checkpoint, or export again: "
             f"capsedge export --checkpoint {checkpoint}",
         )
@@ -312,7 +314,7 @@ def load_reference(checkpoint: Path, metadata: ModelMetadata | None) -> CapsuleM
 
 def _trace(model: CapsuleModel, images: torch.Tensor) -> dict[str, torch.Tensor]:
     """The values of every routing iteration by the names that an export with a trace gives them."""
-    traced = traced_routing(model, model, images)
+    traced = trace_routing(model, model, images)
     _, _, _, *values = traced(images)  # behind scores, poses and couplings
     return dict(zip(traced.outputs, values, strict=True))
 
@@ -352,9 +354,9 @@ def load_torch(s: Specification) -> tuple[Run, str]:
     metadata = ModelMetadata.from_properties(structure.metadata)
     names = [output.name for output in structure.graph.outputs]
     if s.module:
-        from capsedge.models.user_module import ModuleSource, load_module
+        from capsedge.models.user_module import UserModuleSpec, load_user_module
 
-        own = load_module(ModuleSource(**json.loads(s.module))).module
+        own = load_user_module(UserModuleSpec(**json.loads(s.module))).module
         reference = Reference(own, expected_of(own, names), metadata=metadata)
     else:
         reference = Reference(load_reference(Path(s.checkpoint), metadata), names)

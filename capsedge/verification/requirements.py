@@ -20,7 +20,7 @@ from capsedge.metrics import (
     has_columns,
 )
 from capsedge.runtime.session import Session
-from capsedge.tolerance import MOST, NOISE, Tolerance, least_agreement, tolerances
+from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
 from capsedge.verification.reference import Arrays
 
 # --- The metrics of an artefact's outputs against the reference's, added up batch by batch ---
@@ -54,21 +54,21 @@ class Comparison:
     def images_over(
         self,
         expected: Arrays,
-        found: Arrays,
+        artefact: Arrays,
         noise: Mapping[str, NDArray[np.float64]] | None = None,
     ) -> NDArray[np.intp]:
         """The images of a batch with an output beyond its tolerance; nothing is added."""
         over = [
-            m.images_over(expected[n], found[n], 0.0 if noise is None else noise[n])
+            m.images_over(expected[n], artefact[n], 0.0 if noise is None else noise[n])
             for n, m in self.outputs.items()
-            if expected[n].shape == found[n].shape and expected[n].ndim
+            if expected[n].shape == artefact[n].shape and expected[n].ndim
         ]
         return np.flatnonzero(np.any(over, axis=0)) if over else np.zeros(0, np.intp)
 
     def update(
         self,
         expected: Arrays,
-        found: Arrays,
+        artefact: Arrays,
         noise: Mapping[str, NDArray[np.float64]] | None = None,
         labels: NDArray[np.int64] | None = None,
         exact: Arrays | None = None,
@@ -80,28 +80,28 @@ class Comparison:
             ArtefactError: an output's shape is not that of the reference.
         """
         for name, metrics in self.outputs.items():
-            if expected[name].shape != found[name].shape:
+            if expected[name].shape != artefact[name].shape:
                 raise ArtefactError(
-                    f"Output '{name}' has the shape {list(found[name].shape)}.",
+                    f"Output '{name}' has the shape {list(artefact[name].shape)}.",
                     f"The reference's has {list(expected[name].shape)}.",
                     "Name the checkpoint that the file was exported from with --checkpoint.",
                 )
             metrics.update(
                 expected[name],
-                found[name],
+                artefact[name],
                 0.0 if noise is None else noise[name],
                 None if exact is None else exact[name],
                 0.0 if conditioning is None else conditioning[name],
             )
-            self.errors[name].update(expected[name], found[name])
+            self.errors[name].update(expected[name], artefact[name])
         scores, poses = self.session.roles.scores, self.session.roles.poses
         if self.decisions is not None and scores is not None:
-            self.decisions.update(expected[scores], found[scores], labels)
+            self.decisions.update(expected[scores], artefact[scores], labels)
             if poses is not None and expected[poses].ndim > 2:
-                self.decisions.update_poses(expected[poses], found[poses], expected[scores])
+                self.decisions.update_poses(expected[poses], artefact[poses], expected[scores])
         if self.regression is not None:
             self.regression.update(
-                self.session.roles.estimates(expected), self.session.roles.estimates(found)
+                self.session.roles.estimates(expected), self.session.roles.estimates(artefact)
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Requirements:
     """The requirements.
 
     Attributes:
@@ -125,7 +125,7 @@ class Limits:
         min_agreement: least share of equal decisions.
         approximate: whether the file is not meant to equal its source.
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
-        stated: whether the tolerances are the user's: nothing is added to them on samples.
+        explicit: whether the tolerances are the user's: nothing is added to them on samples.
         max_drop: points that the file was allowed to lose when it was made; None if not stated.
         max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
             when it was made; None for others.
@@ -136,7 +136,7 @@ class Limits:
     min_agreement: float
     approximate: bool
     by_numbers: bool
-    stated: bool
+    explicit: bool
     max_drop: float | None
     max_error: float | None
     share: float
@@ -148,7 +148,7 @@ class Limits:
         atol: float | Mapping[str, float] | None,
         rtol: float | Mapping[str, float] | None,
         min_agreement: float | None,
-    ) -> Limits:
+    ) -> Requirements:
         """The limits that are given, otherwise the defaults for the artefact."""
         approximate = _approximate(session)
         return cls(
@@ -156,13 +156,13 @@ class Limits:
             least_agreement(session.metadata) if min_agreement is None else min_agreement,
             approximate,
             by_numbers=not approximate or atol is not None or rtol is not None,
-            stated=atol is not None or rtol is not None,
+            explicit=atol is not None or rtol is not None,
             max_drop=_allowed(session, "max_drop") if approximate else None,
             max_error=_allowed(session, "max_error") if approximate else None,
             share=allowed_share(session.metadata),
         )
 
-    def of_outputs(self, names: Sequence[str]) -> Limits:
+    def of_outputs(self, names: Sequence[str]) -> Requirements:
         """The limits for some of the outputs."""
         return replace(self, tolerances={name: self.tolerances[name] for name in names})
 
@@ -172,7 +172,7 @@ class Limits:
         return self.approximate and self.max_error is None
 
     @property
-    def judged_by(self) -> str:
+    def criterion(self) -> str:
         """In words: numbers, decisions, or errors as allowed when the file was made."""
         if self.by_numbers:
             return "numbers and decisions"
@@ -185,14 +185,14 @@ class Limits:
             "max_drop_points": self.max_drop,
             "max_error_percent": self.max_error,
             "max_mean_error_percent": 100 * self.share,
-            "judged_by": self.judged_by,
+            "criterion": self.criterion,
             "tolerances": {n: {"atol": t.atol, "rtol": t.rtol} for n, t in self.tolerances.items()},
         }
 
 
 def _compared(session: Session) -> list[str]:
     """The outputs that the source has too."""
-    return [port.name for port in session.outputs if port.name != session.roles.long_way]
+    return [port.name for port in session.outputs if port.name != session.roles.escalated]
 
 
 def _approximate(session: Session) -> bool:
@@ -209,11 +209,11 @@ def _approximate(session: Session) -> bool:
 def _allowed(session: Session, key: str) -> float | None:
     """What the gate allowed when a file was quantized."""
     meta = session.metadata
-    stated = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
-    return None if stated is None else float(stated)
+    declared = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
+    return None if declared is None else float(declared)
 
 
-def failures_of(limits: Limits, *parts: tuple[str, Comparison, ImageSet]) -> list[str]:
+def failures_of(limits: Requirements, *parts: tuple[str, Comparison, ImageSet]) -> list[str]:
     """A sentence for every requirement that is not met; parts are place, comparison and images."""
     failures = []
     for place, comparison, images in parts:
@@ -237,30 +237,31 @@ def failures_of(limits: Limits, *parts: tuple[str, Comparison, ImageSet]) -> lis
 
 
 def _output_failures(
-    limits: Limits, place: str, metrics: OutputMetrics, names: tuple[str, ...]
+    limits: Requirements, subject: str, metrics: OutputMetrics, names: tuple[str, ...]
 ) -> list[str]:
     failures = []
     if metrics.not_finite:
         failures.append(
-            f"{metrics.name}: {metrics.not_finite} values are NaN or infinite on the {place}."
+            f"{metrics.name}: {metrics.not_finite} values are NaN or infinite on the {subject}."
         )
     if metrics.over and limits.by_numbers:
         worst = metrics.worst_image if metrics.worst_image is not None else 0
         image = names[worst] if names else f"image {worst}"
         failures.append(
-            f"{metrics.name}: {metrics.over} of {metrics.elements} values beyond tolerance on the {place}, "
+            f"{metrics.name}: {metrics.over} of {metrics.elements} values beyond tolerance on the {subject}, "
             f"at worst {metrics.worst:.3g} times ({image}); max abs {metrics.max_abs:.3g}."
         )
         if metrics.undefined:
             failures.append(
                 f"{metrics.name}: {metrics.undefined} of these values the network itself does not define in "
-                f"FP32: one rounding of its inputs and weights moves them by over 1/{round(NOISE / MOST)} of "
+                f"FP32: one rounding of its inputs and weights moves them by over "
+                f"1/{round(NOISE_FACTOR / MAX_GROWTH)} of "
                 "the largest value, beyond what a tolerance may allow. It is ill-conditioned there."
             )
     return failures
 
 
-def _error_failures(limits: Limits, comparison: Comparison) -> list[str]:
+def _error_failures(limits: Requirements, comparison: Comparison) -> list[str]:
     """A sentence for every output whose error is beyond what was allowed when the file was made."""
     if limits.max_error is None or limits.max_drop is None:
         return []
@@ -281,7 +282,7 @@ def drop_failures(decisions: Decisions, max_drop: float) -> list[str]:
     """A sentence if accuracy fell by more than was allowed and by more than one image counts."""
     if not decisions.labelled:
         return []
-    lost = decisions.correct_reference - decisions.correct_found
+    lost = decisions.correct_reference - decisions.correct_artefact
     points = 100 * lost / decisions.labelled
     if lost <= 1 or points <= max_drop + 1e-9:
         return []

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
 from capsedge.spec.operators import OPERATORS
-from capsedge.tolerance import DEFAULTS, OTHER, Tolerance, excess, nearest
+from capsedge.tolerance import DEFAULTS, OTHER_OUTPUTS, Tolerance, excess, nearest_ratio
 from capsedge.verification.reference import Reference
-from capsedge.verification.requirements import Limits
-from capsedge.verification.routing_probe import Call, Probe, Site, Step, trace
+from capsedge.verification.requirements import Requirements
+from capsedge.verification.routing_probe import Probe, RoutingCallValues, Site, Step, trace
 
 Array = NDArray[Any]
 
@@ -38,21 +38,21 @@ class _Rule:
     referee: bool
 
     @classmethod
-    def of(cls, session: Session, limits: Limits, hard: NDArray[np.bool_]) -> _Rule:
+    def of(cls, session: Session, limits: Requirements, hard: NDArray[np.bool_]) -> _Rule:
         """The rule of the outputs' comparison."""
-        stated = limits.tolerances
+        explicit = limits.tolerances
         return cls(
-            stated.get("couplings", DEFAULTS["couplings"]),
-            stated.get(session.roles.poses or "", OTHER),
-            stated.get("lengths", DEFAULTS["lengths"]),
+            explicit.get("couplings", DEFAULTS["couplings"]),
+            explicit.get(session.roles.poses or "", OTHER_OUTPUTS),
+            explicit.get("lengths", DEFAULTS["lengths"]),
             hard,
-            not limits.stated,
+            not limits.explicit,
         )
 
     def cell(
         self,
         tolerance: Tolerance,
-        found: Array,
+        artefact: Array,
         exact: Array,
         rounded: Array,
         moved: Sequence[Array],
@@ -61,12 +61,12 @@ class _Rule:
 
         Args:
             tolerance: its absolute part is for magnitudes of 1; smaller values have less.
-            found: the file's ``[n, ...]``, or ``[1, ...]`` for all images.
+            artefact: the file's ``[n, ...]``, or ``[1, ...]`` for all images.
             exact, rounded: the reference's in FP64 and FP32.
             moved: in FP64, with all inputs and weights rounded in other ways.
         """
         truth, expected = exact.astype(np.float64), rounded.astype(np.float64)
-        actual = np.broadcast_to(found.astype(np.float64), truth.shape)
+        actual = np.broadcast_to(artefact.astype(np.float64), truth.shape)
         scale = float(np.abs(truth).max(initial=0.0))
         tolerance = replace(tolerance, atol=tolerance.atol * min(scale, 1.0))
         if not np.isfinite(actual).all():
@@ -78,7 +78,7 @@ class _Rule:
         if self.referee:
             size = np.max([np.abs(m - truth) for m in moved], axis=0)
             conditioning = size.max(axis=-1, keepdims=True, initial=0.0)
-            ratio = nearest(ratio, actual, truth, tolerance, conditioning)
+            ratio = nearest_ratio(ratio, actual, truth, tolerance, conditioning)
         if not ratio.size or not ratio.max():
             return Cell(0.0, tolerance.atol)
         at = np.unravel_index(ratio.argmax(), ratio.shape)
@@ -117,7 +117,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class RoutingErrors:
     """Rows in the order in which the values are computed.
 
     Attributes:
@@ -179,13 +179,13 @@ class Ledger:
         }
 
 
-def routing_ledger(
+def measure_routing_errors(
     reference: Reference,
     session: Session,
     images: Array,
-    limits: Limits | None = None,
+    limits: Requirements | None = None,
     hard: NDArray[np.bool_] | None = None,
-) -> Ledger:
+) -> RoutingErrors:
     """Follow routing through the reference and the artefact on the same images.
 
     Args:
@@ -199,9 +199,9 @@ def routing_ledger(
     hard = np.zeros(len(images), np.bool_) if hard is None else hard
     if batch is not None:  # one run, since the batch of inner values need not come first to be cut
         images, hard = np.resize(images, (batch, *images.shape[1:])), np.resize(hard, batch)
-    rule = _Rule.of(session, limits or Limits.of(session, None, None, None), hard)
+    rule = _Rule.of(session, limits or Requirements.of(session, None, None, None), hard)
     inputs = torch.from_numpy(images)
-    exact = trace(reference.double, inputs.double())
+    exact = trace(reference.fp64, inputs.double())
     rounded = trace(reference.module, inputs)
     moved = [trace(module, x) for module, (x,) in reference.moved([inputs])]
     fused = session.backend.ops != "portable"
@@ -211,7 +211,7 @@ def routing_ledger(
             [c for c in calls if c.live] for calls in (exact, rounded, *moved)
         )
     if not exact or len(exact) != len(probe.sites):
-        return Ledger(
+        return RoutingErrors(
             (),
             f"The reference routes at {len(exact)} places, the file shows {len(probe.sites)}: their routing "
             "cannot be compared iteration by iteration. Export again with `capsedge export --ops auto`.",
@@ -221,7 +221,7 @@ def routing_ledger(
     for site, call, own, *others in zip(probe.sites, exact, rounded, *moved, strict=True):
         other = _other(site, call, values)
         if other:
-            return Ledger(
+            return RoutingErrors(
                 (),
                 f"Layer {call.layer} has {other} in the file than in the reference: they are two networks. "
                 "Verify the file with the checkpoint that it was exported from.",
@@ -230,10 +230,10 @@ def routing_ledger(
     note = ""
     if fused:
         note = "Fused kernels show only their outputs; --ops portable shows every iteration of the bodies."
-    return Ledger(tuple(rows), note)
+    return RoutingErrors(tuple(rows), note)
 
 
-def _other(site: Site, call: Call, values: dict[str, Array]) -> str:
+def _other(site: Site, call: RoutingCallValues, values: dict[str, Array]) -> str:
     """What shows that a layer of the file is not the reference's; empty if nothing does."""
     steps = {step.iteration: step for step in call.steps}
     if OPERATORS[call.operator].iterates and max(site.values, default=0) > max(steps):
@@ -246,7 +246,12 @@ def _other(site: Site, call: Call, values: dict[str, Array]) -> str:
 
 
 def _rows(
-    rule: _Rule, site: Site, values: dict[str, Array], call: Call, own: Call, others: list[Call]
+    rule: _Rule,
+    site: Site,
+    values: dict[str, Array],
+    call: RoutingCallValues,
+    own: RoutingCallValues,
+    others: list[RoutingCallValues],
 ) -> list[Row]:
     rows = []
     moved = zip(*(other.steps for other in others), strict=True)
@@ -264,30 +269,30 @@ def _rows(
 def _row(
     rule: _Rule,
     layer: str,
-    found: dict[str, Array],
+    artefact: dict[str, Array],
     step: Step,
     rounded: Step,
     moved: Sequence[Step],
 ) -> Row:
     """The cells of a place: what the file has, and the reference in FP64, FP32 and with inputs moved."""
     couplings = pose = length = None
-    if "couplings" in found and step.couplings is not None:
+    if "couplings" in artefact and step.couplings is not None:
         own, *others = (
             _parents_first(s.couplings) for s in (rounded, *moved) if s.couplings is not None
         )
         couplings = rule.cell(
-            rule.couplings, found["couplings"], _parents_first(step.couplings), own, others
+            rule.couplings, artefact["couplings"], _parents_first(step.couplings), own, others
         )
     activation = None
-    if "pose" in found:
-        values = found["pose"].reshape(step.pose.shape)
+    if "pose" in artefact:
+        values = artefact["pose"].reshape(step.pose.shape)
         pose = rule.cell(rule.pose, values, step.pose, rounded.pose, [s.pose for s in moved])
         if step.length.shape == step.pose.shape[:-1]:
             activation = np.linalg.norm(values.astype(np.float64), axis=-1)
-    if "logit" in found:
-        activation = np.exp(-np.logaddexp(0, -found["logit"].astype(np.float64)))
-    if "activation" in found:
-        activation = found["activation"]
+    if "logit" in artefact:
+        activation = np.exp(-np.logaddexp(0, -artefact["logit"].astype(np.float64)))
+    if "activation" in artefact:
+        activation = artefact["activation"]
     if activation is not None:
         length = rule.cell(
             rule.length,

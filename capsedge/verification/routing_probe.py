@@ -19,9 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capsedge.runtime.backends.onnxruntime_backend import How, OnnxRuntimeBackend
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, SessionSettings
 from capsedge.runtime.onnx_file.summary import read_harmless
-from capsedge.spec.operators import DOMAIN, OPERATORS, ROUTING_OPERATORS, mark_of, operator_of
+from capsedge.spec.operators import (
+    DOMAIN,
+    OPERATORS,
+    ROUTING_OPERATORS,
+    operator_of,
+    parse_iteration_value,
+)
 
 # The routing inside an ONNX file: a copy of the file that also outputs the values of every
 # iteration
@@ -87,7 +93,7 @@ class Probe:
                     self.sites.append(_opened(model, node, body, len(self.sites)))
             else:
                 for name in node.output:
-                    found = mark_of(name)
+                    found = parse_iteration_value(name)
                     if found is None:
                         continue
                     operator, iteration, kind = found
@@ -109,7 +115,7 @@ class Probe:
     def run(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """The values by name."""
         nodes = tuple(n.op_type for n in self._model.graph.node if n.domain == DOMAIN)
-        how = How(library=self._library, nodes=nodes)
+        how = SessionSettings(library=self._library, nodes=nodes)
         backend = OnnxRuntimeBackend(self._model.SerializeToString(), Path("the probe"), how)
         port = backend.inputs[0]
         return backend.run({port.name: images.astype(port.dtype)}, self._names)
@@ -148,7 +154,7 @@ def _opened(
     own.name = node.op_type = f"{operator}Probe{number}"
     for inner in body.node:
         for name in inner.output:
-            found = mark_of(name)
+            found = parse_iteration_value(name)
             if found is not None:
                 outside = f"probe{number}_{name}"
                 own.output.append(name)
@@ -181,7 +187,7 @@ class Step:
 
 
 @dataclass
-class Call:
+class RoutingCallValues:
     """One call of a routing operator.
 
     Attributes:
@@ -197,11 +203,11 @@ class Call:
     layer: str
     steps: list[Step]
     uniform: bool = False
-    sources: tuple[Call | None, ...] = ()
+    sources: tuple[RoutingCallValues | None, ...] = ()
     live: bool = field(default=False, compare=False)
 
 
-def trace(module: nn.Module, images: Tensor) -> list[Call]:
+def trace(module: nn.Module, images: Tensor) -> list[RoutingCallValues]:
     """Run a module and unroll every routing operator that it calls, in order.
 
     The unrolled values come from the operator's own definition, run with 1, 2, ... T iterations. Calls that
@@ -211,30 +217,30 @@ def trace(module: nn.Module, images: Tensor) -> list[Call]:
     with torch.no_grad(), recorder:
         module(images)
     if recorder.calls:
-        _mark_live(recorder.calls[-1])
+        _set_live(recorder.calls[-1])
     return recorder.calls
 
 
-def _mark_live(call: Call) -> None:
+def _set_live(call: RoutingCallValues) -> None:
     if call.live:
         return
     call.live = True
     for source in call.sources:
         if source is not None:
-            _mark_live(source)
+            _set_live(source)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: list[RoutingCallValues] = []
         self._layers = {
             p.data_ptr(): name.rpartition(".")[0] or name for name, p in module.named_parameters()
         }
-        self._made: dict[int, Call] = {}
+        self._made: dict[int, RoutingCallValues] = {}
         self._passes: dict[str, int] = {}
         self._alive: list[Tensor] = []  # kept, so that no address that identifies a call is reused
-        unrolled: dict[str, Callable[..., Call]] = {
+        unrolled: dict[str, Callable[..., RoutingCallValues]] = {
             "DynamicRouting": self._dynamic,
             "VoteRouting": self._dynamic,
             "EMRouting": self._em,
@@ -260,22 +266,24 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._alive += [result[0], args[0]]
         return result
 
-    def _sources(self, x: Tensor) -> tuple[Call | None]:
+    def _sources(self, x: Tensor) -> tuple[RoutingCallValues | None]:
         return (self._made.get(x.data_ptr()),)
 
     def _layer(self, weight: Tensor) -> str:
         return self._layers.get(weight.data_ptr(), f"routing {len(self.calls) + 1}")
 
-    def _dynamic(self, operator: str, *args: Any) -> Call:
+    def _dynamic(self, operator: str, *args: Any) -> RoutingCallValues:
         spec = OPERATORS[operator]
         function, at = getattr(torch.ops.capsedge, spec.torch), len(spec.inputs)
         steps = [_step(0, args[0])]
         for t in range(1, args[at] + 1):
             v, c = function(*args[:at], t, *args[at + 1 :])
             steps.append(_step(t, v, c))
-        return Call(operator, self._layer(args[spec.weight]), steps)
+        return RoutingCallValues(operator, self._layer(args[spec.weight]), steps)
 
-    def _em(self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any) -> Call:
+    def _em(
+        self, operator: str, pose: Tensor, a: Tensor, weight: Tensor, *rest: Any
+    ) -> RoutingCallValues:
         beta_u, beta_a, coordinates, iterations, strides, temperatures, *others = rest
         steps = [_step(0, pose, length=a)]
         for t in range(1, iterations + 1):
@@ -283,21 +291,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 pose, a, weight, beta_u, beta_a, coordinates, t, strides, temperatures[:t], *others
             )
             steps.append(_step(t, mean, r, activation))
-        return Call(operator, self._layer(weight), steps)
+        return RoutingCallValues(operator, self._layer(weight), steps)
 
-    def _self_attention(self, operator: str, u: Tensor, weight: Tensor, *rest: Any) -> Call:
+    def _self_attention(
+        self, operator: str, u: Tensor, weight: Tensor, *rest: Any
+    ) -> RoutingCallValues:
         v, c = torch.ops.capsedge.self_attention_routing(u, weight, *rest)
-        return Call(operator, self._layer(weight), [_step(0, u), _step(1, v, c)])
+        return RoutingCallValues(operator, self._layer(weight), [_step(0, u), _step(1, v, c)])
 
     def _attention(
         self, operator: str, pose: Tensor, parent: Tensor, weight: Tensor, *rest: Any
-    ) -> Call:
+    ) -> RoutingCallValues:
         layer = self._layer(weight)
         self._passes[layer] = self._passes.get(layer, 0) + 1
         out, c = torch.ops.capsedge.attention_routing(pose, parent, weight, *rest)
         steps = [_step(0, pose), _step(self._passes[layer], out, c)]
         uniform = not bool(parent.any())
-        return Call(operator, layer, steps, uniform, self._sources(parent))
+        return RoutingCallValues(operator, layer, steps, uniform, self._sources(parent))
 
 
 def _step(

@@ -20,7 +20,7 @@ from capsedge.datasets.chance import check_above_chance
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.metrics import Decisions
-from capsedge.models.user_module import OwnModule
+from capsedge.models.user_module import UserModule
 from capsedge.runtime.cascade_metadata import Parent
 from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.writing import DATA, WEIGHTS, as_path, sha256
@@ -30,7 +30,7 @@ from capsedge.runtime.metadata import pruned_of
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
-from capsedge.tolerance import NOISE
+from capsedge.tolerance import NOISE_FACTOR
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.reference import (
     Arrays,
@@ -40,9 +40,9 @@ from capsedge.verification.reference import (
     find_checkpoint,
     load_reference,
 )
-from capsedge.verification.requirements import Comparison, Limits, failures_of
-from capsedge.verification.test_inputs import (
-    Given,
+from capsedge.verification.requirements import Comparison, Requirements, failures_of
+from capsedge.verification.sample_inputs import (
+    UserArrays,
     array_runs,
     arrays_for,
     hard_cases,
@@ -52,19 +52,19 @@ from capsedge.verification.test_inputs import (
 )
 
 _REPEATED = 4  # images that a module of the user's is run on twice
-LEDGER_FLIPS = 4  # samples with a changed decision that the ledger examines
+ROUTING_ERROR_FLIPS = 4  # samples with a changed decision that the ledger examines
 Progress = Callable[[int, int], None]
 Observer = Callable[[Arrays, Arrays, "NDArray[np.int64] | None"], None]
-Source: TypeAlias = nn.Module | OwnModule | Path | str | None
+ReferenceRun: TypeAlias = nn.Module | UserModule | Path | str | None
 Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
 
 
 def verify(
-    reference: Source,
+    reference: ReferenceRun,
     artefact: Session | Path | str,
     data: Path | str | None = None,
     *,
-    inputs: Given | None = None,
+    inputs: UserArrays | None = None,
     limit: int | None = None,
     atol: float | Mapping[str, float] | None = None,
     rtol: float | Mapping[str, float] | None = None,
@@ -113,17 +113,17 @@ def verify(
             "Use capsedge.verify_ensemble(references, ensemble).",
         )
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
-    limits = Limits.of(session, atol, rtol, min_agreement)
+    limits = Requirements.of(session, atol, rtol, min_agreement)
     return certify(reference, session, data, limits, inputs=inputs, limit=limit, progress=progress)
 
 
 def certify(
-    reference: Source,
+    reference: ReferenceRun,
     session: Session,
     data: Path | str | None,
-    limits: Limits,
+    limits: Requirements,
     *,
-    inputs: Given | None = None,
+    inputs: UserArrays | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
     observe: Observer | None = None,
@@ -139,14 +139,14 @@ def certify(
         UnsupportedModelError: the file, or the reference, draws random numbers.
     """
     data = None if data is None else as_path(data, DATA)
-    if session.backend.passport is None:
+    if session.backend.engine_metadata is None:
         refuse_random(
             onnx.load_model_from_string(read_harmless(session.path)[0]), str(session.path)
         )
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
-    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.long_way}
+    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.escalated}
     names = expected_of(module, ranks)
     source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
     limits = limits.of_outputs(source.outputs)
@@ -157,13 +157,13 @@ def certify(
     )
     on_hard = _on_hard_cases(runs(session, hard), session, source, limits, step)
     failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
-    ledger = None
-    opened = images and session.backend.passport is None  # engines cannot be opened
+    routing_errors = None
+    opened = images and session.backend.engine_metadata is None  # engines cannot be opened
     if failures and not limits.approximate and opened:
-        from capsedge.verification.routing_errors import routing_ledger
+        from capsedge.verification.routing_errors import measure_routing_errors
 
         worst, are_hard = _worst_images(on_samples, on_hard, samples, hard)
-        ledger = routing_ledger(source, session, worst, limits, are_hard).to_dict()
+        routing_errors = measure_routing_errors(source, session, worst, limits, are_hard).to_dict()
     warnings = _warnings(session, on_samples.decisions, samples.source)
     return Certificate(
         chain=(link, *_source_links(session), _artefact_link(session)),
@@ -176,10 +176,10 @@ def certify(
             **({"warnings": warnings} if warnings else {}),
             **on_samples.to_dict(),
         },
-        hard_cases={"names": list(hard.names), "noise_factor": NOISE, **on_hard.to_dict()},
+        hard_cases={"names": list(hard.names), "noise_factor": NOISE_FACTOR, **on_hard.to_dict()},
         limits=limits.to_dict(),
         failures=tuple(failures),
-        ledger=ledger,
+        routing_errors=routing_errors,
         versions=software(),
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -263,7 +263,7 @@ def _on_samples(
     runs: Runs,
     session: Session,
     source: Reference,
-    limits: Limits,
+    limits: Requirements,
     labels: NDArray[np.int64] | None,
     step: Callable[[int], None],
     observe: Observer | None,
@@ -278,7 +278,7 @@ def _on_samples(
             source.check_repeatable(*(each[:_REPEATED] for each in inputs))
         expected = source.run(*inputs)
         defined = None
-        if not (limits.stated or limits.approximate):
+        if not (limits.explicit or limits.approximate):
             over = comparison.images_over(expected, found)
             defined = _defined(source, inputs, over, expected, session.backend.batches.fixed)
         comparison.update(expected, found, None, part, *(defined or (None, None)))
@@ -292,7 +292,7 @@ def _on_hard_cases(
     runs: Runs,
     session: Session,
     source: Reference,
-    limits: Limits,
+    limits: Requirements,
     step: Callable[[int], None],
 ) -> Comparison:
     """Compare the hard cases: FP32's own error is allowed for, and decisions within rounding are ties."""
@@ -302,7 +302,7 @@ def _on_hard_cases(
         expected, exact = source.run(*inputs), source.run(*inputs, dtype=torch.float64)
         noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
         defined = None
-        if not (limits.stated or limits.approximate):
+        if not (limits.explicit or limits.approximate):
             over = comparison.images_over(expected, found, noise)
             defined = _defined(source, inputs, over, expected, session.backend.batches.fixed)
         comparison.update(expected, found, noise, None, *(defined or (None, None)))
@@ -367,16 +367,16 @@ def _images(
     return _samples(data, session, shape, limit), hard_cases(shape, prep)
 
 
-def _reference(given: Source, session: Session) -> tuple[Link, nn.Module]:
-    if isinstance(given, OwnModule):
-        weights = given.weights
+def _reference(reference: ReferenceRun, session: Session) -> tuple[Link, nn.Module]:
+    if isinstance(reference, UserModule):
+        weights = reference.weights
         checksum = sha256(weights) if weights else ""
         if weights is not None:
             check_origin(session.metadata, weights, checksum)
-        return Link("module", given.name, checksum, facts=given.facts()), given.module
-    if isinstance(given, nn.Module):
-        return Link("module", type(given).__name__, "", facts={"own_module": True}), given
-    path = find_checkpoint(session.metadata) if given is None else as_path(given, WEIGHTS)
+        return Link("module", reference.name, checksum, facts=reference.facts()), reference.module
+    if isinstance(reference, nn.Module):
+        return Link("module", type(reference).__name__, "", facts={"user_module": True}), reference
+    path = find_checkpoint(session.metadata) if reference is None else as_path(reference, WEIGHTS)
     module = load_reference(path, session.metadata)
     checksum = sha256(path)
     check_origin(session.metadata, path, checksum)
@@ -385,10 +385,10 @@ def _reference(given: Source, session: Session) -> tuple[Link, nn.Module]:
         "parameters": sum(p.numel() for p in module.parameters()),
     }
     if module.origin is not None:
-        facts["claimed_origin"] = module.origin.claim
+        facts["claimed_origin"] = module.origin.summary
     pruned = pruned_of(path)
     if pruned is not None:
-        facts["claimed_parent"] = pruned.claim
+        facts["claimed_parent"] = pruned.summary
     return Link("checkpoint", path.name, checksum, path.stat().st_size, facts), module
 
 
@@ -407,14 +407,14 @@ def _artefact_link(session: Session) -> Link:
         if meta.cascade is not None:
             facts["cascade"] = meta.cascade.to_dict()
         if meta.typical_input is not None:
-            facts["typical_input"] = meta.typical_input.claim
+            facts["typical_input"] = meta.typical_input.summary
         if meta.origin is not None:
-            facts["claimed_origin"] = meta.origin.claim
+            facts["claimed_origin"] = meta.origin.summary
     path = session.path
-    if session.backend.passport is not None:
-        built = session.backend.passport.machine
+    if session.backend.engine_metadata is not None:
+        built = session.backend.engine_metadata.machine
         facts |= {
-            "precision": session.backend.passport.precision,
+            "precision": session.backend.engine_metadata.precision,
             "gpu": built.gpu,
             "tensorrt": built.tensorrt,
         }
@@ -426,7 +426,7 @@ def _artefact_link(session: Session) -> Link:
 
 
 def _source_links(session: Session) -> tuple[Link, ...]:
-    """The files between the checkpoint and the artefact, as named by its metadata and its passport."""
+    """The files between the checkpoint and the artefact, as named by its metadata and its metadata file."""
     meta = session.metadata
     links: tuple[Link, ...] = ()
     if meta is not None and meta.cascade is not None:
@@ -435,8 +435,10 @@ def _source_links(session: Session) -> tuple[Link, ...]:
     if meta is not None and source:
         facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
         links = (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
-    if session.backend.passport is not None:  # the last is the file that the engine was built from
-        issued, kind = session.backend.passport, "quantized" if links else "onnx"
+    if (
+        session.backend.engine_metadata is not None
+    ):  # the last is the file that the engine was built from
+        issued, kind = session.backend.engine_metadata, "quantized" if links else "onnx"
         links += (Link(kind, issued.source, issued.source_sha256),)
     return links
 
@@ -478,7 +480,7 @@ def _worst_images(
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The images for the ledger: the worst of each output, and samples whose decision flipped; which of
     them are hard cases."""
-    flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:LEDGER_FLIPS]
+    flips = [] if on_samples.decisions is None else on_samples.decisions.flips[:ROUTING_ERROR_FLIPS]
     chosen: list[NDArray[np.float32]] = []
     are_hard: list[bool] = []
     for comparison, images, more in (

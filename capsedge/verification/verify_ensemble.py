@@ -18,12 +18,12 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
 from capsedge.runtime.predictions import scores_of
-from capsedge.runtime.reporting import Row, Summary, short
+from capsedge.runtime.result_summary import Row, Summary, short
 from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Verdict
 from capsedge.verification.reference import Arrays
-from capsedge.verification.requirements import Limits, drop_failures
-from capsedge.verification.verify import Progress, Source, certify, check_arguments, software
+from capsedge.verification.requirements import Requirements, drop_failures
+from capsedge.verification.verify import Progress, ReferenceRun, certify, check_arguments, software
 
 SCHEMA = 1
 
@@ -88,17 +88,17 @@ class EnsembleCertificate(Verdict):
 
 
 @dataclass
-class _Answers:
+class _MemberOutputs:
     """The scores ``[N, J]`` or values ``[N, K]`` of a member and of its source, batch by batch."""
 
     session: Session
     expected: list[NDArray[np.float64]] = field(default_factory=list)
-    found: list[NDArray[np.float64]] = field(default_factory=list)
+    artefact: list[NDArray[np.float64]] = field(default_factory=list)
     labels: list[NDArray[np.int64]] = field(default_factory=list)
 
-    def observe(self, expected: Arrays, found: Arrays, labels: NDArray[np.int64] | None) -> None:
+    def observe(self, expected: Arrays, artefact: Arrays, labels: NDArray[np.int64] | None) -> None:
         self.expected.append(self._read(expected))
-        self.found.append(self._read(found))
+        self.artefact.append(self._read(artefact))
         if labels is not None:
             self.labels.append(labels)
 
@@ -110,7 +110,7 @@ class _Answers:
 
 
 def verify_ensemble(
-    references: Sequence[Source] | None,
+    references: Sequence[ReferenceRun] | None,
     ensemble: Ensemble | Sequence[Path | str],
     data: Path | str | None = None,
     *,
@@ -159,8 +159,8 @@ def verify_ensemble(
     loaded = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, ops=ops)
     members, count = loaded.members, len(loaded.members)
     sources = _sources(references, members)
-    found = [_Answers(member) for member in members]
-    limits = [Limits.of(member, atol, rtol, min_agreement) for member in members]
+    found = [_MemberOutputs(member) for member in members]
+    limits = [Requirements.of(member, atol, rtol, min_agreement) for member in members]
     certificates: list[Certificate] = []
     for number, member in enumerate(members):
 
@@ -174,14 +174,14 @@ def verify_ensemble(
                 limit=limit, progress=step, observe=found[number].observe,
             )
         )  # fmt: skip
-    return _judged(loaded, certificates, found, limits, min_agreement)
+    return _averaged_failures(loaded, certificates, found, limits, min_agreement)
 
 
-def _judged(
+def _averaged_failures(
     ensemble: Ensemble,
     certificates: Sequence[Certificate],
-    found: Sequence[_Answers],
-    limits: Sequence[Limits],
+    observed: Sequence[_MemberOutputs],
+    limits: Sequence[Requirements],
     min_agreement: float | None,
 ) -> EnsembleCertificate:
     """The verdict on the averages, and on each member."""
@@ -190,10 +190,10 @@ def _judged(
         for certificate in certificates
         for failure in certificate.failures
     ]
-    answers = [np.concatenate(each.found) for each in found]
-    expected = mean([np.concatenate(each.expected) for each in found])
+    answers = [np.concatenate(each.artefact) for each in observed]
+    expected = mean([np.concatenate(each.expected) for each in observed])
     averaged = mean(answers)
-    labels = np.concatenate(found[0].labels) if found[0].labels else None
+    labels = np.concatenate(observed[0].labels) if observed[0].labels else None
     names = [path.name for path in ensemble.paths]
     least = min(each.min_agreement for each in limits) if min_agreement is None else min_agreement
     drops = [each.max_drop for each in limits if each.max_drop is not None]
@@ -243,10 +243,12 @@ def _decided(
 def _alone(name: str, decisions: Decisions) -> dict[str, Any]:
     """A member beside the ensemble, which is the reference here."""
     row: dict[str, Any] = {"file": name, "agreement_with_ensemble": decisions.agreement}
-    return row | ({"accuracy": decisions.accuracy_found} if decisions.labelled else {})
+    return row | ({"accuracy": decisions.accuracy_artefact} if decisions.labelled else {})
 
 
-def _sources(references: Sequence[Source] | None, members: Sequence[Session]) -> list[Source]:
+def _sources(
+    references: Sequence[ReferenceRun] | None, members: Sequence[Session]
+) -> list[ReferenceRun]:
     """The source of each member; None for one that the package has to have.
 
     Raises:
@@ -266,13 +268,13 @@ def _sources(references: Sequence[Source] | None, members: Sequence[Session]) ->
     return list(references)
 
 
-def _by_checksum(paths: Sequence[Path], members: Sequence[Session]) -> list[Source]:
+def _by_checksum(paths: Sequence[Path], members: Sequence[Session]) -> list[ReferenceRun]:
     """Each member's checkpoint; members that state no checksum take the others in order."""
     by_sum = {sha256(path): path for path in paths}
-    stated = [m.metadata.checkpoint_sha256 if m.metadata else "" for m in members]
-    left = [path for checksum, path in by_sum.items() if checksum not in stated]
-    found: list[Source] = []
-    for checksum in stated:
+    declared = [m.metadata.checkpoint_sha256 if m.metadata else "" for m in members]
+    left = [path for checksum, path in by_sum.items() if checksum not in declared]
+    found: list[ReferenceRun] = []
+    for checksum in declared:
         open_place = not checksum and left
         found.append(left.pop(0) if open_place else by_sum.get(checksum))
     if left:

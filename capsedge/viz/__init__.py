@@ -92,7 +92,7 @@ def dimensions(session: Session, images: Images, *, of: str = "", invert: bool =
     """What each dimension of a pose means: the picture while one varies (Sabour et al. 2017, figure 4).
 
     Args:
-        session: a model whose decoder draws from poses alone (`Session.check_decoder`).
+        session: a model whose decoder draws from poses alone (`session.can.check_decode()`).
         images, invert: as for `Session.predict`; three images at most are shown.
         of: the class whose pose varies, by name or number; by default the best of each image.
 

@@ -142,7 +142,7 @@ _UNEXPLAINED = 0.5  # brightness of ink that neither picture has
 
 
 @dataclass(frozen=True, eq=False)
-class Segmented:
+class ImageSegmentation:
     """One image and the pairs of classes that are drawn over it.
 
     Attributes:
@@ -177,11 +177,11 @@ class Segmentation(Picture):
 
     Attributes:
         examples: the images.
-        found: one per image.
+        per_image: one per image.
     """
 
     examples: Examples
-    found: tuple[Segmented, ...]
+    per_image: tuple[ImageSegmentation, ...]
 
     title = "Overlapping objects told apart"
 
@@ -191,7 +191,7 @@ class Segmentation(Picture):
         told = "; ".join(
             f"{name}: {s.text(s.predicted)}"
             + {True: " (right)", False: " (wrong)", None: ""}[s.right]
-            for name, s in zip(self.examples.names, self.found, strict=True)
+            for name, s in zip(self.examples.names, self.per_image, strict=True)
         )
         return (
             "R: the decoder's pictures of the two best capsules over the input, one orange, one blue, white "
@@ -201,11 +201,11 @@ class Segmentation(Picture):
 
     @property
     def _labelled(self) -> bool:
-        return any(s.labels is not None for s in self.found)
+        return any(s.labels is not None for s in self.per_image)
 
     def _figure(self) -> Figure:
         """One row per image."""
-        rows = [self._row(n, s) for n, s in enumerate(self.found)]
+        rows = [self._row(n, s) for n, s in enumerate(self.per_image)]
         names = [fit(n, 18) for n in self.examples.names]
         figure = blank(*sheet_size(rows, names), self.title, self.model)
         headings = [
@@ -219,7 +219,7 @@ class Segmentation(Picture):
         draw_sheet(figure.subplots(), rows, headings, names)
         return figure
 
-    def _row(self, n: int, s: Segmented) -> list[Tile]:
+    def _row(self, n: int, s: ImageSegmentation) -> list[Tile]:
         pixels = self.examples.pixels[n]
         first, second = s.predicted
         frame = {True: GOOD, False: BAD, None: ""}[s.right]
@@ -249,13 +249,13 @@ class Segmentation(Picture):
                     "scores": {s.names[j]: round(score, 6) for j, score in s.scores.items()},
                     "pictures": {s.names[j]: rounded(p) for j, p in s.pictures.items()},
                 }
-                for name, s in zip(self.examples.names, self.found, strict=True)
+                for name, s in zip(self.examples.names, self.per_image, strict=True)
             ]
         }
 
 
 def over(
-    pixels: NDArray[np.uint8], segmented: Segmented, pair: tuple[int | None, int | None]
+    pixels: NDArray[np.uint8], segmented: ImageSegmentation, pair: tuple[int | None, int | None]
 ) -> NDArray[np.uint8]:
     """The pictures of a pair over an image: orange and blue, ink of neither grey.
 
@@ -308,7 +308,7 @@ def compute_segmentation(
         for n, truth in enumerate(pairs or [None] * len(examples))
     ]
     return Segmentation(
-        model=session.path.name, notes=examples.notes, examples=examples, found=tuple(found)
+        model=session.path.name, notes=examples.notes, examples=examples, per_image=tuple(found)
     )
 
 
@@ -318,13 +318,13 @@ def _segmented(
     scores: NDArray[np.float64],
     labels: Pair | None,
     forced: Pair | None,
-) -> Segmented:
+) -> ImageSegmentation:
     first, second, *_ = order = best(scores, len(scores))
     # As in the paper, one class that is there and one that is neither predicted nor a label.
     absent = [j for j in order if j not in (first, second, *(labels or ()))]
     forced = forced or (first, absent[0] if absent else second)
     used = sorted({first, second, *(labels or ()), *forced})
-    return Segmented(
+    return ImageSegmentation(
         (first, second),
         labels,
         forced,
@@ -334,11 +334,11 @@ def _segmented(
     )
 
 
-def _pair(session: Session, given: Sequence[str], count: int) -> Pair:
-    found = [class_index(session, text, count) for text in given]
+def _pair(session: Session, labels: Sequence[str], count: int) -> Pair:
+    found = [class_index(session, text, count) for text in labels]
     if len(found) != 2 or found[0] == found[1]:
         raise UsageError(
-            f"'{','.join(given)}' is not a pair of classes.",
+            f"'{','.join(labels)}' is not a pair of classes.",
             "",
             "Name two different classes, for example 2,4.",
         )

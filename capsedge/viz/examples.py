@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.classify import seen
+from capsedge.runtime.classify import input_picture
 from capsedge.runtime.files import reading as opening
 from capsedge.runtime.images.inputs import ImageReader, Images, folder_images
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
@@ -61,8 +61,8 @@ def read_examples(
         ArtefactError: the file does not state its preprocessing.
     """
     given = _one_by_one(images)
-    reading = ImageReader(preprocessing_of(session), invert)
-    found = list(islice(reading.images(given), most + 1))
+    reader = ImageReader(preprocessing_of(session), invert)
+    found = list(islice(reader.images(given), most + 1))
     if not found:
         raise UsageError("There are no images to show.", "", "Give at least one.")
     listed = given if isinstance(given, (list, tuple)) and len(given) >= len(found) else ()
@@ -81,7 +81,7 @@ def read_examples(
 def shown(session: Session, inputs: NDArray[np.float32]) -> NDArray[np.uint8]:
     """Prepared images ``[N, C, H, W]`` as pixels ``[N, H, W, 3]``."""
     preprocessing = preprocessing_of(session)
-    return np.stack([seen(image, preprocessing) for image in inputs])
+    return np.stack([input_picture(image, preprocessing) for image in inputs])
 
 
 def preprocessing_of(session: Session) -> Preprocessing:
@@ -151,7 +151,7 @@ def _one_by_one(images: Images) -> object:
     if not isinstance(images, (str, os.PathLike)):
         return images
     path = Path(images)
-    return folder_images(path) if opening.kind(path) == opening.FOLDER else [path]
+    return folder_images(path) if opening.path_kind(path) == opening.FOLDER else [path]
 
 
 def _name(item: object, number: int) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.reporting import new_figure
+from capsedge.runtime.result_summary import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def check_matplotlib() -> None:
 
 
 @contextmanager
-def own_style() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Draw with matplotlib's defaults whatever the user's settings, and take names for text, not formulas."""
     import matplotlib
     import matplotlib.style
@@ -209,7 +209,7 @@ class Picture(ABC):
             EnvironmentProblem: matplotlib is not installed.
         """
         check_matplotlib()
-        with own_style():
+        with figure_style():
             return self._figure()
 
     @abstractmethod

@@ -39,7 +39,7 @@ MOST_IMAGES = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Iterated:
+class ImageIterations:
     """The iterations of one image.
 
     Attributes:
@@ -65,12 +65,12 @@ class Iterations(Picture):
 
     Attributes:
         examples: the images.
-        found: one per image.
+        per_image: one per image.
         measure: what a strength is.
     """
 
     examples: Examples
-    found: tuple[Iterated, ...]
+    per_image: tuple[ImageIterations, ...]
     measure: str
 
     title = "Routing iterations side by side"
@@ -81,7 +81,7 @@ class Iterations(Picture):
         told = "; ".join(
             f"{image}, class {i.names[i.classes.index(i.winner)]}: "
             + ", ".join(f"{s:.3f}" for s in i.strengths[:, i.classes.index(i.winner)])
-            for image, i in zip(self.examples.names, self.found, strict=True)
+            for image, i in zip(self.examples.names, self.per_image, strict=True)
         )
         decoded = (
             "; the picture is what the decoder makes of the winner's pose at that point"
@@ -95,11 +95,11 @@ class Iterations(Picture):
 
     @property
     def _decoded(self) -> bool:
-        return self.found[0].pictures is not None
+        return self.per_image[0].pictures is not None
 
     def _figure(self) -> Figure:
         """A row per image: the input, then each iteration's bars, beside the winner's picture."""
-        count, steps = len(self.found), len(self.found[0].strengths)
+        count, steps = len(self.per_image), len(self.per_image[0].strengths)
         each = 2 if self._decoded else 1
         ratios = [1.0, *([1.3, 0.8][:each] * steps)]
         width = 1.7 * sum(ratios)
@@ -116,7 +116,7 @@ class Iterations(Picture):
         return figure
 
     def _bars(self, axis: Any, n: int, t: int) -> None:
-        found = self.found[n]
+        found = self.per_image[n]
         colours = [BEST if j == found.winner else OTHER for j in found.classes]
         axis.barh(range(len(found.classes)), found.strengths[t], color=colours)
         axis.set_yticks(range(len(found.classes)), [fit(name, 8) for name in found.names])
@@ -126,11 +126,11 @@ class Iterations(Picture):
         plain(axis, f"iteration {t + 1}", self.measure)
 
     def _picture(self, axis: Any, n: int, t: int) -> None:
-        pictures = self.found[n].pictures
+        pictures = self.per_image[n].pictures
         assert pictures is not None
         axis.imshow(overlay(pictures[t : t + 1], [0]), interpolation="none")
         axis.axis("off")
-        axis.set_title(f"{self.found[n].moved[t]:.2f} from the last", fontsize=7.5, color=SOFT)
+        axis.set_title(f"{self.per_image[n].moved[t]:.2f} from the last", fontsize=7.5, color=SOFT)
 
     def numbers(self) -> dict[str, Any]:
         """Strengths and distances of each image by iteration."""
@@ -144,7 +144,7 @@ class Iterations(Picture):
                     "distance_from_last": rounded(i.moved),
                     "pictures": None if i.pictures is None else rounded(i.pictures),
                 }
-                for image, i in zip(self.examples.names, self.found, strict=True)
+                for image, i in zip(self.examples.names, self.per_image, strict=True)
             ],
         }
 
@@ -162,19 +162,19 @@ def compute_iterations(session: Session, images: Images, *, invert: bool = False
         model=session.path.name,
         notes=examples.notes + ((left_out,) if count > MOST_CLASSES else ()),
         examples=examples,
-        found=tuple(found),
+        per_image=tuple(found),
         measure=strengths(last, 0)[1],
     )
 
 
 def _iterated(
     session: Session, layer: TracedLayer, image: int, scores: NDArray[np.float64]
-) -> Iterated:
+) -> ImageIterations:
     classes = sorted(best(scores, MOST_CLASSES))
     winner = best(scores, 1)[0]
     poses = layer.poses[image].reshape(layer.iterations, -1, layer.poses.shape[-1])[:, winner]
     pictures = session.decode(poses, winner) if _decodes(session) else None
-    return Iterated(
+    return ImageIterations(
         tuple(classes),
         tuple(class_names(session, classes)),
         strengths(layer, image)[0][:, classes].astype(np.float64),
@@ -202,7 +202,7 @@ _NAMED = 4  # parents with a colour of their own
 
 
 @dataclass(frozen=True, eq=False)
-class Routed:
+class ImageCouplings:
     """The couplings of one layer for one image.
 
     Attributes:
@@ -231,7 +231,7 @@ class Couplings(Picture):
         routed: one per image and layer.
     """
 
-    routed: tuple[Routed, ...]
+    routed: tuple[ImageCouplings, ...]
 
     title = "Couplings by iteration"
 
@@ -258,7 +258,7 @@ class Couplings(Picture):
             self._largest(row[2], routed)
         return figure
 
-    def _means(self, axis: Any, routed: Routed) -> None:
+    def _means(self, axis: Any, routed: ImageCouplings) -> None:
         steps = np.arange(1, len(routed.means) + 1)
         for k in reversed(range(len(routed.parents))):
             colour = SERIES[k] if k < _NAMED else OTHER
@@ -270,7 +270,7 @@ class Couplings(Picture):
         )
         axis.set_ylim(bottom=0)
 
-    def _entropies(self, axis: Any, routed: Routed) -> None:
+    def _entropies(self, axis: Any, routed: ImageCouplings) -> None:
         steps = np.arange(1, len(routed.entropies) + 1)
         low, quarter, median, three, high = routed.entropies.T
         axis.fill_between(steps, low, high, color=BEST, alpha=0.15, linewidth=0)
@@ -279,7 +279,7 @@ class Couplings(Picture):
         axis.set_ylim(0, 1.02)
         _by_iteration(axis, steps, "how sharp the softmax is", "entropy of a child's couplings")
 
-    def _largest(self, axis: Any, routed: Routed) -> None:
+    def _largest(self, axis: Any, routed: ImageCouplings) -> None:
         edges = np.linspace(0.0, 1.0, routed.largest.shape[1] + 1)
         total = len(routed.largest)
         for t, shares in enumerate(routed.largest):
@@ -329,7 +329,9 @@ def compute_couplings(session: Session, images: Images, *, invert: bool = False)
     )
 
 
-def _routed(session: Session, examples: Examples, trace: Trace, image: int, k: int) -> Routed:
+def _routed(
+    session: Session, examples: Examples, trace: Trace, image: int, k: int
+) -> ImageCouplings:
     layer = trace.layers[k]
     couplings = table(layer.couplings, image)
     means = couplings.astype(np.float64).mean(axis=1)
@@ -341,7 +343,7 @@ def _routed(session: Session, examples: Examples, trace: Trace, image: int, k: i
         shown = [winner, *(j for j in shown if j != winner)][:MOST_CLASSES]
     shares = over_parents(couplings)
     bins = [np.histogram(row, bins=20, range=(0, 1))[0] / row.size for row in shares.max(axis=-1)]
-    return Routed(
+    return ImageCouplings(
         examples.names[image],
         layer.name,
         tuple(class_names(session, shown) if of_classes else [f"type {j}" for j in shown]),
@@ -359,7 +361,7 @@ BINS = 30
 
 
 @dataclass(frozen=True, eq=False)
-class Agreed:
+class ImageAgreement:
     """The histograms of one image.
 
     Attributes:
@@ -385,7 +387,7 @@ class Agreement(Picture):
         distances: whether these are distances of votes and poses; otherwise products of the two.
     """
 
-    agreed: tuple[Agreed, ...]
+    agreed: tuple[ImageAgreement, ...]
     layer: str
     distances: bool
 
@@ -420,7 +422,7 @@ class Agreement(Picture):
             row[0].set_ylabel("votes", fontsize=8)
         return figure
 
-    def _histogram(self, axis: Any, agreed: Agreed, t: int) -> None:
+    def _histogram(self, axis: Any, agreed: ImageAgreement, t: int) -> None:
         for k, name in enumerate(agreed.parents):
             axis.stairs(
                 agreed.counts[t, k], agreed.edges, color=SERIES[k], fill=k == 0,
@@ -465,7 +467,7 @@ def compute_agreement(
             shown = best(table(found.couplings, n)[-1].sum(axis=0), PARENTS)
             names = [f"type {j}" for j in shown]
         edges, counts = _histograms(found, n, shown)
-        agreed.append(Agreed(examples.names[n], tuple(names), edges, counts))
+        agreed.append(ImageAgreement(examples.names[n], tuple(names), edges, counts))
     return Agreement(
         model=session.path.name,
         notes=examples.notes,

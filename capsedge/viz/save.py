@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable, write_bytes, write_text
-from capsedge.runtime.reporting import DPI, with_palette
-from capsedge.viz.figure import Picture, check_matplotlib, own_style
+from capsedge.runtime.result_summary import DPI, with_palette
+from capsedge.viz.figure import Picture, check_matplotlib, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -90,7 +90,7 @@ def rendered(figure: Figure, kind: str, salt: str = "capsedge") -> bytes:
     buffer = io.BytesIO()
     unsaid = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     packed: Any = {"pil_kwargs": {"optimize": True}} if kind == "png" else {}
-    with own_style(), matplotlib.rc_context({"svg.hashsalt": salt}):
+    with figure_style(), matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(buffer, format=kind, dpi=DPI, metadata=unsaid, **packed)
     data = buffer.getvalue()
     chart = kind == "png" and not any(axis.images for axis in figure.axes)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
-from capsedge.runtime.metadata import export_again
+from capsedge.runtime.metadata import how_to_export_again
 from capsedge.runtime.onnx_file.structure import Node, read_structure
 from capsedge.runtime.routing_trace import Trace, TracedLayer
 from capsedge.runtime.session import Session
@@ -45,7 +45,7 @@ def read_trace(session: Session, examples: Examples) -> Trace:
             raise ArtefactError(
                 f"The trace of {session.path} does not fit its graph.",
                 f"The values of its layer '{layer.name}' have other shapes than its metadata states.",
-                export_again(session.metadata, "--with trace"),
+                how_to_export_again(session.metadata, "--with trace"),
             )
         for value, _ in [(layer.poses, ()), *others]:
             if value is not None:

@@ -11,12 +11,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.calibration import collect, int8_cpu, quantizable_layers
 from capsedge.calibration.accuracy import Gate
-from capsedge.calibration.float_model import Source, uniform
+from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.calibration.int8_cpu import activation_parameters
 from capsedge.calibration.mixed_precision import search, sensitivity
-from capsedge.calibration.quantizable_layers import calibrated_tensors, find_units
-from capsedge.calibration.quantization_report import executed, optimized
-from capsedge.calibration.ranges import Table
+from capsedge.calibration.quantizable_layers import calibrated_tensors, find_layers
+from capsedge.calibration.quantization_report import executed_precision, optimized_graph
+from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.graph.proto import Graph
@@ -28,22 +28,22 @@ from .conftest import pixels
 
 
 @pytest.fixture(scope="module")
-def calibration(source: Source):
+def calibration(source: FloatModel):
     return pixels(48, 1, source)
 
 
 @pytest.fixture(scope="module")
-def table(source: Source, calibration):
+def table(source: FloatModel, calibration):
     return source.calibrate(calibration, "minmax", None)
 
 
-def _range(source: Source, data) -> float:
-    scores = np.concatenate(next(iter(source.answers(data).values())))
+def _range(source: FloatModel, data) -> float:
+    scores = np.concatenate(next(iter(source.criterion_outputs(data).values())))
     return float(scores.max() - scores.min())
 
 
-def test_int8_for_onnx_runtime(source: Source, table, calibration) -> None:
-    model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+def test_int8_for_onnx_runtime(source: FloatModel, table, calibration) -> None:
+    model, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
     data = pixels(40, 2, source)
     assert source.outcome(model, data).error < 0.05 * _range(source, data)
     kinds = {(n.domain, n.op_type) for n in model.graph.node}
@@ -60,7 +60,7 @@ def test_int8_for_onnx_runtime(source: Source, table, calibration) -> None:
         if t.name.endswith("relu_zero_point"):
             assert numpy_helper.to_array(t) == 0
     content = model.SerializeToString()
-    runs = executed(content)
+    runs = executed_precision(content)
     assert all(e.precision != "unknown" for e in runs)
     assert {e.precision for e in runs if "Conv" in e.op} == {"int8"}
     for ops in ("auto", "portable"):
@@ -68,8 +68,8 @@ def test_int8_for_onnx_runtime(source: Source, table, calibration) -> None:
         assert all(np.isfinite(v).all() for v in found.values())
 
 
-def test_the_bodies_are_what_the_kernels_compute(source: Source, table) -> None:
-    model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+def test_the_bodies_are_what_the_kernels_compute(source: FloatModel, table) -> None:
+    model, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
     images = next(pixels(8, 3, source).batches(8))
     content = model.SerializeToString()
     fused, bodies = load_bytes(content), load_bytes(content, ops="portable")
@@ -79,13 +79,13 @@ def test_the_bodies_are_what_the_kernels_compute(source: Source, table) -> None:
         np.testing.assert_allclose(fused.run(images)[name], value, atol=1e-4, rtol=1e-3)
 
 
-def test_without_the_library_it_is_qlinearconv(source: Source, table, monkeypatch) -> None:
+def test_without_the_library_it_is_qlinearconv(source: FloatModel, table, monkeypatch) -> None:
     monkeypatch.setattr("capsedge.calibration.quantization_report.find_library", lambda: None)
-    model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
-    kinds = [n.op_type for n in optimized(model.SerializeToString()).graph.node]
+    model, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
+    kinds = [n.op_type for n in optimized_graph(model.SerializeToString()).graph.node]
     # A uniform pass of attention is a convolution too, in FP32.
     uniform_passes = sum(operator_of(n.op_type) == "UniformRouting" for n in model.graph.node)
-    assert kinds.count("QLinearConv") == sum(u.kind == "conv" for u in source.units)
+    assert kinds.count("QLinearConv") == sum(u.kind == "conv" for u in source.layers)
     assert sum("Conv" in k for k in kinds) <= kinds.count("QLinearConv") + uniform_passes
 
 
@@ -108,11 +108,11 @@ def test_convolutions_that_share_a_weight() -> None:
         opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
     )  # fmt: skip
     graph = Graph(model)
-    units, _ = find_units(graph)
+    units, _ = find_layers(graph)
     data = ImageSet("random", rng.normal(0, 1, (40, 8, 10, 10)).astype(np.float32), None, None)
     found = collect.histograms(model, calibrated_tensors(graph, units), data)
-    table = Table.from_histograms("", "", "minmax", 40, "", found)
-    quantized = int8_cpu.emit(model, units, uniform(units, "int8"), table)
+    table = CalibrationTable.from_histograms("", "", "minmax", 40, "", found)
+    quantized = int8_cpu.emit(model, units, uniform_assignment(units, "int8"), table)
     outputs = []
     for each in (model, quantized):
         outputs.append(load_bytes(each.SerializeToString()).run(data.images)["y"])
@@ -135,18 +135,18 @@ def test_the_bias_makes_up_for_the_rounding_of_the_weights() -> None:
         opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
     )  # fmt: skip
     graph = Graph(model)
-    units, _ = find_units(graph)
+    units, _ = find_layers(graph)
     images = rng.normal(5, 1, (40, 8, 10, 10)).astype(np.float32)
     data = ImageSet("random", images, None, None)
     found = collect.histograms(model, calibrated_tensors(graph, units), data)
-    table = Table.from_histograms("", "", "minmax", 40, "", found)
-    quantized = int8_cpu.emit(model, units, uniform(units, "int4"), table)
+    table = CalibrationTable.from_histograms("", "", "minmax", 40, "", found)
+    quantized = int8_cpu.emit(model, units, uniform_assignment(units, "int4"), table)
     wanted, got = (load_bytes(m.SerializeToString()).run(images)["y"] for m in (model, quantized))
     apart = np.abs((got - wanted).mean(axis=(0, 2, 3)))
     assert apart.max() < 0.02
 
 
-def test_a_fixed_batch_larger_than_the_data_is_refused(source: Source) -> None:
+def test_a_fixed_batch_larger_than_the_data_is_refused(source: FloatModel) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 1, 10, 10])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 1, 10, 10])
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "fixed", [x], [y])
@@ -156,24 +156,26 @@ def test_a_fixed_batch_larger_than_the_data_is_refused(source: Source) -> None:
     assert collect.magnitudes(fixed, ["y"], pixels(9, 0, source))["y"][1] <= 1
 
 
-def test_int4_is_packed_and_runs_as_int8(source: Source, table) -> None:
-    eight, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
-    four, _ = source.emit(uniform(source.units, "int4"), table, "ort-cpu")
+def test_int4_is_packed_and_runs_as_int8(source: FloatModel, table) -> None:
+    eight, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
+    four, _ = source.emit(uniform_assignment(source.layers, "int4"), table, "ort-cpu")
     packed = [t for t in four.graph.initializer if t.data_type == TensorProto.INT4]
     whole = {t.name: len(t.raw_data) for t in eight.graph.initializer}
     for t in packed:
         assert len(t.raw_data) == (whole[t.name.replace("_int4", "_int8")] + 1) // 2
-    assert len(packed) == len(source.units)
+    assert len(packed) == len(source.layers)
     content = four.SerializeToString()
-    assert "Cast" not in {n.op_type for n in optimized(content).graph.node}  # folded on loading
-    assert any(e.precision == "int8" for e in executed(content))
+    assert "Cast" not in {
+        n.op_type for n in optimized_graph(content).graph.node
+    }  # folded on loading
+    assert any(e.precision == "int8" for e in executed_precision(content))
     assert source.outcome(four, pixels(20, 2, source)).error < 0.5
 
 
-def test_for_tensorrt(source: Source, table) -> None:
+def test_for_tensorrt(source: FloatModel, table) -> None:
     chosen = source.quantizable("tensorrt")
     assert chosen
-    model, kept = source.emit(uniform(chosen, "int8"), table, "tensorrt")
+    model, kept = source.emit(uniform_assignment(chosen, "int8"), table, "tensorrt")
     makers = {o: n for n in model.graph.node for o in n.output}
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     convs = [n for n in model.graph.node if n.op_type == "Conv"]
@@ -202,13 +204,13 @@ def test_for_tensorrt(source: Source, table) -> None:
 @pytest.mark.parametrize("target", ["openvino", "litert"])
 def test_for_other_runtimes(path: Path, target: str) -> None:
     """Q/DQ in standard operators; LiteRT's with constant shapes."""
-    source = Source(path, runtime=target)
+    source = FloatModel(path, runtime=target)
     calibration, data = pixels(48, 1, source), pixels(20, 2, source)
     table = source.calibrate(calibration, "minmax", None)
     chosen = source.quantizable(target)
     assert {u.kind for u in chosen} == {"conv"}
     assert {u.name for u in source.quantizable("tensorrt")} <= {u.name for u in chosen}
-    model, _ = source.emit(uniform(chosen, "int8"), table, target)
+    model, _ = source.emit(uniform_assignment(chosen, "int8"), table, target)
     assert {o.domain for o in model.opset_import} == {""}
     assert not model.functions
     kinds = [n.op_type for n in model.graph.node]
@@ -221,10 +223,10 @@ def test_for_other_runtimes(path: Path, target: str) -> None:
     assert source.outcome(model, data).error < 0.05 * _range(source, data)
 
 
-def test_fp16_islands(source: Source, calibration) -> None:
-    model, kept = source.half(calibration)
+def test_fp16_islands(source: FloatModel, calibration) -> None:
+    model, kept = source.to_fp16(calibration)
     halves = [t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT16]
-    assert len(halves) >= len(source.units)
+    assert len(halves) >= len(source.layers)
     kinds = {k.op: k for k in kept}
     assert set(kinds) & {"Sqrt", "Exp", "LayerNormalization", "Softmax"} or not kept
     if "Sqrt" in kinds:  # the whole norm: squares and their sum too
@@ -239,7 +241,7 @@ def test_fp16_islands(source: Source, calibration) -> None:
     assert model.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT
 
 
-def test_fp16_keeps_what_does_not_fit(source: Source, calibration) -> None:
+def test_fp16_keeps_what_does_not_fit(source: FloatModel, calibration) -> None:
     from capsedge.calibration import collect, fp16
     from capsedge.calibration.quantizable_layers import float_tensors
 
@@ -252,11 +254,11 @@ def test_fp16_keeps_what_does_not_fit(source: Source, calibration) -> None:
     assert "65504" in mine.numbers
 
 
-def test_sensitivity_ranks_layers_and_iterations(source: Source, table, calibration) -> None:
+def test_sensitivity_ranks_layers_and_iterations(source: FloatModel, table, calibration) -> None:
     found = sensitivity(source, table, pixels(30, 2, source), calibration)
     errors = [d.outcome.error for d in found]
     assert errors == sorted(errors, reverse=True)
-    assert {u.name for u in source.units} <= {d.name for d in found}
+    assert {u.name for u in source.layers} <= {d.name for d in found}
     iterations = [d for d in found if d.kind == "iteration"]
     assert len(iterations) >= source.metadata.iterations - 1
     assert all("iteration" in d.name for d in iterations)
@@ -264,7 +266,7 @@ def test_sensitivity_ranks_layers_and_iterations(source: Source, table, calibrat
 
 
 @pytest.mark.thorough
-def test_mixed_search_stays_within_the_drop(source: Source, table) -> None:
+def test_mixed_search_stays_within_the_drop(source: FloatModel, table) -> None:
     data = pixels(60, 4, source)
     found = search(source, table, data, "ort-cpu", Gate(0.0), threads=1)
     assert found.smallest is not None
@@ -331,16 +333,16 @@ def test_activation_parameters_hold_zero() -> None:
     assert scale == pytest.approx(2 / 255)
 
 
-def test_inspect_shows_routing_with_int8_weights(source: Source, tmp_path: Path) -> None:
+def test_inspect_shows_routing_with_int8_weights(source: FloatModel, tmp_path: Path) -> None:
     """The same votes as in FP32, with a quarter of the weights' bytes."""
     table = source.calibrate(pixels(8, 0, source), "minmax", None)
     path = tmp_path / "int8.onnx"
-    made, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+    made, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
     onnx.save(made, path)
     wanted, found = inspect(source.path, [1, 8]).routing, inspect(path, [1, 8]).routing
     assert found
     assert len(found) == len(wanted)
-    eight = {u.name for u in source.units if u.kind == "routing"}
+    eight = {u.name for u in source.layers if u.kind == "routing"}
     for own, other in zip(found, wanted, strict=True):
         assert own.name == other.name
         assert own.operator == ("Quantized" if own.name in eight else "") + other.operator

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from capsedge.calibration.ranges import BINS, METHODS, Histogram, Table, observer
+from capsedge.calibration.ranges import BINS, METHODS, CalibrationTable, Histogram, range_method
 from capsedge.errors import ArtefactError, UsageError
 
 
@@ -66,14 +66,14 @@ def test_values_of_both_signs_and_constants() -> None:
 
 def test_unknown_method() -> None:
     with pytest.raises(UsageError, match="Known: minmax"):
-        observer("median")
+        range_method("median")
 
 
 def test_a_table_comes_back(relu: np.ndarray, tmp_path: Path) -> None:
-    table = Table.from_histograms("m", "d", "mse", 5, "test", {"relu": _histogram(relu)})
+    table = CalibrationTable.from_histograms("m", "d", "mse", 5, "test", {"relu": _histogram(relu)})
     path = tmp_path / "t.json"
     table.save(path)
-    again = Table.load(path)
+    again = CalibrationTable.load(path)
     assert again.entries["relu"].low == table.entries["relu"].low
     assert again.entries["relu"].high == table.entries["relu"].high
     np.testing.assert_array_equal(
@@ -91,10 +91,12 @@ def test_a_table_with_the_older_digest_is_read_and_says_why_it_does_not_serve(
     relu: np.ndarray, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.json"
-    Table.from_histograms("m", "old", "mse", 5, "test", {"relu": _histogram(relu)}).save(path)
+    CalibrationTable.from_histograms("m", "old", "mse", 5, "test", {"relu": _histogram(relu)}).save(
+        path
+    )
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "schema": 1}))
-    table = Table.load(path)
+    table = CalibrationTable.load(path)
     assert table.images == 5
     with pytest.raises(ArtefactError, match=r"(?s)older digest.*rm .*t\.json"):
         table.check("m", "new", "mse", ["relu"], path)
@@ -110,6 +112,6 @@ def test_damaged_tables(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
     with pytest.raises(ArtefactError, match="not a readable calibration table"):
-        Table.load(path)
+        CalibrationTable.load(path)
     with pytest.raises(UsageError, match="no such file"):
-        Table.load(tmp_path / "none.json")
+        CalibrationTable.load(tmp_path / "none.json")

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the reference is eager: pip install 'capsedge[export]'")
 
 from capsedge.calibration import accuracy
-from capsedge.calibration.float_model import Source, uniform
+from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.calibration.quantize import split
 from capsedge.datasets import read_split
 from capsedge.exporters.export import export
@@ -29,16 +29,22 @@ def test_against_pytorch(routing: str, mnist: Path, tmp_path: Path) -> None:
     eager = predict_all(model, test).argmax(1).numpy()
     right = float((eager == test.labels).mean())
     export(model, tmp_path / "m.onnx")
-    source = Source(tmp_path / "m.onnx")
+    source = FloatModel(tmp_path / "m.onnx")
     splits = split(source, mnist, None, 512)
     assert len(splits.evaluation) == 10_000
     table = source.calibrate(splits.calibration, "mse", None)
-    int8, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
-    half, _ = source.half(splits.calibration)
+    int8, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
+    half, _ = source.to_fp16(splits.calibration)
     for made, agreement in ((int8, 0.998), (half, 0.9998)):
         session = load_bytes(made.SerializeToString())
         found = np.concatenate(
-            next(iter(accuracy.answers(session, splits.evaluation, source.judge).values()))
+            next(
+                iter(
+                    accuracy.criterion_outputs(
+                        session, splits.evaluation, source.criterion
+                    ).values()
+                )
+            )
         ).argmax(1)
         assert float(np.mean(found == eager)) >= agreement
         assert right - float(np.mean(found == test.labels)) <= 0.001 + 1e-9

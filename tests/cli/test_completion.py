@@ -21,7 +21,7 @@ from capsedge.runtime.backends.onnxruntime_versions import PROVIDERS
 from capsedge.runtime.onnx_file.forecast import DEVICES
 from capsedge.runtime.profiling.compare import PACKAGES
 from capsedge.runtime.zoo import ROUTINGS
-from tests.places.table import callbacks
+from tests.paths.table import callbacks
 
 VERBS = callbacks()
 TRAINED = list(zoo.MODELS)
@@ -59,8 +59,8 @@ def starting(names: Iterable[str], start: str) -> list[str]:
         ("capsedge verify x.onnx --model ", TRAINED),
         ("capsedge sweep --model digits-e", ["digits-em"]),
         ("capsedge export --routing ", list(ROUTINGS)),
-        ("capsedge import --as ", [f.name for f in families.FAMILIES]),
-        ("capsedge import --as yu", ["yuxianmeng"]),
+        ("capsedge import --family ", [f.name for f in families.FAMILIES]),
+        ("capsedge import --family yu", ["yuxianmeng"]),
         ("capsedge inspect x.onnx --device orin-nano", starting(DEVICES, "orin-nano")),
         ("capsedge profile --compare ", list(PACKAGES)),
         ("capsedge profile --compare ort,to", ["ort,torch"]),
@@ -85,7 +85,7 @@ def test_variants_are_those_of_the_family() -> None:
     assert with_variants
     for family in with_variants:
         mine = [v.name for v in family.variants]
-        assert offered(f"capsedge import --as {family.name} --variant ") == mine
+        assert offered(f"capsedge import --family {family.name} --variant ") == mine
         assert set(mine) <= set(every)
 
 

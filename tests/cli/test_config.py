@@ -97,14 +97,14 @@ def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> N
 
 def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from capsedge.runtime.describe import Description, described
     from capsedge.runtime.metadata import Outputs, Preprocessing
+    from capsedge.runtime.user_metadata import Description, describe_model
     from tests.runtime.models import foreign_model
 
     outputs = Outputs(names=("yaw", "depth", "age"), units=("degrees", "mm", ""))
-    stated = Description(None, Preprocessing(8, 8, 1), "regression", outputs)
+    declared = Description(None, Preprocessing(8, 8, 1), "regression", outputs)
     path = tmp_path / "pose.onnx"
-    path.write_bytes(described(foreign_model({"o": [3]}).SerializeToString(), stated).data)
+    path.write_bytes(describe_model(foreign_model({"o": [3]}).SerializeToString(), declared).data)
     words = ("--model", path, *SAMPLES)
     wanted = run(sys.executable, "-m", "capsedge", "infer", *words)
     assert run(programs / "classify", path, *SAMPLES) == wanted

@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from capsedge.cli._metadata_options import Described, class_names  # noqa: E402
+from capsedge.cli._metadata_options import MetadataOptions, class_names  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
@@ -29,7 +29,7 @@ OPTIONS = (
 
 
 def stated(**given: Any) -> dict[str, Any]:
-    return Described(**given).keywords()
+    return MetadataOptions(**given).keywords()
 
 
 def test_no_option_states_nothing() -> None:

@@ -67,7 +67,7 @@ def test_a_comparison_is_claimed_by_the_file(
         "from tests.importers.families.networks import XifengGuo\ndef build(): return XifengGuo(3)\n"
     )
     checkpoint = tmp_path / "c.safetensors"
-    words = ["--iters", 3, "--against", f"{tmp_path / 'author.py'}:build", "-o", checkpoint]
+    words = ["--iters", 3, "--reference-code", f"{tmp_path / 'author.py'}:build", "-o", checkpoint]
     done = run("import", weights, *words, "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)

@@ -118,7 +118,7 @@ def test_nothing_to_see(judging: Path) -> None:
     run = infer(blank, "--model", model, "--json")
     assert run.stderr.startswith(f"{blank}: nothing to see")
     (line,) = json.loads(run.stdout)["images"]
-    assert line["nothing"] == "less contrast than in any training image"
+    assert line["atypical"] == "less contrast than in any training image"
     assert line["hint"] is None
     assert line["labels"]
 

@@ -324,8 +324,8 @@ def test_engine(engine: Path, gpu) -> None:  # noqa: F811
         assert words in shown.stdout
     found = json.loads(CliRunner().invoke(app, ["inspect", str(engine), "--json"]).stdout)
     assert (found["kind"], found["runs_here"], found["because"]) == ("engine", True, "")
-    assert found["passport"]["machine"]["gpu"] == "Orin"
-    assert found["passport"]["batch"] == [1, 2, 8]
+    assert found["engine_metadata"]["machine"]["gpu"] == "Orin"
+    assert found["engine_metadata"]["batch"] == [1, 2, 8]
     gpu.fake_set(1, 90, 0, ANY_AMOUNT)
     found = json.loads(CliRunner().invoke(app, ["inspect", str(engine), "--json"]).stdout)
     assert found["runs_here"] is False
@@ -349,8 +349,8 @@ def test_what_is_no_engine(engine: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         runner.invoke(app, ["inspect", str(tmp_path / "x.engine")], catch_exceptions=False)
     engine.write_bytes(engine.read_bytes() + b"x")
-    with pytest.raises(ArtefactError, match="not the engine that its passport describes"):
+    with pytest.raises(ArtefactError, match="not the engine that its metadata file describes"):
         runner.invoke(app, ["inspect", str(engine)], catch_exceptions=False)
     (tmp_path / "digits.engine.json").unlink()
-    with pytest.raises(ArtefactError, match="has no passport"):
+    with pytest.raises(ArtefactError, match="has no metadata file"):
         runner.invoke(app, ["inspect", str(engine)], catch_exceptions=False)

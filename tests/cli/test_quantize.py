@@ -76,7 +76,7 @@ def test_quantizes(place: Path, precision: str, tmp_path: Path) -> None:
     said = json.loads(text)
     assert said["passed"] is True
     assert said["bytes"] == out.stat().st_size < (place / "m.onnx").stat().st_size
-    assert said["executed"]
+    assert said["executed_precision"]
     assert said["outcome"]["images"] == 60
     meta = _metadata(out)
     assert meta.precision == precision
@@ -100,10 +100,10 @@ def test_the_gate_keeps_the_file_aside(place: Path, tmp_path: Path, monkeypatch)
     from capsedge.calibration import accuracy
 
     # As if a third of the decisions had gone to another class.
-    right = accuracy.answers
+    right = accuracy.criterion_outputs
     monkeypatch.setattr(
         accuracy,
-        "answers",
+        "criterion_outputs",
         lambda session, *rest: (
             right(session, *rest)
             if session.path == place / "m.onnx"
@@ -230,7 +230,7 @@ def test_the_chain_of_a_quantized_file(place: Path, tmp_path: Path) -> None:
     assert [link["kind"] for link in document["chain"]] == ["checkpoint", "onnx", "quantized"]
     assert document["chain"][1]["sha256"] == sha256(place / "m.onnx")
     assert document["chain"][2]["precision"] == "int8"
-    assert document["limits"]["judged_by"] == "decisions"
+    assert document["limits"]["criterion"] == "decisions"
     assert document["limits"]["max_drop_points"] == 5
     # A tolerance that is given is judged.
     code, text, _ = _run(

@@ -32,7 +32,7 @@ def imported(*words: str) -> set[str]:
 
 def verbs() -> set[str]:
     """The modules of the verbs."""
-    return {f"capsedge.cli.{v.place.partition(':')[0]}" for v in VERBS.values() if v.place}
+    return {f"capsedge.cli.{v.module.partition(':')[0]}" for v in VERBS.values() if v.module}
 
 
 def test_version() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="a sweep exports: pip install 'capsedge[export]'")
 
 import capsedge
-from capsedge.calibration.float_model import Source
+from capsedge.calibration.float_model import FloatModel
 from capsedge.cli import app
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
@@ -24,7 +24,7 @@ from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.find import find_model
 from capsedge.optimization import sweep as sweeps
 from capsedge.optimization.sweep import Point
-from capsedge.optimization.sweep_candidates import STATE, Candidate, Kind, Maker
+from capsedge.optimization.sweep_candidates import STATE, Candidate, CandidateMaker, Kind
 from capsedge.runtime.zoo import zoo_checkpoint
 from tests.exporters.nets import network
 
@@ -90,13 +90,13 @@ def test_the_test_images_are_read_once_after_the_search(
     np.savez(place / "data/test.npz", images=images, labels=labels)
     events: list[str] = []
     searched: list[ImageSet] = []
-    reading = sweeps.read_images
+    reader = sweeps.read_images
 
     def read(source: Path, prep: Any, split: str) -> ImageSet:
         events.append(split)
-        return reading(source, prep, split)
+        return reader(source, prep, split)
 
-    def make(maker: Maker, count: int, *_: object) -> Iterator[Candidate]:
+    def make(maker: CandidateMaker, count: int, *_: object) -> Iterator[Candidate]:
         searched.extend([maker.calibration, maker.search])
         yield Candidate(Kind("m", count, "routed", "fp32"), place / f"{count}.onnx", 0.9 / count)
 
@@ -114,7 +114,7 @@ def test_the_test_images_are_read_once_after_the_search(
         return point
 
     monkeypatch.setattr(sweeps, "read_images", read)
-    monkeypatch.setattr(Maker, "candidates", make)
+    monkeypatch.setattr(CandidateMaker, "candidates", make)
     monkeypatch.setattr(sweeps, "_timed", time)
     monkeypatch.setattr(sweeps, "_tested", tested)
     swept = sweeps.sweep(
@@ -135,9 +135,9 @@ def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPat
         sweeps.Grid([1], ["routed"], ["fp32", "int8"]),
     )
     measured: list[str] = []
-    outcome = Source.outcome
+    outcome = FloatModel.outcome
 
-    def count(self: Source, made: object, data: ImageSet) -> object:
+    def count(self: FloatModel, made: object, data: ImageSet) -> object:
         measured.append(self.path.name)
         if len(measured) == 2:
             raise KeyboardInterrupt
@@ -146,7 +146,7 @@ def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPat
     def fake(made: list[Candidate], *_: object) -> list[Point]:
         return [Point("m", 1, "routed", "fp32", c.accuracy, 1, 1, c.path.name) for c in made]
 
-    monkeypatch.setattr(Source, "outcome", count)
+    monkeypatch.setattr(FloatModel, "outcome", count)
     monkeypatch.setattr(sweeps, "_timed", fake)
     with pytest.raises(KeyboardInterrupt):
         sweeps.sweep(*given, keep=place / "kept")

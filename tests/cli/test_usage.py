@@ -172,4 +172,4 @@ def test_the_table_of_verbs_says_what_the_verbs_say() -> None:
     }
     assert wrong == {}
     files = {p.stem for p in (ROOT / "capsedge/cli").glob("[a-z]*.py")}
-    assert files == {verb.place.partition(":")[0] for verb in TABLE.values()} - {""} | {"deploy"}
+    assert files == {verb.module.partition(":")[0] for verb in TABLE.values()} - {""} | {"deploy"}

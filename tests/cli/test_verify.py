@@ -59,7 +59,7 @@ def test_fails_with_exit_code_4_and_a_ledger(made, tmp_path) -> None:
     assert "Routing ledger" in text
     certificate = json.loads(out.read_text())  # written all the same
     assert certificate["verdict"] == "FAILED"
-    assert certificate["ledger"]["rows"]
+    assert certificate["routing_errors"]["rows"]
 
 
 def test_json_is_one_document(made) -> None:

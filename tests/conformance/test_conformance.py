@@ -201,9 +201,9 @@ def test_the_specification_states_the_tolerances(operator: str) -> None:
     text = (ROOT / "docs" / "reference" / "operators.md").read_text()
     row = re.search(rf"^\| {operator} \| ([^|]+) \| ([^|]+) \|", text, re.M)
     assert row is not None
-    for dtype, stated in zip(("float64", "float32"), row.groups(), strict=True):
+    for dtype, declared in zip(("float64", "float32"), row.groups(), strict=True):
         limit = tolerance(operator, OUTPUTS[operator][0], "normal", dtype, 1.0)
-        assert [float(figure) for figure in stated.split(", ")] == [limit.atol, limit.rtol]
+        assert [float(figure) for figure in declared.split(", ")] == [limit.atol, limit.rtol]
 
 
 def test_inputs_are_the_same_in_every_process() -> None:

@@ -362,7 +362,7 @@ def test_metadata_that_readers_would_refuse_is_not_written(tmp_path: Path) -> No
         export(Scores(), path, example=example, preprocessing=Preprocessing(9, 8, 3))
     assert not path.exists()
     export(Scores(), path, example=example, class_names=["a", "b", "c"], preprocessing=prep)
-    stated = load(path).metadata
-    assert stated is not None
-    assert stated.outputs == Outputs(scores="scores", kind="length")
-    assert stated.parity["comparisons"] > 0
+    declared = load(path).metadata
+    assert declared is not None
+    assert declared.outputs == Outputs(scores="scores", kind="length")
+    assert declared.parity["comparisons"] > 0

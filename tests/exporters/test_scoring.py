@@ -209,7 +209,7 @@ def test_quantize_checks_shape_and_chance(tmp_path: Path) -> None:
     options = ("--calib-data", data, "--calib-images", 30, "--max-drop", 100)
     code, out, error = run("quantize", file, *options, "--json")
     assert code == 0, error
-    assert "which export adds" in json.loads(out)["judged"]
+    assert "which export adds" in json.loads(out)["criterion"]
     code, _, error = run("quantize", file, *options, "--scores", "output_0")
     assert code == 2
     assert "'output_0' has [4, 6] for an image" in error.why

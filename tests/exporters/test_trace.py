@@ -11,7 +11,7 @@ import torch
 
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.exporters import trace
+from capsedge.exporters import traced_layers
 from capsedge.models import build, with_iterations
 from capsedge.models.configs import CapsuleConv
 from capsedge.runtime.metadata import ModelMetadata
@@ -135,10 +135,10 @@ def test_children_are_as_active_as_the_layer_below_says(family: str, made: Trace
 def test_the_metadata_lists_the_outputs(made: Traced):
     model = onnx.load(made.path)
     names = [o.name for o in model.graph.output]
-    stated = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
-    assert stated is not None
-    assert stated.trace is not None
-    assert set(stated.trace.outputs) == {n for n in names if n.startswith("trace/")}
+    declared = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
+    assert declared is not None
+    assert declared.trace is not None
+    assert set(declared.trace.outputs) == {n for n in names if n.startswith("trace/")}
     assert all("off" in said for said in made.report.rewrites.values())
 
 
@@ -215,7 +215,7 @@ def test_responsibilities_after_an_iteration_are_the_couplings_of_the_next(made:
 
 
 def test_a_trace_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trace, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(traced_layers, "_MOST_BYTES", 1000)
     with pytest.raises(UsageError, match="MiB for each image"):
         capsedge.export(network("em"), tmp_path / "m.onnx", extra_outputs=["trace"])
     assert not (tmp_path / "m.onnx").exists()

@@ -119,7 +119,7 @@ def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
     """Routing that a user wrote as a loop, after a capsule operator and between layers with weights."""
     torch = pytest.importorskip("torch")
     from capsedge.models.ops import squash
-    from capsedge.runtime.onnx_file.layer_map import places
+    from capsedge.runtime.onnx_file.layer_map import locate
     from capsedge.runtime.onnx_file.structure import read_structure
 
     class Net(torch.nn.Module):
@@ -142,7 +142,7 @@ def test_a_loop_is_not_booked_to_the_layer_before_it(tmp_path: Path) -> None:
     capsedge.export(Net().eval(), path, example=torch.rand(2, 1, 10, 10))
     model = read_structure(path)
     found = dict(
-        zip([n.outputs[0] for n in model.graph.nodes], places(model, model.graph), strict=True)
+        zip([n.outputs[0] for n in model.graph.nodes], locate(model, model.graph), strict=True)
     )
     kinds = {n.outputs[0]: n.op for n in model.graph.nodes}
     for name, place in found.items():

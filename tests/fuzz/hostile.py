@@ -509,8 +509,8 @@ def arrays() -> dict[str, bytes]:
 
 
 def passport() -> dict[str, bytes]:
-    """Passports."""
-    good = json.loads(next(iter(readers.READERS["passport"].seeds())))
+    """Metadata files."""
+    good = json.loads(next(iter(readers.READERS["engine_metadata"].seeds())))
 
     def with_(**changes: Any) -> bytes:
         return json.dumps({**good, **changes}).encode()
@@ -677,7 +677,7 @@ def repository() -> dict[str, bytes]:
 HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "state": state,
     "safetensors": safetensors, "weights": weights, "module": torch,
-    "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "passport": passport,
+    "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "engine_metadata": passport,
     "metadata": metadata, "table": table, "repository": repository, "parquet": parquet, "tar": tar,
     "arrays": arrays,
     "JSON requests": requests.hostile_documents, "gRPC requests": requests.hostile_messages,

@@ -80,7 +80,7 @@ def _passports() -> dict[str, bytes]:
         "source": "m.onnx", "source_sha256": "cd", "command": "capsedge build m.onnx",
         "metadata": metadata().to_properties(), "machine": dict.fromkeys(machine, "1.2.3"),
     }  # fmt: skip
-    return {"passport": json.dumps(document).encode()}
+    return {"engine_metadata": json.dumps(document).encode()}
 
 
 def _operators() -> dict[str, bytes]:
@@ -90,7 +90,7 @@ def _operators() -> dict[str, bytes]:
 SEEDS: dict[str, Callable[[], dict[str, bytes]]] = {
     "onnx": _models,
     "json": _metadata,
-    "passport": _passports,
+    "engine_metadata": _passports,
     "operator": _operators,
     "session": _models,
 }

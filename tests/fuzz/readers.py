@@ -337,7 +337,7 @@ def _configs() -> Iterable[bytes]:
 
 
 def _read_weights(data: bytes) -> None:
-    from capsedge.importers.identify import recognize
+    from capsedge.importers.identify import identify
     from capsedge.importers.weights_file import read_weights
 
     if data[:1] == b"{":
@@ -349,7 +349,7 @@ def _read_weights(data: bytes) -> None:
             (s for h, s in suffixes.items() if data.startswith(h)), (".safetensors",)
         )
     ]
-    _each(*(lambda path=path: recognize(read_weights(path)) for path in paths))  # type: ignore[misc]
+    _each(*(lambda path=path: identify(read_weights(path)) for path in paths))  # type: ignore[misc]
 
 
 @functools.cache
@@ -380,11 +380,13 @@ def _read_keras(data: bytes) -> None:
     from capsedge.importers import keras_file
     from capsedge.importers.keras_file import BadHdf5, content_of
     from capsedge.importers.weights_file import read_weights
-    from capsedge.runtime.files.sandbox import Ended
+    from capsedge.runtime.files.sandbox import SandboxResult
 
     if data[:1] == b"\4":
         with contextlib.suppress(BadHdf5):
-            keras_file.weights_of(content_of(Ended(0, io.BytesIO(data[1:]), "")), None, "Keras")
+            keras_file.weights_of(
+                content_of(SandboxResult(0, io.BytesIO(data[1:]), "")), None, "Keras"
+            )
         return
     suffix = ".keras" if data[:2] == b"PK" else ".h5"
     read_weights(_file(f"k{suffix}", data))
@@ -420,9 +422,9 @@ def _key_maps() -> Iterable[bytes]:
 
 
 def _read_source(path: Path) -> None:
-    from capsedge.serving.batch.sources import find_source
+    from capsedge.serving.batch.sources import open_source
 
-    source = find_source(str(path))
+    source = open_source(str(path))
     for part in source.parts():
         for item in source.read(part):
             assert bool(item.error) == (item.image is None)
@@ -554,7 +556,7 @@ def _read_passport(data: bytes) -> None:
     from capsedge.runtime import engine_metadata
 
     engine = _file("m.engine", b"engine")
-    engine_metadata.path_of(engine).write_bytes(data)
+    engine_metadata.metadata_path(engine).write_bytes(data)
     issued = engine_metadata.read(engine)
     assert issued.rebuild.replace(":", "").replace("--", "").split()[:2] == ["capsedge", "build"]
     engine_metadata.check(engine, issued, issued.machine, None)
@@ -569,7 +571,7 @@ def _passports() -> Iterable[bytes]:
     machine = engine_metadata.Machine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
     properties = metadata().to_properties()
     for batch in ((1, 1, 1), (1, 4, 8)):
-        yield engine_metadata.Passport(
+        yield engine_metadata.EngineMetadata(
             sha256(engine), 6, machine, "native", "", "", "fp16", {"FP16": 3}, batch, "m.onnx", "",
             properties, "capsedge build m.onnx",
         ).to_json().encode()  # fmt: skip
@@ -610,21 +612,21 @@ def _properties() -> Iterable[bytes]:
 
 
 def _read_table(data: bytes) -> None:
-    from capsedge.calibration.ranges import Table
+    from capsedge.calibration.ranges import CalibrationTable
 
     path = _file("t.json", data)
-    table = Table.load(path)
+    table = CalibrationTable.load(path)
     table.save(path)
-    again = Table.load(path)
+    again = CalibrationTable.load(path)
     assert again.entries.keys() == table.entries.keys()
 
 
 def _tables() -> Iterable[bytes]:
-    from capsedge.calibration.ranges import Histogram, Table
+    from capsedge.calibration.ranges import CalibrationTable, Histogram
 
     histogram = Histogram(-1.0, 2.0, np.array([1, 2, 3]), np.array([0.5, 0.25]))
     path = _folder() / "seed.json"
-    Table.from_histograms("a", "b", "minmax", 5, "c", {"x": histogram}).save(path)
+    CalibrationTable.from_histograms("a", "b", "minmax", 5, "c", {"x": histogram}).save(path)
     yield path.read_bytes()
 
 
@@ -640,9 +642,9 @@ def _read_repository(data: bytes) -> None:
 def _repositories() -> Iterable[bytes]:
     own = {"name": "a", "device": "cpu", "ops": "fused", "twin_of": ""}
     twin = {"name": "a-portable", "device": "cpu", "ops": "portable", "twin_of": "a"}
-    stated = {"schema": 1, "kind": "triton", "architecture": "x86_64", "models": [own, twin]}
+    declared = {"schema": 1, "kind": "triton", "architecture": "x86_64", "models": [own, twin]}
     for mount in ("/models", "/mnt/models"):
-        yield json.dumps({**stated, "mount": mount, "files": {}}).encode()
+        yield json.dumps({**declared, "mount": mount, "files": {}}).encode()
 
 
 _JSON = ("capsedge.runtime.files.json_documents",)
@@ -692,9 +694,10 @@ READERS: dict[str, Reader] = {
     "onnx": Reader(
         _read_onnx, _onnx,
         ("capsedge.runtime.onnx_file", "capsedge.runtime.profiling", "capsedge.runtime.session",
-         "capsedge.runtime.load", "capsedge.runtime.metadata", *_JSON),
+         "capsedge.runtime.load", "capsedge.runtime.decoder", "capsedge.runtime.predictions",
+         "capsedge.runtime.backends.onnxruntime_backend", "capsedge.runtime.metadata", *_JSON),
     ),
-    "passport": Reader(_read_passport, _passports, ("capsedge.runtime.engine_metadata", *_JSON)),
+    "engine_metadata": Reader(_read_passport, _passports, ("capsedge.runtime.engine_metadata", *_JSON)),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
     "repository": Reader(
         _read_repository, _repositories,

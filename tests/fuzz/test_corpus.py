@@ -19,7 +19,7 @@ QUICK = (
     "cifar",
     "config",
     "onnx",
-    "passport",
+    "engine_metadata",
     "metadata",
     "key map",
     "repository",

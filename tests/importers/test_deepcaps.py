@@ -78,7 +78,7 @@ MUTATIONS: dict[str, tuple[bool, dict[str, Any]]] = {
     "bias in all iterations": (False, {"last_bias": False}),
     "stem": (False, {"squashed_stem": False}),
     "softmax": (False, {"routed_softmax": "types"}),
-    "mixed votes": (False, {"vote_reading": "mixed"}),
+    "mixed votes": (False, {"vote_layout": "mixed"}),
 }
 
 

@@ -156,7 +156,7 @@ def test_the_authors_code_notices_the_wrong_function(
         capsedge.import_checkpoint(
             saved(module, tmp_path / "m.pt"),
             target,
-            against=f"{tmp_path / 'author.py'}:build",
+            reference_code=f"{tmp_path / 'author.py'}:build",
             **answers,
         )
     assert not target.exists()
@@ -176,7 +176,9 @@ def test_the_authors_code_agrees(
         "from tests.importers.families import networks\ndef build(): return networks.AUTHOR\n"
     )
     report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pt"), against=f"{tmp_path / 'author.py'}:build", **answers
+        saved(module, tmp_path / "m.pt"),
+        reference_code=f"{tmp_path / 'author.py'}:build",
+        **answers,
     )
     assert report.comparison is not None
     assert report.comparison.passed

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge import models
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
-from capsedge.importers.reference_check import Block, _same_in_double
+from capsedge.importers.reference_check import Block, _same_in_fp64
 from capsedge.models.configs import CapsNetConfig, Conv
 from capsedge.models.stems import FractionalMaxPool
 from tests.importers.families import fixcaps as n
@@ -92,7 +92,9 @@ def compared(module: nn.Module, tmp_path: Path, patch: pytest.MonkeyPatch) -> An
         "from tests.importers.families import fixcaps\ndef build(): return fixcaps.AUTHOR\n"
     )
     return capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pt"), against=f"{tmp_path / 'author.py'}:build", **answers(60)
+        saved(module, tmp_path / "m.pt"),
+        reference_code=f"{tmp_path / 'author.py'}:build",
+        **answers(60),
     )
 
 
@@ -116,7 +118,7 @@ def test_constants_of_the_authors_code_do_not_limit_fp64(tmp_path: Path) -> None
     module = n.large().eval()
     model = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), **answers(51)).model
     block = Block(("noise",) * 2, torch.rand(2, 3, 51, 51).numpy())
-    assert _same_in_double(model, module, iter([block]), 1, 1.0)
+    assert _same_in_fp64(model, module, iter([block]), 1, 1.0)
     assert torch.get_default_dtype() == torch.float32
 
 

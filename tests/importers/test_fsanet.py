@@ -81,12 +81,12 @@ def test_another_range_is_noticed(
     against = f"{tmp_path / 'author.py'}:build"
     file = saved(module, tmp_path / "m.pth")
     if variant == "omasaht":
-        report = capsedge.import_checkpoint(file, variant=variant, against=against)
+        report = capsedge.import_checkpoint(file, variant=variant, reference_code=against)
         assert report.comparison is not None
         assert report.comparison.flips == 0
     else:
         with pytest.raises(ParityError):
-            capsedge.import_checkpoint(file, variant=variant, against=against)
+            capsedge.import_checkpoint(file, variant=variant, reference_code=against)
 
 
 def test_diverged_weights_are_refused(tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ def test_an_ensemble_beside_its_authors_code(
         f"def twice(): return Both({[str(files[0])]})\n"
     )
     report = capsedge.import_checkpoint(
-        files, variant="omasaht", against=f"{tmp_path / 'author.py'}:both"
+        files, variant="omasaht", reference_code=f"{tmp_path / 'author.py'}:both"
     )
     assert report.comparison is not None
     assert report.comparison.passed
     with pytest.raises(ParityError):
         capsedge.import_checkpoint(
-            files, variant="omasaht", against=f"{tmp_path / 'author.py'}:twice"
+            files, variant="omasaht", reference_code=f"{tmp_path / 'author.py'}:twice"
         )
 
 

@@ -134,8 +134,8 @@ def test_no_other_file_is_opened_by_what_the_checks_overlook(tmp_path: Path, att
     program = (
         "import io, sys, numpy, h5py\n"
         "from capsedge.importers.hdf5_worker import _rehearse\n"
-        "from capsedge.runtime.files.sandbox import close_doors\n"
-        "_rehearse(); data = sys.stdin.buffer.read(); close_doors()\n"
+        "from capsedge.runtime.files.sandbox import forbid_new_files\n"
+        "_rehearse(); data = sys.stdin.buffer.read(); forbid_new_files()\n"
         "file = h5py.File(h5py.h5f.open_file_image(data))\n"
         "for name in list(file):\n"
         "    try: print(file[name][...])\n"

@@ -148,7 +148,7 @@ def test_which_patches_is_asked(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"(?s)variant.*add_pathes.*--data.*--variant new\|old"):
         capsedge.import_checkpoint(file, iterations=2)
     file = saved(n.Attention(mixed=True), tmp_path / "a.pt")
-    with pytest.raises(UsageError, match=r"--as apple\|yaohungt"):
+    with pytest.raises(UsageError, match=r"--family apple\|yaohungt"):
         capsedge.import_checkpoint(file, iterations=2)
 
 

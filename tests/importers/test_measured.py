@@ -1,4 +1,4 @@
-"""What `--data` and `--against` report of an imported network."""
+"""What `--data` and `--reference-code` report of an imported network."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_code_that_draws_is_refused_with_its_line(few: None, tmp_path: Path) -> 
             saved(networks.XifengGuo(3), tmp_path / "m.pt"),
             tmp_path / "c.safetensors",
             iterations=3,
-            against=f"{tmp_path / 'author.py'}:build",
+            reference_code=f"{tmp_path / 'author.py'}:build",
         )
     assert "rand_like" in str(caught.value)
     assert not (tmp_path / "c.safetensors").exists()
@@ -153,13 +153,13 @@ def test_nan_of_the_authors_code_is_counted_and_named(few: None, tmp_path: Path)
     report = capsedge.import_checkpoint(
         saved(networks.XifengGuo(3), tmp_path / "m.pt"),
         iterations=3,
-        against=f"{tmp_path / 'author.py'}:build",
+        reference_code=f"{tmp_path / 'author.py'}:build",
         progress=lambda done, total: seen.append((done, total)),
     )
     found = report.comparison
     assert found is not None
     assert found.passed
-    assert found.nan == found.nan_answered == 2
+    assert found.nan == found.nan_in_code_only == 2
     assert found.nan_on == "black, zero input"
     assert any("NaN on 2 of 33 inputs, such as black" in w for w in report.warnings)
     assert found.least_margin is not None
@@ -171,7 +171,7 @@ def test_a_margin_below_the_tolerance_is_no_flip() -> None:
     """Rounding may turn it; what it turns is counted apart."""
     theirs = np.array([[0.5, 0.5 + 2e-6], [0.5, 0.5 + 2e-6], [0.1, 1.0], [1.0, 0.1]])
     ours = np.array([[0.5, 0.5 + 2e-6], [0.5 + 2e-6, 0.5], [0.1, 1.0], [0.1, 1.0]])
-    answers = reference_check._Answers("scores", ours, theirs, ("a", "b", "c", "d"))
+    answers = reference_check._BothOutputs("scores", ours, theirs, ("a", "b", "c", "d"))
     found = reference_check._decisions(answers, np.ones(4, bool), values=False)
     assert found == {
         "flips": 1,

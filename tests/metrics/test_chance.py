@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capsedge.datasets.chance import at_most, check_above_chance
+from capsedge.datasets.chance import binomial_at_most, check_above_chance
 from capsedge.errors import UsageError
 
 
@@ -73,6 +73,10 @@ def test_guesses_are_stopped() -> None:
 def test_binomial() -> None:
     draws = np.random.default_rng(2).binomial(20, 0.3, 200_000)
     for count in (0, 3, 6, 12, 20):
-        assert at_most(count, 20, 0.3) == pytest.approx((draws <= count).mean(), abs=5e-3)
-    assert (at_most(-1, 5, 0.5), at_most(5, 5, 0.5), at_most(2, 5, 0.0)) == (0.0, 1.0, 1.0)
-    assert at_most(2, 5, 1.0) == 0.0
+        assert binomial_at_most(count, 20, 0.3) == pytest.approx((draws <= count).mean(), abs=5e-3)
+    assert (
+        binomial_at_most(-1, 5, 0.5),
+        binomial_at_most(5, 5, 0.5),
+        binomial_at_most(2, 5, 0.0),
+    ) == (0.0, 1.0, 1.0)
+    assert binomial_at_most(2, 5, 1.0) == 0.0

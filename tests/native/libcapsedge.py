@@ -141,8 +141,8 @@ class Result(ctypes.Structure):
         ("score_kind", _TEXT),
         ("values", ctypes.POINTER(ctypes.c_double)),
         ("value_count", ctypes.c_size_t),
-        ("nothing", _TEXT),
-        ("long_way", _I32),
+        ("atypical", _TEXT),
+        ("escalated", _I32),
     )
 
 
@@ -462,6 +462,6 @@ def _result(prediction: ctypes.c_void_p, index: int) -> dict[str, Any]:
         ).reshape(classes, size),
         "score_kind": (found.score_kind or b"").decode(),
         "values": found.values[: found.value_count] if found.value_count else [],
-        "nothing": (found.nothing or b"").decode(),
-        "long_way": {-1: None, 0: False, 1: True}[found.long_way],
+        "atypical": (found.atypical or b"").decode(),
+        "escalated": {-1: None, 0: False, 1: True}[found.escalated],
     }

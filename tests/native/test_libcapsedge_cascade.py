@@ -25,8 +25,8 @@ def test_the_same_images_and_bits(cascade: bytes):
     images = pixels(150, seed=7)
     wanted = load_bytes(cascade).predict(images)
     found = Session(cascade).predict(list(images[..., None]))
-    assert [p["long_way"] for p in found] == [p.long_way for p in wanted]
-    assert 0 < sum(p["long_way"] for p in found) < 150
+    assert [p["escalated"] for p in found] == [p.escalated for p in wanted]
+    assert 0 < sum(p["escalated"] for p in found) < 150
     for mine, python in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(mine["scores"], python.scores)
         np.testing.assert_array_equal(mine["poses"], python.poses)
@@ -34,18 +34,18 @@ def test_the_same_images_and_bits(cascade: bytes):
 
 def test_other_models_have_none(cascade: bytes):
     plain = capsule_model().SerializeToString()
-    assert Session(plain).predict([pixels(1)[0, ..., None]])[0]["long_way"] is None
+    assert Session(plain).predict([pixels(1)[0, ..., None]])[0]["escalated"] is None
 
 
 def test_older_programs_read_what_they_know():
     """The field came last: a program that does not know it has a shorter structure."""
     names = [name for name, *_ in libcapsedge.Result._fields_]
-    assert names[-1] == "long_way"
+    assert names[-1] == "escalated"
 
 
 def test_a_cascade_needs_its_output(cascade: bytes):
     entries = onnx.load_model_from_string(cascade).metadata_props
     bare = capsule_model(properties={p.key: p.value for p in entries}).SerializeToString()
-    with pytest.raises(Failed, match="no output long_way") as error:
+    with pytest.raises(Failed, match="no output escalated") as error:
         Session(bare)
     assert error.value.code == ARTEFACT

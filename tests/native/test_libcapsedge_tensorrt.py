@@ -212,7 +212,7 @@ def foreign(path: Path, rows: int | str, batch: tuple[int, int, int]) -> Path:
     here = engine_metadata.Machine("10.3.0", "13.0", "Orin", "8.7")
     engine_metadata.write(
         engine,
-        engine_metadata.Passport(
+        engine_metadata.EngineMetadata(
             sha256(engine), engine.stat().st_size, here, "native", "", "", "fp32", {}, batch,
             "foreign.onnx", "", {}, "capsedge build foreign.onnx",
         ),
@@ -607,7 +607,7 @@ def test_the_driver_decides_which_cuda_is_opened(
     compile_cudart(tmp_path / "libcudart.so.12", 12080, 12060)
     variables = {"CAPSEDGE_CUDART": "", "LD_LIBRARY_PATH": str(tmp_path)}
     found = program(classify, path, samples[0], **variables)
-    assert found.returncode == ARTEFACT, found.stderr  # the engine's passport says CUDA 13.0
+    assert found.returncode == ARTEFACT, found.stderr  # the engine's metadata file says CUDA 13.0
     assert "the driver is for CUDA 12.6, the engine needs 13.0" in found.stderr
 
 

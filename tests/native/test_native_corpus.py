@@ -12,7 +12,7 @@ from tests.fuzz.native_target import CORPUS, SEEDS, SOURCE, build, onnxruntime_v
 
 from .builds import environment
 
-READERS = ("onnx", "json", "passport")  # the others compile for minutes
+READERS = ("onnx", "json", "engine_metadata")  # the others compile for minutes
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SEEDS if name not in READERS]

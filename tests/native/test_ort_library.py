@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def named(operator: tuple[str, dict[str, Any], list[Array]]) -> dict[str, Array]:
-    given = OPERATORS[operator[0]].given(len(operator[2]))
+    given = OPERATORS[operator[0]].present_inputs(len(operator[2]))
     return dict(zip((value.name for value in given), operator[2], strict=True))
 
 

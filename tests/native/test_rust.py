@@ -69,14 +69,14 @@ def parsed(line: str) -> tuple[str, str, str, float]:
 
 def test_values_of_a_regression(program: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from capsedge.runtime.describe import Description, described
     from capsedge.runtime.metadata import Outputs, Preprocessing
+    from capsedge.runtime.user_metadata import Description, describe_model
     from tests.runtime.models import foreign_model
 
     outputs = Outputs(names=("yaw", "age", "depth"), units=("degrees", "", "mm"))
-    stated = Description(None, Preprocessing(8, 8, 1), "regression", outputs)
+    declared = Description(None, Preprocessing(8, 8, 1), "regression", outputs)
     model = tmp_path / "pose.onnx"
-    model.write_bytes(described(foreign_model({"o": [3]}).SerializeToString(), stated).data)
+    model.write_bytes(describe_model(foreign_model({"o": [3]}).SerializeToString(), declared).data)
     files = pictures(tmp_path)
     for path, line in zip(files, run(program, model, *files).splitlines(), strict=True):
         values = load(model).predict(pixels(path))[0].values

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import torch
 
-from capsedge.calibration.float_model import Source, uniform
+from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.exporters import subject as modules
 from capsedge.exporters.export import export, to_graph
@@ -39,7 +39,7 @@ def quantized(source: Path, precision: str) -> Path:
     """
     if precision == "fp32":
         return source
-    made = Source(source)
+    made = FloatModel(source)
     prep = made.preprocessing
     assert prep is not None
     pixels = np.random.default_rng(0).integers(
@@ -47,10 +47,10 @@ def quantized(source: Path, precision: str) -> Path:
     )
     images = ImageSet("random", pixels, None, prep)
     if precision == "fp16":
-        model, _ = made.half(images)
+        model, _ = made.to_fp16(images)
     else:
         units = made.quantizable("tensorrt")
-        assignment = uniform(units, "int8")
+        assignment = uniform_assignment(units, "int8")
         if precision == "mixed":
             assignment[units[0].name] = "fp32"
         model, _ = made.emit(assignment, made.calibrate(images, "minmax", None), "tensorrt")

@@ -1,7 +1,7 @@
 """Opens an engine over a stand-in for CUDA, as far as NVIDIA's own runtime goes; run by test_opening.py.
 
-The stand-in says that there is a GPU, so the passport is compared and the real TensorRT-RTX is opened; its
-runtime finds no GPU and refuses to deserialize.
+The stand-in says that there is a GPU, so the metadata file is compared and the real TensorRT-RTX is opened;
+its runtime finds no GPU and refuses to deserialize.
 """
 
 from __future__ import annotations

@@ -159,14 +159,14 @@ def test_the_command(environment: Mapping[str, str], tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "RTX GPUs of compute capability 8.9, 12.0" in done.stdout
     assert "unproven" in done.stderr
-    passport = json.loads(target.with_name("digits.engine.json").read_text())
-    assert passport["target"] == "tensorrt-rtx"
-    assert passport["compute_capabilities"] == ["8.9", "12.0"]
+    engine_info = json.loads(target.with_name("digits.engine.json").read_text())
+    assert engine_info["target"] == "tensorrt-rtx"
+    assert engine_info["compute_capabilities"] == ["8.9", "12.0"]
     shown = subprocess.run(
         [sys.executable, "-m", "capsedge", "inspect", str(target), "--json"],
         capture_output=True, text=True, check=False, env=dict(environment), cwd=ROOT,
     )  # fmt: skip
-    assert json.loads(shown.stdout)["passport"]["products"]["FP32"] > 0
+    assert json.loads(shown.stdout)["engine_metadata"]["products"]["FP32"] > 0
     library = tmp_path / "plugin.so"
     library.write_bytes(b"")
     plain = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}

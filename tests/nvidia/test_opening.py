@@ -36,7 +36,7 @@ def opened(
 
 
 def test_python(engine: Path, cudart: Path, environment: Mapping[str, str]) -> None:  # noqa: F811
-    """A GPU outside the list is refused by the passport; one in it gets as far as NVIDIA's runtime."""
+    """A GPU outside the list is refused by the metadata file; one in it gets as far as NVIDIA's runtime."""
     ada, orin = opened(engine, cudart, environment, cpp=False)
     assert ada["runs_here"] is True
     assert ada["error"] == "ArtefactError", ada

@@ -21,7 +21,7 @@ from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.engine_metadata import TENSORRT_RTX
-from capsedge.runtime.onnx_file.layer_map import merged, places_in
+from capsedge.runtime.onnx_file.layer_map import locations_in, merge_locations
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,9 @@ def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     layers = engine_layers.from_log(tensorrt_logger(import_for(TENSORRT_RTX)).layers)
     return {
         **built.to_dict(),
-        "belongs_to": [merged(places_in(f"{x.name} {x.metadata}")).label for x in layers],
+        "belongs_to": [
+            merge_locations(locations_in(f"{x.name} {x.metadata}")).label for x in layers
+        ],
         "seconds": time.monotonic() - start,
         "progress": {"told": len(told), "last": shares[-1], "monotonic": shares == sorted(shares)},
     }

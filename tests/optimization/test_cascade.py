@@ -21,7 +21,7 @@ import capsedge
 from capsedge.cli import app
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.optimization.cascade import CascadeReport
-from capsedge.optimization.cascade_graph import Doubt, Pair, join
+from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load_bytes
@@ -58,17 +58,17 @@ def _prepared(count: int, seed: int = 3) -> NDArray[np.float32]:
 def test_its_answers_are_those_of_the_network_that_decided(place: Path, report: CascadeReport):
     images = _prepared(50)
     small, both = (capsedge.load(place / f"{name}.onnx").run(images) for name in ("small", "pair"))
-    long_way = both["long_way"]
-    assert 0 < long_way.sum() < 50
-    large = capsedge.load(place / "large.onnx").run(images[long_way])
+    escalated = both["escalated"]
+    assert 0 < escalated.sum() < 50
+    large = capsedge.load(place / "large.onnx").run(images[escalated])
     for name in ("lengths", "poses"):
-        np.testing.assert_array_equal(both[name][long_way], large[name])
-        np.testing.assert_array_equal(both[name][~long_way], small[name][~long_way])
+        np.testing.assert_array_equal(both[name][escalated], large[name])
+        np.testing.assert_array_equal(both[name][~escalated], small[name][~escalated])
     best = np.sort(small["lengths"], axis=1)
     doubted = best[:, -1] - best[:, -2] < np.float32(report.cascade.margin)
     if report.cascade.score is not None:
         doubted |= best[:, -1] < np.float32(report.cascade.score)
-    np.testing.assert_array_equal(long_way, doubted)
+    np.testing.assert_array_equal(escalated, doubted)
 
 
 def test_the_held_out_agreement_is_that_of_the_file(place: Path, report: CascadeReport):
@@ -101,7 +101,7 @@ def test_any_mask(mask: list[bool]):
     apart[:, :4] = 255
     images = np.array([alike if long else apart for long in mask], np.float32).reshape(-1, 1, 8, 8)
     found = _SESSION.run(images / np.float32(255))
-    assert found["long_way"].tolist() == mask
+    assert found["escalated"].tolist() == mask
     assert [len(v) for v in found.values()] == [len(mask)] * 3
     for k in range(len(mask)):
         alone = _SESSION.run(images[k : k + 1] / np.float32(255))
@@ -110,25 +110,25 @@ def test_any_mask(mask: list[bool]):
             np.testing.assert_allclose(found[name][k], value[0], atol=1e-6)
 
 
-def _joined(doubt: Doubt, **options: Any) -> onnx.ModelProto:
+def _joined(doubt: EscalationRule, **options: Any) -> onnx.ModelProto:
     small, large = noisy(capsule_model(**options)), capsule_model(**options)
     return join(small, large, Pair(BOTH, "lengths"), doubt)
 
 
-_SESSION = load_bytes(_joined(Doubt(0.3)).SerializeToString())
+_SESSION = load_bytes(_joined(EscalationRule(0.3)).SerializeToString())
 
 
 @pytest.mark.parametrize("ops", ["fused", "portable"])
 def test_with_the_operator_library_and_without(ops: str):
     """Function bodies of one name are kept apart, and the kernels run in the branch too."""
-    model = _joined(Doubt(0.3))
+    model = _joined(EscalationRule(0.3))
     assert [f.name for f in model.functions] == ["Squash", "Squash_2"]
     if ops == "fused" and _SESSION.backend.ops != "fused":
         pytest.skip("the operator library is not built here")
     images = _prepared(20)
     found = load_bytes(model.SerializeToString(), ops=ops).run(images)
     wanted = _SESSION.run(images)
-    assert found["long_way"].any()
+    assert found["escalated"].any()
     for name in BOTH:
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)
 
@@ -140,28 +140,33 @@ def test_bodies_with_the_same_name_may_differ():
             node.attribute[0].f = 1.5  # another body under the same name
     alone = [load_bytes(m.SerializeToString(), ops="portable") for m in (small, large)]
     both = load_bytes(
-        join(small, large, Pair(BOTH, "lengths"), Doubt(0.3)).SerializeToString(), ops="portable"
+        join(small, large, Pair(BOTH, "lengths"), EscalationRule(0.3)).SerializeToString(),
+        ops="portable",
     )
     images = _prepared(20)
     found, (first, second) = both.run(images), (s.run(images) for s in alone)
-    long_way = found["long_way"][:, None]
-    assert long_way.any()
-    assert not long_way.all()
+    escalated = found["escalated"][:, None]
+    assert escalated.any()
+    assert not escalated.all()
     assert not np.allclose(first["lengths"], second["lengths"])
-    wanted = np.where(long_way, second["lengths"], first["lengths"])
+    wanted = np.where(escalated, second["lengths"], first["lengths"])
     np.testing.assert_allclose(found["lengths"], wanted, atol=1e-6)
 
 
 def test_names_of_its_own_may_be_taken():
     small, large = capsule_model(), capsule_model()
-    for model, name in ((small, "cascade_small_lengths"), (large, "long_way"), (small, "long_way")):
+    for model, name in (
+        (small, "cascade_small_lengths"),
+        (large, "escalated"),
+        (small, "escalated"),
+    ):
         for node in model.graph.node:
             for field in (node.input, node.output):
                 for k, other in enumerate(field):
                     field[k] = (
-                        name if other == ("pixels" if name == "long_way" else "votes") else other
+                        name if other == ("pixels" if name == "escalated" else "votes") else other
                     )
-    model = join(small, large, Pair(BOTH, "lengths"), Doubt(0.3))
+    model = join(small, large, Pair(BOTH, "lengths"), EscalationRule(0.3))
     images = _prepared(20)
     wanted = load_bytes(capsule_model().SerializeToString()).run(images)
     found = load_bytes(model.SerializeToString()).run(images)
@@ -170,8 +175,8 @@ def test_names_of_its_own_may_be_taken():
 
 def test_nan_is_in_doubt():
     small = noisy(capsule_model(), noise=math.nan)
-    model = join(small, capsule_model(), Pair(BOTH, "lengths"), Doubt(0.0, 0.0))
-    assert load_bytes(model.SerializeToString()).run(_prepared(3))["long_way"].all()
+    model = join(small, capsule_model(), Pair(BOTH, "lengths"), EscalationRule(0.0, 0.0))
+    assert load_bytes(model.SerializeToString()).run(_prepared(3))["escalated"].all()
 
 
 def test_several_labels(tmp_path: Path):
@@ -183,7 +188,7 @@ def test_several_labels(tmp_path: Path):
     assert made.cascade.margin > 0
     small = capsedge.load(names[0]).run(images)["lengths"]
     near = np.abs(small - np.float32(0.5)).min(axis=1) < np.float32(made.cascade.margin)
-    np.testing.assert_array_equal(found["long_way"], near)
+    np.testing.assert_array_equal(found["escalated"], near)
     assert near.any()
     assert not near.all()
 
@@ -211,7 +216,7 @@ def test_another_preparation_becomes_part_of_the_graph(tmp_path: Path):
     assert session.metadata.preprocessing == metadata().preprocessing
     alone = capsedge.load(names[0]).predict(IMAGES)
     for found, wanted in zip(session.predict(IMAGES), alone, strict=True):
-        if not found.long_way:
+        if not found.escalated:
             np.testing.assert_allclose(found.scores, wanted.scores, atol=1e-5)
 
 
@@ -318,9 +323,9 @@ def test_the_test_split_is_not_read(place: Path, report: CascadeReport, tmp_path
 
 def test_deformed_copies_make_it_more_cautious(report: CascadeReport):
     """What they demand is measured on copies of other images."""
-    assert report.deformation > 0
-    assert report.deformed_agreement >= report.cascade.min_agreement
-    assert report.cascade.agreement >= report.deformed_agreement
+    assert report.augmentation > 0
+    assert report.augmented_agreement >= report.cascade.min_agreement
+    assert report.cascade.agreement >= report.augmented_agreement
 
 
 def test_no_more_is_spent_than_allowed(tmp_path: Path):
@@ -339,17 +344,17 @@ def test_no_more_is_spent_than_allowed(tmp_path: Path):
 )
 def test_hostile_statements(report: CascadeReport, changes: dict[str, Any]):
     model = onnx.load_model_from_string(report.model)
-    stated = {**report.cascade.to_dict(), **changes}
+    declared = {**report.cascade.to_dict(), **changes}
     for entry in model.metadata_props:
         if entry.key == CASCADE_KEY:
-            entry.value = json.dumps(stated)
+            entry.value = json.dumps(declared)
     with pytest.raises(capsedge.ArtefactError, match="metadata cannot be read"):
         load_bytes(model.SerializeToString())
 
 
 def test_a_cascade_needs_its_output(report: CascadeReport):
     properties = {p.key: p.value for p in onnx.load_model_from_string(report.model).metadata_props}
-    with pytest.raises(capsedge.ArtefactError, match="no output long_way"):
+    with pytest.raises(capsedge.ArtefactError, match="no output escalated"):
         load_bytes(capsule_model(properties=properties).SerializeToString())
 
 
@@ -380,16 +385,16 @@ def test_infer_states_the_share(place: Path, report: CascadeReport, tmp_path: Pa
 
     files = []
     predictions = capsedge.load(place / "pair.onnx").predict(IMAGES)
-    doubted = [image for image, p in zip(IMAGES, predictions, strict=True) if p.long_way]
+    doubted = [image for image, p in zip(IMAGES, predictions, strict=True) if p.escalated]
     for number, image in enumerate([*doubted[:2], *pixels(18, seed=9)]):
         files.append(tmp_path / f"{number}.png")
         Image.fromarray(image).save(files[-1])
     base = ["infer", "--model", str(place / "pair.onnx"), *map(str, files)]
     document = json.loads(CliRunner().invoke(app, [*base, "--json"]).stdout)
-    taken = [line["long_way"] for line in document["images"]]
-    assert document["long_way_share"] == np.mean(taken)
+    taken = [line["escalated"] for line in document["images"]]
+    assert document["escalated_share"] == np.mean(taken)
     assert 0 < sum(taken) < 20
     said = f"long way: {sum(taken)} of 20 images, {np.mean(taken):.1%}"
     assert said in CliRunner().invoke(app, base).stdout
     single = ["infer", "--model", str(place / "large.onnx"), str(files[0]), "--json"]
-    assert "long_way" not in CliRunner().invoke(app, single).stdout
+    assert "escalated" not in CliRunner().invoke(app, single).stdout

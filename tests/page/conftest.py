@@ -10,7 +10,7 @@ import pytest
 
 import capsedge
 from capsedge.runtime.zoo import MODELS
-from capsedge.serving.deploy.web_server import FolderServer
+from capsedge.serving.deploy.preview_server import FolderServer
 from tests.page import browser
 
 

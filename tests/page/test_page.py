@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.describe import with_properties
-from capsedge.serving.deploy.web_server import ADDRESS, FolderServer
+from capsedge.runtime.user_metadata import with_properties
+from capsedge.serving.deploy.preview_server import ADDRESS, FolderServer
 from tests.conftest import ROOT
 from tests.page.browser import play
-from tests.places.table import ZOO
+from tests.paths.table import ZOO
 
 pytestmark = pytest.mark.slow
 

@@ -29,7 +29,7 @@ from capsedge.runtime.backends.backend import (
     ProfiledBackend,
     RuntimeOptions,
 )
-from capsedge.runtime.decoder import RECONSTRUCTION, cut
+from capsedge.runtime.decoder import RECONSTRUCTION, extract_subgraph
 from capsedge.runtime.load import load_bytes
 from tests.runtime.models import CLASSES, POSE, SIDE, capsule_model, metadata, save
 from tests.tensorrt.fixtures import cudart, gpu, on_gpu
@@ -76,7 +76,7 @@ def file(request: pytest.FixtureRequest, folder: Path) -> ModelFile:
 
 @pytest.fixture
 def backend(file: ModelFile) -> Backend:
-    return loading._opened(file, RuntimeOptions())
+    return loading.load(file.path).backend
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_a_part_runs_by_itself(
 ) -> None:
     if not isinstance(backend, PartialBackend):
         pytest.skip(f"{backend.name} runs its models as a whole")
-    part = backend.open_part(cut(file.content, "poses", RECONSTRUCTION))
+    part = backend.open_part(extract_subgraph(file.content, "poses", RECONSTRUCTION))
     backend.close()
     assert [port.name for port in part.outputs] == [RECONSTRUCTION]
     found = part.run({part.inputs[0].name: wanted["poses"]}, [RECONSTRUCTION])

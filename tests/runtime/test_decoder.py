@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import capsedge
 from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.decoder import Decoder, Uncuttable, cut
+from capsedge.runtime.decoder import Decoder, SubgraphError, extract_subgraph
 from capsedge.runtime.zoo import default_model, samples_folder
 from tests.runtime.models import capsule_model, save
 
@@ -173,7 +173,7 @@ def _decoding(read: str, *nodes: onnx.NodeProto, described: bool = True) -> byte
 
 @pytest.mark.parametrize("read", ["poses", "made"])
 def test_a_part_has_what_it_needs_and_no_more(read: str):
-    part = onnx.load_from_string(cut(_decoding(read), "poses", "reconstruction"))
+    part = onnx.load_from_string(extract_subgraph(_decoding(read), "poses", "reconstruction"))
     onnx.checker.check_model(part, full_check=True)
     assert [i.name for i in part.graph.input] == [read]
     assert {i.name for i in part.graph.initializer} == {"flat", "weight"}
@@ -184,7 +184,9 @@ def test_a_part_has_what_it_needs_and_no_more(read: str):
 
 def test_a_value_without_a_shape_that_is_only_reshaped():
     """As in quantized files, whose values are not described."""
-    part = onnx.load_from_string(cut(_decoding("made", described=False), "poses", "reconstruction"))
+    part = onnx.load_from_string(
+        extract_subgraph(_decoding("made", described=False), "poses", "reconstruction")
+    )
     onnx.checker.check_model(part, full_check=True)
     assert [i.name for i in part.graph.input] == ["made"]
     sizes = part.graph.input[0].type.tensor_type.shape.dim
@@ -217,10 +219,10 @@ def test_a_value_without_a_shape_that_is_only_reshaped():
     ],
 )
 def test_what_cannot_be_cut(data: Callable[[], bytes], says: str):
-    with pytest.raises(Uncuttable, match=says):
-        cut(data(), "poses", "reconstruction")
+    with pytest.raises(SubgraphError, match=says):
+        extract_subgraph(data(), "poses", "reconstruction")
 
 
 def test_the_file_keeps_its_bytes_and_the_part_is_smaller():
     data = ZOO.read_bytes()
-    assert len(cut(data, "poses", "reconstruction")) < len(data) / 3
+    assert len(extract_subgraph(data, "poses", "reconstruction")) < len(data) / 3

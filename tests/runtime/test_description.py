@@ -13,14 +13,14 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
-from capsedge.runtime.describe import (  # noqa: E402
-    Description,
-    described,
-    with_properties,
-)
 from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
 from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.user_metadata import (  # noqa: E402
+    Description,
+    describe_model,
+    with_properties,
+)
 from tests.runtime.models import capsule_model, foreign_model, metadata  # noqa: E402
 
 PREP = Preprocessing(8, 8, 1)
@@ -28,7 +28,7 @@ PICTURE = np.random.default_rng(3).integers(0, 256, (8, 8)).astype(np.uint8)
 
 
 def describe(model: onnx.ModelProto, **stated: Any) -> ModelMetadata:
-    return described(model.SerializeToString(), Description(**stated)).metadata
+    return describe_model(model.SerializeToString(), Description(**stated)).metadata
 
 
 def test_only_the_metadata_changes():
@@ -37,7 +37,7 @@ def test_only_the_metadata_changes():
     del model.metadata_props[:]
     plain = model.SerializeToString()
     onnx.helper.set_model_props(model, {"author": "somebody"} | metadata().to_properties())
-    found = described(model.SerializeToString(), Description(class_names=["a", "b", "c"])).data
+    found = describe_model(model.SerializeToString(), Description(class_names=["a", "b", "c"])).data
     changed = onnx.load_from_string(found)
     kept = {p.key: p.value for p in changed.metadata_props if not p.key.startswith("capsedge.")}
     assert kept == {"author": "somebody"}
@@ -74,10 +74,10 @@ def test_scores_of_another_tool_are_found_and_their_kind_told(kind: str, said: s
 
 def test_scores_and_poses_are_named():
     model = foreign_model({"a": [3], "b": [3], "capsules": [3, 4, 4]})
-    stated = Outputs(scores="b", kind="length", poses="capsules")
+    declared = Outputs(scores="b", kind="length", poses="capsules")
     data = model.SerializeToString()
-    made = described(data, Description(["x", "y", "z"], PREP, "classification", stated))
-    assert made.metadata.outputs == stated
+    made = describe_model(data, Description(["x", "y", "z"], PREP, "classification", declared))
+    assert made.metadata.outputs == declared
     session = load_bytes(made.data)
     [prediction] = session.predict(PICTURE)
     outputs = session.run(prepare(PICTURE, PREP)[None])
@@ -87,7 +87,7 @@ def test_scores_and_poses_are_named():
 
 
 def test_outputs_without_poses_predict():
-    made = described(
+    made = describe_model(
         foreign_model({"out": [3]}).SerializeToString(),
         Description(("a", "b", "c"), PREP, "multi-label", Outputs(kind="logits")),
     )
@@ -111,7 +111,7 @@ def test_outputs_without_poses_predict():
 )
 def test_values_are_named(shapes: Any, stated: Outputs, names: list[str]):
     model = foreign_model(shapes)
-    made = described(
+    made = describe_model(
         model.SerializeToString(), Description(None, PREP, "regression", stated), name="m.onnx"
     )
     session = load_bytes(made.data)
@@ -132,8 +132,8 @@ def test_channels_last_are_told_from_the_shape(channels: int, side: int | str):
     found = []
     for last in (False, True):
         model = foreign_model({"o": [3]}, channels=channels, side=side, last=last)
-        stated = Description(None, changes, "regression")
-        made = described(model.SerializeToString(), stated)
+        declared = Description(None, changes, "regression")
+        made = describe_model(model.SerializeToString(), declared)
         prep = made.metadata.preprocessing
         assert prep is not None
         assert prep.layout == ("NHWC" if last else "NCHW")
@@ -146,7 +146,7 @@ def test_channels_last_are_told_from_the_shape(channels: int, side: int | str):
 
 def test_units_and_their_text():
     outputs = Outputs(names=("yaw", "depth", "age"), units=("degrees", "mm", ""))
-    made = described(
+    made = describe_model(
         foreign_model({"o": [3]}).SerializeToString(), Description(None, PREP, None, outputs)
     )
     assert made.metadata.task == "regression"
@@ -159,11 +159,11 @@ def test_units_and_their_text():
 
 
 def test_one_unit_stands_for_all_and_names_stay():
-    first = described(
+    first = describe_model(
         foreign_model({"o": [2]}).SerializeToString(),
         Description(None, PREP, "regression", Outputs(names=("a", "b"))),
     )
-    second = described(first.data, Description(outputs=Outputs(units=("cm",))))
+    second = describe_model(first.data, Description(outputs=Outputs(units=("cm",))))
     assert second.metadata.outputs == Outputs(values=("o",), names=("a", "b"), units=("cm", "cm"))
 
 
@@ -225,7 +225,7 @@ def test_not_images():
 
 def test_values_that_are_no_numbers_are_refused_at_the_run():
     model = foreign_model({"o": [2]}, kinds={"o": "Log"})
-    made = described(
+    made = describe_model(
         foreign_model({"o": [2]}).SerializeToString(), Description(None, PREP, "regression")
     )
     properties = made.metadata.to_properties()
@@ -235,7 +235,7 @@ def test_values_that_are_no_numbers_are_refused_at_the_run():
 
 
 def test_a_regression_takes_no_top_k_and_no_reconstruction():
-    made = described(
+    made = describe_model(
         foreign_model({"o": [2], "reconstruction": [1]}).SerializeToString(),
         Description(None, PREP, "regression", Outputs(values=("o",))),
     )
@@ -249,7 +249,7 @@ def test_a_regression_takes_no_top_k_and_no_reconstruction():
 
 @pytest.mark.parametrize("batch", ["N", 1, 3])
 def test_any_batch(batch: int | str):
-    made = described(
+    made = describe_model(
         foreign_model({"o": [2]}, batch=batch).SerializeToString(),
         Description(None, PREP, "regression"),
     )
@@ -292,11 +292,11 @@ def written(draw: st.DrawFn) -> ModelMetadata:
         return metadata(task=task, class_names=(), outputs=outputs, preprocessing=prep)
     scores, poses = draw(st.lists(names, min_size=2, max_size=2, unique=True))
     kind = draw(st.sampled_from(["length", "logits", "probability"]))
-    stated = Outputs(scores=scores, kind=kind, poses=draw(st.sampled_from(["", poses])))
+    declared = Outputs(scores=scores, kind=kind, poses=draw(st.sampled_from(["", poses])))
     return metadata(
         task=task,
         class_names=tuple(draw(st.lists(names, max_size=5))),
-        outputs=draw(st.none() | st.just(stated)),
+        outputs=draw(st.none() | st.just(declared)),
         preprocessing=draw(st.none() | st.just(prep)),
     )
 

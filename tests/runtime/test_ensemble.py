@@ -95,8 +95,8 @@ def test_several_labels(tmp_path: Path) -> None:
 
 def test_values_of_a_regression(tmp_path: Path) -> None:
     outputs = Outputs(values=("lengths",), names=("x", "y", "z"), units=("m", "", ""))
-    stated = {"task": "regression", "outputs": outputs, "class_names": ()}
-    files = [made(tmp_path / f"{k}.onnx", gain, **stated) for k, gain in enumerate((1, 9))]
+    declared = {"task": "regression", "outputs": outputs, "class_names": ()}
+    files = [made(tmp_path / f"{k}.onnx", gain, **declared) for k, gain in enumerate((1, 9))]
     ensemble = capsedge.load(files)
     (found,) = ensemble(LEFT)
     alone = [member.predict(LEFT)[0].values for member in ensemble.members]
@@ -109,12 +109,12 @@ def test_values_of_a_regression(tmp_path: Path) -> None:
 
 def test_nothing_to_see_needs_all_members_that_judge() -> None:
     def said(nothing: str) -> Prediction:
-        return Prediction((), np.zeros(2), np.zeros((2, 0), np.float32), "length", nothing=nothing)
+        return Prediction((), np.zeros(2), np.zeros((2, 0), np.float32), "length", atypical=nothing)
 
     both = [said("blank"), said("")]
-    assert average(both, [True, True], str, 1, None).nothing == ""
-    assert average(both, [True, False], str, 1, None).nothing == "blank"
-    assert average([said(""), said("")], [False, False], str, 1, None).nothing == ""
+    assert average(both, [True, True], str, 1, None).atypical == ""
+    assert average(both, [True, False], str, 1, None).atypical == "blank"
+    assert average([said(""), said("")], [False, False], str, 1, None).atypical == ""
 
 
 # How images reach every member

@@ -16,7 +16,7 @@ from PIL import Image
 
 import capsedge
 from capsedge.cli import app
-from capsedge.runtime.files.formats import tell, tell_content
+from capsedge.runtime.files.formats import identify_content, identify_path
 from capsedge.runtime.zoo import default_model, zoo_checkpoint
 
 
@@ -82,16 +82,16 @@ def test_by_its_bytes_and_not_by_its_name(key: str, tmp_path: Path) -> None:
     for name in ("model.onnx", "model.pt", "model"):
         path = tmp_path / name
         path.write_bytes(FILES[key])
-        found = tell(path)
+        found = identify_path(path)
         assert found is not None
         assert found.key == key
-        assert tell_content(FILES[key]) == found
+        assert identify_content(FILES[key]) == found
 
 
 def test_folders(tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "saved_model.pb").write_bytes(b"")
-    assert [f.key for f in (tell(tmp_path), tell(tmp_path / "saved")) if f] == [
+    assert [f.key for f in (identify_path(tmp_path), identify_path(tmp_path / "saved")) if f] == [
         "folder",
         "saved-model",
     ]
@@ -104,12 +104,12 @@ def test_noise_and_cuts_are_nothing_or_something_but_no_error() -> None:
     rng = np.random.default_rng(0)
     for content in FILES.values():
         for end in range(0, min(len(content), 300), 7):
-            tell_content(content[:end])
+            identify_content(content[:end])
         noisy = bytearray(content[:400])
         for at in rng.integers(0, max(len(noisy), 1), 20):
             if noisy:
                 noisy[at % len(noisy)] = int(rng.integers(256))
-        tell_content(bytes(noisy))
+        identify_content(bytes(noisy))
 
 
 def test_files_of_pytorch(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "pytorch-legacy", _use_new_zipfile_serialization=False)
     torch.jit.save(torch.jit.trace(layer, torch.rand(1, 2)), tmp_path / "torchscript")
     for path in tmp_path.iterdir():
-        found = tell(path)
+        found = identify_path(path)
         assert found is not None
         assert found.key == path.stem
-        assert tell_content(path.read_bytes()) == found
+        assert identify_content(path.read_bytes()) == found
 
 
 def _message(*words: object) -> str:
@@ -140,7 +140,7 @@ def test_every_verb_says_what_it_is(key: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "file.onnx"
     path.write_bytes(FILES[key])
-    found = tell(path)
+    found = identify_path(path)
     assert found is not None
     image = tmp_path / "image.png"
     image.write_bytes(_png())

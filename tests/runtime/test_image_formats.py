@@ -267,7 +267,7 @@ def test_no_words_of_pillow_about_bombs(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
     from capsedge.datasets.folders import images_of, read_classes
-    from capsedge.runtime.files.formats import tell_bytes
+    from capsedge.runtime.files.formats import identify_bytes
     from capsedge.runtime.images.inputs import folder_images
     from capsedge.runtime.metadata import Preprocessing
     from capsedge.serving.batch.items import is_image
@@ -280,7 +280,7 @@ def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
         data = encoded(COLOUR, kind)
         (tmp_path / f"image-{suffix[1:]}{suffix}").write_bytes(data)
         (tmp_path / "class" / f"image{suffix.upper()}").write_bytes(data)
-        told = tell_bytes(data[:100])
+        told = identify_bytes(data[:100])
         assert told is not None
         assert told.key == "image", kind
         assert is_image(f"x{suffix}")

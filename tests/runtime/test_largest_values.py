@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import capsedge
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.tensors import LARGEST, checked
+from capsedge.runtime.tensors import LARGEST, checked_input
 from capsedge.runtime.zoo import MODELS, zoo_model
 
 
@@ -60,8 +60,8 @@ def test_the_limit_is_the_same_in_one_pixel_and_in_all(dtype: type) -> None:
     image = np.zeros((1, 1, 64, 64), dtype)
     image[0, 0, 3, 3] = below
     for good in (image, np.full_like(image, -below)):
-        assert checked(port, good, LARGEST, any_batch=True) is good
+        assert checked_input(port, good, LARGEST, any_batch=True) is good
     image[0, 0, 3, 3] = -at
     for bad in (image, np.full_like(image, at), np.where(image, np.nan, 0)):
         with pytest.raises(UsageError, match=r"2\^32"):
-            checked(port, bad.astype(dtype), LARGEST, any_batch=True)
+            checked_input(port, bad.astype(dtype), LARGEST, any_batch=True)

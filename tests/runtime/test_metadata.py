@@ -14,7 +14,7 @@ from capsedge.errors import ArtefactError
 from capsedge.runtime.cascade_metadata import Cascade, Parent
 from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Origin, Outputs, Preprocessing
 from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
-from capsedge.runtime.scores import Chosen
+from capsedge.runtime.scores import ChosenScores
 from capsedge.runtime.typical_input import TypicalInput
 from tests.conftest import ROOT
 from tests.runtime.models import metadata
@@ -74,7 +74,7 @@ LAYER = TraceLayer(
             )
         },
         {"trace": TraceOutputs((LAYER,))},
-        {"chosen_scores": Chosen("lengths of the capsules", "poses", 3, True)},
+        {"chosen_scores": ChosenScores("lengths of the capsules", "poses", 3, True)},
     ],
     ids=str,
 )  # fmt: skip

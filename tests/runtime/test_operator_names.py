@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import (
-    FAMILIES_KEY,
-    MOST,
+    INSTANCES_KEY,
+    MAX_INSTANCES,
     OPERATORS,
-    families,
-    numbered,
+    instance_counts,
+    instance_name,
     operator_of,
-    split,
+    split_instance_name,
 )
 
 
 @given(st.sampled_from(list(OPERATORS)), st.integers(1, 999_999))
 def test_a_name_says_operator_and_number(operator: str, number: int) -> None:
-    assert split(numbered(operator, number)) == (operator, number)
+    assert split_instance_name(instance_name(operator, number)) == (operator, number)
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ def test_a_name_says_operator_and_number(operator: str, number: int) -> None:
     ],
 )
 def test_other_names_are_no_body_of_an_operator(name: str) -> None:
-    assert split(name) == (name, 1)
+    assert split_instance_name(name) == (name, 1)
     assert operator_of(name) == name
 
 
 def test_families_count_the_names_of_a_file() -> None:
-    assert families([]) == ""
+    assert instance_counts([]) == ""
     names = ["Squash", "DynamicRouting_3", "DynamicRouting", "Unknown", "Squash_9", "EMRouting_x"]
-    assert families(names) == "DynamicRouting:3,Squash:9"
-    assert families(["Squash_999999"]) == f"Squash:{MOST}"
+    assert instance_counts(names) == "DynamicRouting:3,Squash:9"
+    assert instance_counts(["Squash_999999"]) == f"Squash:{MAX_INSTANCES}"
 
 
 def _register(value: str | None) -> None:
@@ -49,12 +49,19 @@ def _register(value: str | None) -> None:
         pytest.skip("the native library is not built: pip install -e . with a C++ compiler")
     options = onnxruntime.SessionOptions()
     if value is not None:
-        options.add_session_config_entry(FAMILIES_KEY, value)
+        options.add_session_config_entry(INSTANCES_KEY, value)
     options.register_custom_ops_library(str(library))
 
 
 @pytest.mark.parametrize(
-    "value", [None, "", "Squash:1", families(OPERATORS), families([f"{n}_256" for n in OPERATORS])]
+    "value",
+    [
+        None,
+        "",
+        "Squash:1",
+        instance_counts(OPERATORS),
+        instance_counts([f"{n}_256" for n in OPERATORS]),
+    ],
 )
 def test_the_library_takes_families(value: str | None) -> None:
     _register(value)

@@ -11,14 +11,14 @@ import pytest
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
-from tests.places.privileges import closed, unprivileged
+from tests.paths.privileges import closed, unprivileged
 
 
 def test_reads_through_links(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("a")
-    with reading.opened(tmp_path / "link") as file:
-        assert reading.size(file) == 3
+    with reading.open_regular_file(tmp_path / "link") as file:
+        assert reading.file_size(file) == 3
         assert file.read() == b"abc"
 
 
@@ -33,7 +33,10 @@ def test_refuses_what_is_no_file(tmp_path: Path):
         "none": "no such file", "one": "symbolic links", "n" * 300: "name too long",
         "a\0b": "null byte", "a\ud800": "surrogates",
     }.items():  # fmt: skip
-        with pytest.raises(UsageError, match=f"(?i){why}"), reading.opened(tmp_path / name):
+        with (
+            pytest.raises(UsageError, match=f"(?i){why}"),
+            reading.open_regular_file(tmp_path / name),
+        ):
             pass
 
 
@@ -50,22 +53,22 @@ def test_a_pipe_in_the_place_of_a_file_that_was_looked_at(
         return found
 
     monkeypatch.setattr(os, "stat", swap)
-    with pytest.raises(UsageError, match="a pipe"), reading.opened(tmp_path / "a"):
+    with pytest.raises(UsageError, match="a pipe"), reading.open_regular_file(tmp_path / "a"):
         pass
 
 
 def test_errors_of_the_block_are_its_own(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"")
-    with pytest.raises(ValueError, match="damaged"), reading.opened(tmp_path / "a"):
+    with pytest.raises(ValueError, match="damaged"), reading.open_regular_file(tmp_path / "a"):
         raise ValueError("damaged")
 
 
 def test_kind(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
-    found = {name: reading.kind(tmp_path / name) for name in ("a", "", "pipe", "none", "a/b")}
+    found = {name: reading.path_kind(tmp_path / name) for name in ("a", "", "pipe", "none", "a/b")}
     assert found == {"a": "file", "": "folder", "pipe": "pipe", "none": None, "a/b": None}
-    assert reading.kind("/dev/null") == "device"
+    assert reading.path_kind("/dev/null") == "device"
 
 
 def test_a_folder_that_may_not_be_searched(tmp_path: Path):

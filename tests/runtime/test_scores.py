@@ -16,10 +16,10 @@ from capsedge.runtime.scores import (
     AS_IT_IS,
     CAPSULES,
     FLAT,
-    answer_doubts,
-    choose,
-    doubts,
+    choose_scores,
+    decision_warnings,
     mask_of,
+    score_warnings_of,
     shape_fault,
 )
 
@@ -144,7 +144,7 @@ def test_what_is_chosen() -> None:
     wrong = []
     for name, (outputs, classes, wanted) in CHOSEN.items():
         try:
-            found = choose(outputs, classes, images=(1, 28, 28))
+            found = choose_scores(outputs, classes, images=(1, 28, 28))
         except UsageError as error:
             wrong.append(f"{name}: {error}")
             continue
@@ -160,7 +160,7 @@ def test_what_is_asked() -> None:
     wrong = []
     for name, (outputs, classes, said) in ASKED.items():
         try:
-            wrong.append(f"{name}: {choose(outputs, classes, images=(1, 28, 28))}")
+            wrong.append(f"{name}: {choose_scores(outputs, classes, images=(1, 28, 28))}")
         except UsageError as error:
             text = f"{error.why} {error.command}"
             wrong += [f"{name}: no {part!r} in {text}" for part in said if part not in text]
@@ -169,7 +169,7 @@ def test_what_is_asked() -> None:
 
 def test_a_label_that_comes_in_is_no_score() -> None:
     y = np.eye(10, dtype=np.float32)[np.arange(ROWS) % 10]
-    found = choose({"v": V, "y_out": y}, 10, others={"y": y})
+    found = choose_scores({"v": V, "y_out": y}, 10, others={"y": y})
     assert found.output == "v"
     assert "the input y" in found.reason
 
@@ -208,12 +208,12 @@ def test_scores_that_say_nothing(scores: Callable[[Array], Array], said: str) ->
     values = scores(noise)
     if said == "above 0.999":
         values = np.where(values == values.max(1, keepdims=True), 1.0, 0.0)
-    found = doubts("s", values, values, noise)
+    found = score_warnings_of("s", values, values, noise)
     assert [said in text for text in found] == [True] * bool(said)
 
 
 def test_one_image_says_nothing_about_others() -> None:
-    assert not doubts("s", Z[:1], softmax(Z[:1]), np.zeros(1, bool))
+    assert not score_warnings_of("s", Z[:1], softmax(Z[:1]), np.zeros(1, bool))
 
 
 def test_a_named_mask_is_told() -> None:
@@ -223,10 +223,10 @@ def test_a_named_mask_is_told() -> None:
 
 
 def test_answers_that_are_a_mask() -> None:
-    assert "exactly 0 or 1" in answer_doubts(mask(Z))[0]
-    assert not answer_doubts(softmax(Z))
-    assert not answer_doubts(BINARY)
-    assert not answer_doubts(np.ones((3, 1)))
+    assert "exactly 0 or 1" in decision_warnings(mask(Z))[0]
+    assert not decision_warnings(softmax(Z))
+    assert not decision_warnings(BINARY)
+    assert not decision_warnings(np.ones((3, 1)))
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])

@@ -152,10 +152,10 @@ def test_top_k_and_threshold(model: Path):
     assert [c.name for c in session.predict(both, top_k=9)[0].labels] == ["left", "right", "none"]
     assert [c.name for c in session.predict(both, threshold=0.5)[0].labels] == ["left", "right"]
     assert [c.name for c in session.predict(both, 1, 0.5)[0].labels] == ["left"]
-    nothing = session.predict(np.zeros((SIDE, SIDE), np.uint8), threshold=0.5)[0]
-    assert nothing.labels == ()
-    assert nothing.label is None
-    assert nothing.score is None
+    typical = session.predict(np.zeros((SIDE, SIDE), np.uint8), threshold=0.5)[0]
+    assert typical.labels == ()
+    assert typical.label is None
+    assert typical.score is None
 
 
 def test_multi_label_models_have_a_threshold_of_their_own(tmp_path: Path):
@@ -334,7 +334,7 @@ def test_other_devices_are_refused(model: Path):
 
 def test_engines_without_a_passport_are_refused(tmp_path: Path):
     (tmp_path / "a.engine").write_bytes(b"x")
-    with pytest.raises(ArtefactError, match="no passport"):
+    with pytest.raises(ArtefactError, match="no metadata file"):
         capsedge.load(tmp_path / "a.engine")
 
 

@@ -16,7 +16,7 @@ import capsedge
 from capsedge.calibration.accuracy import Outcome
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.predictions import Label, Prediction, Value
-from capsedge.runtime.reporting import LINES, Row, Summarized, Summary
+from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary
 from capsedge.verification.certificate import Certificate, Link
 from tests.runtime.models import capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, quick

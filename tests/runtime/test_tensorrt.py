@@ -14,7 +14,7 @@ import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.backend import parse_device
-from capsedge.runtime.backends.onnxruntime_backend import How, OnnxRuntimeBackend
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, SessionSettings
 from capsedge.runtime.backends.onnxruntime_versions import NO_FALLBACK
 from tests.runtime.models import capsule_model, save
 
@@ -80,7 +80,9 @@ def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPat
         pytest.skip("this ONNX Runtime has no second provider")
     monkeypatch.setattr(onnxruntime_versions, "chain", lambda provider, gpu: [provider])
     with pytest.raises(UnsupportedModelError, match="does not run entirely on"):
-        OnnxRuntimeBackend(model.read_bytes(), model, How(threads=1, provider=azure, gpu=0))
+        OnnxRuntimeBackend(
+            model.read_bytes(), model, SessionSettings(threads=1, provider=azure, gpu=0)
+        )
 
 
 def test_a_provider_that_does_not_start_is_an_error(

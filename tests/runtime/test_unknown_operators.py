@@ -125,7 +125,7 @@ def test_a_table_without_the_operator(
     fewer = {name: spec for name, spec in OPERATORS.items() if name != operator}
     for module in (operators, summary):
         monkeypatch.setattr(module, "OPERATORS", fewer)
-    assert operator not in operators.families([operator])
+    assert operator not in operators.instance_counts([operator])
     with pytest.raises(EnvironmentProblem, match=f"(?s){operator}.*{LATER}"):
         capsedge.load(bare)
     found = capsedge.load(full, ops="portable").run(x)["v"]

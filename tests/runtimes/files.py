@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import capsedge
 import capsedge.models.ops as ops
-from capsedge.calibration.float_model import Source, uniform
+from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.exporters.export import export
 from capsedge.exporters.frozen_couplings import freeze
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.optimization.cascade_graph import Doubt, Pair, join
+from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
 from capsedge.runtime.zoo import ROUTINGS, default_model, zoo_checkpoint
 from capsedge.spec.operators import DOMAIN
 from capsedge.verification.reference import Reference
@@ -139,7 +139,7 @@ def _cascade(folder: Path, x: NDArray[np.float32]) -> None:
     scores = np.sort(capsedge.load(files[0], threads=1).run(x)["lengths"], axis=1)
     margins = np.sort(scores[:, -1] - scores[:, -2])
     between = float(margins[:2].mean())  # one image of the batch is in doubt
-    model = join(small, large, Pair(both, "lengths"), Doubt(between))
+    model = join(small, large, Pair(both, "lengths"), EscalationRule(between))
     path = folder / "cascade.onnx"
     path.write_bytes(model.SerializeToString())
     found = capsedge.load(path, ops="portable", threads=1).run(x)
@@ -148,13 +148,13 @@ def _cascade(folder: Path, x: NDArray[np.float32]) -> None:
 
 def _reduced(path: Path, x: NDArray[np.float32]) -> None:
     """The INT8, FP16 and frozen files of an FP32 file."""
-    source = Source(path)
+    source = FloatModel(path)
     pixels = np.random.default_rng(2).integers(0, 256, (32, 28, 28, 1), dtype=np.uint8)
     images = ImageSet("random", pixels, None, source.preprocessing)
     table = source.calibrate(images, "minmax", None)
-    made = {"fp16": source.half(images)[0]}
+    made = {"fp16": source.to_fp16(images)[0]}
     for target in ("ort-cpu", "tensorrt"):
-        levels = uniform(source.quantizable(target), "int8")
+        levels = uniform_assignment(source.quantizable(target), "int8")
         made[f"int8-{target}"] = source.emit(levels, table, target)[0]
     if source.metadata.routing != "em":
         frozen = onnx.load(path)

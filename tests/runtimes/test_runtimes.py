@@ -168,7 +168,7 @@ def test_the_oldest_version_is_written_in_one_place() -> None:
     assert set(asked) == {oldest}
     header = (ROOT / "capsedge/runtime/native/onnxruntime/ort_abi.h").read_text()
     assert f"kOrtApiVersion = {versions.OLDEST[1]};" in header
-    families = (ROOT / "capsedge/runtime/native/onnxruntime/families.h").read_text()
+    families = (ROOT / "capsedge/runtime/native/onnxruntime/instances.h").read_text()
     assert f"kOverloadsMinor = {versions.OVERLOADS[1]};" in families
     assert versions.text(versions.parse(versions.TESTED[0])) == oldest
     for page in ("docs/explanation/kernels.md", "docs/how-to/libcapsedge.md"):

@@ -17,10 +17,10 @@ DIGITS = ROOT / "capsedge/zoo/digits-dynamic.onnx"
 
 def regression(folder: Path) -> Path:
     """Three angles of an image, as two outputs."""
-    stated = Outputs(
+    declared = Outputs(
         values=("yaw", "tilt"), names=("yaw", "pitch", "roll"), units=("degrees", "degrees", "")
     )
-    said = metadata(task="regression", class_names=(), outputs=stated, routing="", iterations=0)
+    said = metadata(task="regression", class_names=(), outputs=declared, routing="", iterations=0)
     model = foreign_model({"yaw": [1], "tilt": [2]}, properties=said.to_properties())
     return save(model, folder / "angles.onnx")
 

@@ -213,7 +213,7 @@ def test_messages_that_arrive_together_take_turns(own: Server) -> None:
     with ThreadPoolExecutor(30) as clients:
         taken = grown(own, lambda: codes.extend(clients.map(ask, range(30))))
     assert set(codes) <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert taken < 2 * limits.HELD_BYTES  # with what the C library keeps of what was freed
+    assert taken < 2 * limits.IN_FLIGHT_BYTES  # with what the C library keeps of what was freed
 
 
 def test_compressed_messages_are_not_unpacked(own: Server) -> None:
@@ -246,7 +246,7 @@ def test_messages_that_do_not_end_hold_nobody_up(own: Server) -> None:
 
     with contextlib.ExitStack() as stack:
         stack.callback(gate.set)
-        for _ in range(2 * limits.RECEIVING):
+        for _ in range(2 * limits.CONCURRENT_MESSAGES):
             channel = stack.enter_context(grpc.insecure_channel(own.grpc))
             stack.callback(channel.stream_unary(f"{SERVICE}ModelInfer").future(never()).cancel)
         channel = stack.enter_context(grpc.insecure_channel(own.grpc))
@@ -364,7 +364,7 @@ def test_answers_that_nobody_takes(own: Server) -> None:
         b"HTTP/1.1 200",
         b"HTTP/1.1 503",
     }  # the first is on its way, the others may come again
-    assert taken < limits.HELD_BYTES + 4 * RATIO * len(body) + REST, taken >> 20
+    assert taken < limits.IN_FLIGHT_BYTES + 4 * RATIO * len(body) + REST, taken >> 20
 
 
 def test_a_body_that_says_it_is_compressed_is_not_unpacked(own: Server) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 import capsedge
 from capsedge.serving import served_models
-from capsedge.serving.served_models import BatchSize, can_batch, chosen, given_size, measured
+from capsedge.serving.served_models import (
+    BatchSize,
+    can_batch,
+    choose_size,
+    fixed_size,
+    measure_size,
+)
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, foreign_model, save
 
@@ -26,7 +32,7 @@ EM = ROOT / "capsedge/zoo/digits-em.onnx"
     ],
 )
 def test_the_choice(times: dict[int, float], images: int, gain: float | None) -> None:
-    assert chosen(times) == BatchSize(images, gain)
+    assert choose_size(times) == BatchSize(images, gain)
 
 
 def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +44,7 @@ def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_models, "_seconds", seconds)
     monkeypatch.setattr(served_models, "_SECONDS", 0.0)
     with capsedge.load(EM, threads=1) as session:
-        found = measured(session)
+        found = measure_size(session)
     # 32 images would take 0.138 seconds.
     assert counted == {1: 4, 2: 4, 4: 4, 8: 4, 16: 4, 32: 1}
     assert found == BatchSize(16, pytest.approx(0.014 / (0.074 / 16)))
@@ -47,7 +53,7 @@ def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_models, "_SECONDS", 0.05)
     with capsedge.load(EM, threads=1) as session:
-        found = measured(session)
+        found = measure_size(session)
     assert found.images in served_models.SIZES
     assert found.gain is not None
     assert found.gain > 0.9
@@ -59,7 +65,7 @@ def test_models_whose_requests_stay_apart(tmp_path: Path) -> None:
     for path in (fixed, other):
         with capsedge.load(path, threads=1) as session:
             assert not can_batch(session)
-            assert measured(session) == given_size(session, 8) == BatchSize(1)
+            assert measure_size(session) == fixed_size(session, 8) == BatchSize(1)
     with capsedge.load(EM, threads=1) as session:
         assert can_batch(session)
-        assert given_size(session, 8) == BatchSize(8)
+        assert fixed_size(session, 8) == BatchSize(8)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.serving.batching import Gatherer
+from capsedge.serving.batching import DynamicBatcher
 from tests.serving.running import SECONDS
 
 
@@ -30,7 +30,7 @@ class Runs:
 
 
 def gathered(
-    play: Callable[[Gatherer[int, str], Runs], Coroutine[Any, Any, None]], **options: Any
+    play: Callable[[DynamicBatcher[int, str], Runs], Coroutine[Any, Any, None]], **options: Any
 ) -> list[list[int]]:
     """The batches of a play; a request of n stands for n images."""
 
@@ -38,7 +38,7 @@ def gathered(
         runs = Runs()
         at_once = options.pop("at_once", 1)
         with ThreadPoolExecutor(at_once) as threads:
-            await play(Gatherer(runs, threads, at_once, abs, **options), runs)
+            await play(DynamicBatcher(runs, threads, at_once, abs, **options), runs)
         return runs.batches
 
     return asyncio.run(asyncio.wait_for(run(), SECONDS))
@@ -49,12 +49,12 @@ async def started(runs: Runs, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def ask(gatherer: Gatherer[int, str], *asked: int) -> list[asyncio.Task[str]]:
-    return [asyncio.ensure_future(gatherer.ask(one)) for one in asked]
+def ask(gatherer: DynamicBatcher[int, str], *asked: int) -> list[asyncio.Task[str]]:
+    return [asyncio.ensure_future(gatherer.submit(one)) for one in asked]
 
 
 def test_a_lone_request_starts_at_once_and_the_rest_gathers() -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         first = ask(gatherer, 1)
         await started(runs, 1)
         rest = ask(gatherer, 2, 3, 4, 1, 9, 1)
@@ -68,7 +68,7 @@ def test_a_lone_request_starts_at_once_and_the_rest_gathers() -> None:
 
 
 def test_nothing_is_gathered_without_a_size() -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         runs.go.release(4)
         assert await asyncio.gather(*ask(gatherer, 1, 2, 1, 1)) == ["1", "2", "1", "1"]
 
@@ -76,7 +76,7 @@ def test_nothing_is_gathered_without_a_size() -> None:
 
 
 def test_as_many_batches_run_as_may() -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         tasks = []
         for _ in range(4):
             tasks += ask(gatherer, 1)
@@ -90,7 +90,7 @@ def test_as_many_batches_run_as_may() -> None:
 
 
 def test_an_error_is_that_of_its_request() -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         tasks = ask(gatherer, 1, 2, -3, 2)
         runs.go.release(2)
         found = await asyncio.gather(*tasks, return_exceptions=True)
@@ -101,7 +101,7 @@ def test_an_error_is_that_of_its_request() -> None:
 
 
 def test_a_batch_that_breaks_is_an_error_of_all_and_the_next_runs() -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         runs.go.release(2)
         first, second = ask(gatherer, 99, 1)
         with pytest.raises(RuntimeError, match="all fail"):
@@ -113,7 +113,7 @@ def test_a_batch_that_breaks_is_an_error_of_all_and_the_next_runs() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_client_that_goes_away_takes_no_answer_with_it(begun: bool) -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         first = ask(gatherer, 1)
         await started(runs, 1)
         gone, other = ask(gatherer, 2, 3)
@@ -130,7 +130,7 @@ def test_a_client_that_goes_away_takes_no_answer_with_it(begun: bool) -> None:
 
 
 def test_all_clients_of_a_batch_go_away() -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         first = ask(gatherer, 1)
         await started(runs, 1)
         gone = ask(gatherer, 2, 3)
@@ -145,7 +145,7 @@ def test_all_clients_of_a_batch_go_away() -> None:
 
 
 def test_a_batch_waits_where_it_is_told_to() -> None:
-    async def play(gatherer: Gatherer[int, str], runs: Runs) -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
         runs.go.release(9)
         early = ask(gatherer, 1, 2)
         await asyncio.sleep(0.01)

@@ -13,12 +13,12 @@ from capsedge.spec.operators import (
     DENSE,
     OPERATORS,
     ROUTING_OPERATORS,
-    Mark,
+    IterationValue,
     Operator,
     Votes,
-    mark_in,
-    mark_of,
-    name_of,
+    iteration_value_in,
+    iteration_value_name,
+    parse_iteration_value,
     votes_of,
 )
 
@@ -204,10 +204,10 @@ def test_shapes_that_no_operator_has(operator, children, weight, attributes) -> 
 def test_optional_inputs_are_left_out_from_the_end() -> None:
     dynamic = OPERATORS["QuantizedDynamicRouting"]
     assert [n for n in range(9) if dynamic.takes(n)] == [5, 6]
-    assert [v.name for v in dynamic.given(5)] == [*dynamic.input_names[:5]]
-    assert dynamic.given(6) == dynamic.inputs
+    assert [v.name for v in dynamic.present_inputs(5)] == [*dynamic.input_names[:5]]
+    assert dynamic.present_inputs(6) == dynamic.inputs
     with pytest.raises(ValueError, match="QuantizedDynamicRouting with 4 inputs"):
-        dynamic.given(4)
+        dynamic.present_inputs(4)
     assert [n for n in range(9) if OPERATORS["AttentionRouting"].takes(n)] == [5]
 
 
@@ -228,17 +228,21 @@ def test_iterations() -> None:
 
 
 def test_marks() -> None:
-    assert mark_of("EMRouting_iter12_logit_3") == Mark("EMRouting", 12, "logit")
-    assert mark_of(f"DynamicRouting_{name_of(2, 'pose')}") == Mark("DynamicRouting", 2, "pose")
+    assert parse_iteration_value("EMRouting_iter12_logit_3") == IterationValue(
+        "EMRouting", 12, "logit"
+    )
+    assert parse_iteration_value(
+        f"DynamicRouting_{iteration_value_name(2, 'pose')}"
+    ) == IterationValue("DynamicRouting", 2, "pose")
     for other in (
         *("", "iter1_pose", "Squash_iter1_pose", "DynamicRouting_iter1_logit"),
         *("UniformRouting_iter1_couplings", "DynamicRouting_iter1_poses", "EMRouting_iter_pose"),
         *("EMRouting_iter1234567_pose", "QuantizedEMRouting_iter1_pose"),
     ):
-        assert mark_of(other) is None, other
-    found = mark_in("QuantizedEMRouting", "iter1_pose")
-    assert found == Mark("QuantizedEMRouting", 1, "pose")
-    assert all(o.marks for o in ROUTING_OPERATORS.values())
+        assert parse_iteration_value(other) is None, other
+    found = iteration_value_in("QuantizedEMRouting", "iter1_pose")
+    assert found == IterationValue("QuantizedEMRouting", 1, "pose")
+    assert all(o.iteration_values for o in ROUTING_OPERATORS.values())
     assert {name for name, o in ROUTING_OPERATORS.items() if o.weight == 0} == {"VoteRouting"}
     assert {name for name, o in ROUTING_OPERATORS.items() if o.layout is DENSE} == {
         "DynamicRouting",

@@ -64,7 +64,7 @@ def make(model: Path, tmp_path: Path, gpu: Any):  # noqa: F811
 def test_engine_and_passport(make: Any, model: Path) -> None:
     told: list[Any] = []
     built = make(told=told)
-    stands = json.loads(engine_metadata.path_of(built.path).read_text())
+    stands = json.loads(engine_metadata.metadata_path(built.path).read_text())
     assert stands["machine"]["tensorrt"] == "10.3.0"
     assert stands["machine"]["compute_capability"] == "8.7"
     assert stands["machine"]["gpu"] == "Orin"
@@ -73,10 +73,10 @@ def test_engine_and_passport(make: Any, model: Path) -> None:
     assert stands["precision"] == "fp32"
     assert stands["layers"]["FP32"] > 0
     assert stands["engine_bytes"] == built.path.stat().st_size
-    assert engine_metadata.read(built.path) == built.passport
-    assert built.passport.model is not None
-    assert built.passport.model.architecture == "capsnet"
-    assert f"capsedge build {model}" in built.passport.command
+    assert engine_metadata.read(built.path) == built.engine_metadata
+    assert built.engine_metadata.model is not None
+    assert built.engine_metadata.model.architecture == "capsnet"
+    assert f"capsedge build {model}" in built.engine_metadata.command
     assert told[-1][0] == 1.0
     assert fake.RECORDED["cleared"] == [fake.BuilderFlag.TF32]
     assert json.dumps(built.to_dict())
@@ -91,7 +91,7 @@ def test_engines_that_were_timed_for_another_power_mode(
     for module in ("exporters.tensorrt.build", "runtime.inspection"):
         monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
     built = make()
-    assert built.passport.machine.power_mode == "MAXN_SUPER"
+    assert built.engine_metadata.machine.power_mode == "MAXN_SUPER"
     assert inspect_engine(built.path).timed_for == ""
     gpu.fake_multiprocessors(4)
     monkeypatch.setattr("capsedge.runtime.inspection.power_mode", lambda: "7W")
@@ -123,7 +123,7 @@ def test_versions_of_the_inspector(
     make: Any, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(fake, "__version__", version)
-    assert make().passport.layers["FP32"] > 0
+    assert make().engine_metadata.layers["FP32"] > 0
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_fused_engine(
     if find_library() is None:
         pytest.skip("the operator library is not built")
     built = make(plugin="auto")
-    assert built.passport.plugin == "fused"
+    assert built.engine_metadata.plugin == "fused"
     assert {n.domain for n in fake.RECORDED["model"].graph.node} == {"", "capsedge"}
     assert [str(plugin)] == fake.PLUGINS_LOADED  # once, although two registries ask
     session = capsedge.load(built.path)
@@ -191,7 +191,7 @@ def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> N
         "UniformRouting",
         "PoseNormalization",
     }
-    assert make(model=path, plugin="auto").passport.plugin == "native"
+    assert make(model=path, plugin="auto").engine_metadata.plugin == "native"
     with pytest.raises(UsageError, match="no operators for the plugin library"):
         make(model=path, plugin="fused")
 
@@ -358,7 +358,7 @@ def test_engines_of_other_machines_are_refused(
     make: Any, change: dict[str, str], words: str
 ) -> None:
     built = make()
-    path = engine_metadata.path_of(built.path)
+    path = engine_metadata.metadata_path(built.path)
     stands = json.loads(path.read_text())
     stands["machine"] |= change
     path.write_text(json.dumps(stands))
@@ -397,7 +397,7 @@ def test_engines_of_other_machines_are_refused(
 )
 def test_damaged_passports_are_refused(make: Any, damage: Any) -> None:
     path = make().path
-    damage(engine_metadata.path_of(path))
+    damage(engine_metadata.metadata_path(path))
     with pytest.raises(ArtefactError, match="passport"):
         capsedge.load(path)
 
@@ -494,15 +494,15 @@ Layer(CaskConvolution): conv, Tactic: 0x1, q[Int8(-1,16,8,8)] -> y[Float(-1,16,8
 def test_engines_for_several_batches(make: Any) -> None:
     """The inspector tells formats for shapes only; those it gets are the best ones."""
     built = make(batch=(1, 2, 4))
-    assert built.passport.layers["FP32"] > 0
-    assert built.passport.products["FP32"] > 0
+    assert built.engine_metadata.layers["FP32"] > 0
+    assert built.engine_metadata.products["FP32"] > 0
 
 
 def test_types_that_the_inspector_does_not_tell(make: Any, model: Path, tmp_path: Path) -> None:
     """The log and the types of weights tell them; where nothing does, nothing is assumed."""
     fake.FAIL["inspector"] = True
     built = make(batch=(1, 2, 4))
-    assert set(built.passport.layers) == {"FP32"}  # of the weights
+    assert set(built.engine_metadata.layers) == {"FP32"}  # of the weights
     fake.FAIL["layers"] = [{"Name": "conv", "LayerType": "Convolution", "Inputs": [{}]}]
     with pytest.raises(ParityError, match="TensorRT does not report the types of 1 layers"):
         make(batch=(1, 2, 4), target=tmp_path / "none.engine")
@@ -511,7 +511,7 @@ def test_types_that_the_inspector_does_not_tell(make: Any, model: Path, tmp_path
     source = tmp_path / "quantized.onnx"
     source.write_bytes(quantized(np.int8(0)).SerializeToString())
     told = make(model=source, precision="int8", target=tmp_path / "int8.engine")
-    assert told.passport.products == {"INT8": 1}
+    assert told.engine_metadata.products == {"INT8": 1}
 
 
 def test_profile_and_workspace(make: Any) -> None:
@@ -555,9 +555,11 @@ def test_int8_is_read_back(
     source = tmp_path / "quantized.onnx"
     source.write_bytes(quantized(np.int8(0)).SerializeToString())
     built = make(model=source, precision="int8", target=tmp_path / "quantized.engine")
-    assert built.passport.precision == "int8"
-    assert built.passport.layers["INT8"] >= 1
-    assert built.passport.model is None  # not a file of capsedge: it runs, it does not predict
+    assert built.engine_metadata.precision == "int8"
+    assert built.engine_metadata.layers["INT8"] >= 1
+    assert (
+        built.engine_metadata.model is None
+    )  # not a file of capsedge: it runs, it does not predict
     session = capsedge.load(built.path)
     image = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
     np.testing.assert_allclose(
@@ -583,11 +585,11 @@ def test_an_engine_is_verified_against_its_source(
     assert certificate.passed, certificate.failures
     kinds = [link.kind for link in certificate.chain]
     assert kinds == ["module", "onnx", "engine"]
-    assert certificate.chain[1].sha256 == built.passport.source_sha256
+    assert certificate.chain[1].sha256 == built.engine_metadata.source_sha256
     assert certificate.chain[2].facts["gpu"] == "Orin"
     other = capsedge.verify(network("dynamic", seed=1), built.path, data)
     assert not other.passed
-    assert other.ledger is None
+    assert other.routing_errors is None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])

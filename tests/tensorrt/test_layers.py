@@ -16,7 +16,13 @@ import capsedge
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.inspection import engine_layers
-from capsedge.runtime.onnx_file.layer_map import GROUPS, Place, merged, node_name, places_in
+from capsedge.runtime.onnx_file.layer_map import (
+    GROUPS,
+    Location,
+    locations_in,
+    merge_locations,
+    node_name,
+)
 from capsedge.runtime.profiling.profile import profile
 from capsedge.runtime.zoo import default_model
 from tests.tensorrt import fake
@@ -27,31 +33,31 @@ from tests.tensorrt.test_engines import make, model, plugin
 @pytest.mark.parametrize(
     "place",
     [
-        Place("stem.0", "stem"),
-        Place("classes", "votes"),
-        Place("classes", "routing", 2),
-        Place("classes", "routing", 1, 3),
-        Place("", "classifier"),
-        Place("decoder.layers.4", "decoder"),
+        Location("stem.0", "stem"),
+        Location("classes", "votes"),
+        Location("classes", "routing", 2),
+        Location("classes", "routing", 1, 3),
+        Location("", "classifier"),
+        Location("decoder.layers.4", "decoder"),
     ],
 )
-def test_names_say_where_a_node_belongs(place: Place) -> None:
+def test_names_say_where_a_node_belongs(place: Location) -> None:
     name = node_name(place, "MatMul", 17)
-    assert places_in(f"{name} + PWN(Relu_3)[ONNX Layer: other]") == [place]
+    assert locations_in(f"{name} + PWN(Relu_3)[ONNX Layer: other]") == [place]
 
 
 def test_layers_of_several_nodes() -> None:
-    nodes = [Place("a", "stem"), Place("b", "routing", 1), Place("b", "routing", 3)]
+    nodes = [Location("a", "stem"), Location("b", "routing", 1), Location("b", "routing", 3)]
     words = "\x1e".join(f"[ONNX Layer: {node_name(p, 'Mul', k)}]" for k, p in enumerate(nodes))
-    found = merged(places_in(words))
-    assert found == Place("a + b", "routing", 1, 3)
+    found = merge_locations(locations_in(words))
+    assert found == Location("a + b", "routing", 1, 3)
     assert found.label == "a + b, routing iterations 1..3 (fused)"
-    assert merged(places_in("__myl_Relu_7")) == Place()
-    assert merged([Place("b", "routing", 2)]).label == "b, routing iteration 2"
+    assert merge_locations(locations_in("__myl_Relu_7")) == Location()
+    assert merge_locations([Location("b", "routing", 2)]).label == "b, routing iteration 2"
 
 
 def labels(layers: list[Any]) -> set[str]:
-    return {merged(places_in(f"{x.name} {x.metadata}")).label for x in layers}
+    return {merge_locations(locations_in(f"{x.name} {x.metadata}")).label for x in layers}
 
 
 @pytest.mark.thorough

@@ -15,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import capsedge  # noqa: E402
 from capsedge.errors import ArtefactError, CapsedgeError, ShapeError, UsageError  # noqa: E402
-from capsedge.verification.test_inputs import SEVERAL, array_runs  # noqa: E402
+from capsedge.verification.sample_inputs import SEVERAL, array_runs  # noqa: E402
 
 
 class Words(nn.Module):
@@ -72,7 +72,7 @@ def test_random_values_and_hard_cases(files: dict[str, Path]) -> None:
     assert set(made.hard_cases["names"]) == {"normal", "zero", "tiny", "huge", "equal", "spike"}
     failed = capsedge.verify(Pair(1.001), files["pair"])
     assert "on the samples" in " ".join(failed.failures)
-    assert failed.ledger is None
+    assert failed.routing_errors is None
 
 
 def test_own_inputs_by_name(files: dict[str, Path], tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_members_and_their_average_pass(pair, labelled: Path, tmp_path: Path) ->
     with np.load(labelled) as data, capsedge.load(files) as ensemble:
         averaged = ensemble.predict(data["images"])
         decided = np.array([p.labels[0].index for p in averaged])
-        assert document["decisions"]["accuracy_found"] == (decided == data["labels"]).mean()
+        assert document["decisions"]["accuracy_artefact"] == (decided == data["labels"]).mean()
         for row, member in zip(document["alone"], ensemble.members, strict=True):
             own = np.array([p.labels[0].index for p in member.predict(data["images"])])
             assert row["agreement_with_ensemble"] == pytest.approx((own == decided).mean())

@@ -40,7 +40,7 @@ def test_equal_models_pass(families, routing: str, ops: str) -> None:
     assert certificate.passed, certificate.failures
     document = certificate.to_dict()
     assert document["samples"]["decisions"]["agreement"] == 1.0
-    assert document["ledger"] is None
+    assert document["routing_errors"] is None
     done, total = zip(*seen, strict=True)
     assert set(total) == {8 + len(document["hard_cases"]["names"])}
     assert done[-1] == total[0]
@@ -189,7 +189,7 @@ def test_accuracy_where_labels_are(dynamic, tmp_path) -> None:
     decisions = capsedge.verify(dynamic.checkpoint, dynamic.onnx(), tmp_path / "d.npz").to_dict()[
         "samples"
     ]["decisions"]
-    assert decisions["accuracy_reference"] == decisions["accuracy_found"] == 0.75
+    assert decisions["accuracy_reference"] == decisions["accuracy_artefact"] == 0.75
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def quantized_angles(angles, tmp_path_factory):
         np.savez(folder / f"{name}.npz", images=part, labels=values)
     train, test, made = (folder / name for name in ("train.npz", "test.npz", "angles.int8.onnx"))
     report = capsedge.quantize(path, made, calib_data=train, data=test)
-    assert report.outcome.judged_by == "error"
+    assert report.outcome.metric == "error"
     assert any("labels are not used" in text for text in report.warnings)
     return made, test
 
@@ -347,6 +347,6 @@ def test_a_quantized_regression_is_held_to_the_limits_of_its_gate(
     model.graph.node.append(onnx.helper.make_node("Add", ["unshifted", "shift"], ["angles"]))
     onnx.save(model, tmp_path / "shifted.onnx")
     certificate = capsedge.verify(module, tmp_path / "shifted.onnx", data)
-    assert certificate.limits["judged_by"] == "errors by range"
+    assert certificate.limits["criterion"] == "errors by range"
     assert certificate.passed == (not failure), certificate.failures
     assert all(failure in text for text in certificate.failures)

@@ -15,7 +15,7 @@ from PIL import Image
 import capsedge
 from benchmarks import affine
 from capsedge.datasets import ImageSet
-from capsedge.runtime.reporting import DPI, new_figure, save_figure
+from capsedge.runtime.result_summary import DPI, new_figure, save_figure
 from capsedge.viz import decoder_figures, evidence_figures, save
 from capsedge.viz.figure import BAD, BEST, GOOD
 from tests.conftest import ROOT

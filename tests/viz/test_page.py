@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from capsedge.viz.kinds import KINDS
+from capsedge.viz.figure_kinds import KINDS
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs/how-to/see.md"

@@ -67,17 +67,17 @@ def test_many_classes_are_limited_and_it_is_said(tmp_path: Path, dynamic: capsed
 
 def test_segmentation_knows_right_from_wrong(dynamic: capsedge.Session):
     image = SAMPLES / "overlapping-2-4.png"
-    (found,) = decoder_figures.compute_segmentation(dynamic, image, labels=[("4", "2")]).found
+    (found,) = decoder_figures.compute_segmentation(dynamic, image, labels=[("4", "2")]).per_image
     assert set(found.predicted) == {2, 4}
     assert found.right is True
     assert found.forced[0] == found.predicted[0]
     assert found.forced[1] not in (2, 4)
     (wrong,) = decoder_figures.compute_segmentation(
         dynamic, image, labels=[("4", "3")], forced=("5", "7")
-    ).found
+    ).per_image
     assert wrong.right is False
     assert wrong.forced == (5, 7)
-    (unknown,) = decoder_figures.compute_segmentation(dynamic, image).found
+    (unknown,) = decoder_figures.compute_segmentation(dynamic, image).per_image
     assert unknown.right is None
 
 
@@ -86,7 +86,7 @@ def test_colours_tell_the_two_apart():
     pixels[0, :, :] = [[255], [255], [255], [0]]
     first = np.array([[[1.0, 0.0, 0.0, 1.0]]], np.float32)
     second = np.array([[[0.0, 1.0, 0.0, 1.0]]], np.float32)
-    both = decoder_figures.Segmented((0, 1), None, (0, 1), {0: first, 1: second}, {}, {})
+    both = decoder_figures.ImageSegmentation((0, 1), None, (0, 1), {0: first, 1: second}, {}, {})
     drawn = decoder_figures.over(pixels, both, (0, 1))[0].tolist()
     assert drawn == [[255, 140, 26], [0, 115, 230], [128, 128, 128], [255, 255, 255]]
 

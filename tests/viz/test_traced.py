@@ -80,7 +80,7 @@ def test_agreement(traced: capsedge.Session):
 
 def test_iterations(traced: capsedge.Session):
     found = routing_figures.compute_iterations(traced, FILE)
-    layer, (image,) = traced.made.layers[-1], found.found
+    layer, (image,) = traced.made.layers[-1], found.per_image
     if traced.metadata.routing == "em":
         wanted = layer.activations[0]
     elif traced.metadata.routing == "dynamic":

@@ -1,13 +1,13 @@
 // Answers questions from tests, which are JSON and bytes, with a line of JSON and `size` bytes.
 import * as ort from "onnxruntime-web";
 import { CapsedgeError, LIMITS, load } from "capsedge";
-import { cut } from "./capsedge/dist/cutting.js";
+import { extractSubgraph } from "./capsedge/dist/subgraph.js";
 import { Decoder } from "./capsedge/dist/decoder.js";
 import { Graph } from "./capsedge/dist/graph.js";
 import { parseJson } from "./capsedge/dist/json.js";
-import { judge } from "./capsedge/dist/load.js";
+import { checkFile } from "./capsedge/dist/load.js";
 import { readMetadata } from "./capsedge/dist/metadata.js";
-import { measure } from "./capsedge/dist/nothing.js";
+import { measure } from "./capsedge/dist/typical-input.js";
 import { checkHarmless, summarize } from "./capsedge/dist/onnx-file.js";
 import { pixelsOf } from "./capsedge/dist/pixels.js";
 import { prepare } from "./capsedge/dist/prepare.js";
@@ -50,9 +50,9 @@ async function prepared({ preprocessing, kind, width, height, channels, invert }
 async function predicted({ id, kind, width, height, channels, options }, payload) {
   const data = numbers(kind, payload);
   const image = width ? { data, width, height, channels } : data;
-  const answer = await sessions.get(id).predict(image, options);
-  const arrays = [answer.scores, answer.poses.data];
-  const trace = answer.trace?.map((layer) => {
+  const prediction = await sessions.get(id).predict(image, options);
+  const arrays = [prediction.scores, prediction.poses.data];
+  const trace = prediction.trace?.map((layer) => {
     const kinds = Object.entries(layer).filter(([, value]) => value?.data);
     arrays.push(...kinds.map(([, value]) => value.data));
     const outputs = kinds.map(([name, { dims }]) => [name, dims]);
@@ -60,15 +60,15 @@ async function predicted({ id, kind, width, height, channels, options }, payload
   });
   const sizes = arrays.map((array) => array.length);
   const whole = Float32Array.from(arrays.flatMap((array) => [...array]));
-  return [{ ...answer, scores: null, poses: answer.poses.dims, trace, sizes }, whole];
+  return [{ ...prediction, scores: null, poses: prediction.poses.dims, trace, sizes }, whole];
 }
 
 const OPERATIONS = {
   walk,
   json: ({ text }) => ({ found: String(parseJson(text)) }),
   metadata: ({ properties }) => ({ found: readMetadata(new Map(properties), LIMITS) !== null }),
-  judge: (_, payload) => ({ inputs: judge(payload, LIMITS).input.shape }),
-  cut: ({ start, end }, payload) => [{}, cut(new Graph(payload, LIMITS), start, end).file],
+  checkFile: (_, payload) => ({ inputs: checkFile(payload, LIMITS).input.shape }),
+  extractSubgraph: ({ start, end }, payload) => [{}, extractSubgraph(new Graph(payload, LIMITS), start, end).file],
   prepare: prepared,
   printable: ({ text }) => ({ text: printable(text) }),
   toHalf: (_, payload) => [{}, Uint16Array.from(numbers("float32", payload), toHalf)],
@@ -84,19 +84,19 @@ const OPERATIONS = {
     return [{ dims: found.dims }, found.data];
   },
   decoder: (_, payload) => {
-    const { graph, answers, outputs } = judge(payload, LIMITS);
-    const poses = outputs.find(({ name }) => name === answers.poses);
+    const { graph, roles, outputs } = checkFile(payload, LIMITS);
+    const poses = outputs.find(({ name }) => name === roles.poses);
     const found = Decoder.of(graph, poses, { limits: LIMITS });
     return { lacking: typeof found === "string" ? found : "" };
   },
   together: async ({ id, count, width, height }, payload) => {
     const session = sessions.get(id);
     const image = { data: numbers("uint8", payload), width, height, channels: 1 };
-    const answers = Array.from({ length: count }, () => session.predict(image));
-    const poses = (await answers[0]).poses;
+    const roles = Array.from({ length: count }, () => session.predict(image));
+    const poses = (await roles[0]).poses;
     const pictures = session.description.hasDecoder ? [session.decode(poses), session.decode(poses)] : [];
     const closed = session.close();
-    const labels = (await Promise.all(answers)).map(({ label }) => label);
+    const labels = (await Promise.all(roles)).map(({ label }) => label);
     await Promise.all([...pictures, closed, session.close()]);
     return { labels };
   },
@@ -106,7 +106,7 @@ const OPERATIONS = {
   },
 };
 
-async function answer(question, payload) {
+async function prediction(question, payload) {
   try {
     const found = await OPERATIONS[question.op](question, payload);
     return Array.isArray(found) ? found : [found, new Uint8Array(0)];
@@ -131,7 +131,7 @@ for await (const piece of process.stdin) {
     need = end;
     if (have < end) break;
     const question = JSON.parse(waiting.subarray(HEAD, start).toString());
-    const [found, array] = await answer(question, new Uint8Array(waiting.subarray(start, end)));
+    const [found, array] = await prediction(question, new Uint8Array(waiting.subarray(start, end)));
     const bytes = Buffer.from(array.buffer, array.byteOffset, array.byteLength);
     process.stdout.write(`${JSON.stringify({ ...found, size: bytes.length })}\n`);
     process.stdout.write(bytes);

@@ -63,13 +63,13 @@ globalThis.suite = {
     const session = await load(model, { runtime: ort, threads });
     const found = [];
     for (const url of pictures) {
-      const answer = await session.predict(await blobOf(url), { top: 3 });
-      const decoded = session.description.hasDecoder ? await session.decode(answer.poses) : null;
+      const prediction = await session.predict(await blobOf(url), { top: 3 });
+      const decoded = session.description.hasDecoder ? await session.decode(prediction.poses) : null;
       found.push({
-        ranking: answer.ranking,
-        nothing: answer.nothing,
-        scores: [...answer.scores],
-        poses: [...answer.poses.data],
+        ranking: prediction.ranking,
+        atypical: prediction.atypical,
+        scores: [...prediction.scores],
+        poses: [...prediction.poses.data],
         pictures: decoded && [...decoded.data],
       });
     }

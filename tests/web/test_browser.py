@@ -104,7 +104,7 @@ def test_the_zoo_on_all_samples(compiled: Path, name: str) -> None:
     for sample, found in zip(SAMPLES, one["found"], strict=True):
         wanted = python.predict(sample, top_k=3)[0]
         assert [each["label"] for each in found["ranking"]] == [each.name for each in wanted.labels]
-        assert (found["nothing"] or "") == wanted.nothing
+        assert (found["atypical"] or "") == wanted.atypical
         np.testing.assert_allclose(found["scores"], wanted.scores, **CLOSE)
         np.testing.assert_allclose(found["poses"], wanted.poses.ravel(), **CLOSE)
         if found["pictures"]:

@@ -69,7 +69,7 @@ def test_every_member_is_documented() -> None:
     guide = GUIDE.read_text()
     session = (package.WEB / "src" / "session.ts").read_text()
     load = (package.WEB / "src" / "load.ts").read_text()
-    answer = re.search(r"interface Answer \{(.*?)^\}", session, re.DOTALL | re.MULTILINE)
+    answer = re.search(r"interface Prediction \{(.*?)^\}", session, re.DOTALL | re.MULTILINE)
     options = re.search(r"interface LoadOptions \{(.*?)^\}", load, re.DOTALL | re.MULTILINE)
     members = re.findall(r"^  (?:async |get )(\w+)\(", session, re.MULTILINE)
     assert answer
@@ -110,15 +110,15 @@ def test_what_is_packed(compiled: Path) -> None:
 
 
 def test_the_runtime_is_the_only_package_needed() -> None:
-    stated = json.loads((package.WEB / "package.json").read_text())
-    assert set(stated["peerDependencies"]) == {"onnxruntime-web"}
-    assert "dependencies" not in stated
+    declared = json.loads((package.WEB / "package.json").read_text())
+    assert set(declared["peerDependencies"]) == {"onnxruntime-web"}
+    assert "dependencies" not in declared
     locked = (package.WEB / "package-lock.json").read_text()
     assert '"resolved"' not in locked  # no registry is named; npm asks the one that it is set to
 
 
 CONSUMER = """
-import { CapsedgeError, LIMITS, load, type Answer, type Description, type Session } from "capsedge";
+import { CapsedgeError, LIMITS, load, type Prediction, type Description, type Session } from "capsedge";
 import * as ort from "onnxruntime-web";
 
 export async function run(file: File, canvas: HTMLCanvasElement): Promise<string> {
@@ -126,7 +126,7 @@ export async function run(file: File, canvas: HTMLCanvasElement): Promise<string
     runtime: ort, providers: ["webgpu", "wasm"], threads: 2, limits: { fileBytes: LIMITS.fileBytes / 2 },
   });
   const description: Description = session.description;
-  const answer: Answer = await session.predict(canvas, { top: 3, trace: description.trace !== null });
+  const answer: Prediction = await session.predict(canvas, { top: 3, trace: description.trace !== null });
   const coupled: number | undefined = answer.trace?.[0]?.couplings.data[0];
   const pictures = await session.decode(answer.poses);
   const prepared: Float32Array = await session.prepare(new ImageData(2, 2), { invert: true });

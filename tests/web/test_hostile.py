@@ -62,9 +62,9 @@ def test_the_limits_are_pythons() -> None:
     source = (WEB / "src" / "limits.ts").read_text()
     names = {"KIB": 2**10, "MIB": 2**20}
     block = source[source.index("LIMITS: ") : source.index("});")]
-    stated = dict(re.findall(r"^  (\w+): ([^,]+),$", block, re.MULTILINE))
+    declared = dict(re.findall(r"^  (\w+): ([^,]+),$", block, re.MULTILINE))
     fixed = dict(re.findall(r"^export const (\w+) = ([^;]+);", source, re.MULTILINE))
-    found = {k: eval(v, {}, names) for k, v in {**stated, **fixed}.items()}
+    found = {k: eval(v, {}, names) for k, v in {**declared, **fixed}.items()}
     assert found == {
         "fileBytes": summary.MAX_BYTES, "nodes": summary.MAX_NODES,
         "messages": wire.MAX_MESSAGES, "fields": 4_000_000,

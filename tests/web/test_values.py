@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.runtime import zoo
-from capsedge.runtime.decoder import cut
+from capsedge.runtime.decoder import extract_subgraph
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
@@ -49,7 +49,7 @@ def compare(
     assert abs(answer["score"] - (wanted.score or 0)) < 1e-5
     np.testing.assert_allclose(scores, wanted.scores, **CLOSE)
     np.testing.assert_allclose(poses.reshape(answer["poses"]), wanted.poses, **CLOSE)
-    assert (answer["nothing"] or "") == wanted.nothing
+    assert (answer["atypical"] or "") == wanted.atypical
     assert bool(answer["hint"]) == bool(wanted.hint)
 
 
@@ -108,7 +108,7 @@ def test_pictures_of_poses(web: Package) -> None:
 def test_the_decoder_is_cut_as_python_cuts_it(web: Package) -> None:
     data = zoo.default_model().read_bytes()
     _, part = web.ask("cut", data, start="poses", end="reconstruction")
-    assert part == cut(data, "poses", "reconstruction")
+    assert part == extract_subgraph(data, "poses", "reconstruction")
 
 
 @pytest.mark.parametrize("name", ["digits-em", "digits-attention"])
@@ -286,7 +286,7 @@ def test_decoders_with_strange_batches(web: Package, batch: int | str, fine: boo
         node.output[:] = ["inner" if name == "poses" else name for name in node.output]
         node.input[:] = ["inner" if name == "poses" else name for name in node.input]
     model.graph.node.append(helper.make_node("Identity", ["inner"], ["poses"]))
-    stated = helper.make_tensor_value_info("inner", TensorProto.FLOAT, [batch, CLASSES, POSE])
-    model.graph.value_info.append(stated)
+    declared = helper.make_tensor_value_info("inner", TensorProto.FLOAT, [batch, CLASSES, POSE])
+    model.graph.value_info.append(declared)
     answer, _ = web.ask("decoder", model.SerializeToString())
     assert fine == (not answer["lacking"])

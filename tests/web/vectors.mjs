@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { CapsedgeError, LIMITS } from "capsedge";
 import { parseJson } from "./capsedge/dist/json.js";
-import { judge } from "./capsedge/dist/load.js";
+import { checkFile } from "./capsedge/dist/load.js";
 import { readMetadata } from "./capsedge/dist/metadata.js";
 import { checkHarmless, summarize } from "./capsedge/dist/onnx-file.js";
 import { pixelsOf } from "./capsedge/dist/pixels.js";
@@ -75,11 +75,11 @@ function described(graph, texts) {
 
 /** What is read, by the names of the metadata. */
 function values(data) {
-  const { metadata: m, answers } = judge(data, LIMITS);
+  const { metadata: m, roles } = checkFile(data, LIMITS);
   const { perImage, ...preprocessing } = m.preprocessing ?? {};
   const { frameLevel, frameContrast, ...typical } = m.typicalInput ?? {};
   const { fileSha256, ...origin } = m.origin ?? {};
-  const { madeOf, ...chosen } = m.chosenScores ?? {};
+  const { madeOf, ...chosenScores } = m.chosenScores ?? {};
   return {
     architecture: m.architecture,
     routing: m.routing,
@@ -89,9 +89,9 @@ function values(data) {
     checkpoint_sha256: m.checkpointSha256,
     class_names: m.classNames,
     preprocessing: m.preprocessing && { ...preprocessing, per_image: perImage },
-    scores: answers.scores,
-    poses: answers.poses,
-    score_kind: answers.kind === "logits" ? "probability" : answers.kind,
+    scores: roles.scores,
+    poses: roles.poses,
+    score_kind: roles.kind === "logits" ? "probability" : roles.kind,
     values: (m.outputs?.names ?? []).map((name, k) => [name, m.outputs.units[k]]),
     typical_input: m.typicalInput && { ...typical, frame_level: frameLevel, frame_contrast: frameContrast },
     origin: m.origin && { ...origin, file_sha256: fileSha256 },
@@ -102,7 +102,7 @@ function values(data) {
       child_grid: childGrid,
       types_first: typesFirst,
     })),
-    chosen_scores: m.chosenScores && { ...chosen, made_of: madeOf },
+    chosen_scores: m.chosenScores && { ...chosenScores, made_of: madeOf },
   };
 }
 

@@ -44,10 +44,9 @@ class Subject:
     tests: tuple[str, ...]
 
 
-RECOGNITION = "capsedge/graph/recognize"
 SUBJECTS = {
-    "recognition": Subject(
-        (f"{RECOGNITION}/accept.py", f"{RECOGNITION}/source.py"), ("tests/graph",)
+    "fusion": Subject(
+        ("capsedge/graph/fusion/equivalence.py", "capsedge/graph/fusion/votes.py"), ("tests/graph",)
     ),
     "metadata": Subject(
         ("capsedge/runtime/metadata.py",),
@@ -69,7 +68,8 @@ SUBJECTS = {
     "serving": Subject(
         # Others need MLServer.
         tuple(
-            f"capsedge/serving/{name}.py" for name in ("infer_request", "tensors", "bounded_json")
+            f"capsedge/serving/{name}.py"
+            for name in ("request_bodies", "request_tensors", "bounded_json")
         ),
         ("tests/serving", "tests/fuzz/test_corpus.py"),
     ),

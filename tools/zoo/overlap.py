@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.models.training.evaluate import right_answers
+from capsedge.models.training.evaluate import count_correct
 from capsedge.runtime.files.writing import write_text
 from tools.zoo.routed import export
 from tools.zoo.runs import commands, facts, is_in, recipe, stages, test_split, write_checkpoint
@@ -50,7 +50,7 @@ def write(name: str, runs: Path, data: Path) -> None:
     target = write_checkpoint(source, name, data, half=True)
     model = load_checkpoint(target)
     test = test_split(data, model.config.preprocessing)
-    right = int(right_answers(model, test, "overlap").sum())
+    right = int(count_correct(model, test, "overlap").sum())
     card = CARD.format(
         accuracy=right / len(test) * 100,
         errors=len(test) - right,

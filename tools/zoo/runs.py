@@ -13,7 +13,7 @@ from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.models.training.evaluate import criterion
+from capsedge.models.training.evaluate import typical_input_of_training
 from capsedge.optimization.prune import TRAINING_KEY
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import sha256
@@ -111,7 +111,7 @@ def write_checkpoint(
     extra = {k: v for k, v in known.items() if k in _KEPT}
     pairs = recipe(source).get("pairs", "none") if TRAINING_KEY in known else "none"
     images = read_split(data, "train", model.config.preprocessing)
-    typical = criterion(images, model.config, pairs)
+    typical = typical_input_of_training(images, model.config, pairs)
     assert typical is not None
     extra[TYPICAL_INPUT_KEY] = dump(typical.to_dict())
     save_checkpoint(model.half() if half else model, target, extra)

@@ -1,4 +1,4 @@
-"""`capsedge.build`: BuildOptions -> engine, passport, BuildReport.
+"""`capsedge.build`: BuildOptions -> engine, metadata file, BuildReport.
 
 For ``tensorrt`` on the machine that will run it; for ``tensorrt-rtx`` on any machine.
 """
@@ -37,11 +37,11 @@ from capsedge.runtime.backends.tensorrt_rtx import (
 )
 from capsedge.runtime.engine_metadata import TARGETS, TENSORRT, TENSORRT_RTX, Machine
 from capsedge.runtime.files import reading
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
     FILE,
     OUTPUT,
-    GivenModel,
+    ModelLike,
     as_file,
     as_path,
     check_apart,
@@ -52,9 +52,9 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.reporting import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
-# --- ONNX file in, TensorRT engine with its passport out ---
+# --- ONNX file in, TensorRT engine with its metadata file out ---
 
 
 PLUGIN_MODES = ("auto", "native", "fused")
@@ -95,26 +95,26 @@ class BuildReport(Summarized):
     """What was built; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
-        path: the engine; its passport is beside it.
-        passport: the kind of engine, its GPUs, and how to build it again.
+        path: the engine; its metadata file is beside it.
+        engine_metadata: the kind of engine, its GPUs, and how to build it again.
         warnings: TensorRT's warnings.
     """
 
     path: Path
-    passport: engine_metadata.Passport
+    engine_metadata: engine_metadata.EngineMetadata
     warnings: tuple[str, ...]
 
     def _summary(self) -> Summary:
-        built = self.passport
+        built = self.engine_metadata
         batch = "-".join(str(n) for n in dict.fromkeys((built.batch[0], built.batch[-1])))
         how = f"{built.target}, {built.precision}, {built.plugin} operators, batch {batch}"
         rows = [
-            Row("engine", f"{self.path}, {size(built.engine_bytes)}"),
+            Row("engine", f"{self.path}, {format_bytes(built.engine_bytes)}"),
             Row("built", how),
             Row("from", built.source),
             *(Row("warning", warning) for warning in self.warnings),
         ]
-        first = f"{short(self.path.name)}: {size(built.engine_bytes)}, {how}"
+        first = f"{short(self.path.name)}: {format_bytes(built.engine_bytes)}, {how}"
         return Summary("BuildReport", [first], rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class BuildReport(Summarized):
         return {
             "schema": 1,
             "engine": str(self.path),
-            **asdict(self.passport),
+            **asdict(self.engine_metadata),
             "warnings": list(self.warnings),
         }
 
@@ -134,11 +134,11 @@ def write_engine(
     report: Listener,
     shown: Path | None = None,
 ) -> BuildReport:
-    """Build an engine and write it with its passport.
+    """Build an engine and write it with its metadata file.
 
     Args:
         source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
-        target: the engine, ``*.engine``; its passport goes beside it.
+        target: the engine, ``*.engine``; its metadata file goes beside it.
         report: told the progress: share, phase, seconds left.
         shown: name of the file in the command that builds the engine again; ``source`` by default.
 
@@ -151,7 +151,7 @@ def write_engine(
     """
     source, target = Path(source), Path(target)
     _check(options)
-    written = [target, engine_metadata.path_of(target)]
+    written = [target, engine_metadata.metadata_path(target)]
     written += [options.timing_cache] if options.timing_cache is not None else []
     for file in written:
         check_writable(file)
@@ -217,7 +217,7 @@ def _build(
     )
     precision.compare(asked, built.layers)
     write_bytes(target, built.plan)
-    issued = engine_metadata.Passport(
+    issued = engine_metadata.EngineMetadata(
         engine_sha256=sha256(target),
         engine_bytes=len(built.plan),
         machine=here,
@@ -319,9 +319,9 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
 def _timings(path: Path | None) -> bytes:
     if path is None:
         return b""
-    if reading.kind(path) is None:
+    if reading.path_kind(path) is None:
         return b""
-    with reading.opened(path) as file:
+    with reading.open_regular_file(path) as file:
         return file.read()
 
 
@@ -347,11 +347,11 @@ def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int,
     return shlex.join([*words, "-o", str(target)])
 
 
-# --- ``capsedge.build``: an ONNX model in, a TensorRT engine with its passport out ---
+# --- ``capsedge.build``: an ONNX model in, a TensorRT engine with its metadata file out ---
 
 
 def build(
-    model: GivenModel,
+    model: ModelLike,
     path: Path | str,
     *,
     precision: str | None = None,
@@ -369,7 +369,7 @@ def build(
 
     Args:
         model: the ONNX file of ``capsedge.export`` or ``capsedge.quantize``, or its bytes.
-        path: the engine to write, ``*.engine``; its passport goes beside it.
+        path: the engine to write, ``*.engine``; its metadata file goes beside it.
         precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``: what the engine must have; the file's own by
             default.
         target: ``tensorrt``: for the GPU that is here; ``tensorrt-rtx``: for several kinds of RTX GPU, built
@@ -385,7 +385,7 @@ def build(
         progress: called with (share done, phase, seconds left or None).
 
     Returns:
-        Where the engine is, its passport, and what TensorRT warned of.
+        Where the engine is, its metadata file, and what TensorRT warned of.
 
     Raises:
         UsageError: an argument is wrong, or the model has another precision than asked for.

@@ -18,7 +18,7 @@ from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.engine_layers import Layer
 from capsedge.runtime.backends.tensorrt_library import load_plugin, product, start
 from capsedge.runtime.backends.tensorrt_rtx import set_compute_capabilities
-from capsedge.runtime.files.text import size
+from capsedge.runtime.files.text import format_bytes
 
 # TensorRT's build progress for a person: what it does, how far it is, how long the rest may take
 
@@ -337,7 +337,7 @@ def _failure(
     said = " ".join(logger.errors).lower()
     if "workspace limit" in said and limits.workspace is not None:
         return UsageError(
-            f"A workspace of {size(limits.workspace)} is too small for this model.",
+            f"A workspace of {format_bytes(limits.workspace)} is too small for this model.",
             words,
             "Give more, as in `--workspace 1G`, or leave it out.",
         )

@@ -32,7 +32,7 @@ from capsedge.runtime.backends.engine_layers import Layer, computing
 from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.engine_metadata import PRECISIONS
-from capsedge.runtime.onnx_file.layer_map import node_name, places
+from capsedge.runtime.onnx_file.layer_map import locate, node_name
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
@@ -117,20 +117,22 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     return _prepared(folded, {"plugin_version": PLUGIN_VERSION, "plugin_namespace": namespace})
 
 
-def _prepared(model: onnx.ModelProto, mark: Mapping[str, str] | None = None) -> onnx.ModelProto:
+def _prepared(
+    model: onnx.ModelProto, namespace: Mapping[str, str] | None = None
+) -> onnx.ModelProto:
     """A copy without functions and without what reaches no output, its plugins marked.
 
     Constants are folded before (``graph.cleanup``): GraphSurgeon folds with ONNX Runtime, which
     `capsedge build` does without.
 
     Args:
-        mark: attributes by which TensorRT's registry finds the plugin of a capsule operator.
+        namespace: attributes by which TensorRT's registry finds the plugin of a capsule operator.
     """
     graph = gs.import_onnx(model)
     graph.functions.clear()
     for node in graph.nodes:
         if node.domain == DOMAIN:
-            node.attrs.update(mark or {})
+            node.attrs.update(namespace or {})
     prepared: onnx.ModelProto = gs.export_onnx(graph.cleanup())
     prepared.metadata_props.extend(model.metadata_props)
     return prepared
@@ -245,10 +247,10 @@ def name_nodes(model: onnx.ModelProto, source: Path) -> None:
     Nodes of files that do not name their layers keep their names.
     """
     running = Graph(nodes=[_node(node) for node in model.graph.node])
-    found = places(read_structure(source), running)
-    for number, (node, place) in enumerate(zip(model.graph.node, found, strict=True)):
-        if place.group:
-            node.name = node_name(place, node.op_type, number)
+    found = locate(read_structure(source), running)
+    for number, (node, location) in enumerate(zip(model.graph.node, found, strict=True)):
+        if location.group:
+            node.name = node_name(location, node.op_type, number)
 
 
 def _node(node: onnx.NodeProto) -> Node:

@@ -52,7 +52,7 @@ def function_body(
         compute: element type of the arithmetic (FP32; the tests use FP64).
     """
     spec = OPERATORS[operator]
-    inputs = [value.name for value in spec.given(len(shapes))]
+    inputs = [value.name for value in spec.present_inputs(len(shapes))]
     body = Body(
         operator,
         dict(zip(inputs, shapes, strict=True)),
@@ -75,7 +75,7 @@ def function_body(
         [body.formal(n) for n in outputs],
         body.nodes,
         [helper.make_opsetid("", opset)],
-        attributes=list(spec.attribute_names),
+        attributes=[name for name in spec.attribute_names if name in attributes],
     )
     return function
 

@@ -34,8 +34,8 @@ def build(b: Body) -> None:
     scale = b.attributes["agreement_scale"]
     logits = agreement(b, v, b.input("parent"), (s, m, i, size), scale)
     couplings = b.op("Softmax", logits, axis=1)
-    couplings = b.mark(couplings, "couplings")
-    y = b.mark(normalize(b, weighted_sum(b, row(b, couplings), v)), "pose")
+    couplings = b.keep_iteration_value(couplings, "couplings")
+    y = b.keep_iteration_value(normalize(b, weighted_sum(b, row(b, couplings), v)), "pose")
     if b.traced:
         b.keep("couplings", couplings, m, i)
         b.keep("poses", y, m, size)
@@ -77,5 +77,5 @@ def build_uniform(b: Body) -> None:
         s = b.transpose(b.reshape(s, poses, m * out, h * w), 0, 2, 1)
     if rows > 1:  # [N, R, parents, L] -> [N, parents, R, L]
         s = b.transpose(b.reshape(s, n, rows, parents, out), 0, 2, 1, 3)
-    y = b.mark(normalize(b, b.reshape(s, n, parents, rows * out)), "pose")
+    y = b.keep_iteration_value(normalize(b, b.reshape(s, n, parents, rows * out)), "pose")
     b.result("pose_out", b.reshape(y, n, h, w, m, rows * out))

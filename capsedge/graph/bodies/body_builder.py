@@ -102,12 +102,12 @@ class Body:
         self.nodes.append(helper.make_node(op_type, list(inputs), [output], **attributes))
         return output
 
-    def mark(self, value: str, kind: str, iteration: int = 1) -> str:
+    def keep_iteration_value(self, value: str, kind: str, iteration: int = 1) -> str:
         """Name a value just made after its iteration (``spec.operators``), so that it is found in the body.
 
         Couplings are ``[N·S or 1, M, I]``, poses ``[N·S, M, 1, P]``, logits of activations ``[N·S, M]``.
         """
-        marked = self.formal(operators.name_of(iteration, kind))
+        marked = self.formal(operators.iteration_value_name(iteration, kind))
         for node in self.nodes:
             for names in (node.input, node.output):
                 for k, old in enumerate(names):

@@ -98,9 +98,11 @@ def _iterate(
     sizes = (1, layer.j, layer.i, layer.out)
     for iteration in range(layer.iterations):
         if iteration:
-            couplings = b.mark(_couplings(b, logits, layer), "couplings", iteration + 1)
+            couplings = b.keep_iteration_value(
+                _couplings(b, logits, layer), "couplings", iteration + 1
+            )
         s = b.op("Add", weighted_sum(b, row(b, couplings), u_hat), bias)
-        v = b.mark(_squashed(b, s, layer), "pose", iteration + 1)
+        v = b.keep_iteration_value(_squashed(b, s, layer), "pose", iteration + 1)
         _keep(b, u_hat, couplings, v, layer)
         if iteration + 1 == layer.iterations and b.rewrites.dead_update:
             break
@@ -159,14 +161,14 @@ def build(b: Body) -> None:
     if "vote_bias" in b.shapes:
         vote_bias = b.transpose(b.input("vote_bias"), 1, 0, 2)
     logits = _start_logits(b, layer)
-    couplings = b.mark(_couplings(b, logits, layer), "couplings")
+    couplings = b.keep_iteration_value(_couplings(b, logits, layer), "couplings")
     if b.rewrites.first_pass_uniform and layer.iterations == 1:
         s = _single_pass(b, u, weight_matrix, couplings, own, size, layer)
         if vote_bias:
             column = b.reshape(couplings, j, i, 1)
             constant = b.sum_second_to_last(b.op("Mul", column, vote_bias), i)
             bias = b.op("Add", constant, bias)
-        v = b.mark(_squashed(b, b.op("Add", s, bias), layer), "pose")
+        v = b.keep_iteration_value(_squashed(b, b.op("Add", s, bias), layer), "pose")
     else:
         if own == i:
             u_hat = votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
@@ -185,6 +187,6 @@ def build_over_votes(b: Body) -> None:
     u_hat = b.transpose(given, 0, 2, 1, 3)
     bias = b.reshape(b.input("bias"), layer.j, 1, layer.out)
     logits = _start_logits(b, layer)
-    couplings = b.mark(_couplings(b, logits, layer), "couplings")
+    couplings = b.keep_iteration_value(_couplings(b, logits, layer), "couplings")
     v, couplings = _iterate(b, u_hat, bias, logits, couplings, layer)
     _results(b, given, v, couplings, layer)

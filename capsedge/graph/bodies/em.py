@@ -193,7 +193,7 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         mass = _total(b, layer, r)  # [N·S, M, 1, 1]
         divisor = b.op("Add", mass, eps)
         mean = b.op("Div", _total(b, layer, r, v), divisor)  # [N·S, M, 1, P]
-        mean = b.mark(mean, "pose", iteration + 1)
+        mean = b.keep_iteration_value(mean, "pose", iteration + 1)
         difference = b.op("Sub", v, mean)
         deviation = b.op("Mul", difference, difference)
         variance = b.op("Add", b.op("Div", _total(b, layer, r, deviation), divisor), eps)
@@ -202,7 +202,7 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         log_variance = b.reshape(half, places, m)
         cost = b.op("Mul", b.op("Add", beta_u, log_variance), b.reshape(mass, places, m))
         logit = b.op("Mul", b.op("Sub", beta_a, cost), b.constant(temperatures[iteration]))
-        logit = b.mark(logit, "logit", iteration + 1)
+        logit = b.keep_iteration_value(logit, "logit", iteration + 1)
         if b.traced:
             b.keep("couplings", responsibility or _equal(b, layer, a_child), m, i)
             b.keep("poses", mean, m, size)
@@ -225,5 +225,5 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         b.keep("agreement", updated, m, i)
         if iteration + 1 == iterations:
             break  # no M-step follows
-        responsibility = b.mark(updated, "couplings", iteration + 2)
+        responsibility = b.keep_iteration_value(updated, "couplings", iteration + 2)
     return mean, logit, responsibility

@@ -18,9 +18,11 @@ def build(b: Body) -> None:
     agreements = agreement(b, u_hat, total, (1, j, i, out))
     logits = b.op("Mul", agreements, b.constant(out**-0.5))
     bias = b.transpose(b.reshape(b.input("bias"), 1, i, j), 0, 2, 1)
-    couplings = b.mark(b.op("Add", b.op("Softmax", logits, axis=1), bias), "couplings")
+    couplings = b.keep_iteration_value(
+        b.op("Add", b.op("Softmax", logits, axis=1), bias), "couplings"
+    )
     s = weighted_sum(b, row(b, couplings), u_hat)
-    v = b.mark(exponential_squash(b, s, out, b.attributes["epsilon"]), "pose")
+    v = b.keep_iteration_value(exponential_squash(b, s, out, b.attributes["epsilon"]), "pose")
     if b.traced:
         b.keep("couplings", couplings, j, i)
         b.keep("poses", v, j, out)

@@ -15,61 +15,61 @@ _LISTED = 3  # places with the same reason that are named
 
 
 @dataclass(frozen=True)
-class Found:
+class FusedOperator:
     """Nodes that an operator replaced.
 
     Attributes:
         operator: its type.
-        place: the tensor of the original that it makes.
+        tensor: the tensor of the original that it makes.
         parameters: read off, as text by name.
         notes: what a person should know of it.
     """
 
     operator: str
-    place: str
+    tensor: str
     parameters: dict[str, str]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Left:
+class NotFused:
     """What stays as it was.
 
     Attributes:
-        place: a softmax of the original.
+        tensor: a softmax of the original.
         reason: why.
     """
 
-    place: str
+    tensor: str
     reason: str
 
 
-def by_reason(left: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def by_reason(not_fused: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Places with the same reason together: the places in words, and the reason.
 
     Args:
-        left: place and reason of each.
+        not_fused: place and reason of each.
     """
-    places: dict[str, list[str]] = {}
-    for place, reason in left:
-        places.setdefault(reason, []).append(place)
+    tensors: dict[str, list[str]] = {}
+    for tensor, reason in not_fused:
+        tensors.setdefault(reason, []).append(tensor)
     return [
         (found[0] if len(found) == 1 else f"{len(found)} softmaxes, {_listed(found)}", reason)
-        for reason, found in places.items()
+        for reason, found in tensors.items()
     ]
 
 
-def _listed(places: list[str]) -> str:
-    shown = ", ".join(places[:_LISTED])
-    return shown if len(places) <= _LISTED else f"{shown}, ..."
+def _listed(tensors: list[str]) -> str:
+    shown = ", ".join(tensors[:_LISTED])
+    return shown if len(tensors) <= _LISTED else f"{shown}, ..."
 
 
 @dataclass(frozen=True)
-class Recognition:
+class FusionReport:
     """Everything found in a graph, and everything left."""
 
-    found: tuple[Found, ...] = ()
-    left: tuple[Left, ...] = ()
+    fused: tuple[FusedOperator, ...] = ()
+    not_fused: tuple[NotFused, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -79,5 +79,5 @@ class Recognition:
 # --- Why something is left as it is ---
 
 
-class NotRecognized(Exception):
+class NoMatch(Exception):
     """What was looked at is no operator of this package; the message is the reason, for a person."""

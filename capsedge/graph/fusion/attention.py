@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.accept import (
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.dynamic import result_roles
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
     FLOOR,
     LOOSE,
     ROUNDING,
     STRICT,
     Case,
-    Verdict,
+    Equivalence,
+    batched_cases,
     excess_of,
     is_wide,
-    shared_cases,
-    some_places,
+    sampled_positions,
 )
-from capsedge.graph.fusion.candidates import Anchor
-from capsedge.graph.fusion.dynamic import result_roles
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.formulas import Attention, difference
 from capsedge.graph.fusion.grids import (
     Children,
@@ -38,7 +38,7 @@ from capsedge.graph.fusion.grids import (
 )
 from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values
-from capsedge.graph.fusion.votes import Probe, Source, linear_source
+from capsedge.graph.fusion.votes import VoteProbe, VoteSource, linear_vote_source
 
 # Inverted attention routing, one pass at a time: votes and parents in, layer normalization out
 
@@ -49,7 +49,7 @@ _FAR = 12  # nodes between votes and the layer normalization of a uniform pass
 
 
 @dataclass(frozen=True)
-class FoundAttention:
+class AttentionMatch:
     """One pass in a graph.
 
     Attributes:
@@ -67,51 +67,51 @@ class FoundAttention:
     parent_layout: Layout | None
     layout: Layout
     kind: Attention
-    verdict: Verdict
+    equivalence: Equivalence
 
 
-def fit_attention(graph: Values, votes: str, anchor: Anchor) -> FoundAttention:
+def fit_attention(graph: Values, votes: str, softmax: Softmax) -> AttentionMatch:
     """The pass that a softmax belongs to.
 
     Raises:
-        NotRecognized: none that agrees.
+        NoMatch: none that agrees.
     """
-    size, couplings = graph.sizes[votes], graph.sizes[anchor.name]
+    size, couplings = graph.sizes[votes], graph.sizes[softmax.name]
     if size % couplings or size == couplings:
-        raise NotRecognized("one coupling for each vote")
+        raise NoMatch("one coupling for each vote")
     reason = "no weighted sum of the votes by their agreement with parents"
-    before = graph.distances(anchor.name)
-    for roles in vote_layouts(graph.shapes[votes], graph.batch, size // couplings, {anchor.axis}):
+    before = graph.distances(softmax.name)
+    for roles in vote_layouts(graph.shapes[votes], graph.batch, size // couplings, {softmax.axis}):
         n, j, _, p = roles.sizes
         near = [
             t for t in before if t in graph.floats and graph.sizes[t] == n * j * p and t != votes
         ]
         for parent in sorted(near, key=lambda t: -graph.order[t])[:_PARENTS]:
             region = graph.determined(votes, parent)
-            if anchor.name not in region:
+            if softmax.name not in region:
                 continue
             later = [
                 t
                 for t in region
-                if graph.order[t] > graph.order[anchor.name]
+                if graph.order[t] > graph.order[softmax.name]
                 and t in graph.floats
                 and graph.sizes[t] == n * j * p
             ]
             if not later:
                 continue
             try:
-                found = _fit(graph, votes, parent, anchor, roles, later)
-            except NotRecognized as error:
+                found = _fit(graph, votes, parent, softmax, roles, later)
+            except NoMatch as error:
                 reason = str(error)
                 continue
             if found is not None:
                 return found
-    raise NotRecognized(reason)
+    raise NoMatch(reason)
 
 
 def _fit(
-    graph: Values, votes: str, parent: str, anchor: Anchor, roles: Layout, ends: list[str]
-) -> FoundAttention | None:
+    graph: Values, votes: str, parent: str, softmax: Softmax, roles: Layout, ends: list[str]
+) -> AttentionMatch | None:
     rng = np.random.default_rng(1)
     x, q = rng.standard_normal(graph.shapes[votes]), rng.standard_normal(graph.shapes[parent])
     numbers = graph.numbers([votes, parent], ends)
@@ -120,7 +120,7 @@ def _fit(
     p = roles.sizes[3]
     scales = {1.0, p**-0.5, *scalars, *(1 / s for s in scalars if s)}
     scales = {s for s in scales if 1e-3 < abs(s) < 1e3}
-    some = some_places(roles.sizes)
+    some = sampled_positions(roles.sizes)
     u = roles.read(x)[some]
     parts, batch = result_roles(roles)
     for parent_layout in layouts(graph.shapes[parent], parts, batch):
@@ -132,12 +132,12 @@ def _fit(
                     if difference(sums, layout.read(given[end])[some]) > 1e-6:
                         continue
                     if over == "i":
-                        raise NotRecognized(
+                        raise NoMatch(
                             "attention with a softmax over the children: no operator has that"
                         )
                     for found, at in _normalized(graph, sums, scale, ends, given, numbers, roles):
                         function = graph.function([votes, parent], [at[0]])
-                        verdict = judge_attention(
+                        verdict = check_attention(
                             lambda v, w: at[1].read(  # noqa: B023
                                 function(roles.write(v), parent_layout.write(w))[0]  # noqa: B023
                             ),
@@ -145,10 +145,10 @@ def _fit(
                             roles.sizes,
                         )
                         if verdict.accepted:
-                            return FoundAttention(
+                            return AttentionMatch(
                                 votes, parent, at[0], roles, parent_layout, at[1], found, verdict
                             )
-                    raise NotRecognized(
+                    raise NoMatch(
                         "attention without a layer normalization of the weighted sum: no operator has that"
                     )
     return None
@@ -159,14 +159,14 @@ def _normalized(
     sums: Array,
     scale: float,
     ends: list[str],
-    given: Mapping[str, Array],
+    constants: Mapping[str, Array],
     numbers: Mapping[str, Array],
     roles: Layout,
 ) -> Iterator[tuple[Attention, tuple[str, Layout]]]:
     """Layer normalizations of the sums, of some places, that give one of the ends."""
     p = sums.shape[-1]
     parts, batch = result_roles(roles)
-    some = some_places(roles.sizes)
+    some = sampled_positions(roles.sizes)
     epsilons = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
     epsilons = {e for e in epsilons if 0 < e <= 1e-2}
     makers = {id(m): m for e in ends if (m := graph.maker[e]).op_type == "LayerNormalization"}
@@ -180,7 +180,7 @@ def _normalized(
         wanted = off / np.sqrt((off * off).mean(-1, keepdims=True) + epsilon) * gain + bias
         for end in ends:
             for layout in layouts(graph.shapes[end], parts, batch):
-                if difference(wanted, layout.read(given[end])[some]) < 1e-5:
+                if difference(wanted, layout.read(constants[end])[some]) < 1e-5:
                     yield kind, (end, layout)
 
 
@@ -197,39 +197,39 @@ def hard_cases(sizes: tuple[int, ...], seed: int = 5) -> Iterator[Case]:
     yield "zero", (np.zeros(sizes), np.zeros((n, j, p)))
 
 
-def judge_attention(
+def check_attention(
     original: object, kind: Attention, sizes: tuple[int, ...], uniform: bool = False
-) -> Verdict:
+) -> Equivalence:
     """Compare an original and a pass on votes and parents of many sizes."""
     assert callable(original)
     rng = np.random.default_rng(5)
-    worst, undefined = Verdict(0.0, ""), False
+    worst, undefined = Equivalence(0.0, ""), False
     parents = rng.standard_normal((sizes[0], sizes[1], sizes[3]))
     wide: Function = lambda v: [original(v) if uniform else original(v, parents)]  # noqa: E731
     rtol, floor = (STRICT, FLOOR) if is_wide(wide, rng.standard_normal(sizes)) else (LOOSE, 1e-6)
-    for name, (x, q) in shared_cases(hard_cases, sizes, seed=5):
+    for name, (x, q) in batched_cases(hard_cases, sizes, seed=5):
         given = (x,) if uniform else (x, q)
         wanted, found = original(*given), kind(*given)
         moved = [
             kind(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape)), *given[1:])
             for _ in range(2)
         ]
-        own = 8 * np.max([np.abs(m - found) for m in moved], axis=0).max(-1, keepdims=True)
+        form = 8 * np.max([np.abs(m - found) for m in moved], axis=0).max(-1, keepdims=True)
         undefined |= not np.isfinite(wanted).all()
-        excess = excess_of(found, wanted, rtol, floor, own)
+        excess = excess_of(found, wanted, rtol, floor, form)
         if not excess <= worst.excess:
-            worst = Verdict(excess, name)
-    return Verdict(worst.excess, worst.case, undefined)
+            worst = Equivalence(excess, name)
+    return Equivalence(worst.excess, worst.case, undefined)
 
 
-def fit_uniform(graph: Values, result: str) -> Iterator[FoundAttention]:
+def fit_uniform(graph: Values, result: str) -> Iterator[AttentionMatch]:
     """The uniform passes that a layer normalization may belong to.
 
     There may be several: equal couplings do not tell which axis counts the parents.
     """
     node = graph.maker[result]
-    source = node.input[0]
-    before = graph.distances(source)
+    vote_source = node.input[0]
+    before = graph.distances(vote_source)
     pose = graph.shapes[result][-1]
     gain, bias = (np.asarray(graph.value[n], np.float64) for n in (*node.input[1:3],))
     kind = Attention(0.0, gain, bias, float(graph.attribute(node, "epsilon", 1e-5)))
@@ -237,11 +237,11 @@ def fit_uniform(graph: Values, result: str) -> Iterator[FoundAttention]:
         size = graph.sizes[votes]
         if not 0 < distance <= _FAR or size % graph.sizes[result] or size == graph.sizes[result]:
             continue
-        if votes not in graph.floats or source not in graph.determined(votes):
+        if votes not in graph.floats or vote_source not in graph.determined(votes):
             continue
         rng = np.random.default_rng(1)
         x = rng.standard_normal(graph.shapes[votes])
-        function = graph.function([votes], [source, result])
+        function = graph.function([votes], [vote_source, result])
         sums, _ = function(x)
         parents = set(graph.shapes[result]) - {graph.batch} or {graph.batch}
         for roles in vote_layouts(graph.shapes[votes], graph.batch, pose, parents):
@@ -249,18 +249,18 @@ def fit_uniform(graph: Values, result: str) -> Iterator[FoundAttention]:
             if n * j * p != graph.sizes[result] or i < 2:
                 continue
             parts, batch = result_roles(roles)
-            some = some_places(roles.sizes)
+            some = sampled_positions(roles.sizes)
             wanted = kind.sums(roles.read(x)[some])
-            for layout in layouts(graph.shapes[source], parts, batch):
+            for layout in layouts(graph.shapes[vote_source], parts, batch):
                 if difference(wanted, layout.read(sums)[some]) > 1e-5:
                     continue
                 found = layouts(graph.shapes[result], parts, batch)
                 same = next((f for f in found if f == layout), layout)
-                verdict = judge_attention(
+                verdict = check_attention(
                     _uniform_of(function, roles, same), kind, roles.sizes, True
                 )
                 if verdict.accepted:
-                    yield FoundAttention(votes, "", result, roles, None, same, kind, verdict)
+                    yield AttentionMatch(votes, "", result, roles, None, same, kind, verdict)
 
 
 def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[Array], Array]:
@@ -270,44 +270,44 @@ def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[
 # --- ``AttentionRouting`` and ``UniformRouting`` in the place of what was found ---
 
 
-def write_attention(graph: Values, found: FoundAttention, tag: str) -> tuple[Edit, Children]:
+def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit, Children]:
     """The nodes.
 
     Raises:
-        NotRecognized: no operator computes the same.
+        NoMatch: no operator computes the same.
     """
-    _, j, _, p = found.roles.sizes
-    source = _source(graph, found)
-    if source.constant is not None:
-        raise NotRecognized("attention over votes with a constant part: no operator has that")
-    children = children_of(source, windows_of(source), matrices(source.weight))
+    _, j, _, p = match.roles.sizes
+    vote_source = _vote_source(graph, match)
+    if vote_source.constant is not None:
+        raise NoMatch("attention over votes with a constant part: no operator has that")
+    children = children_of(vote_source, windows_of(vote_source), matrices(vote_source.weight))
     edit = Edit(graph, tag)
     inputs = [read_poses(edit, children)]
     attributes: dict[str, Any] = {
         "strides": list(children.windows.strides),
         "matrix_pose": int(children.matrix),
-        "epsilon": float(found.kind.epsilon),
+        "epsilon": float(match.kind.epsilon),
     }
-    if found.parent_layout is not None:
-        inputs.append(read_parents(edit, found.parent, found.parent_layout, children, j, p))
-        attributes["agreement_scale"] = float(found.kind.agreement_scale)
+    if match.parent_layout is not None:
+        inputs.append(read_parents(edit, match.parent, match.parent_layout, children, j, p))
+        attributes["agreement_scale"] = float(match.kind.agreement_scale)
     inputs.append(edit.constant(children.weight, "weight"))
-    for name, value in (("scale", found.kind.scale), ("bias", found.kind.bias)):
+    for name, value in (("scale", match.kind.scale), ("bias", match.kind.bias)):
         inputs.append(edit.constant(_turned(value, children.transposed), name))
-    operator = "AttentionRouting" if found.parent_layout is not None else "UniformRouting"
+    operator = "AttentionRouting" if match.parent_layout is not None else "UniformRouting"
     (pose,) = edit.capsule(operator, inputs, **attributes)
-    write_parents(edit, pose, found.layout, found.result, children, j, p)
+    write_parents(edit, pose, match.layout, match.result, children, j, p)
     return edit, children
 
 
-def _source(graph: Values, found: FoundAttention) -> Source:
+def _vote_source(graph: Values, match: AttentionMatch) -> VoteSource:
     """Matrix poses if they are that, else vectors."""
-    p = found.roles.sizes[3]
-    votes, probes = (graph, found.votes, found.roles), dict[str, Probe]()
+    p = match.roles.sizes[3]
+    votes, probes = (graph, match.votes, match.roles), dict[str, VoteProbe]()
     try:
-        return linear_source(*votes, p, lambda w: matrices(w) is not None, probes)
-    except NotRecognized:
-        return linear_source(*votes, probes=probes)
+        return linear_vote_source(*votes, p, lambda w: matrices(w) is not None, probes)
+    except NoMatch:
+        return linear_vote_source(*votes, probes=probes)
 
 
 def _turned(vector: Array, transposed: bool) -> Array:

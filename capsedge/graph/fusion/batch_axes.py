@@ -12,7 +12,7 @@ from onnx import helper
 
 from capsedge.graph import proto
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.values import Array, Values
 
 NAME = "N"
@@ -20,7 +20,7 @@ END = np.iinfo(np.int64).max  # of a slice: all there is
 
 
 @dataclass(frozen=True)
-class Place:
+class BatchAxis:
     """Where a tensor counts images: its axis has ``outer`` times images times ``inner`` elements.
 
     Attributes:
@@ -37,12 +37,12 @@ class Place:
         """Whether the axis counts nothing else."""
         return self.outer == self.inner == 1
 
-    def moved(self, by: int) -> Place:
+    def moved(self, by: int) -> BatchAxis:
         """The same with other axes before it."""
         return replace(self, axis=self.axis + by)
 
 
-class Freeing:
+class BatchFreeing:
     """One walk over the nodes.
 
     Args:
@@ -50,30 +50,30 @@ class Freeing:
 
     Attributes:
         graph, batch: as it is.
-        places: of the tensors that depend on the input.
+        batch_axes: of the tensors that depend on the input.
         nodes, stored: the new graph's.
     """
 
     def __init__(self, graph: Values, last: bool) -> None:
         self.graph, self.batch, self.last = graph, graph.batch, last
-        self.places: dict[str, Place] = {}
+        self.batch_axes: dict[str, BatchAxis] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.stored: dict[str, Array] = {}
         self.node = onnx.NodeProto()
 
-    def model(self, rules: Mapping[str, Callable[[Freeing], None]]) -> onnx.ModelProto:
+    def model(self, rules: Mapping[str, Callable[[BatchFreeing], None]]) -> onnx.ModelProto:
         """The new model.
 
         Args:
             rules: what each operator does with the axis of the images, by type.
 
         Raises:
-            NotRecognized: the reason and the node.
+            NoMatch: the reason and the node.
         """
         for name, dims in self.graph.dims.items():
             if not dims or dims[0] not in (0, self.batch):
-                raise NotRecognized(f"the input '{name}' does not begin with the images")
-            self.places[name] = Place(0)
+                raise NoMatch(f"the input '{name}' does not begin with the images")
+            self.batch_axes[name] = BatchAxis(0)
         for node in self.graph.nodes:
             if not node.output or all(o in self.graph.constant for o in node.output if o):
                 continue
@@ -84,10 +84,10 @@ class Freeing:
             rule(self)
         return self._made()
 
-    def wrong(self, why: str) -> NotRecognized:
+    def wrong(self, why: str) -> NoMatch:
         """The reason, with the node."""
         node = self.node
-        return NotRecognized(f"{why} (node '{node.name or node.output[0]}', {node.op_type})")
+        return NoMatch(f"{why} (node '{node.name or node.output[0]}', {node.op_type})")
 
     # What rules ask.
 
@@ -95,31 +95,31 @@ class Freeing:
         """Of a tensor, at the batch as it is."""
         return self.graph.shapes[name]
 
-    def images(self, place: Place) -> int:
+    def images(self, batch_axis: BatchAxis) -> int:
         """How many images a tensor holds."""
-        return self.batch if place.row is None else 1
+        return self.batch if batch_axis.row is None else 1
 
     def varying(self) -> list[str]:
         """The node's inputs that depend on the images."""
-        return [i for i in self.node.input if i in self.places]
+        return [i for i in self.node.input if i in self.batch_axes]
 
-    def only(self) -> Place:
+    def only(self) -> BatchAxis:
         """The place of the first input, which alone depends on the images."""
         if self.varying() != [self.node.input[0]]:
             raise self.wrong("more than its first input depends on the image")
-        return self.places[self.node.input[0]]
+        return self.batch_axes[self.node.input[0]]
 
     def value(self, k: int) -> Array | None:
         """An input that is constant; None where it is left out."""
         if k >= len(self.node.input) or not self.node.input[k]:
             return None
-        if self.node.input[k] in self.places:
+        if self.node.input[k] in self.batch_axes:
             raise self.wrong("its sizes depend on the image")
         return np.asarray(self.graph.value[self.node.input[k]])
 
     # What rules do.
 
-    def keep(self, *places: Place, inputs: Sequence[str] | None = None) -> None:
+    def keep(self, *batch_axes: BatchAxis, inputs: Sequence[str] | None = None) -> None:
         """Take the node over, perhaps with other inputs; one place for all outputs, or one each."""
         copy = onnx.NodeProto()
         copy.CopyFrom(self.node)
@@ -127,14 +127,14 @@ class Freeing:
             proto.replace(copy.input, inputs)
         self.nodes.append(copy)
         for k, name in enumerate(filter(None, self.node.output)):
-            self.places[name] = places[min(k, len(places) - 1)]
+            self.batch_axes[name] = batch_axes[min(k, len(batch_axes) - 1)]
 
-    def put(self, op_type: str, inputs: Sequence[str], place: Place) -> None:
+    def put(self, op_type: str, inputs: Sequence[str], batch_axis: BatchAxis) -> None:
         """Another node in the place of this one."""
         self.nodes.append(
             helper.make_node(op_type, list(inputs), [self.node.output[0]], name=self.node.name)
         )
-        self.places[self.node.output[0]] = place
+        self.batch_axes[self.node.output[0]] = batch_axis
 
     def store(self, value: Array) -> str:
         """A new constant."""
@@ -144,24 +144,26 @@ class Freeing:
 
     def viewed(self, source: str) -> None:
         """This node as a Reshape: the images stay where they are in the order of the elements."""
-        place = self.places[source]
-        at = self.found_again(place, self.shape(source), self.shape(self.node.output[0]))
+        batch_axis = self.batch_axes[source]
+        at = self.follow_reshape(batch_axis, self.shape(source), self.shape(self.node.output[0]))
         target = list(self.shape(self.node.output[0]))
         if 0 in target:
             raise self.wrong("it has no elements")
         target[at.axis] = -1
         self.put("Reshape", [source, self.store(np.array(target, np.int64))], at)
 
-    def found_again(self, place: Place, old: Sequence[int], new: Sequence[int]) -> Place:
+    def follow_reshape(
+        self, batch_axis: BatchAxis, old: Sequence[int], new: Sequence[int]
+    ) -> BatchAxis:
         """The place in another shape of the same elements."""
-        images = self.images(place)
-        before = math.prod(old[: place.axis]) * place.outer
+        images = self.images(batch_axis)
+        before = math.prod(old[: batch_axis.axis]) * batch_axis.outer
         found = []
         for axis, size in enumerate(new):
             ahead = math.prod(new[:axis])
             outer, rest = divmod(before, ahead or 1)
             if ahead and not rest and size and size % (outer * images) == 0:
-                found.append(Place(axis, outer, size // (outer * images), place.row))
+                found.append(BatchAxis(axis, outer, size // (outer * images), batch_axis.row))
         if not found:
             raise self.wrong("it takes the images apart")
         pure = [p for p in found if p.pure]
@@ -189,20 +191,20 @@ class Freeing:
             raise self.wrong(f"its constant '{name}' differs from image to image")
         return self.store(one)
 
-    def repeated(self, name: str, place: Place, like: str) -> str:
+    def repeated(self, name: str, batch_axis: BatchAxis, like: str) -> str:
         """A constant with as many rows as there are images, for nodes that do not broadcast."""
         shape = list(self.shape(name))
-        one = self.single(name, place.axis - len(shape), self.images(place))
-        if not place.pure:
+        one = self.single(name, batch_axis.axis - len(shape), self.images(batch_axis))
+        if not batch_axis.pure:
             raise self.wrong("its images are merged with others")
         tag = f"{self.node.output[0]}/free{len(self.nodes)}"
-        shape[place.axis] = 1
+        shape[batch_axis.axis] = 1
         parts = [
-            self.store(np.array(shape[: place.axis], np.int64)),
+            self.store(np.array(shape[: batch_axis.axis], np.int64)),
             f"{tag}/images",
-            self.store(np.array(shape[place.axis + 1 :], np.int64)),
+            self.store(np.array(shape[batch_axis.axis + 1 :], np.int64)),
         ]
-        axis = self.places[like].axis
+        axis = self.batch_axes[like].axis
         self.nodes += [
             helper.make_node("Shape", [like], [parts[1]], start=axis, end=axis + 1),
             helper.make_node("Concat", parts, [f"{tag}/shape"], axis=0),
@@ -248,12 +250,12 @@ class Freeing:
 
     def _open(self, value: onnx.ValueInfoProto) -> None:
         """Give an output its free dimension."""
-        place = self.places.get(value.name)
-        if place is None:
+        batch_axis = self.batch_axes.get(value.name)
+        if batch_axis is None:
             return
-        if not place.pure or place.row is not None:
-            raise NotRecognized(f"the output '{value.name}' has no axis for the images")
+        if not batch_axis.pure or batch_axis.row is not None:
+            raise NoMatch(f"the output '{value.name}' has no axis for the images")
         kind = value.type.tensor_type
         shape: list[int | str] = list(self.shape(value.name))
-        shape[place.axis] = NAME
+        shape[batch_axis.axis] = NAME
         value.CopyFrom(helper.make_tensor_value_info(value.name, kind.elem_type, shape))

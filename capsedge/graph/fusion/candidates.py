@@ -20,7 +20,7 @@ _VIEWS = ("Unsqueeze", "Reshape", "Expand", "Identity", "Squeeze")
 
 
 @dataclass(frozen=True)
-class Anchor:
+class Softmax:
     """A softmax that depends on the input.
 
     Attributes:
@@ -33,28 +33,28 @@ class Anchor:
 
 
 @dataclass
-class Group:
+class Candidate:
     """Softmaxes that seem to weigh the same votes.
 
     Attributes:
         votes: candidates, the likeliest first.
-        anchors: in topological order.
+        softmaxes: in topological order.
     """
 
     votes: list[str]
-    anchors: list[Anchor]
+    softmaxes: list[Softmax]
 
 
-def anchors(graph: Values) -> list[Anchor]:
+def find_softmaxes(graph: Values) -> list[Softmax]:
     """Every softmax, whether one node or written out."""
-    found: dict[str, Anchor] = {}
+    found: dict[str, Softmax] = {}
     for node in graph.nodes:
         name = node.output[0] if node.output else ""
         if not name or name in graph.constant or node.domain or name not in graph.floats:
             continue
         axis = _axis(graph, node, found)
         if axis:
-            found[name] = Anchor(name, axis)
+            found[name] = Softmax(name, axis)
     return list(found.values())
 
 
@@ -134,29 +134,29 @@ def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[s
     return None
 
 
-def groups(graph: Values) -> list[Group]:
+def find_candidates(graph: Values) -> list[Candidate]:
     """The anchors by the tensor that is likeliest to be their votes."""
-    found: dict[str, Group] = {}
-    for anchor in anchors(graph):
-        votes = _candidates(graph, anchor)
+    found: dict[str, Candidate] = {}
+    for softmax in find_softmaxes(graph):
+        votes = _vote_candidates(graph, softmax)
         if not votes:
-            found[anchor.name] = Group([], [anchor])
+            found[softmax.name] = Candidate([], [softmax])
             continue
         for name in votes:
             graph.find_twins(name)
         same = next((k for k in found if k == votes[0] or k in graph.twins[votes[0]]), votes[0])
-        found.setdefault(same, Group(votes, [])).anchors.append(anchor)
+        found.setdefault(same, Candidate(votes, [])).softmaxes.append(softmax)
         if same == votes[0]:
             found[same].votes = votes
     return list(found.values())
 
 
-def _candidates(graph: Values, anchor: Anchor) -> list[str]:
+def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
     """Ancestors with several elements for every coupling that two nodes or more read."""
-    size = graph.sizes[anchor.name]
-    leaky = size // anchor.axis * (anchor.axis - 1)
+    size = graph.sizes[softmax.name]
+    leaky = size // softmax.axis * (softmax.axis - 1)
     ranked = []
-    for name, distance in graph.distances(anchor.name).items():
+    for name, distance in graph.distances(softmax.name).items():
         if not 0 < distance <= _NEAR or name not in graph.floats:
             continue
         votes = graph.sizes[name]

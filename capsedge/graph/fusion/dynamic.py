@@ -18,14 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.accept import LOOSE, STRICT, Verdict, is_wide, judge, some_places
-from capsedge.graph.fusion.candidates import Anchor
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.candidates import Softmax
 from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
+    LOOSE,
+    STRICT,
+    Equivalence,
+    check_equivalence,
+    is_wide,
+    sampled_positions,
+)
 from capsedge.graph.fusion.formulas import Dynamic, difference
 from capsedge.graph.fusion.layouts import Layout, grouped_layouts, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Values
-from capsedge.graph.fusion.votes import Source, order_of
+from capsedge.graph.fusion.votes import VoteSource, order_of
 
 # Dynamic routing over given votes, fitted in stages: what is summed, how it is squashed, how
 # often
@@ -39,7 +46,7 @@ _NEAR = 5e-2  # agreements with normalized sums do not vanish faster than tiny v
 
 
 @dataclass(frozen=True)
-class FoundDynamic:
+class DynamicMatch:
     """Dynamic routing in a graph.
 
     Attributes:
@@ -47,7 +54,7 @@ class FoundDynamic:
         roles: of the votes, ``[n, j, i, p]``.
         layout: of the result, ``[n, j, p]``.
         kind: what it computes.
-        verdict: of the acceptance.
+        equivalence: of the acceptance.
     """
 
     votes: str
@@ -55,10 +62,10 @@ class FoundDynamic:
     roles: Layout
     layout: Layout
     kind: Dynamic
-    verdict: Verdict
+    equivalence: Equivalence
 
 
-Roles = Callable[[Values, str, Anchor], Iterator[tuple[Layout, Dynamic]]]
+Roles = Callable[[Values, str, Softmax], Iterator[tuple[Layout, Dynamic]]]
 
 
 @dataclass(frozen=True)
@@ -71,26 +78,26 @@ class _Guess:
     layout: Layout
 
 
-def fit_dynamic(graph: Values, votes: str, anchors: list[Anchor]) -> FoundDynamic:
+def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicMatch:
     """What dynamic routing the softmaxes make over the votes.
 
     Raises:
-        NotRecognized: none that agrees.
+        NoMatch: none that agrees.
     """
     try:
-        return _fit(graph, votes, anchors, _single)
-    except NotRecognized as reason:
+        return _fit(graph, votes, softmaxes, _single)
+    except NoMatch as reason:
         try:
-            return _fit(graph, votes, anchors, _grouped)
-        except NotRecognized:
+            return _fit(graph, votes, softmaxes, _grouped)
+        except NoMatch:
             raise reason from None
 
 
-def _fit(graph: Values, votes: str, anchors: list[Anchor], roles: Roles) -> FoundDynamic:
-    last = anchors[-1]
+def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> DynamicMatch:
+    last = softmaxes[-1]
     region = graph.determined(votes)
     if last.name not in region:
-        raise NotRecognized("its logits depend on more than the votes")
+        raise NoMatch("its logits depend on more than the votes")
     shape = graph.shapes[votes]
     ends = _ends(graph, region, last.name, graph.sizes[votes])
     numbers = graph.numbers([votes], ends)
@@ -104,14 +111,14 @@ def _fit(graph: Values, votes: str, anchors: list[Anchor], roles: Roles) -> Foun
         if first:
             break
     else:
-        raise NotRecognized("no squash of a weighted sum of the votes follows the softmax")
+        raise NoMatch("no squash of a weighted sum of the votes follows the softmax")
     at_large = dict(zip(ends, function(large), strict=True))
     repeated = graph.sizes[last.name] == graph.sizes[votes]
-    guess = _second_stage(first, numbers, at_large, large, len(anchors), repeated)
+    guess = _second_stage(first, numbers, at_large, large, len(softmaxes), repeated)
     single = graph.function([votes], [guess.end])
     guess = replace(guess, kind=_epsilon(single, guess, numbers, shape))
     wide = is_wide(single, large)
-    verdict = judge(
+    verdict = check_equivalence(
         lambda x: guess.layout.read(single(x)[0]),
         lambda x: guess.kind(guess.roles.read(x)),
         shape,
@@ -120,10 +127,10 @@ def _fit(graph: Values, votes: str, anchors: list[Anchor], roles: Roles) -> Foun
         roles=guess.roles,
     )
     if not verdict.accepted:
-        raise NotRecognized(
+        raise NoMatch(
             f"dynamic routing fits but for {verdict.excess:.2g} times the tolerance ({verdict.case})"
         )
-    return FoundDynamic(votes, guess.end, guess.roles, guess.layout, guess.kind, verdict)
+    return DynamicMatch(votes, guess.end, guess.roles, guess.layout, guess.kind, verdict)
 
 
 def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
@@ -135,7 +142,7 @@ def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
             if name in graph.floats and graph.sizes[name] < most:
                 found.append(name)
     if not found:
-        raise NotRecognized(
+        raise NoMatch(
             "what follows the softmax is as large as the votes, or depends on more than they: no weighted "
             "sum of votes"
         )
@@ -151,10 +158,10 @@ def result_roles(roles: Layout) -> tuple[list[tuple[int, ...]], int | None]:
 def _first_stage(
     graph: Values,
     votes: str,
-    last: Anchor,
+    last: Softmax,
     ends: list[str],
     numbers: Mapping[str, Array],
-    given: Mapping[str, Array],
+    constants: Mapping[str, Array],
     tiny: Array,
     roles_of: Roles,
 ) -> list[_Guess]:
@@ -168,11 +175,11 @@ def _first_stage(
             for layout in layouts(graph.shapes[end], *result_roles(roles))
         ]
         if ranked:
-            found += _sums(graph, roles, roles.read(tiny), ranked, numbers, given, kind)
+            found += _sums(graph, roles, roles.read(tiny), ranked, numbers, constants, kind)
     return sorted((g for g in found if g.error < _NEAR), key=lambda g: (g.error, g.late))[:_KEPT]
 
 
-def _single(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, Dynamic]]:
+def _single(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, Dynamic]]:
     """Ways to see the votes, every parent for itself, and what the routing then is as far as that says."""
     size, shape = graph.sizes[votes], graph.shapes[votes]
     for pose, leaky in _poses(size, graph.sizes[last.name], last.axis, graph.batch, shape):
@@ -186,7 +193,7 @@ def _single(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, D
                     yield roles, Dynamic(over=over, leaky=leaky)
 
 
-def _grouped(graph: Values, votes: str, last: Anchor) -> Iterator[tuple[Layout, Dynamic]]:
+def _grouped(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, Dynamic]]:
     """The same with parents in groups."""
     pose, rest = divmod(graph.sizes[votes], graph.sizes[last.name])
     if rest:
@@ -220,13 +227,13 @@ def _sums(
     u: Array,
     ranked: list[tuple[str, Layout]],
     numbers: Mapping[str, Array],
-    given: Mapping[str, Array],
+    constants: Mapping[str, Array],
     kind: Dynamic,
 ) -> Iterator[_Guess]:
     n, j, i, p = roles.sizes
-    some = some_places(roles.sizes)
+    some = sampled_positions(roles.sizes)
     u = u[some]
-    wanted = [(end, layout, layout.read(given[end])[some]) for end, layout in ranked]
+    wanted = [(end, layout, layout.read(constants[end])[some]) for end, layout in ranked]
     shapes = [("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j")]
     if kind.group > 1:
         shapes = [*shapes[:3], ("B", "group"), ("E", "group"), ("H", "group")]
@@ -273,7 +280,7 @@ def _biases(numbers: Mapping[str, Array], j: int, p: int, group: int) -> Iterato
 def _second_stage(
     first: list[_Guess],
     numbers: Mapping[str, Array],
-    given: Mapping[str, Array],
+    constants: Mapping[str, Array],
     large: Array,
     count: int,
     repeated: bool,
@@ -283,8 +290,8 @@ def _second_stage(
     scalars |= {1 / s for s in scalars}  # temperatures divide the logits before the softmax
     best: list[_Guess] = []
     for guess, mean in itertools.product(first, (False, True)):
-        u, wanted = guess.roles.read(large), guess.layout.read(given[guess.end])
-        some = slice(None) if mean else some_places(u.shape)  # an average is of all places
+        u, wanted = guess.roles.read(large), guess.layout.read(constants[guess.end])
+        some = slice(None) if mean else sampled_positions(u.shape)  # an average is of all places
         for kind in _kinds(guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})):
             best.append(replace(guess, kind=kind, error=difference(kind(u[some]), wanted[some])))
         if min(g.error for g in best) < 1e-6:
@@ -293,10 +300,8 @@ def _second_stage(
     best.sort(key=lambda g: (round(np.log10(g.error + 1e-9)), g.late))
     if best[0].error > 1e-4:
         if repeated:
-            raise NotRecognized("one logit for each element of a pose: no operator has that")
-        raise NotRecognized(
-            f"no number of iterations fits (the nearest is {best[0].error:.1g} off)"
-        )
+            raise NoMatch("one logit for each element of a pose: no operator has that")
+        raise NoMatch(f"no number of iterations fits (the nearest is {best[0].error:.1g} off)")
     return best[0]
 
 
@@ -324,7 +329,7 @@ def _epsilon(
         forms = [(guess.kind.form, s) for s in reversed(epsilons)]
     rng = np.random.default_rng(3)
     probes = []
-    some = some_places(guess.roles.sizes)
+    some = sampled_positions(guess.roles.sizes)
     for size in (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8):
         x = size * rng.standard_normal(shape)
         probes.append((guess.roles.read(x)[some], guess.layout.read(function(x)[0])[some]))
@@ -361,7 +366,7 @@ class Expressed:
 
 
 @dataclass(frozen=True)
-class Written:
+class EmittedDynamic:
     """The nodes, their operator and what to say of them."""
 
     edit: Edit
@@ -369,48 +374,46 @@ class Written:
     notes: tuple[str, ...]
 
 
-def expressed(found: FoundDynamic, batch: int, free: bool) -> Expressed:
+def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
     """The operators' own kind of routing that stands for a kind.
 
     Raises:
-        NotRecognized: there is none.
+        NoMatch: there is none.
     """
-    kind = found.kind
-    other = _other(kind, found.roles.sizes[3])
+    kind = match.kind
+    other = _other(kind, match.roles.sizes[3])
     if other:
-        raise NotRecognized(f"{other}: no operator has that")
+        raise NoMatch(f"{other}: no operator has that")
     if kind.batch_mean and (free or batch != 1):
-        raise NotRecognized(
+        raise NoMatch(
             "dynamic routing whose agreements are averaged over the batch: an image's answer depends on the "
             "others (fix the batch at 1 where that is what is wanted)"
         )
-    own = replace(kind, form="B", group=1, batch_mean=False)
+    form = replace(kind, form="B", group=1, batch_mean=False)
     gain = 1.0
     notes: tuple[str, ...] = ()
     if kind.form == "A":
         if kind.epsilon > MOST_ADDED:
-            raise NotRecognized(
-                f"a squash with {kind.epsilon:g} added to the norm: no operator has that"
-            )
+            raise NoMatch(f"a squash with {kind.epsilon:g} added to the norm: no operator has that")
         most = f"{kind.epsilon / 2:.1g} at most"
         notes = (f"the epsilon {kind.epsilon:.3g} added to the norm stands under the root: {most}",)
-        own = replace(own, epsilon=max(kind.epsilon**2, STAND_IN))
+        form = replace(form, epsilon=max(kind.epsilon**2, STAND_IN))
     elif kind.form in "FH":
         if kind.epsilon > MOST_ADDED:
-            raise NotRecognized(
+            raise NoMatch(
                 f"a squash with {kind.epsilon:g} added to the squared norm: no operator has that"
             )
         notes = (f"{STAND_IN:g} stands for the epsilon {kind.epsilon:.3g} added to squared norms",)
-        own = replace(own, epsilon=STAND_IN)
+        form = replace(form, epsilon=STAND_IN)
         if kind.form == "H":  # s·n/(½+n²) is the squash of √2·s
             gain = 2**0.5
-            own = replace(own, bias=gain * kind.bias, scale=kind.scale / gain)
+            form = replace(form, bias=gain * kind.bias, scale=kind.scale / gain)
     elif not kind.epsilon:
         notes = (f"no epsilon in the squash: {STAND_IN:g} stands for it",)
-        own = replace(own, epsilon=STAND_IN)
+        form = replace(form, epsilon=STAND_IN)
     if kind.normalize:
-        own = replace(own, norm_epsilon=own.epsilon)
-    return Expressed(own, gain, notes)
+        form = replace(form, norm_epsilon=form.epsilon)
+    return Expressed(form, gain, notes)
 
 
 def _other(kind: Dynamic, pose: int) -> str:
@@ -428,46 +431,48 @@ def _other(kind: Dynamic, pose: int) -> str:
     return f"dynamic routing with {said}" if said else ""
 
 
-def write_dynamic(graph: Values, found: FoundDynamic, source: Source | None, tag: str) -> Written:
+def emit_dynamic(
+    graph: Values, match: DynamicMatch, vote_source: VoteSource | None, tag: str
+) -> EmittedDynamic:
     """The nodes.
 
     Args:
-        source: where the votes come from; None routes the votes as they are given.
+        vote_source: where the votes come from; None routes the votes as they are given.
 
     Raises:
-        NotRecognized: no operator computes the same.
+        NoMatch: no operator computes the same.
     """
-    own = expressed(found, graph.batch, graph.free)
-    _check(graph, found, own)
+    form = expressed(match, graph.batch, graph.free)
+    _check(graph, match, form)
     edit = Edit(graph, tag)
-    if source is None:
-        operator, v = _over_votes(edit, found, own)
+    if vote_source is None:
+        operator, v = _over_votes(edit, match, form)
     else:
-        operator, v = _over_capsules(edit, found, own, source)
-    n, j, _, p = found.roles.sizes
+        operator, v = _over_capsules(edit, match, form, vote_source)
+    n, j, _, p = match.roles.sizes
     edit.describe(v, (n, j, p))
-    edit.write(v, found.layout, found.result)
-    notes = own.notes
-    if found.verdict.undefined:
+    edit.write(v, match.layout, match.result)
+    notes = form.notes
+    if match.equivalence.undefined:
         notes = (*notes, "where the original is not a number (zero votes), the operator gives zero")
-    return Written(edit, operator, notes)
+    return EmittedDynamic(edit, operator, notes)
 
 
-def _check(graph: Values, found: FoundDynamic, own: Expressed) -> None:
-    if own.kind == found.kind:
+def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
+    if form.kind == match.kind:
         return
-    function = graph.function([found.votes], [found.result])
-    verdict = judge(
-        lambda x: found.layout.read(function(x)[0]),
-        lambda x: own(found.roles.read(x)),
-        graph.shapes[found.votes],
+    function = graph.function([match.votes], [match.result])
+    verdict = check_equivalence(
+        lambda x: match.layout.read(function(x)[0]),
+        lambda x: form(match.roles.read(x)),
+        graph.shapes[match.votes],
         RTOL,
         seed=6,
         floor=ATOL,
-        roles=found.roles,
+        roles=match.roles,
     )
     if not verdict.accepted:
-        raise NotRecognized(
+        raise NoMatch(
             f"the operator would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
         )
 
@@ -486,16 +491,16 @@ def _attributes(kind: Dynamic) -> dict[str, Any]:
     }
 
 
-def _over_votes(edit: Edit, found: FoundDynamic, own: Expressed) -> tuple[str, str]:
-    n, j, i, p = found.roles.sizes
-    votes = edit.read(found.votes, _children_first(found.roles), (n, i, j, p))
-    if own.gain != 1:
-        gain = edit.constant(np.array(own.gain), "gain")
+def _over_votes(edit: Edit, match: DynamicMatch, form: Expressed) -> tuple[str, str]:
+    n, j, i, p = match.roles.sizes
+    votes = edit.read(match.votes, _children_first(match.roles), (n, i, j, p))
+    if form.gain != 1:
+        gain = edit.constant(np.array(form.gain), "gain")
         votes = edit.describe(edit.op("Mul", [votes, gain]), (n, i, j, p))
-    prior = np.broadcast_to(own.kind.prior, (j, i)).T
-    bias = np.broadcast_to(own.kind.bias, (j, p))
+    prior = np.broadcast_to(form.kind.prior, (j, i)).T
+    bias = np.broadcast_to(form.kind.bias, (j, p))
     inputs = [votes, edit.constant(prior, "log_prior"), edit.constant(bias, "bias")]
-    (v,) = edit.capsule("VoteRouting", inputs, **_attributes(own.kind))
+    (v,) = edit.capsule("VoteRouting", inputs, **_attributes(form.kind))
     return "VoteRouting", v
 
 
@@ -508,36 +513,38 @@ def _children_first(roles: Layout) -> Layout:
 
 
 def _over_capsules(
-    edit: Edit, found: FoundDynamic, own: Expressed, source: Source
+    edit: Edit, match: DynamicMatch, form: Expressed, vote_source: VoteSource
 ) -> tuple[str, str]:
-    n, j, i, p = found.roles.sizes
+    n, j, i, p = match.roles.sizes
     images = edit.graph.batch
-    weight = own.gain * source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
-    prior = np.broadcast_to(own.kind.prior, (j, i)).T
+    weight = form.gain * vote_source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
+    prior = np.broadcast_to(form.kind.prior, (j, i)).T
     constant = None
-    if source.constant is not None and source.constant.any():
-        constant = own.gain * source.constant[0].transpose(1, 0, 2)
-    at = order_of(source.index)
+    if vote_source.constant is not None and vote_source.constant.any():
+        constant = form.gain * vote_source.constant[0].transpose(1, 0, 2)
+    at = order_of(vote_source.index)
     if at is not None:
-        u = edit.read(source.tensor, source.layout, (images, i, source.depth))
+        u = edit.read(vote_source.tensor, vote_source.layout, (images, i, vote_source.depth))
         weight, prior = weight[at], prior[at]
         constant = None if constant is None else constant[at]
     else:
-        u = edit.read(source.tensor, source.layout, (images, source.cells, source.depth))
-        chosen = edit.constant(source.index.reshape(-1), "children")
+        u = edit.read(
+            vote_source.tensor, vote_source.layout, (images, vote_source.cells, vote_source.depth)
+        )
+        chosen = edit.constant(vote_source.index.reshape(-1), "children")
         u = edit.op("Gather", [u, chosen], axis=1)
-        if len(source.index) > 1:
-            u = edit.reshape(u, (n, i, source.depth), 0)
-        edit.describe(u, (n, i, source.depth))
+        if len(vote_source.index) > 1:
+            u = edit.reshape(u, (n, i, vote_source.depth), 0)
+        edit.describe(u, (n, i, vote_source.depth))
     inputs = [
         u,
         edit.constant(_once(weight), "weight"),
         edit.constant(prior, "log_prior"),
-        edit.constant(np.broadcast_to(own.kind.bias, (j, p)), "bias"),
+        edit.constant(np.broadcast_to(form.kind.bias, (j, p)), "bias"),
     ]
     if constant is not None:
         inputs.append(edit.constant(_once(constant), "vote_bias"))
-    (v,) = edit.capsule("DynamicRouting", inputs, **_attributes(own.kind))
+    (v,) = edit.capsule("DynamicRouting", inputs, **_attributes(form.kind))
     return "DynamicRouting", v
 
 

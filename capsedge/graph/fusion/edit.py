@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Values, inputs_of_each
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
@@ -173,7 +173,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Nodes after those that they read from, else in the order given.
 
     Raises:
-        NotRecognized: some read from each other in a circle.
+        NoMatch: some read from each other in a circle.
     """
     maker = {o: k for k, n in enumerate(nodes) for o in n.output if o}
     needs = [sorted({maker[i] for i in read if i in maker}) for read in inputs_of_each(nodes)]
@@ -187,7 +187,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
             if missing:
                 begun.add(stack[-1])
                 if not begun.isdisjoint(missing):
-                    raise NotRecognized("its nodes would read from each other in a circle")
+                    raise NoMatch("its nodes would read from each other in a circle")
                 stack += missing[::-1]
                 continue
             last = stack.pop()
@@ -248,7 +248,7 @@ def widened_as(model: onnx.ModelProto, truth: onnx.ModelProto) -> onnx.ModelProt
     }
     try:
         values = Values(truth) if folded else None
-    except NotRecognized:
+    except NoMatch:
         values = None
     for tensor in copy.graph.initializer:
         if values is not None and tensor.name in folded & values.constant:

@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.accept import (
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.dynamic import result_roles
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
     FLOOR,
     ROUNDING,
     STRICT,
     Case,
-    Verdict,
+    Equivalence,
+    batched_cases,
     excess_of,
+    sampled_positions,
     screening_cases,
-    shared_cases,
-    some_places,
 )
-from capsedge.graph.fusion.candidates import Anchor
-from capsedge.graph.fusion.dynamic import result_roles
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.formulas import EM, difference, logistic, m_step, responsibilities
 from capsedge.graph.fusion.grids import (
     Children,
@@ -48,20 +48,20 @@ from capsedge.graph.fusion.grids import (
 )
 from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Values
-from capsedge.graph.fusion.votes import Source, linear_source
+from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
 
 # EM routing over given votes and activations, fitted pass by pass against the region's own
 # tensors
 
 
 _Pair = tuple[Array, Array]  # beta_u, beta_a
-_Place = tuple[str, Layout]
+_Tensor = tuple[str, Layout]
 Routing = Callable[[Array, Array], tuple[Array, Array]]
-_CUTS = 6  # tensors that may hold the activations
+_BOUNDARIES = 6  # tensors that may hold the activations
 
 
 @dataclass(frozen=True)
-class FoundEM:
+class EMMatch:
     """EM routing in a graph.
 
     Attributes:
@@ -71,7 +71,7 @@ class FoundEM:
         children: layout of the activations ``[n, 1, i, 1]``.
         pose_layout, result_layout: ``[n, j, p]`` and ``[n, j]``.
         kind: what it computes.
-        verdict: of the acceptance.
+        equivalence: of the acceptance.
     """
 
     votes: str
@@ -83,48 +83,50 @@ class FoundEM:
     pose_layout: Layout
     result_layout: Layout
     kind: EM
-    verdict: Verdict
+    equivalence: Equivalence
 
 
-def fit_em(graph: Values, votes: str, anchors: list[Anchor]) -> FoundEM:
+def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
     """What EM routing the softmaxes make over the votes.
 
     Raises:
-        NotRecognized: none that agrees.
+        NoMatch: none that agrees.
     """
-    last = anchors[-1]
+    last = softmaxes[-1]
     below = graph.after(votes)
     cuts = [t for t in graph.dominators(last.name, [votes]) if t not in below and t in graph.floats]
     reason = "no means of votes weighed by activations"
-    for cut in cuts[:_CUTS]:
+    for cut in cuts[:_BOUNDARIES]:
         region = graph.determined(votes, cut)
         if last.name not in region:
             continue
         ends = [t for t in region if t in graph.floats and graph.sizes[t] < graph.sizes[votes]]
         try:
-            return _fit(graph, votes, cut, anchors, ends)
-        except NotRecognized as error:
+            return _fit(graph, votes, cut, softmaxes, ends)
+        except NoMatch as error:
             reason = str(error) if "EM" in str(error) else reason
-    raise NotRecognized(reason)
+    raise NoMatch(reason)
 
 
-def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[str]) -> FoundEM:
-    last = anchors[-1]
+def _fit(
+    graph: Values, votes: str, boundary: str, softmaxes: list[Softmax], ends: list[str]
+) -> EMMatch:
+    last = softmaxes[-1]
     size, couplings = graph.sizes[votes], graph.sizes[last.name]
     if size % couplings or size == couplings:
-        raise NotRecognized("one coupling for each vote")
-    numbers = graph.numbers([votes, cut], ends)
-    function = graph.function([votes, cut], ends)
+        raise NoMatch("one coupling for each vote")
+    numbers = graph.numbers([votes, boundary], ends)
+    function = graph.function([votes, boundary], ends)
     reason = "no means of votes weighed by activations"
     rng = np.random.default_rng(1)
-    x, a = rng.standard_normal(graph.shapes[votes]), 0.05 + 0.9 * rng.random(graph.shapes[cut])
+    x, a = rng.standard_normal(graph.shapes[votes]), 0.05 + 0.9 * rng.random(graph.shapes[boundary])
     given = dict(zip(ends, function(x, a), strict=True))
     for roles in vote_layouts(graph.shapes[votes], graph.batch, size // couplings, {last.axis}):
         n, j, i, p = roles.sizes
         batch = None if roles.batch is None else 0
-        if graph.sizes[cut] != n * i:
+        if graph.sizes[boundary] != n * i:
             continue
-        some = some_places(roles.sizes)
+        some = sampled_positions(roles.sizes)
         of_pose = [
             (end, layout, layout.read(given[end])[some])
             for end in ends
@@ -132,19 +134,21 @@ def _fit(graph: Values, votes: str, cut: str, anchors: list[Anchor], ends: list[
             for layout in layouts(graph.shapes[end], *result_roles(roles))
         ]
         u = roles.read(x)[some]
-        for children in layouts(graph.shapes[cut], [roles.part(0), (), roles.part(2), ()], batch):
+        for children in layouts(
+            graph.shapes[boundary], [roles.part(0), (), roles.part(2), ()], batch
+        ):
             for normalized in (False, True):
                 acting = np.ones((n, i)) if normalized else children.read(a).reshape(n, i)
                 acting = acting[some]
                 mean = m_step(u, np.full((1, j, 1), 1 / j) * acting[:, None], 1e-12)[1]
                 if all(difference(mean, value) >= 1e-4 for _, _, value in of_pose):
                     continue
-                base = _Base(graph, votes, cut, roles, children, of_pose, numbers, given)
+                base = _Base(graph, votes, boundary, roles, children, of_pose, numbers, given)
                 try:
-                    return base.fitted(u, acting, normalized, len(anchors) + 1)
-                except NotRecognized as error:
+                    return base.fitted(u, acting, normalized, len(softmaxes) + 1)
+                except NoMatch as error:
                     reason = str(error)
-    raise NotRecognized(reason)
+    raise NoMatch(reason)
 
 
 @dataclass
@@ -153,24 +157,24 @@ class _Base:
 
     graph: Values
     votes: str
-    cut: str
+    boundary: str
     roles: Layout
     children: Layout
     of_pose: list[tuple[str, Layout, Array]]
     numbers: Mapping[str, Array]
-    given: Mapping[str, Array]
+    constants: Mapping[str, Array]
 
-    def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> FoundEM:
+    def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> EMMatch:
         """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some places are.
 
         Raises:
-            NotRecognized: none that agrees.
+            NoMatch: none that agrees.
         """
-        reason = NotRecognized("no pass")
+        reason = NoMatch("no pass")
         for ones_first in (False, True):
             try:
                 kind, mean, activation = self._passes(u, acting, count, ones_first)
-            except NotRecognized as error:
+            except NoMatch as error:
                 # What the paper's start says of it tells more.
                 reason = reason if ones_first else error
                 continue
@@ -193,7 +197,7 @@ class _Base:
             logs = 0.5 * np.log(variance).sum(-1)
             error, scale, pair = _nearest(arguments, pairs, p, logs, mass)
             if pair is None or error > 1e-3:
-                raise NotRecognized(
+                raise NoMatch(
                     f"EM routing whose activations fit no formula at pass {number + 1} ({error:.1g} off)"
                 )
             near = min(self.scalars, key=lambda s: abs(s - scale), default=scale)
@@ -205,27 +209,27 @@ class _Base:
         kind = EM(tuple(temperatures), *pairs[0], epsilon, ones_first=ones_first)
         return kind, mean, logistic(logit)
 
-    def _results(self, mean: Array, activation: Array) -> tuple[_Place, _Place]:
+    def _results(self, mean: Array, activation: Array) -> tuple[_Tensor, _Tensor]:
         """Where the poses and the activations are. Of equal tensors the first: what is made of it stays."""
         n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
-        some = some_places(self.roles.sizes)
+        some = sampled_positions(self.roles.sizes)
         poses = ((e, lay) for e, lay, value in self.of_pose if difference(mean, value) < 1e-4)
         acts = (
             (e, lay)
-            for e in self.given
+            for e in self.constants
             if self.graph.sizes[e] == n * j
             for lay in layouts(self.graph.shapes[e], parts[:2], batch)
-            if difference(activation, lay.read(self.given[e])[some]) < 1e-3
+            if difference(activation, lay.read(self.constants[e])[some]) < 1e-3
         )
         pose, result = next(poses, None), next(acts, None)
         if pose is None or result is None:
-            raise NotRecognized("EM routing whose last pass makes no poses or no activations")
+            raise NoMatch("EM routing whose last pass makes no poses or no activations")
         return pose, result
 
-    def _accepted(self, kind: EM, pose: _Place, result: _Place) -> FoundEM:
+    def _accepted(self, kind: EM, pose: _Tensor, result: _Tensor) -> EMMatch:
         """With the epsilon that agrees best, if it agrees well enough."""
-        function = self.graph.function([self.votes, self.cut], [pose[0], result[0]])
+        function = self.graph.function([self.votes, self.boundary], [pose[0], result[0]])
 
         def original(x: Array, a: Array) -> tuple[Array, Array]:
             found = function(self.roles.write(x), self.children.write(a[:, None, :, None]))
@@ -233,13 +237,13 @@ class _Base:
 
         kinds = [replace(kind, epsilon=e) for e in self.epsilons]
         kind = kinds[0] if len(kinds) == 1 else best_em(original, kinds, self.roles.sizes)
-        verdict = judge_em(original, kind, self.roles.sizes)
+        verdict = check_em(original, kind, self.roles.sizes)
         if not verdict.accepted:
-            raise NotRecognized(
+            raise NoMatch(
                 f"EM routing fits but for {verdict.excess:.2g} times the tolerance ({verdict.case})"
             )
-        return FoundEM(
-            self.votes, self.cut, pose[0], result[0], self.roles, self.children, pose[1], result[1],
+        return EMMatch(
+            self.votes, self.boundary, pose[0], result[0], self.roles, self.children, pose[1], result[1],
             kind, verdict,
         )  # fmt: skip
 
@@ -256,20 +260,20 @@ class _Base:
     def _arguments(self) -> Iterator[Array]:
         """Arguments of logistic functions, written in any way."""
         n, j = self.roles.sizes[:2]
-        some = some_places(self.roles.sizes)
+        some = sampled_positions(self.roles.sizes)
         parts, batch = result_roles(self.roles)
         for node in self.graph.nodes:
             sign = {"Sigmoid": 1, "Abs": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
             if (
                 sign is None
-                or node.input[0] not in self.given
+                or node.input[0] not in self.constants
                 or self.graph.sizes[node.input[0]] != n * j
             ):
                 continue
             for layout in itertools.islice(
                 layouts(self.graph.shapes[node.input[0]], parts[:2], batch), 2
             ):
-                yield sign * layout.read(self.given[node.input[0]]).reshape(n, j)[some]
+                yield sign * layout.read(self.constants[node.input[0]]).reshape(n, j)[some]
 
     def _betas(self, j: int, p: int) -> Iterator[_Pair]:
         """Pairs ``(beta_u, beta_a)`` that the constants may hold.
@@ -314,10 +318,12 @@ def hard_cases(sizes: tuple[int, ...], seed: int = 4) -> Iterator[Case]:
     yield "offset", (0.5 + rng.standard_normal(sizes), rng.random((n, i)))
 
 
-def judge_em(original: Routing, kind: EM, sizes: tuple[int, ...], rtol: float = STRICT) -> Verdict:
+def check_em(
+    original: Routing, kind: EM, sizes: tuple[int, ...], rtol: float = STRICT
+) -> Equivalence:
     """Compare an original and a kind of EM routing on the hard cases."""
-    cases = shared_cases(hard_cases, sizes, seed=4)
-    return _judged(((name, given, original(*given)) for name, given in cases), kind, rtol)
+    cases = batched_cases(hard_cases, sizes, seed=4)
+    return _equivalence(((name, given, original(*given)) for name, given in cases), kind, rtol)
 
 
 def best_em(original: Routing, kinds: list[EM], sizes: tuple[int, ...]) -> EM:
@@ -327,33 +333,33 @@ def best_em(original: Routing, kinds: list[EM], sizes: tuple[int, ...]) -> EM:
         (name, tuple(g[few] for g in given), tuple(w[few] for w in original(*given)))
         for name, given in cases
     ]
-    return min(kinds, key=lambda kind: _judged(ran, kind, STRICT).excess)
+    return min(kinds, key=lambda kind: _equivalence(ran, kind, STRICT).excess)
 
 
-def _judged(
+def _equivalence(
     ran: Iterable[tuple[str, tuple[Array, ...], tuple[Array, ...]]], kind: EM, rtol: float
-) -> Verdict:
+) -> Equivalence:
     """A kind against what the original made: name, votes and activations, poses and activations."""
-    worst, undefined = Verdict(0.0, ""), False
+    worst, undefined = Equivalence(0.0, ""), False
     for name, (x, a), wanted in ran:
         found = kind(x, a)
         rng = np.random.default_rng(9)
         moved = [kind(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape)), a) for _ in range(2)]
         for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
-            own = 8 * np.max([np.abs(m[k] - f) for m in moved], axis=0).max(-1, keepdims=True)
+            form = 8 * np.max([np.abs(m[k] - f) for m in moved], axis=0).max(-1, keepdims=True)
             undefined |= not np.isfinite(w).all()
             # Activations are compared one by one, in the scale of their smaller side.
-            excess = excess_of(f, w, rtol, FLOOR if k == 0 else 1e-12, own)
+            excess = excess_of(f, w, rtol, FLOOR if k == 0 else 1e-12, form)
             if not excess <= worst.excess:
-                worst = Verdict(excess, name)
-    return Verdict(worst.excess, worst.case, undefined)
+                worst = Equivalence(excess, name)
+    return Equivalence(worst.excess, worst.case, undefined)
 
 
 # --- ``EMRouting`` in the place of what was found ---
 
 
 @dataclass(frozen=True)
-class Written:
+class EmittedEM:
     """The nodes, and what they are.
 
     Attributes:
@@ -367,24 +373,26 @@ class Written:
     coordinates: Array | None
 
 
-def write_em(graph: Values, found: FoundEM, tag: str) -> Written:
+def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
     """The nodes.
 
     Raises:
-        NotRecognized: no operator computes the same.
+        NoMatch: no operator computes the same.
     """
-    _, j, _, p = found.roles.sizes
-    source = linear_source(graph, found.votes, found.roles, p, lambda w: matrices(w) is not None)
-    matrix = matrices(source.weight)
+    _, j, _, p = match.roles.sizes
+    vote_source = linear_vote_source(
+        graph, match.votes, match.roles, p, lambda w: matrices(w) is not None
+    )
+    matrix = matrices(vote_source.weight)
     assert matrix is not None
-    windows, coordinates, shared = _arrangement(source, matrix[1])
-    children = children_of(source, windows, matrix, shared)
-    acting = _acting(graph, found)
+    windows, coordinates, shared = _arrangement(vote_source, matrix[1])
+    children = children_of(vote_source, windows, matrix, shared)
+    acting = _acting(graph, match)
     if not agree(acting, children):
-        raise NotRecognized("EM routing whose activations are of other cells than its poses")
+        raise NoMatch("EM routing whose activations are of other cells than its poses")
     edit = Edit(graph, tag)
     inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
-    kind = found.kind
+    kind = match.kind
     stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
     paper = coordinates is not None and of_the_paper(coordinates)
     attributes: dict[str, Any] = {
@@ -401,16 +409,16 @@ def write_em(graph: Values, found: FoundEM, tag: str) -> Written:
         stored["coordinates"] = coordinates
     inputs += [edit.constant(value, name) for name, value in stored.items()]
     outputs = edit.capsule("EMRouting", inputs, **attributes)
-    write_parents(edit, outputs[0], found.pose_layout, found.pose, children, j, p)
-    edit.describe(outputs[1], (graph.batch, *windows.places, j))
-    edit.write(outputs[1], found.result_layout, found.result)
-    return Written(edit, children, coordinates)
+    write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)
+    edit.describe(outputs[1], (graph.batch, *windows.positions, j))
+    edit.write(outputs[1], match.result_layout, match.result)
+    return EmittedEM(edit, children, coordinates)
 
 
-def _arrangement(source: Source, transposed: bool) -> tuple[Windows, Array | None, bool]:
+def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Array | None, bool]:
     """Windows, the coordinates added, and whether weights are shared over the whole grid."""
-    constant = source.constant
-    for windows in sorted(shared_grids(source), key=lambda w: -math.prod(w.grid[:2])):
+    constant = vote_source.constant
+    for windows in sorted(shared_grids(vote_source), key=lambda w: -math.prod(w.grid[:2])):
         if math.prod(windows.grid[:2]) == 1:
             continue
         if constant is None:
@@ -418,31 +426,33 @@ def _arrangement(source: Source, transposed: bool) -> tuple[Windows, Array | Non
         coordinates = coordinates_of(constant, windows, transposed)
         if coordinates is not None:
             return (*unfolded(windows, coordinates), True)
-    windows = windows_of(source)
+    windows = windows_of(vote_source)
     if constant is None:
         return windows, None, False
     coordinates = coordinates_of(constant, windows, transposed)
     if coordinates is None:
-        raise NotRecognized(
+        raise NoMatch(
             "EM routing whose votes have a constant part that is not one for each place: no operator has that"
         )
     return windows, coordinates, False
 
 
-def _acting(graph: Values, found: FoundEM) -> Source:
+def _acting(graph: Values, match: EMMatch) -> VoteSource:
     """Where the activations of the children come from."""
     try:
-        return linear_source(
+        return linear_vote_source(
             graph,
-            found.activations,
-            found.children,
+            match.activations,
+            match.children,
             1,
             lambda w: bool((np.abs(w - 1) < 1e-6).all()),
         )
-    except NotRecognized:
-        n, _, i, _ = found.children.sizes
+    except NoMatch:
+        n, _, i, _ = match.children.sizes
         if n != graph.batch:
-            raise NotRecognized("EM routing whose activations are no cells of a layer") from None
-        g = found.children.groups
-        layout = replace(found.children, groups=(g[0], g[2], 0))
-        return Source(found.activations, layout, np.arange(i)[None], np.ones((1, i, 1, 1)), None)
+            raise NoMatch("EM routing whose activations are no cells of a layer") from None
+        g = match.children.groups
+        layout = replace(match.children, groups=(g[0], g[2], 0))
+        return VoteSource(
+            match.activations, layout, np.arange(i)[None], np.ones((1, i, 1, 1)), None
+        )

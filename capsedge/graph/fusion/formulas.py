@@ -236,10 +236,10 @@ class Attention:
         )
 
 
-def difference(found: Array, wanted: Array) -> float:
+def difference(actual: Array, expected: Array) -> float:
     """Largest difference relative to the largest magnitude wanted; infinite values are not compared."""
-    finite = np.isfinite(wanted)
-    if found.shape != wanted.shape or not finite.any():
+    finite = np.isfinite(expected)
+    if actual.shape != expected.shape or not finite.any():
         return float("inf")
-    size = float(np.abs(wanted[finite]).max())
-    return float(np.abs(np.where(finite, found - wanted, 0)).max() / max(size, _TINY))
+    size = float(np.abs(expected[finite]).max())
+    return float(np.abs(np.where(finite, actual - expected, 0)).max() / max(size, _TINY))

@@ -12,10 +12,10 @@ from typing import Literal
 import onnx
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.batch_axes import Freeing
-from capsedge.graph.fusion.batch_rules import RULES
-from capsedge.graph.fusion.proof import FREED, Original, equal, prove
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.batch_axes import BatchFreeing
+from capsedge.graph.fusion.batch_axis_rules import RULES
+from capsedge.graph.fusion.proof import FREED, Original, all_equal, prove
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.proto import copy_of
 
@@ -26,15 +26,15 @@ def free_batch(graph: Values) -> onnx.ModelProto:
     """The graph with a batch that is free, as far as its structure tells; to be proven.
 
     Raises:
-        NotRecognized: the reason and the node.
+        NoMatch: the reason and the node.
     """
     first = ""
     for last in (False, True):
         try:
-            return Freeing(graph, last).model(RULES)
-        except NotRecognized as error:
+            return BatchFreeing(graph, last).model(RULES)
+        except NoMatch as error:
             first = first or str(error)
-    raise NotRecognized(first)
+    raise NoMatch(first)
 
 
 # --- The batch that the new file has: free where that can be proven, or what is asked for ---
@@ -47,7 +47,7 @@ def with_batch(
     model: onnx.ModelProto,
     graph: Values,
     original: Original,
-    wanted: int | Literal["free", "keep"],
+    batch: int | Literal["free", "keep"],
 ) -> tuple[onnx.ModelProto, Values, list[str]]:
     """The model with the batch that is wanted, its values, and what to say of it.
 
@@ -55,8 +55,8 @@ def with_batch(
         UnsupportedModelError: a number is wanted that the file cannot have.
     """
     notes: list[str] = []
-    if wanted in ("keep", graph.batch) and not graph.free:
-        return model, graph, [_in_name_only(graph)] if graph.dims_say_free else []
+    if batch in ("keep", graph.batch) and not graph.free:
+        return model, graph, [_in_name_only(graph)] if graph.has_named_dims else []
     if not graph.free:
         try:
             model, graph = _freed(graph, original)
@@ -65,17 +65,17 @@ def with_batch(
                 f"the batch was fixed at {original.batch} and is free now: every image alone gives what it "
                 f"gave there, in batches of {tried}"
             )
-        except NotRecognized as error:
-            if wanted != "free":
+        except NoMatch as error:
+            if batch != "free":
                 raise UnsupportedModelError(
-                    f"The batch cannot be {wanted}: the file is fixed at {graph.batch}.",
+                    f"The batch cannot be {batch}: the file is fixed at {graph.batch}.",
                     f"It cannot be freed: {error}.",
                     "Leave the batch as it is, or export the network anew with a free batch.",
                 ) from error
-            notes += [_in_name_only(graph)] if graph.dims_say_free else []
+            notes += [_in_name_only(graph)] if graph.has_named_dims else []
             notes.append(f"the batch stays fixed at {graph.batch}: {error}")
-    if isinstance(wanted, int):
-        model = pinned(model, wanted)
+    if isinstance(batch, int):
+        model = pinned(model, batch)
         graph = Values(model)
     return model, graph, notes
 
@@ -91,21 +91,21 @@ def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
     """The model with a free batch, proven.
 
     Raises:
-        NotRecognized: why there is none.
+        NoMatch: why there is none.
     """
     if graph.batch > _LARGEST:
-        raise NotRecognized(f"more than {_LARGEST} images at once are not tried")
+        raise NoMatch(f"more than {_LARGEST} images at once are not tried")
     freed = free_batch(graph)
     values = Values(freed)
     if not values.free or values.batch == original.batch:
-        raise NotRecognized("its nodes run at no other batch")
+        raise NoMatch("its nodes run at no other batch")
     try:
         comparisons = prove(original, freed, values)
     except Exception as error:  # ONNX Runtime's errors have no common public base
-        raise NotRecognized("its nodes run at no other batch") from error
-    if not equal(comparisons):
+        raise NoMatch("its nodes run at no other batch") from error
+    if not all_equal(comparisons):
         worst = max(comparisons, key=lambda c: c.excess)
-        raise NotRecognized(
+        raise NoMatch(
             f"an image's answer would depend on the others, or differ ('{worst.output}', {worst.case}: "
             f"{worst.difference:.2g})"
         )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array
-from capsedge.graph.fusion.votes import Source, cell_axes
+from capsedge.graph.fusion.votes import VoteSource, cell_axes
 
 # Cells and children as windows over a grid, ordered as in docs/reference/operators.md: row,
 # column, type
@@ -29,7 +29,7 @@ class Windows:
         axes: the source's axes of cells in this order; empty where all cells are the types of one place.
         grid: height, width, types.
         kernel, strides: rows, columns.
-        places: output positions, rows and columns.
+        positions: output positions, rows and columns.
         children: the child of the file that is the k-th of a window.
         coordinates: row, column and type of every child of the file ``[positions, i, 3]``.
     """
@@ -38,20 +38,20 @@ class Windows:
     grid: tuple[int, int, int]
     kernel: tuple[int, int]
     strides: tuple[int, int]
-    places: tuple[int, int]
+    positions: tuple[int, int]
     children: Array
     coordinates: Array
 
 
-def windows_of(source: Source) -> Windows:
+def windows_of(vote_source: VoteSource) -> Windows:
     """The windows of a source.
 
     Raises:
-        NotRecognized: its children are no windows of one stride.
+        NoMatch: its children are no windows of one stride.
     """
-    sizes, at = cell_axes(source)
+    sizes, at = cell_axes(vote_source)
     if len(at) == 1:
-        return _one_window(source, sizes, at)
+        return _one_window(vote_source, sizes, at)
     varying = [a for a in range(len(sizes)) if np.ptp(at[..., a], axis=0).any()]
     rest = tuple(a for a in range(len(sizes)) if a not in varying)
     if len(varying) == 2:
@@ -59,27 +59,23 @@ def windows_of(source: Source) -> Windows:
             found = _windows(sizes, at, (rows, columns, *rest))
             if found is not None:
                 return found
-    raise NotRecognized(
-        "children that are no windows of one stride over a grid: no operator has that"
-    )
+    raise NoMatch("children that are no windows of one stride over a grid: no operator has that")
 
 
-def _one_window(source: Source, sizes: tuple[int, ...], at: Array) -> Windows:
+def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> Windows:
     """A window over all cells, over types of one place where the cells are counted by no grid.
 
     What shares weights over a grid is seen by ``shared_grids``.
     """
-    if sorted(source.index[0].tolist()) != list(range(source.cells)):
-        raise NotRecognized(
-            "children that are not all cells of a layer, each once: no operator has that"
-        )
+    if sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
+        raise NoMatch("children that are not all cells of a layer, each once: no operator has that")
     whole = _windows(sizes, at, (0, 1, 2)) if len(sizes) == 3 else None
     if whole is not None:
         return whole
-    at = np.zeros((1, source.cells, 3), int)
-    at[..., 2] = source.index
+    at = np.zeros((1, vote_source.cells, 3), int)
+    at[..., 2] = vote_source.index
     return Windows(
-        (), (1, 1, source.cells), (1, 1), (1, 1), (1, 1), np.argsort(source.index[0]), at
+        (), (1, 1, vote_source.cells), (1, 1), (1, 1), (1, 1), np.argsort(vote_source.index[0]), at
     )
 
 
@@ -123,13 +119,13 @@ def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Window
     )
 
 
-def shared_grids(source: Source) -> list[Windows]:
+def shared_grids(vote_source: VoteSource) -> list[Windows]:
     """The ways in which one window over all cells has the same weights at every place of a grid."""
-    sizes, at = cell_axes(source)
+    sizes, at = cell_axes(vote_source)
     found: list[Windows] = []
-    if len(at) != 1 or sorted(source.index[0].tolist()) != list(range(source.cells)):
+    if len(at) != 1 or sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
         return found
-    by_cell = source.weight[:, np.argsort(source.index[0])]
+    by_cell = vote_source.weight[:, np.argsort(vote_source.index[0])]
     j, _, p, q = by_cell.shape
     spread = by_cell.reshape(j, *sizes, p, q)
     alike = [a for a in range(len(sizes)) if (spread == spread.take([0], axis=a + 1)).all()]
@@ -227,14 +223,14 @@ class Children:
     """The children of a routing operator over a grid.
 
     Attributes:
-        source: where the votes come from.
+        vote_source: where the votes come from.
         windows: over its cells.
         weight: ``[Kh, Kw, C, M, K, L]``.
         matrix: whether poses are matrices.
         transposed: whether the file's poses are the transposes of the operator's.
     """
 
-    source: Source
+    vote_source: VoteSource
     windows: Windows
     weight: Array
     matrix: bool
@@ -246,7 +242,10 @@ class Children:
 
 
 def children_of(
-    source: Source, windows: Windows, matrix: tuple[Array, bool] | None, shared: bool = False
+    vote_source: VoteSource,
+    windows: Windows,
+    matrix: tuple[Array, bool] | None,
+    shared: bool = False,
 ) -> Children:
     """The children and their weight.
 
@@ -254,7 +253,9 @@ def children_of(
         matrix: of ``windows.matrices``; None for vector poses.
         shared: whether all places have the weights of the first.
     """
-    weight = source.weight.transpose(0, 1, 3, 2) if matrix is None else matrix[0]  # [j, i, K, L]
+    weight = (
+        vote_source.weight.transpose(0, 1, 3, 2) if matrix is None else matrix[0]
+    )  # [j, i, K, L]
     if matrix is not None and matrix[1]:
         weight = weight.transpose(0, 1, 3, 2)  # (W·pose)ᵀ = poseᵀ·Wᵀ
     rows, columns = windows.kernel
@@ -263,12 +264,12 @@ def children_of(
     ordered = weight[:, chosen].transpose(1, 0, 2, 3)
     shape = (rows, columns, count, *ordered.shape[1:])
     transposed = matrix is not None and matrix[1]
-    return Children(source, windows, ordered.reshape(shape), matrix is not None, transposed)
+    return Children(vote_source, windows, ordered.reshape(shape), matrix is not None, transposed)
 
 
 def read_poses(edit: Edit, children: Children) -> str:
     """``[N, H, W, C, P]``."""
-    source, windows = children.source, children.windows
+    source, windows = children.vote_source, children.windows
     layout = source.layout
     if windows.axes:
         ahead, cells = layout.groups[0], layout.groups[1]
@@ -289,7 +290,7 @@ def turned(edit: Edit, x: str, shape: tuple[int, ...]) -> str:
     return edit.describe(edit.reshape(x, shape, 0), shape)
 
 
-def read_activations(edit: Edit, acting: Source, children: Children) -> str:
+def read_activations(edit: Edit, acting: VoteSource, children: Children) -> str:
     """``[N, H, W, C]``, the activation of the cell that holds a child's pose in the place of that pose."""
     windows = children.windows
     grid = windows.grid
@@ -303,7 +304,7 @@ def read_activations(edit: Edit, acting: Source, children: Children) -> str:
     return edit.describe(edit.reshape(x, shape, 0), shape)
 
 
-def agree(acting: Source, children: Children) -> bool:
+def agree(acting: VoteSource, children: Children) -> bool:
     """Whether every cell with a pose has one activation in all windows."""
     number = np.ravel_multi_index(
         tuple(np.moveaxis(children.windows.coordinates, -1, 0)), children.windows.grid
@@ -318,7 +319,7 @@ def read_parents(
     edit: Edit, name: str, layout: Layout, children: Children, parents: int, pose: int
 ) -> str:
     """``[N, H', W', M, P]`` of a tensor ``[n, j, p]``."""
-    shape = (edit.graph.batch, *children.windows.places, parents, pose)
+    shape = (edit.graph.batch, *children.windows.positions, parents, pose)
     x = edit.read(name, layout, shape)
     return turned(edit, x, shape) if children.transposed else x
 
@@ -327,6 +328,6 @@ def write_parents(
     edit: Edit, x: str, layout: Layout, result: str, children: Children, parents: int, pose: int
 ) -> None:
     """Make a tensor ``[n, j, p]`` of ``[N, H', W', M, P]``."""
-    shape = (edit.graph.batch, *children.windows.places, parents, pose)
+    shape = (edit.graph.batch, *children.windows.positions, parents, pose)
     edit.describe(x, shape)
     edit.write(turned(edit, x, shape) if children.transposed else x, layout, result)

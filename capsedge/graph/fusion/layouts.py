@@ -110,14 +110,14 @@ def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def vote_layouts(
-    shape: tuple[int, ...], batch: int, pose: int, parents: set[int], most_places: int = 3
+    shape: tuple[int, ...], batch: int, pose: int, parents: set[int], max_positions: int = 3
 ) -> Iterator[Layout]:
     """Every way in which votes may be ``[n, j, i, p]``; ``n`` counts images, then positions.
 
     Args:
         pose: elements of a vote.
         parents: numbers of parents that are possible.
-        most_places: axes of positions at most.
+        max_positions: axes of positions at most.
     """
     views = [squeezed(shape)]
     if batch > 1 and shape[0] % batch == 0 and shape[0] > batch:
@@ -138,7 +138,7 @@ def vote_layouts(
                 if view[j] not in parents:
                     continue
                 rest = [k for k in left if k != j]
-                for places in range(min(len(rest), most_places + 1)):
+                for places in range(min(len(rest), max_positions + 1)):
                     for chosen in itertools.combinations(rest, places):
                         i = [k for k in rest if k not in chosen]
                         n = ([] if start is None else [start]) + list(chosen)
@@ -150,14 +150,14 @@ def vote_layouts(
 
 
 def grouped_layouts(
-    shape: tuple[int, ...], batch: int, softmax: int, pose: int, most_places: int = 2
+    shape: tuple[int, ...], batch: int, softmax: int, pose: int, max_positions: int = 2
 ) -> Iterator[Layout]:
     """Every way in which votes may be ``[n, j, i, p]`` with parents in groups; ``j`` is groups, then members.
 
     Args:
         softmax: elements that the softmax runs over: groups, children, parents, or parents and children.
         pose: elements of a vote, 1 where each has logits of its own; then a group has one axis.
-        most_places: axes of positions that route on their own at most.
+        max_positions: axes of positions that route on their own at most.
     """
     view = squeezed(shape)
     axes = range(len(view))
@@ -170,7 +170,7 @@ def grouped_layouts(
         left = [k for k in axes if k not in (start, groups, *p)]
         for members in _some(left, 1, 1 if pose == 1 else 3):
             rest = [k for k in left if k not in members]
-            for places in _some(rest, 0, min(most_places, len(rest) - 1)):
+            for places in _some(rest, 0, min(max_positions, len(rest) - 1)):
                 i = [k for k in rest if k not in places]
                 n = ([] if start is None else [start]) + list(places)
                 count, parents, children = (

@@ -8,25 +8,25 @@ from dataclasses import replace
 
 import onnx
 
-from capsedge.graph.fusion import Found, Left, NotRecognized, Recognition
-from capsedge.graph.fusion.attention import fit_attention, fit_uniform, write_attention
-from capsedge.graph.fusion.candidates import Anchor, Group, groups
-from capsedge.graph.fusion.dynamic import FoundDynamic, fit_dynamic, write_dynamic
+from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
+from capsedge.graph.fusion.attention import emit_attention, fit_attention, fit_uniform
+from capsedge.graph.fusion.candidates import Candidate, Softmax, find_candidates
+from capsedge.graph.fusion.dynamic import DynamicMatch, emit_dynamic, fit_dynamic
 from capsedge.graph.fusion.edit import Edit, splice
-from capsedge.graph.fusion.em import fit_em, write_em
+from capsedge.graph.fusion.em import emit_em, fit_em
 from capsedge.graph.fusion.grids import Children
-from capsedge.graph.fusion.self_attention import fit_self_attention, write_self_attention
-from capsedge.graph.fusion.squash import squashes, write_squash
-from capsedge.graph.fusion.standard import NO_FASTER, write_standard
+from capsedge.graph.fusion.self_attention import emit_self_attention, fit_self_attention
+from capsedge.graph.fusion.squash import emit_squash, match_squashes
+from capsedge.graph.fusion.standard import NO_FASTER, emit_standard
 from capsedge.graph.fusion.values import Values
-from capsedge.graph.fusion.votes import Source, dynamic_source, linear_source
+from capsedge.graph.fusion.votes import VoteSource, dynamic_vote_source, linear_vote_source
 
 STANDARD = "standard operators"  # what is reported where no operator fits
 _NONE = "no operator"
-Made = tuple[Edit, Found]
+Replacement = tuple[Edit, FusedOperator]
 
 
-def candidates(model: onnx.ModelProto) -> tuple[list[Made], list[Left]]:
+def find_replacements(model: onnx.ModelProto) -> tuple[list[Replacement], list[NotFused]]:
     """What may be replaced, each with its edit, and what is left with its reason.
 
     Args:
@@ -34,118 +34,124 @@ def candidates(model: onnx.ModelProto) -> tuple[list[Made], list[Left]]:
     """
     try:
         graph = Values(model)
-    except NotRecognized as error:
-        return [], [Left("the graph", str(error))]
-    made: list[Made] = []
-    left: list[Left] = []
-    for group in groups(graph):
-        _group(graph, group, made, left)
-    if any(found.operator == "AttentionRouting" for _, found in made):
+    except NoMatch as error:
+        return [], [NotFused("the graph", str(error))]
+    made: list[Replacement] = []
+    not_fused: list[NotFused] = []
+    for candidate in find_candidates(graph):
+        _replace_candidate(graph, candidate, made, not_fused)
+    if any(match.operator == "AttentionRouting" for _, match in made):
         made += list(_uniform(graph, len(made)))
     done = {name for edit, _ in made for name in edit.results}
-    for each in squashes(graph):
+    for each in match_squashes(graph):
         if each.result in done:
             continue
         try:
-            edit = write_squash(graph, each, f"squash_{len(made)}")
-        except NotRecognized:
+            edit = emit_squash(graph, each, f"squash_{len(made)}")
+        except NoMatch:
             continue
         parameters = {"axis": str(each.axis), "epsilon": f"{each.epsilon:.3g}"}
-        made.append((edit, Found("Squash", each.result, parameters)))
-    return [(edit, _with_note_of_integers(graph, edit, found)) for edit, found in made], left
+        made.append((edit, FusedOperator("Squash", each.result, parameters)))
+    return [(edit, _with_note_of_integers(graph, edit, match)) for edit, match in made], not_fused
 
 
-def _with_note_of_integers(graph: Values, edit: Edit, found: Found) -> Found:
+def _with_note_of_integers(graph: Values, edit: Edit, match: FusedOperator) -> FusedOperator:
     """What to say of a weight that was stored in integers: the operator has the same numbers in FP32."""
     reads = [name for name in edit.reads if name in graph.sources]
     if any(graph.is_quantized(c) for c in graph.between(reads, edit.results)[1]):
-        note = f"{found.operator}: the weight was stored in integers and is in FP32 now, with the same values"
-        return replace(found, notes=(*found.notes, note))
-    return found
+        note = f"{match.operator}: the weight was stored in integers and is in FP32 now, with the same values"
+        return replace(match, notes=(*match.notes, note))
+    return match
 
 
-def applied(model: onnx.ModelProto, made: Iterable[Made]) -> tuple[onnx.ModelProto, list[Found]]:
+def apply_replacements(
+    model: onnx.ModelProto, made: Iterable[Replacement]
+) -> tuple[onnx.ModelProto, list[FusedOperator]]:
     """The model with edits put in, and which of them; one whose tensors are gone is none."""
     kept = []
     inputs = {i.name for i in model.graph.input}
-    for edit, found in made:
+    for edit, match in made:
         present = {o for n in model.graph.node for o in n.output} | inputs
         if {*edit.results, *edit.reads} <= present:
             try:
                 model = splice(model, [edit])
-            except NotRecognized:
+            except NoMatch:
                 continue  # it reads what is made of its own results
-            kept.append(found)
+            kept.append(match)
     return model, kept
 
 
-def recognition_of(
-    model: onnx.ModelProto, found: Iterable[Found], left: Iterable[Left]
-) -> Recognition:
+def fusion_report(
+    model: onnx.ModelProto, match: Iterable[FusedOperator], not_fused: Iterable[NotFused]
+) -> FusionReport:
     """The report; of what is left that which the model still has."""
     alive = {o for n in model.graph.node for o in n.output}
-    return Recognition(tuple(found), tuple(e for e in left if e.place in alive))
+    return FusionReport(tuple(match), tuple(e for e in not_fused if e.tensor in alive))
 
 
-def _group(graph: Values, group: Group, made: list[Made], left: list[Left]) -> None:
+def _replace_candidate(
+    graph: Values, candidate: Candidate, made: list[Replacement], not_fused: list[NotFused]
+) -> None:
     """Try what a group of softmaxes may be; say why it is nothing."""
-    if not group.votes:
+    if not candidate.votes:
         reason = "a softmax that weighs no votes (attention, or scores)"
-        left += [Left(a.name, reason) for a in group.anchors]
+        not_fused += [NotFused(a.name, reason) for a in candidate.softmaxes]
         return
     reasons: list[str] = []
-    inside = _quantized_inside(graph, group)
+    inside = _quantized_inside(graph, candidate)
     if inside is not None:
         reason = f"its own values are quantized inside ('{inside}'): no operator has that"
-        left += [Left(a.name, reason) for a in group.anchors]
+        not_fused += [NotFused(a.name, reason) for a in candidate.softmaxes]
         return
-    fitted: list[FoundDynamic] = []
-    for votes in group.votes:
+    fitted: list[DynamicMatch] = []
+    for votes in candidate.votes:
         for attempt in (_dynamic, _em):
             try:
-                made.append(attempt(graph, votes, group.anchors, len(made), fitted))
+                made.append(attempt(graph, votes, candidate.softmaxes, len(made), fitted))
                 return
-            except NotRecognized as error:
+            except NoMatch as error:
                 reasons.append(str(error))
-    for write, found in itertools.product((_given, _standard), fitted):
+    for write, match in itertools.product((_emit_over_votes, _emit_standard), fitted):
         try:
-            made.append(write(graph, found, len(made), reasons))
+            made.append(write(graph, match, len(made), reasons))
             return
-        except NotRecognized as error:
+        except NoMatch as error:
             reasons.append(str(error))
-    for anchor in group.anchors:
+    for softmax in candidate.softmaxes:
         why = list(reasons)
-        for votes, single in itertools.product(group.votes, (_self_attention, _attention)):
+        for votes, single in itertools.product(candidate.votes, (_self_attention, _attention)):
             try:
-                made.append(single(graph, votes, anchor, len(made)))
+                made.append(single(graph, votes, softmax, len(made)))
                 break
-            except NotRecognized as error:
+            except NoMatch as error:
                 why.append(str(error))
         else:
-            left.append(Left(anchor.name, _telling(why)))
+            not_fused.append(NotFused(softmax.name, _telling(why)))
 
 
-def _quantized_inside(graph: Values, group: Group) -> str | None:
+def _quantized_inside(graph: Values, candidate: Candidate) -> str | None:
     """The first node between votes and softmax that quantizes them."""
-    ahead = graph.distances(group.anchors[-1].name)
-    behind = set(group.votes).union(*(graph.after(v) for v in group.votes[:1]))
+    ahead = graph.distances(candidate.softmaxes[-1].name)
+    behind = set(candidate.votes).union(*(graph.after(v) for v in candidate.votes[:1]))
     for node in graph.nodes:
         if node.op_type == "QuantizeLinear" and node.input[0] in behind and node.output[0] in ahead:
             return str(node.name or node.output[0])
     return None
 
 
-def _given(graph: Values, found: FoundDynamic, number: int, _: list[str]) -> Made:
+def _emit_over_votes(graph: Values, match: DynamicMatch, number: int, _: list[str]) -> Replacement:
     """Routing over votes of which no capsules were found that they are made of."""
-    return _written(graph, found, None, number)
+    return _emit_dynamic(graph, match, None, number)
 
 
-def _standard(graph: Values, found: FoundDynamic, number: int, reasons: list[str]) -> Made:
+def _emit_standard(
+    graph: Values, match: DynamicMatch, number: int, reasons: list[str]
+) -> Replacement:
     """Routing that no operator has, in a faster form."""
-    edit, gain = write_standard(graph, found, f"routing_{number}")
-    kind = found.kind
-    _, j, i, p = found.roles.sizes
-    groups = found.roles.part(1)
+    edit, gain = emit_standard(graph, match, f"routing_{number}")
+    kind = match.kind
+    _, j, i, p = match.roles.sizes
+    groups = match.roles.part(1)
     parameters = {
         "children": str(i),
         "parents": f"{groups[0]} of {j // groups[0]}" if p == 1 else f"{j} of {p}",
@@ -153,7 +159,7 @@ def _standard(graph: Values, found: FoundDynamic, number: int, reasons: list[str
     }
     form = f"standard operators in another form, {gain:.1f} times faster by estimate"
     note = f"{_telling(reasons)}; written with {form}"
-    return edit, Found(STANDARD, found.result, parameters, (note,))
+    return edit, FusedOperator(STANDARD, match.result, parameters, (note,))
 
 
 def _telling(reasons: list[str]) -> str:
@@ -163,71 +169,71 @@ def _telling(reasons: list[str]) -> str:
 
 
 def _em(
-    graph: Values, votes: str, anchors: list[Anchor], number: int, _: list[FoundDynamic]
-) -> Made:
-    found = fit_em(graph, votes, anchors)
-    written = write_em(graph, found, f"routing_{number}")
-    parameters = _grid(written.children, found.roles.sizes) | {
-        "iterations": str(len(found.kind.temperatures)),
-        "inverse temperatures": ", ".join(f"{t:.4g}" for t in found.kind.temperatures),
-        "epsilon": f"{found.kind.epsilon:.3g}",
+    graph: Values, votes: str, softmaxes: list[Softmax], number: int, _: list[DynamicMatch]
+) -> Replacement:
+    match = fit_em(graph, votes, softmaxes)
+    written = emit_em(graph, match, f"routing_{number}")
+    parameters = _grid(written.children, match.roles.sizes) | {
+        "iterations": str(len(match.kind.temperatures)),
+        "inverse temperatures": ", ".join(f"{t:.4g}" for t in match.kind.temperatures),
+        "epsilon": f"{match.kind.epsilon:.3g}",
     }
-    if found.kind.normalized:
+    if match.kind.normalized:
         parameters["activations"] = "a/(a + epsilon)"
-    if found.kind.ones_first:
+    if match.kind.ones_first:
         parameters["first responsibilities"] = "1"
     if written.coordinates is not None:
         parameters["coordinates"] = "of the file"
-    return written.edit, Found("EMRouting", found.pose, parameters)
+    return written.edit, FusedOperator("EMRouting", match.pose, parameters)
 
 
-def _self_attention(graph: Values, votes: str, anchor: Anchor, number: int) -> Made:
-    found = fit_self_attention(graph, votes, anchor)
-    source = linear_source(graph, votes, found.roles)
-    edit, notes = write_self_attention(graph, found, source, f"routing_{number}")
-    _, j, i, p = found.roles.sizes
+def _self_attention(graph: Values, votes: str, softmax: Softmax, number: int) -> Replacement:
+    match = fit_self_attention(graph, votes, softmax)
+    vote_source = linear_vote_source(graph, votes, match.roles)
+    edit, notes = emit_self_attention(graph, match, vote_source, f"routing_{number}")
+    _, j, i, p = match.roles.sizes
     parameters = {
-        "children": f"{i} of {source.depth}",
+        "children": f"{i} of {vote_source.depth}",
         "parents": f"{j} of {p}",
-        "epsilon": f"{found.kind.epsilon:.3g}",
+        "epsilon": f"{match.kind.epsilon:.3g}",
     }
-    if found.kind.bias.any():
+    if match.kind.bias.any():
         parameters["bias"] = "of the file"
-    return edit, Found("SelfAttentionRouting", found.result, parameters, notes)
+    return edit, FusedOperator("SelfAttentionRouting", match.result, parameters, notes)
 
 
-def _attention(graph: Values, votes: str, anchor: Anchor, number: int) -> Made:
-    found = fit_attention(graph, votes, anchor)
-    edit, children = write_attention(graph, found, f"routing_{number}")
-    parameters = _grid(children, found.roles.sizes) | {
-        "agreement scale": f"{found.kind.agreement_scale:.4g}",
-        "epsilon": f"{found.kind.epsilon:.3g}",
+def _attention(graph: Values, votes: str, softmax: Softmax, number: int) -> Replacement:
+    match = fit_attention(graph, votes, softmax)
+    edit, children = emit_attention(graph, match, f"routing_{number}")
+    parameters = _grid(children, match.roles.sizes) | {
+        "agreement scale": f"{match.kind.agreement_scale:.4g}",
+        "epsilon": f"{match.kind.epsilon:.3g}",
     }
-    return edit, Found("AttentionRouting", found.result, parameters)
+    return edit, FusedOperator("AttentionRouting", match.result, parameters)
 
 
-def _uniform(graph: Values, number: int) -> Iterator[Made]:
+def _uniform(graph: Values, number: int) -> Iterator[Replacement]:
     """First attention passes: layer normalizations of a plain sum of votes."""
     for node in graph.nodes:
         three = node.op_type == "LayerNormalization" and len(node.input) == 3
         if not three or node.output[0] in graph.constant or not graph.constant >= {*node.input[1:]}:
             continue
-        for found in fit_uniform(graph, node.output[0]):
+        for match in fit_uniform(graph, node.output[0]):
             try:
-                edit, children = write_attention(graph, found, f"routing_{number}")
-            except NotRecognized:
+                edit, children = emit_attention(graph, match, f"routing_{number}")
+            except NoMatch:
                 continue
             number += 1
-            sizes = found.roles.sizes
-            parameters = _grid(children, sizes) | {"epsilon": f"{found.kind.epsilon:.3g}"}
-            yield edit, Found("UniformRouting", found.result, parameters)
+            sizes = match.roles.sizes
+            parameters = _grid(children, sizes) | {"epsilon": f"{match.kind.epsilon:.3g}"}
+            yield edit, FusedOperator("UniformRouting", match.result, parameters)
             break
 
 
 def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:
     rows, columns, types = children.grid
     return {
-        "children": f"{rows}x{columns}x{types} of {children.source.depth}",
+        "children": f"{rows}x{columns}x{types} of {children.vote_source.depth}",
         "kernel": "x".join(map(str, children.windows.kernel)),
         "strides": "x".join(map(str, children.windows.strides)),
         "parents": f"{sizes[1]} of {sizes[3]}",
@@ -235,20 +241,22 @@ def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:
 
 
 def _dynamic(
-    graph: Values, votes: str, anchors: list[Anchor], number: int, fitted: list[FoundDynamic]
-) -> Made:
+    graph: Values, votes: str, softmaxes: list[Softmax], number: int, fitted: list[DynamicMatch]
+) -> Replacement:
     """Dynamic routing over votes of capsules; what fits goes into ``fitted`` first."""
-    found = fit_dynamic(graph, votes, anchors)
-    fitted.append(found)
-    return _written(graph, found, dynamic_source(graph, votes, found.roles), number)
+    match = fit_dynamic(graph, votes, softmaxes)
+    fitted.append(match)
+    return _emit_dynamic(graph, match, dynamic_vote_source(graph, votes, match.roles), number)
 
 
-def _written(graph: Values, found: FoundDynamic, source: Source | None, number: int) -> Made:
-    written = write_dynamic(graph, found, source, f"routing_{number}")
-    kind = found.kind
-    _, j, i, p = found.roles.sizes
+def _emit_dynamic(
+    graph: Values, match: DynamicMatch, vote_source: VoteSource | None, number: int
+) -> Replacement:
+    written = emit_dynamic(graph, match, vote_source, f"routing_{number}")
+    kind = match.kind
+    _, j, i, p = match.roles.sizes
     parameters = {
-        "children": f"{i}, votes given" if source is None else f"{i} of {source.depth}",
+        "children": f"{i}, votes given" if vote_source is None else f"{i} of {vote_source.depth}",
         "parents": f"{j} of {p}",
         "iterations": str(kind.iterations),
         "epsilon": f"{kind.epsilon:.3g}",
@@ -263,12 +271,15 @@ def _written(graph: Values, found: FoundDynamic, source: Source | None, number: 
         "prior": "of the file" if kind.prior.any() else "",
         "bias": "of the file" if kind.bias.any() else "",
     }
-    if source is not None:
-        shared = len(source.weight[0]) > 1 and (source.weight == source.weight[:, :1]).all()
+    if vote_source is not None:
+        shared = (
+            len(vote_source.weight[0]) > 1
+            and (vote_source.weight == vote_source.weight[:, :1]).all()
+        )
         said["weight"] = "shared by the children" if shared else ""
-        said["vote bias"] = "of the file" if source.constant is not None else ""
+        said["vote bias"] = "of the file" if vote_source.constant is not None else ""
     parameters |= {name: text for name, text in said.items() if text}
-    return written.edit, Found(written.operator, found.result, parameters, written.notes)
+    return written.edit, FusedOperator(written.operator, match.result, parameters, written.notes)
 
 
 def _squash(form: str, axis: str) -> str:

@@ -25,16 +25,21 @@ import onnx.version_converter
 
 from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
-from capsedge.graph.fusion import Found, Left, NotRecognized, Recognition
+from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
 from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
 from capsedge.graph.fusion.free_batch import with_batch
-from capsedge.graph.fusion.matcher import Made, applied, candidates, recognition_of
+from capsedge.graph.fusion.matcher import (
+    Replacement,
+    apply_replacements,
+    find_replacements,
+    fusion_report,
+)
 from capsedge.graph.fusion.proof import (
     NOWHERE,
     TOLERANCE,
     Comparison,
     Original,
-    equal,
+    all_equal,
     finished,
     prove,
 )
@@ -43,8 +48,8 @@ from capsedge.graph.fusion.values import Array, Values, first_line, session_of
 from capsedge.graph.proto import copy_of, initializer, opset_of, replace
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.rewrites import write_exact_sigmoids
-from capsedge.graph.shapes import state_shapes
-from capsedge.runtime.files.sandbox import confine
+from capsedge.graph.shapes import write_shapes
+from capsedge.runtime.files.sandbox import enter_sandbox
 
 # --- What a file computes although it is known: sizes, bounds of slices, targets of Reshapes ---
 
@@ -62,7 +67,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     """
     try:
         graph = Values(model)
-    except NotRecognized:
+    except NoMatch:
         return model, 0
     if not graph.free:
         return model, 0
@@ -136,12 +141,12 @@ Stage = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Improved:
+class OptimizedGraph:
     """A better file.
 
     Attributes:
         model: the file.
-        recognition: what was found and left.
+        fusion: what was found and left.
         notes: of the clean-up and of the file, for a person.
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
@@ -151,7 +156,7 @@ class Improved:
     """
 
     model: bytes
-    recognition: Recognition
+    fusion: FusionReport
     notes: tuple[str, ...]
     opset_before: int
     opset: int
@@ -164,11 +169,11 @@ class Improved:
     def to_dict(self) -> dict[str, Any]:
         """JSON values only, without the model."""
         document = {
-            k: v for k, v in vars(self).items() if k not in ("model", "recognition", "comparisons")
+            k: v for k, v in vars(self).items() if k not in ("model", "fusion", "comparisons")
         }
         worst = max(self.comparisons, key=lambda c: c.excess, default=None)
         return document | {
-            **self.recognition.to_dict(),
+            **self.fusion.to_dict(),
             "notes": list(self.notes),
             "comparisons": len(self.comparisons),
             "atol": TOLERANCE.atol,
@@ -178,9 +183,9 @@ class Improved:
         }
 
 
-def improve(
+def optimize_model(
     data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
-) -> Improved:
+) -> OptimizedGraph:
     """Convert, clean, recognize and prove.
 
     Args:
@@ -216,31 +221,31 @@ def improve(
     cleaned, graph, said = with_batch(cleaned, graph, original, batch)
     notes += said
     stage("recognizing")
-    made, left = candidates(cleaned if wide is None else widened_as(cleaned, wide))
+    made, not_fused = find_replacements(cleaned if wide is None else widened_as(cleaned, wide))
     for edit, _ in made if wide is not None else ():
         between_casts(edit, graph.kinds)
     stage("proving")
-    better, comparisons, recognition = _borne(original, cleaned, made, left, graph)
-    notes += _unrouted(recognition, left)
-    if not equal(comparisons):
+    better, comparisons, fusion = _borne(original, cleaned, made, not_fused, graph)
+    notes += _unrouted(fusion, not_fused)
+    if not all_equal(comparisons):
         wanted = batch if as_it_is.free else "keep"
         better, graph, said = with_batch(
             _with_exact_sigmoids(converted)[0], as_it_is, original, wanted
         )
         comparisons = prove(original, better, graph)
         notes = ["the clean-up changed the numbers and was not kept", *said]
-        if not equal(comparisons):
+        if not all_equal(comparisons):
             raise _unprovable(comparisons)
-    state_shapes(better)
+    write_shapes(better)
     if original.refused:
         case, why = next(iter(original.refused.items()))
         count = len(original.refused)
         notes.append(
             f"{count} of the inputs tried are none of this file, which fails on them: {case}: {why}"
         )
-    return Improved(
+    return OptimizedGraph(
         better.SerializeToString(),
-        recognition,
+        fusion,
         tuple(notes),
         before,
         opset_of(better),
@@ -258,10 +263,10 @@ def improve(
 def _borne(
     original: Original,
     cleaned: onnx.ModelProto,
-    made: Sequence[Made],
-    left: Sequence[Left],
+    made: Sequence[Replacement],
+    left: Sequence[NotFused],
     graph: Values,
-) -> tuple[onnx.ModelProto, list[Comparison], Recognition]:
+) -> tuple[onnx.ModelProto, list[Comparison], FusionReport]:
     """The file with as many of the operators as the comparison with the original bears.
 
     Args:
@@ -274,11 +279,11 @@ def _borne(
     """
     search = _Search(original, cleaned, graph)
     kept = search.keep([], list(made))
-    changed, found = applied(cleaned, kept)
+    changed, found = apply_replacements(cleaned, kept)
     better, comparisons = search.tried(kept)
-    reasons = [Left(f.place, f"{f.operator}: {why}") for f, why in search.refused]
-    recognition = recognition_of(changed, found, left)
-    return better, comparisons, Recognition(recognition.found, (*recognition.left, *reasons))
+    reasons = [NotFused(f.tensor, f"{f.operator}: {why}") for f, why in search.refused]
+    fusion = fusion_report(changed, found, left)
+    return better, comparisons, FusionReport(fusion.fused, (*fusion.not_fused, *reasons))
 
 
 class _Search:
@@ -286,15 +291,15 @@ class _Search:
 
     def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
         self.original, self.cleaned, self.graph = original, cleaned, graph
-        self.refused: list[tuple[Found, str]] = []
+        self.refused: list[tuple[FusedOperator, str]] = []
         self.proofs: dict[tuple[int, ...], tuple[onnx.ModelProto, list[Comparison]]] = {}
 
-    def keep(self, base: list[Made], more: list[Made]) -> list[Made]:
+    def keep(self, base: list[Replacement], more: list[Replacement]) -> list[Replacement]:
         """The base and those of more that can be added to it."""
         if not more:
             return base
         _, comparisons = self.tried(base + more)
-        if equal(comparisons):
+        if all_equal(comparisons):
             return base + more
         if len(more) == 1:
             self.refused.append((more[0][1], _differing(comparisons)))
@@ -302,11 +307,11 @@ class _Search:
         half = len(more) // 2
         return self.keep(self.keep(base, more[:half]), more[half:])
 
-    def tried(self, made: list[Made]) -> tuple[onnx.ModelProto, list[Comparison]]:
+    def tried(self, made: list[Replacement]) -> tuple[onnx.ModelProto, list[Comparison]]:
         """The file with these edits, and its proof."""
         key = tuple(id(edit) for edit, _ in made)
         if key not in self.proofs:
-            changed, found = applied(self.cleaned, made)
+            changed, found = apply_replacements(self.cleaned, made)
             self.proofs = {key: finished(self.original, changed, bool(found), self.graph)}
         return self.proofs[key]
 
@@ -320,13 +325,13 @@ def _differing(comparisons: list[Comparison]) -> str:
     return f"{reason} by {worst.difference:.3g} ({worst.output}, {worst.case})"
 
 
-def _unrouted(recognition: Recognition, left: Sequence[Left]) -> list[str]:
+def _unrouted(fusion: FusionReport, not_fused: Sequence[NotFused]) -> list[str]:
     """Why there is no routing in the report, where neither an operator nor a line of it says so."""
-    squashes = sum(found.operator == "Squash" for found in recognition.found)
-    if recognition.left or squashes < len(recognition.found):
+    squashes = sum(found.operator == "Squash" for found in fusion.fused)
+    if fusion.not_fused or squashes < len(fusion.fused):
         return []
-    if left:
-        return [f"no routing was recognized: {left[0].reason}"]
+    if not_fused:
+        return [f"no routing was recognized: {not_fused[0].reason}"]
     said = "no routing was recognized: no softmax weighs anything by what comes in"
     if not squashes:
         return [f"{said}; other ways to route are not looked for"]
@@ -349,7 +354,7 @@ def _original(data: bytes, source: onnx.ModelProto) -> tuple[Original, list[str]
 def _values(model: onnx.ModelProto) -> Values:
     try:
         return Values(model)
-    except NotRecognized as error:
+    except NoMatch as error:
         raise UnsupportedModelError(
             "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
         ) from error
@@ -462,7 +467,7 @@ def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
 
 def main() -> None:
     """Improve the file on the standard input under the limits that the arguments name."""
-    (word,) = confine()
+    (word,) = enter_sandbox()
     batch = int(word) if word.isdigit() else word
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
@@ -472,7 +477,7 @@ def main() -> None:
     data = sys.stdin.buffer.read()
     model = b""
     try:
-        improved = improve(data, _say, batch)  # type: ignore[arg-type]
+        improved = optimize_model(data, _report, batch)  # type: ignore[arg-type]
         document, model = improved.to_dict(), improved.model
     except CapsedgeError as error:
         document = {"error": [type(error).__name__, error.what, error.why, error.fix]}
@@ -490,7 +495,7 @@ def main() -> None:
 _stages = ["starting"]
 
 
-def _say(what: str) -> None:
+def _report(what: str) -> None:
     _stages.append(what)
     print(f"stage: {what}", file=sys.stderr, flush=True)
 

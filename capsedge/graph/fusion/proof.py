@@ -17,7 +17,7 @@ from capsedge.graph.portable import merge_views
 from capsedge.graph.proto import copy_of
 from capsedge.graph.rewrites import replace_layer_norms, write_exact_sigmoids
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
-from capsedge.tolerance import MOST, NOISE, Tolerance, excess
+from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, excess
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -140,7 +140,7 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
             if one.shape != wanted[k].shape or one.dtype != wanted[k].dtype:
                 found.append(Comparison(case, name, float("inf"), float("inf")))
             else:
-                most = MOST if original.truth is None else _MOST_HALF
+                most = MAX_GROWTH if original.truth is None else _MOST_HALF
                 found.append(_compare(case, name, one, truth[k], wanted[k], own[k], most))
             if np.isfinite(wanted[k].astype(np.float64)).any():
                 seen.add(name)
@@ -155,7 +155,7 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
     return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
 
 
-def equal(comparisons: Sequence[Comparison]) -> bool:
+def all_equal(comparisons: Sequence[Comparison]) -> bool:
     """Whether something was compared, and all of it is within tolerance."""
     return bool(comparisons) and all(c.excess <= 1 for c in comparisons)
 
@@ -237,28 +237,30 @@ def _is_exact(x: Array) -> bool:
     return x.dtype.itemsize != 2 or np.issubdtype(x.dtype, np.integer)
 
 
-def _noise(wanted: Array, moved: list[Array]) -> Array:
+def _noise(expected: Array, moved: list[Array]) -> Array:
     """How far rounding of the input moves each pose of the original."""
-    reference = np.atleast_1d(wanted.astype(np.float64))
+    reference = np.atleast_1d(expected.astype(np.float64))
     own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
     return np.asarray(ROUNDED * own.max(-1, keepdims=True, initial=0))
 
 
-def _error(wanted: Array, truth: Array) -> Array:
+def _error(expected: Array, truth: Array) -> Array:
     """How far an original in FP16 is from the truth, as noise: its largest error, and its last digit."""
-    off = np.abs(wanted.astype(np.float64) - truth.astype(np.float64))
+    off = np.abs(expected.astype(np.float64) - truth.astype(np.float64))
     largest = off[np.isfinite(off)].max(initial=0)
-    return np.asarray((largest + _HALF_DIGIT * np.abs(np.nan_to_num(truth)).max(initial=0)) / NOISE)
+    return np.asarray(
+        (largest + _HALF_DIGIT * np.abs(np.nan_to_num(truth)).max(initial=0)) / NOISE_FACTOR
+    )
 
 
 def _compare(
-    case: str, name: str, found: Array, truth: Array, wanted: Array, noise: Array, most: float
+    case: str, name: str, actual: Array, truth: Array, expected: Array, noise: Array, most: float
 ) -> Comparison:
     """What was found against the truth, where the original is finite."""
     reference = np.atleast_1d(truth.astype(np.float64))
-    finite = np.isfinite(reference) & np.isfinite(np.atleast_1d(wanted.astype(np.float64)))
+    finite = np.isfinite(reference) & np.isfinite(np.atleast_1d(expected.astype(np.float64)))
     clean = np.where(finite, reference, 0)
-    off = np.where(finite, np.abs(np.atleast_1d(found.astype(np.float64)) - clean), 0)
+    off = np.where(finite, np.abs(np.atleast_1d(actual.astype(np.float64)) - clean), 0)
     if not np.isfinite(off).all():
         return Comparison(case, name, float("inf"), float("inf"))
     ratio = excess(off, clean, TOLERANCE, noise, most)

@@ -13,15 +13,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.accept import LOOSE, STRICT, Verdict, is_wide, judge, some_places
-from capsedge.graph.fusion.candidates import Anchor
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.candidates import Softmax
 from capsedge.graph.fusion.dynamic import result_roles
 from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import (
+    LOOSE,
+    STRICT,
+    Equivalence,
+    check_equivalence,
+    is_wide,
+    sampled_positions,
+)
 from capsedge.graph.fusion.formulas import SelfAttention, difference
 from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values
-from capsedge.graph.fusion.votes import Source, order_of
+from capsedge.graph.fusion.votes import VoteSource, order_of
 
 # Self-attention routing over given votes: agreements with the sum of all votes (Efficient-
 # CapsNet)
@@ -32,7 +39,7 @@ _NEAR = 1e-6  # of couplings and sums
 
 
 @dataclass(frozen=True)
-class FoundSelfAttention:
+class SelfAttentionMatch:
     """The pass in a graph.
 
     Attributes:
@@ -40,7 +47,7 @@ class FoundSelfAttention:
         roles: of the votes, ``[n, j, i, p]``.
         layout: of the result, ``[n, j, p]``.
         kind: what it computes.
-        verdict: of the acceptance.
+        equivalence: of the acceptance.
     """
 
     votes: str
@@ -48,71 +55,74 @@ class FoundSelfAttention:
     roles: Layout
     layout: Layout
     kind: SelfAttention
-    verdict: Verdict
+    equivalence: Equivalence
 
 
-def fit_self_attention(graph: Values, votes: str, anchor: Anchor) -> FoundSelfAttention:
+def fit_self_attention(graph: Values, votes: str, softmax: Softmax) -> SelfAttentionMatch:
     """The pass that a softmax belongs to.
 
     Raises:
-        NotRecognized: none that agrees.
+        NoMatch: none that agrees.
     """
-    size, couplings = graph.sizes[votes], graph.sizes[anchor.name]
+    size, couplings = graph.sizes[votes], graph.sizes[softmax.name]
     region = graph.determined(votes)
-    if anchor.name not in region:
-        raise NotRecognized("its logits depend on more than the votes")
+    if softmax.name not in region:
+        raise NoMatch("its logits depend on more than the votes")
     if size % couplings or size == couplings:
-        raise NotRecognized("one coupling for each vote")
-    after = graph.order[anchor.name]
+        raise NoMatch("one coupling for each vote")
+    after = graph.order[softmax.name]
     ends = [
         t for t in region if graph.order[t] > after and t in graph.floats and graph.sizes[t] < size
     ][:_ENDS]
-    search = _Search(graph, votes, anchor, ends)
+    search = _Search(graph, votes, softmax, ends)
     shape = graph.shapes[votes]
     for roles in vote_layouts(shape, graph.batch, size // couplings, set(shape)):
         for kind in search.softmaxes(roles):
             if kind.over == "i":
-                raise NotRecognized(
+                raise NoMatch(
                     "self-attention routing with a softmax over the children: no operator has that"
                 )
             return search.accepted(search.squashed(roles, search.with_bias(roles, kind)))
-    raise NotRecognized("no agreement of the votes with their sum")
+    raise NoMatch("no agreement of the votes with their sum")
 
 
 class _Search:
     """The tensors after the softmax, on two inputs."""
 
-    def __init__(self, graph: Values, votes: str, anchor: Anchor, ends: list[str]) -> None:
-        self.graph, self.votes, self.anchor, self.ends = graph, votes, anchor, ends
+    def __init__(self, graph: Values, votes: str, softmax: Softmax, ends: list[str]) -> None:
+        self.graph, self.votes, self.softmax, self.ends = graph, votes, softmax, ends
         rng = np.random.default_rng(1)
         self.x = [0.3 * rng.standard_normal(graph.shapes[votes]) for _ in range(2)]
-        function = graph.function([votes], [anchor.name, *ends])
-        self.given: list[Mapping[str, Array]] = [
-            dict(zip([anchor.name, *ends], function(x), strict=True)) for x in self.x
+        function = graph.function([votes], [softmax.name, *ends])
+        self.constants: list[Mapping[str, Array]] = [
+            dict(zip([softmax.name, *ends], function(x), strict=True)) for x in self.x
         ]
-        numbers = graph.numbers([votes], [anchor.name, *ends])
+        numbers = graph.numbers([votes], [softmax.name, *ends])
         self.scalars = sorted({float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1})
 
     def softmaxes(self, roles: Layout) -> Iterator[SelfAttention]:
         """Kinds whose couplings are those of the softmax."""
         p = roles.sizes[3]
         scales = {1.0, p**-0.5, *self.scalars, *(1 / s for s in self.scalars if s)}
-        wanted = list(self._coupled(roles, self.anchor.name))
+        wanted = list(self._coupled(roles, self.softmax.name))
         u = roles.read(self.x[0])
         sizes = dict(zip("ji", roles.sizes[1:3], strict=True))
         for scale, over in itertools.product(sorted(scales), "ji"):
-            if not 1e-3 < abs(scale) < 1e3 or sizes[over] != self.anchor.axis:
+            if not 1e-3 < abs(scale) < 1e3 or sizes[over] != self.softmax.axis:
                 continue
             kind = SelfAttention(scale, over=over)
             c = kind.couplings(u)
             if any(
-                difference(c, lay.read(self.given[0][self.anchor.name])) < _NEAR for lay in wanted
+                difference(c, lay.read(self.constants[0][self.softmax.name])) < _NEAR
+                for lay in wanted
             ):
                 yield kind
 
     def with_bias(self, roles: Layout, kind: SelfAttention) -> SelfAttention:
         """The kind with what is added to its couplings, where its weighted sum is among the ends."""
-        cases = [(roles.read(x), given) for x, given in zip(self.x, self.given, strict=True)]
+        cases = [
+            (roles.read(x), constants) for x, constants in zip(self.x, self.constants, strict=True)
+        ]
         couplings = [kind.couplings(u) for u, _ in cases]
         for end in self.ends:
             for layout in self._coupled(roles, end):
@@ -127,14 +137,14 @@ class _Search:
                     return replace(kind, bias=bias.astype(np.float32).astype(np.float64))
         return kind
 
-    def squashed(self, roles: Layout, kind: SelfAttention) -> FoundSelfAttention:
+    def squashed(self, roles: Layout, kind: SelfAttention) -> SelfAttentionMatch:
         """The kind with its squash, not judged yet."""
         parts, batch = result_roles(roles)
         u = roles.read(self.x[0])
         n, j, _, p = roles.sizes
         epsilons = [0.0, *(s for s in self.scalars if 0 < s <= 1e-2)]
-        some = some_places(roles.sizes)
-        places = [
+        some = sampled_positions(roles.sizes)
+        positions = [
             (end, layout)
             for end in self.ends
             if self.graph.sizes[end] == n * j * p
@@ -142,37 +152,37 @@ class _Search:
         ]
         guesses = [
             (
-                difference(replace(kind, form=f)(u[some]), lay.read(self.given[0][end])[some]),
+                difference(replace(kind, form=f)(u[some]), lay.read(self.constants[0][end])[some]),
                 end,
                 lay,
                 f,
             )
             for f in "EBD"
-            for end, lay in places
+            for end, lay in positions
         ]
         error, end, layout, form = min(guesses, key=lambda g: g[0], default=(1.0, "", roles, "E"))
         if error > 1e-3:
-            raise NotRecognized(
+            raise NoMatch(
                 "self-attention routing without a squash of its sum: no operator has that"
             )
         if form != "E":
-            raise NotRecognized("self-attention routing with another squash: no operator has that")
+            raise NoMatch("self-attention routing with another squash: no operator has that")
         function = self.graph.function([self.votes], [end])
         kinds = [replace(kind, epsilon=e) for e in epsilons]
         verdicts = [(self._verdict(function, roles, layout, k), k) for k in kinds]
         # Of those that agree equally well, an epsilon of the file goes before none.
         verdict, best = min(verdicts, key=lambda v: (max(v[0].excess, 1e-3), -v[1].epsilon))
-        return FoundSelfAttention(self.votes, end, roles, layout, best, verdict)
+        return SelfAttentionMatch(self.votes, end, roles, layout, best, verdict)
 
     @staticmethod
-    def accepted(found: FoundSelfAttention) -> FoundSelfAttention:
+    def accepted(match: SelfAttentionMatch) -> SelfAttentionMatch:
         """Itself, if it agrees well enough."""
-        if not found.verdict.accepted:
-            raise NotRecognized(
-                f"self-attention routing fits but for {found.verdict.excess:.2g} times the tolerance "
-                f"({found.verdict.case})"
+        if not match.equivalence.accepted:
+            raise NoMatch(
+                f"self-attention routing fits but for {match.equivalence.excess:.2g} times the tolerance "
+                f"({match.equivalence.case})"
             )
-        return found
+        return match
 
     def _coupled(self, roles: Layout, name: str) -> Iterator[Layout]:
         """Ways in which a tensor may hold couplings ``[n, j, i]``."""
@@ -183,9 +193,9 @@ class _Search:
 
     def _verdict(
         self, function: Function, roles: Layout, layout: Layout, kind: SelfAttention
-    ) -> Verdict:
+    ) -> Equivalence:
         wide = is_wide(function, self.x[0])
-        return judge(
+        return check_equivalence(
             lambda x: layout.read(function(x)[0]),
             lambda x: kind(roles.read(x)),
             self.graph.shapes[self.votes],
@@ -202,39 +212,43 @@ class _Search:
 STAND_IN = 1e-20  # for no epsilon, as in the authors' code
 
 
-def write_self_attention(
-    graph: Values, found: FoundSelfAttention, source: Source, tag: str
+def emit_self_attention(
+    graph: Values, match: SelfAttentionMatch, vote_source: VoteSource, tag: str
 ) -> tuple[Edit, tuple[str, ...]]:
     """The nodes, and what to say of them.
 
     Raises:
-        NotRecognized: no operator computes the same.
+        NoMatch: no operator computes the same.
     """
-    kind = found.kind
-    n, j, i, p = found.roles.sizes
-    if source.constant is not None:
-        raise NotRecognized("the votes have a constant part (W·u + c): no operator has that")
+    kind = match.kind
+    n, j, i, p = match.roles.sizes
+    if vote_source.constant is not None:
+        raise NoMatch("the votes have a constant part (W·u + c): no operator has that")
     if not math.isclose(kind.scale, p**-0.5, rel_tol=1e-6):
-        raise NotRecognized(
+        raise NoMatch(
             f"self-attention routing whose agreements are scaled by {kind.scale:g}: no operator has that"
         )
     edit = Edit(graph, tag)
-    weight = source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
+    weight = vote_source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
     bias = np.broadcast_to(kind.bias, (j, i)).T
-    at = order_of(source.index)
+    at = order_of(vote_source.index)
     if at is None:
-        u = edit.read(source.tensor, source.layout, (graph.batch, source.cells, source.depth))
-        u = edit.op("Gather", [u, edit.constant(source.index.reshape(-1), "children")], axis=1)
-        if len(source.index) > 1:
-            u = edit.reshape(u, (n, i, source.depth), 0)
-        edit.describe(u, (n, i, source.depth))
+        u = edit.read(
+            vote_source.tensor,
+            vote_source.layout,
+            (graph.batch, vote_source.cells, vote_source.depth),
+        )
+        u = edit.op("Gather", [u, edit.constant(vote_source.index.reshape(-1), "children")], axis=1)
+        if len(vote_source.index) > 1:
+            u = edit.reshape(u, (n, i, vote_source.depth), 0)
+        edit.describe(u, (n, i, vote_source.depth))
     else:
-        u = edit.read(source.tensor, source.layout, (graph.batch, i, source.depth))
+        u = edit.read(vote_source.tensor, vote_source.layout, (graph.batch, i, vote_source.depth))
         weight, bias = weight[at], bias[at]
     inputs = [u, edit.constant(weight, "weight"), edit.constant(bias, "bias")]
     epsilon = kind.epsilon or STAND_IN
     (v,) = edit.capsule("SelfAttentionRouting", inputs, epsilon=float(epsilon))
     edit.describe(v, (n, j, p))
-    edit.write(v, found.layout, found.result)
+    edit.write(v, match.layout, match.result)
     note = f"no epsilon in the squash: {STAND_IN:g} stands for it"
     return edit, () if kind.epsilon else (note,)

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.accept import LOOSE, STRICT, is_wide, judge, poses_last
+from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.dynamic import ATOL, MOST_ADDED, RTOL, STAND_IN
 from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import LOOSE, STRICT, check_equivalence, is_wide, poses_last
 from capsedge.graph.fusion.formulas import difference, squash
 from capsedge.graph.fusion.values import Values
 
@@ -20,7 +20,7 @@ _ENDS = 12
 
 
 @dataclass(frozen=True)
-class FoundSquash:
+class SquashMatch:
     """A squash in a graph.
 
     Attributes:
@@ -36,9 +36,9 @@ class FoundSquash:
     epsilon: float
 
 
-def squashes(graph: Values) -> list[FoundSquash]:
+def match_squashes(graph: Values) -> list[SquashMatch]:
     """Every squash, routing's own among them."""
-    found: dict[str, FoundSquash] = {}
+    found: dict[str, SquashMatch] = {}
     for node in graph.nodes:
         root = node.output[0] if node.output else ""
         half = node.op_type == "Pow" and node.input[1] in graph.constant
@@ -49,7 +49,7 @@ def squashes(graph: Values) -> list[FoundSquash]:
     return list(found.values())
 
 
-def _fitted(graph: Values, root: str) -> FoundSquash | None:
+def _fitted(graph: Values, root: str) -> SquashMatch | None:
     small = graph.sizes[root]
     for source, distance in graph.distances(root).items():
         size, shape = graph.sizes[source], graph.shapes[source]
@@ -71,7 +71,7 @@ def _fitted(graph: Values, root: str) -> FoundSquash | None:
     return None
 
 
-def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> FoundSquash | None:
+def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> SquashMatch | None:
     shape = graph.shapes[source]
     numbers = graph.numbers([source], ends)
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
@@ -87,7 +87,7 @@ def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> 
             single = graph.function([source], [end])
             rtol = STRICT if is_wide(single, x) else LOOSE
             for form, epsilon in (("B", 0.0), *((f, e) for f in "BA" for e in epsilons if e)):
-                verdict = judge(
+                verdict = check_equivalence(
                     poses_last(single, axis),
                     partial(squash, form=form, epsilon=epsilon),
                     poses.shape,
@@ -95,46 +95,44 @@ def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> 
                     stop=True,
                 )
                 if verdict.accepted:
-                    return FoundSquash(source, end, axis, form, epsilon)
+                    return SquashMatch(source, end, axis, form, epsilon)
     return None
 
 
-def write_squash(graph: Values, found: FoundSquash, tag: str) -> Edit:
+def emit_squash(graph: Values, match: SquashMatch, tag: str) -> Edit:
     """A ``Squash`` node.
 
     Raises:
-        NotRecognized: it would compute something else.
+        NoMatch: it would compute something else.
     """
-    epsilon = max(found.epsilon**2 if found.form == "A" else found.epsilon, STAND_IN)
-    if found.form == "A" and found.epsilon > MOST_ADDED:
-        raise NotRecognized(
-            f"a squash with {found.epsilon:g} added to the norm: no operator has that"
-        )
-    function = graph.function([found.source], [found.result])
-    shape = graph.shapes[found.source]
-    verdict = judge(
-        poses_last(function, found.axis),
+    epsilon = max(match.epsilon**2 if match.form == "A" else match.epsilon, STAND_IN)
+    if match.form == "A" and match.epsilon > MOST_ADDED:
+        raise NoMatch(f"a squash with {match.epsilon:g} added to the norm: no operator has that")
+    function = graph.function([match.source], [match.result])
+    shape = graph.shapes[match.source]
+    verdict = check_equivalence(
+        poses_last(function, match.axis),
         partial(squash, form="B", epsilon=epsilon),
-        (*shape[: found.axis], *shape[found.axis + 1 :], shape[found.axis]),
+        (*shape[: match.axis], *shape[match.axis + 1 :], shape[match.axis]),
         RTOL,
         seed=6,
         floor=ATOL,
     )
     if not verdict.accepted:
-        raise NotRecognized(
+        raise NoMatch(
             f"Squash would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
         )
     if graph.free and shape[0] % graph.batch:
-        raise NotRecognized("a squash whose first axis is not the batch's")
+        raise NoMatch("a squash whose first axis is not the batch's")
     edit = Edit(graph, tag)
-    if found.source not in graph.dims:
-        edit.describe(found.source, shape)
+    if match.source not in graph.dims:
+        edit.describe(match.source, shape)
     edit.capsule(
         "Squash",
-        [found.source],
-        [found.result],
-        axis=found.axis - len(shape),
+        [match.source],
+        [match.result],
+        axis=match.axis - len(shape),
         epsilon=float(epsilon),
     )
-    edit.results.append(found.result)
+    edit.results.append(match.result)
     return edit

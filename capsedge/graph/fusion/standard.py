@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnx
 
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.dynamic import FoundDynamic
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.dynamic import DynamicMatch
 from capsedge.graph.fusion.edit import Edit, splice
 from capsedge.graph.fusion.formulas import Dynamic
 from capsedge.graph.fusion.layouts import Layout
@@ -28,7 +28,7 @@ from capsedge.graph.fusion.values import Array, Values
 # weighted sum
 
 
-def write_routing(edit: Edit, votes: str, roles: Layout, kind: Dynamic) -> str:
+def emit_standard_routing(edit: Edit, votes: str, roles: Layout, kind: Dynamic) -> str:
     """The parents ``[n, j, p]`` of votes that are a tensor of the graph."""
     form: _Form = (_Elements if roles.sizes[3] == 1 else _Products)(edit, roles.sizes, kind)
     return form.route(edit.read(votes, roles, form.votes_shape))
@@ -208,21 +208,21 @@ _SOFTMAX, _REDUCTION = {True: 2, False: 8}, {True: 2, False: 6}  # whether along
 _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
-def write_standard(graph: Values, found: FoundDynamic, tag: str) -> tuple[Edit, float]:
+def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, float]:
     """The nodes, and how many times faster than those of the file they are by estimate.
 
     Raises:
-        NotRecognized: they cannot be written, or save too little.
+        NoMatch: they cannot be written, or save too little.
     """
-    kind = found.kind
+    kind = match.kind
     if kind.leaky or kind.batch_mean or kind.normalize or kind.form not in _FORMS:
-        raise NotRecognized("it is not written anew")
+        raise NoMatch("it is not written anew")
     edit = Edit(graph, tag)
-    v = write_routing(edit, found.votes, found.roles, kind)
-    edit.write(v, found.layout, found.result)
+    v = emit_standard_routing(edit, match.votes, match.roles, kind)
+    edit.write(v, match.layout, match.result)
     gain = _gain(graph, edit)
     if gain < LEAST_GAIN:
-        raise NotRecognized(NO_FASTER)
+        raise NoMatch(NO_FASTER)
     return edit, gain
 
 
@@ -230,7 +230,7 @@ def _gain(graph: Values, edit: Edit) -> float:
     """How many times less the nodes of the edit cost than those of the file that they stand for, an image.
 
     Raises:
-        NotRecognized: the graph with the edit does not run.
+        NoMatch: the graph with the edit does not run.
     """
     after = Values(splice(graph.model, [edit]))
     old, new = ({o for n in g.nodes for o in n.output} for g in (graph, after))
@@ -251,7 +251,7 @@ def _cost(graph: Values, made: set[str]) -> float:
 
 def _moved(graph: Values, node: onnx.NodeProto) -> float:
     """Bytes that a node reads and writes, times what its kernel in ONNX Runtime costs beside them."""
-    moved = sum(graph.seen[name].nbytes for name in (*node.input, *node.output) if name)
+    moved = sum(graph.summaries[name].nbytes for name in (*node.input, *node.output) if name)
     if node.op_type == "MatMul":
         return moved + _A_PRODUCT * math.prod(graph.shapes[node.output[0]][:-2])
     if node.op_type == "Softmax":

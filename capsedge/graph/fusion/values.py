@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.graph.fusion import NotRecognized
-from capsedge.graph.fusion.sampled_values import Seen, in_double, table_sizes
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.index_inputs import table_sizes
 from capsedge.graph.proto import copy_of
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
 
@@ -94,9 +95,9 @@ class Values:
         batch: the batch that was run.
         free: whether the batch is free in the file.
         tables: of the inputs that are indices, how many entries what they look up has.
-        dims_say_free: whether the file says so, be it true or not.
+        has_named_dims: whether the file says so, be it true or not.
         value: every constant by name.
-        seen: what is kept of every tensor.
+        summaries: what is kept of every tensor.
         shapes, sizes: of every tensor; the size is the number of its elements.
         floats: the tensors in FP32.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
@@ -106,12 +107,12 @@ class Values:
         users: the nodes that read a tensor, constant ones left out.
 
     Raises:
-        NotRecognized: it does not run, or is too large.
+        NoMatch: it does not run, or is too large.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         if len(model.graph.node) > MOST_NODES:
-            raise NotRecognized(f"it has more than {MOST_NODES:,} nodes")
+            raise NoMatch(f"it has more than {MOST_NODES:,} nodes")
         self.model = model
         self.nodes = list(model.graph.node)
         self.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -120,20 +121,20 @@ class Values:
         }
         self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
         if not self.dims or not all(d for d in self.dims.values()):
-            raise NotRecognized("an input has no dimensions")
+            raise NoMatch("an input has no dimensions")
         if any(d < 0 for dims in self.dims.values() for d in dims):
-            raise NotRecognized("an input has a negative dimension")
+            raise NoMatch("an input has a negative dimension")
         if any(math.prod(d or 1 for d in dims) > MOST_ELEMENTS for dims in self.dims.values()):
-            raise NotRecognized(f"an input has more than {MOST_ELEMENTS:,} elements")
-        self.free = self.dims_say_free = all(d[0] == 0 for d in self.dims.values())
+            raise NoMatch(f"an input has more than {MOST_ELEMENTS:,} elements")
+        self.free = self.has_named_dims = all(d[0] == 0 for d in self.dims.values())
         self._flow()
         self.tables = table_sizes(self.nodes, self.weights, list(self.dims))
         found = self._first_run()
-        self.seen = {name: Seen.of(value) for name, value in found.items()}
+        self.summaries = {name: ValueSummary.of(value) for name, value in found.items()}
         self.value = {name: found[name] for name in self.constant if name in found}
-        self.shapes = {name: one.shape for name, one in self.seen.items()}
+        self.shapes = {name: one.shape for name, one in self.summaries.items()}
         self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
-        self.floats = {name for name, one in self.seen.items() if one.kind == np.float32}
+        self.floats = {name for name, one in self.summaries.items() if one.kind == np.float32}
 
     def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
         """Inputs for the whole graph: uniform numbers, indices within their table, other integers as ones."""
@@ -161,7 +162,7 @@ class Values:
         try:
             session = session_of(model)
         except Exception as error:  # ONNX Runtime's errors have no common public base
-            raise NotRecognized(f"ONNX Runtime cannot load it: {first_line(error)}") from error
+            raise NoMatch(f"ONNX Runtime cannot load it: {first_line(error)}") from error
         names = [o.name for o in session.get_outputs()]
         why = ""
         # One image last: broadcasting makes as many of it as the file was traced with.
@@ -169,7 +170,7 @@ class Values:
         each = self._bytes_of_an_image(session) if self.free else 0
         for batch in batches:
             if (batch > 2 and batch * each > MOST_BYTES) or (
-                self.dims_say_free and not self.free and batch != batches[-1]
+                self.has_named_dims and not self.free and batch != batches[-1]
             ):
                 continue
             feeds = self.feeds(batch)
@@ -191,21 +192,21 @@ class Values:
                     continue
                 self.free = self._runs_at(session, ALWAYS)
             return result
-        raise NotRecognized(f"it does not run: {why or 'its values need too much memory'}")
+        raise NoMatch(f"it does not run: {why or 'its values need too much memory'}")
 
     def _rows_that_count(
-        self, session: onnxruntime.InferenceSession, found: dict[str, Array]
+        self, session: onnxruntime.InferenceSession, values: dict[str, Array]
     ) -> int:
         """The images that the outputs have rows for: all, or the first ones, which a trace took apart."""
         names = [o.name for o in self.model.graph.output]
-        rows = len(found[names[0]]) if np.ndim(found[names[0]]) else 0
+        rows = len(values[names[0]]) if np.ndim(values[names[0]]) else 0
         if not 0 < rows < self.batch:
             return self.batch
         feeds = self.feeds(self.batch)
         for name, other in self.feeds(self.batch, seed=1).items():
             feeds[name][rows:] = other[rows:]
         moved = session.run(names, feeds)
-        same = all(np.array_equal(found[n], m) for n, m in zip(names, moved, strict=True))
+        same = all(np.array_equal(values[n], m) for n, m in zip(names, moved, strict=True))
         return rows if same else self.batch
 
     def _bytes_of_an_image(self, session: onnxruntime.InferenceSession) -> int:
@@ -263,7 +264,7 @@ class Values:
         """Element type of every tensor."""
         return {
             name: helper.np_dtype_to_tensor_dtype(v.kind)
-            for name, v in self.seen.items()
+            for name, v in self.summaries.items()
             if v.kind is not None
         }
 
@@ -282,7 +283,7 @@ class Values:
 
     def kind(self, name: str) -> np.dtype[Any]:
         """Element type of a value."""
-        return np.dtype(self.seen[name].kind)
+        return np.dtype(self.summaries[name].kind)
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
         """An attribute of a node."""
@@ -307,13 +308,13 @@ class Values:
                 found.add(each)
         return found - {name}
 
-    def with_twins(self, cut: Iterable[str]) -> list[str]:
+    def with_twins(self, boundary: Iterable[str]) -> list[str]:
         """A cut and the tensors that have the same values elsewhere (detached copies)."""
-        return [name for each in cut for name in (each, *self.twins.get(each, ()))]
+        return [name for each in boundary for name in (each, *self.twins.get(each, ()))]
 
-    def determined(self, *cut: str) -> list[str]:
+    def determined(self, *boundary: str) -> list[str]:
         """The tensors that a cut alone determines, in topological order."""
-        known = set(self.with_twins(cut))
+        known = set(self.with_twins(boundary))
         found = []
         for name, sources in self.sources.items():
             if name not in known and sources and all(s in known for s in sources):
@@ -325,12 +326,12 @@ class Values:
         """Join what has the values of a tensor and neither makes nor uses it."""
         if name in self.twins:
             return
-        one, kin = self.seen[name], set(self.distances(name)) | self.after(name)
+        one, kin = self.summaries[name], set(self.distances(name)) | self.after(name)
         spread = one.few is not None and one.few.size > 0 and float(np.ptp(one.few)) > 0
         self.twins[name] = [
             other
             for other in self.sources
-            if spread and other not in kin and self.seen[other].resembles(one)
+            if spread and other not in kin and self.summaries[other].resembles(one)
         ]
 
     @cached_property
@@ -361,10 +362,10 @@ class Values:
         return found
 
     def between(
-        self, cut: Sequence[str], ends: Sequence[str]
+        self, boundary: Sequence[str], ends: Sequence[str]
     ) -> tuple[list[onnx.NodeProto], set[str]]:
         """The nodes from a cut to some tensors, and the constants that they read."""
-        stop = set(cut)
+        stop = set(boundary)
         need = set(ends) - stop
         nodes: list[onnx.NodeProto] = []
         for node in reversed(self.nodes):
@@ -373,16 +374,18 @@ class Values:
                 need.update(i for i in inputs_of(node) if i not in stop)
         return nodes[::-1], {i for n in nodes for i in inputs_of(n) if i in self.constant}
 
-    def numbers(self, cut: Sequence[str], ends: Sequence[str]) -> dict[str, Array]:
+    def numbers(self, boundary: Sequence[str], ends: Sequence[str]) -> dict[str, Array]:
         """The FP32 constants that lie between: where priors, biases, temperatures and epsilons come from."""
         found = {}
-        for name in sorted(self.between(self.with_twins(cut), ends)[1]):
+        for name in sorted(self.between(self.with_twins(boundary), ends)[1]):
             value = self.value[name]
             if getattr(value, "dtype", None) == np.float32:
                 found[name] = value
         return found
 
-    def function(self, cut: Sequence[str], ends: Sequence[str], arena: bool = True) -> Function:
+    def function(
+        self, boundary: Sequence[str], ends: Sequence[str], arena: bool = True
+    ) -> Function:
         """The original nodes from a cut to some tensors as a function of arrays, in FP64 where they allow it.
 
         The arrays have the shapes of the cut, in any form; results have those of the ends.
@@ -390,21 +393,21 @@ class Values:
         Args:
             arena: as in ``session_of``; not for functions that are kept, of which there may be many.
         """
-        nodes, constants = self.between(self.with_twins(cut), ends)
+        nodes, constants = self.between(self.with_twins(boundary), ends)
         arrays = {c: np.asarray(self.value[c], order="C") for c in constants}
         for wide in (True, False):
             try:
-                session = session_of(self._piece(nodes, arrays, cut, ends, wide), arena=arena)
+                session = session_of(self._piece(nodes, arrays, boundary, ends, wide), arena=arena)
                 break
             except Exception as error:
                 if not wide:
-                    raise NotRecognized(
+                    raise NoMatch(
                         f"a part of it does not run alone: {first_line(error)}"
                     ) from error
 
-        def run(*given: Array) -> list[Array]:
+        def run(*fed: Array) -> list[Array]:
             feeds = {}
-            for name, array in zip(cut, given, strict=True):
+            for name, array in zip(boundary, fed, strict=True):
                 kind = self.kind(name)
                 kind = np.dtype(np.float64) if wide and kind == np.float32 else kind
                 x = np.ascontiguousarray(array, kind).reshape(self.shapes[name])
@@ -413,9 +416,7 @@ class Values:
             try:
                 found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
             except Exception as error:  # as above
-                raise NotRecognized(
-                    f"a part of it does not run alone: {first_line(error)}"
-                ) from error
+                raise NoMatch(f"a part of it does not run alone: {first_line(error)}") from error
             return [np.asarray(v, np.float64) for v in found]
 
         return run
@@ -424,7 +425,7 @@ class Values:
         self,
         nodes: list[onnx.NodeProto],
         constants: dict[str, Array],
-        cut: Sequence[str],
+        boundary: Sequence[str],
         ends: Sequence[str],
         wide: bool,
     ) -> onnx.ModelProto:
@@ -434,7 +435,7 @@ class Values:
 
         inputs = [
             helper.make_tensor_value_info(n, kind_of(n), self.shapes[n])
-            for n in self.with_twins(cut)
+            for n in self.with_twins(boundary)
         ]
         stored = [
             numpy_helper.from_array(
@@ -443,7 +444,7 @@ class Values:
             for name, v in constants.items()
         ]
         graph = helper.make_graph(
-            list(in_double(nodes)) if wide else nodes,
+            list(to_fp64(nodes)) if wide else nodes,
             "piece",
             inputs,
             [onnx.ValueInfoProto(name=o) for o in ends],
@@ -459,3 +460,73 @@ class Values:
 def first_line(error: BaseException) -> str:
     """What an error of another library says, in a line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# --- Nodes in FP64 ---
+
+
+def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
+    for node in nodes:
+        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
+            yield from _written_out(node)
+            continue
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for attribute in copy.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
+                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
+                attribute.t.CopyFrom(numpy_helper.from_array(wide))
+        yield copy
+
+
+def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
+    x, y = node.input[0], node.output[0]
+    soft = node.op_type == "Softplus"
+    one = numpy_helper.from_array(np.array(1.0))
+    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
+    if not soft:
+        yield helper.make_node("Neg", [x], [f"{y}/negative"])
+    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
+    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
+    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
+
+
+# --- What is remembered of a tensor, which itself is not kept ---
+
+
+_FEW = 1 << 14  # elements of a value that are kept
+
+
+@dataclass(frozen=True)
+class ValueSummary:
+    """What is kept of a value.
+
+    Attributes:
+        shape, kind, nbytes: of it; no kind of what is no tensor.
+        few: evenly spaced elements, all of a small one; None of what is not FP32.
+    """
+
+    shape: tuple[int, ...]
+    kind: np.dtype[Any] | None
+    nbytes: int
+    few: NDArray[Any] | None
+
+    @classmethod
+    def of(cls, value: Any) -> ValueSummary:
+        array = np.asarray(value)
+        few = None
+        if array.dtype == np.float32:
+            few = array.reshape(-1)[:: max(1, array.size // _FEW)].copy()
+        kind = array.dtype if isinstance(value, (np.ndarray, np.generic)) else None
+        return cls(tuple(np.shape(value)), kind, array.nbytes, few)
+
+    def resembles(self, other: ValueSummary) -> bool:
+        """Whether two values seem the same, but for rounding."""
+        if self.few is None or other.few is None or self.shape != other.shape:
+            return False
+        near = 1e-6 * np.abs(other.few).max(initial=0)
+        return bool(np.allclose(self.few, other.few, 1e-5, near))

@@ -14,11 +14,11 @@ from functools import cached_property
 
 import numpy as np
 
-from capsedge.graph.fusion import NotRecognized
+from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.layouts import Layout, squeezed
 from capsedge.graph.fusion.values import Array, Function, Values
 
-_TRIED = 12  # tensors
+_MAX_LAYOUTS = 12  # tensors
 _MISSED = 4  # of them that hold no cells, after some that do
 _HYPOTHESES = 40  # layouts of one tensor
 _LONGEST = 256  # elements of a cell
@@ -28,7 +28,7 @@ _LINEAR, _PROVEN, _WHOLE = 1e-5, 1e-5, 1e-3
 
 
 @dataclass(frozen=True)
-class Source:
+class VoteSource:
     """Where the votes come from.
 
     Attributes:
@@ -56,14 +56,14 @@ class Source:
         return self.layout.sizes[2]
 
 
-def linear_source(
+def linear_vote_source(
     graph: Values,
     votes: str,
     roles: Layout,
     depth: int | None = None,
     suits: Callable[[Array], bool] = lambda _: True,
-    probes: dict[str, Probe] | None = None,
-) -> Source:
+    probes: dict[str, VoteProbe] | None = None,
+) -> VoteSource:
     """The source with the fewest elements; of those the one that tells most axes of cells apart, the nearest.
 
     Args:
@@ -73,17 +73,17 @@ def linear_source(
         probes: what is known already of these votes, by tensor; more is added.
 
     Raises:
-        NotRecognized: the votes are not a linear map of cells.
+        NoMatch: the votes are not a linear map of cells.
     """
-    best: tuple[tuple[int, int, int, int], Source] | None = None
+    best: tuple[tuple[int, int, int, int], VoteSource] | None = None
     missed = 0
-    for tensor in graph.dominators(votes)[:_TRIED]:
+    for tensor in graph.dominators(votes)[:_MAX_LAYOUTS]:
         if tensor not in graph.floats:
             break
         probe = None if probes is None else probes.get(tensor)
         if probe is None:
             known = None if best is None else best[1]
-            probe = Probe(graph, tensor, votes, roles, known, kept=probes is not None)
+            probe = VoteProbe(graph, tensor, votes, roles, known, kept=probes is not None)
             if probes is not None:
                 probes[tensor] = probe
         if not probe.linear:
@@ -103,7 +103,7 @@ def linear_source(
         if best is not None and missed > _MISSED:
             break
     if best is None:
-        raise NotRecognized(
+        raise NoMatch(
             "the votes are no product of a constant weight and capsules (votes that are given)"
         )
     return best[1]
@@ -115,16 +115,16 @@ def _rank(layout: Layout, index: Array, order: int) -> tuple[int, int, int, int]
     return len(np.unique(index)) * depth, depth, -len(layout.part(1)), order
 
 
-def dynamic_source(graph: Values, votes: str, roles: Layout) -> Source:
-    """``linear_source`` of votes whose constant part is that of every position.
+def dynamic_vote_source(graph: Values, votes: str, roles: Layout) -> VoteSource:
+    """``linear_vote_source`` of votes whose constant part is that of every position.
 
     Raises:
-        NotRecognized: the votes are not a linear map of cells, or only the elements of cells in another
+        NoMatch: the votes are not a linear map of cells, or only the elements of cells in another
             order, or each position has a constant of its own.
     """
-    source = linear_source(graph, votes, roles, suits=lambda w: not _is_selection(w))
+    source = linear_vote_source(graph, votes, roles, suits=lambda w: not _is_selection(w))
     if source.constant is not None and (source.constant != source.constant[:1]).any():
-        raise NotRecognized("the votes of each position have a constant of their own")
+        raise NoMatch("the votes of each position have a constant of their own")
     return source
 
 
@@ -194,7 +194,7 @@ def _divisors(size: int, pose: int) -> list[int]:
     return [q for q in dict.fromkeys((pose, 8, 16, 4)) if size % q == 0]
 
 
-class Probe:
+class VoteProbe:
     """The votes as a function of a tensor.
 
     A hypothesis is tried on a few children first; what passes is tried on all. It is tried only once.
@@ -214,7 +214,7 @@ class Probe:
         tensor: str,
         votes: str,
         roles: Layout,
-        known: Source | None = None,
+        known: VoteSource | None = None,
         kept: bool = False,
     ) -> None:
         self.tensor, self.shape, self.batch = tensor, graph.shapes[tensor], graph.batch
@@ -233,7 +233,7 @@ class Probe:
         self.x = self.rng.standard_normal(self.shape)
         self.at_x = np.empty((0, 0))
         self.indices: dict[Layout, Array | None] = {}
-        self.sources: dict[Layout, Source | None] = {}
+        self.sources: dict[Layout, VoteSource | None] = {}
         self.linear = self._is_linear(at_zero)
 
     @cached_property
@@ -275,7 +275,7 @@ class Probe:
             self.indices[layout] = self._index(layout)
         return self.indices[layout]
 
-    def source(self, layout: Layout, index: Array) -> Source | None:
+    def source(self, layout: Layout, index: Array) -> VoteSource | None:
         """The source, if the votes are a weight times those cells."""
         if layout not in self.sources:
             self.sources[layout] = self._source(layout, index)
@@ -307,7 +307,7 @@ class Probe:
         return index[0] if (index == index[:1]).all() else None
 
     def _index_of_known(
-        self, known: Source, equal: Array, numbered: Array, cells: int
+        self, known: VoteSource, equal: Array, numbered: Array, cells: int
     ) -> Array | None:
         """The index, where every cell that is known to make votes is itself made of one cell.
 
@@ -353,7 +353,7 @@ class Probe:
             votes += source.constant[position, :, self.few[1]].reshape(len(votes), -1)
         return np.asarray(votes)
 
-    def _source(self, layout: Layout, index: Array) -> Source | None:
+    def _source(self, layout: Layout, index: Array) -> VoteSource | None:
         n, j, i, p = self.roles.sizes
         images, cells, q = self._sizes(layout)
         read = self._weight(layout, index)
@@ -368,7 +368,7 @@ class Probe:
             return None
         by_role = np.ascontiguousarray(weight.reshape(i, j, p, q).transpose(1, 0, 2, 3))
         constant = self.roles.read(self.zero)[: n // images] if np.any(self.zero) else None
-        return Source(self.tensor, layout, index, by_role, constant)
+        return VoteSource(self.tensor, layout, index, by_role, constant)
 
     def _weight(self, layout: Layout, index: Array) -> Array | None:
         """The weight ``[i, j·p, q]``; None where it is not the same at some places."""
@@ -491,9 +491,9 @@ def order_of(index: Array) -> Array | None:
     return np.argsort(index[0])
 
 
-def cell_axes(source: Source) -> tuple[tuple[int, ...], Array]:
+def cell_axes(vote_source: VoteSource) -> tuple[tuple[int, ...], Array]:
     """Sizes of the axes that count cells, and the place of each child on them ``[positions, i, axes]``."""
-    sizes = source.layout.part(1)
+    sizes = vote_source.layout.part(1)
     if not sizes:
-        return (), np.zeros((*source.index.shape, 0), int)
-    return sizes, np.stack(np.unravel_index(source.index, sizes), -1)
+        return (), np.zeros((*vote_source.index.shape, 0), int)
+    return sizes, np.stack(np.unravel_index(vote_source.index, sizes), -1)

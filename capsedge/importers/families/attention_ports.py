@@ -15,10 +15,10 @@ from itertools import product
 from capsedge.errors import UsageError
 from capsedge.importers.families.capsnet_base import layer, renamed
 from capsedge.importers.family import (
-    Answers,
     DataSet,
     Family,
     Floats,
+    ImportChoices,
     Patterns,
     Shapes,
     Sizes,
@@ -27,8 +27,8 @@ from capsedge.importers.family import (
     classes_of,
     preprocessing_of,
     size_of,
-    sums_of,
     variant_of,
+    weighted_sums_of,
     with_fields,
 )
 from capsedge.models.configs import AttentionCapsulesConfig, CapsuleConv, Conv, ModelConfig, ResNet
@@ -90,7 +90,9 @@ def _norm(name: str, size: str) -> Patterns:
     return {f"{name}.{part}": size for part in parts}
 
 
-def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def configure(
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
+) -> ModelConfig:
     """The configuration.
 
     Raises:
@@ -100,11 +102,11 @@ def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) 
     layers = [k for k in range(last) if f"K{k}" in sizes]
     dense = [sizes[f"C{k + 1}"] for k in range(len(layers), last - 1)]
     classes, channels = sizes[f"C{last}"], sizes["A"]
-    size = size_of(family, classes, channels, answers, notes)
+    size = size_of(family, classes, channels, choices, notes)
     stem, primary, *strides = _strides(size, sizes, layers, notes)
     config = AttentionCapsulesConfig(
-        class_names=classes_of(family, classes, size, channels, answers, notes),
-        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        class_names=classes_of(family, classes, size, channels, choices, notes),
+        preprocessing=preprocessing_of(family, size, channels, choices, notes),
         stem=_stem_config(sizes, stem),
         primary_types=sizes["CD"] // sizes["D"],
         primary_kernel=sizes["P"],
@@ -116,11 +118,11 @@ def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) 
         dense_layers=tuple(dense),
         pose_dim=sizes["D"],
         matrix_pose="S" in sizes,
-        iterations=sums_of(family, answers, notes),
-        task=answers.task or "single-label",
+        iterations=weighted_sums_of(family, choices, notes),
+        task=choices.task or "single-label",
         patches="elements" if family is APPLE else "windows",
     )
-    return with_fields(config, {**variant_of(family, answers, notes), **answers.fields})
+    return with_fields(config, {**variant_of(family, choices, notes), **choices.fields})
 
 
 def _stem_config(sizes: Sizes, stride: int) -> tuple[Conv, ...] | ResNet:
@@ -165,34 +167,36 @@ def _strides(
     )
 
 
-def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; children of a fully connected layer have their types first there."""
     assert isinstance(config, AttentionCapsulesConfig)
     made: Tensors = {
-        "primary.conv.weight": found["pc_layer.weight"],
-        **renamed(found, "nonlinear_act.", "norm."),
-        **layer(found, "final_fc", "classifier"),
-        **dict(_stem_tensors(found)),
+        "primary.conv.weight": weights["pc_layer.weight"],
+        **renamed(weights, "nonlinear_act.", "norm."),
+        **layer(weights, "final_fc", "classifier"),
+        **dict(_stem_tensors(weights)),
     }
     types, depth = config.primary_types, len(config.capsule_layers) + len(config.dense_layers) + 1
     for k in range(depth):
-        weight = found[f"capsule_layers.{k}.w"]
+        weight = weights[f"capsule_layers.{k}.w"]
         if weight.ndim in (3, 4) and k >= len(config.capsule_layers):
             side = math.isqrt(weight.shape[0] // types)
             places = (types, side, weight.shape[0] // types // side)
             weight = weight.reshape(*places, *weight.shape[1:]).transpose(1, 2, 0, 3, 4, 5)
         order = (0, 1, 2, 5, 3, 4) if config.matrix_pose else (0, 1, 2, 4, 3, 5)
         made[f"capsules.{k}.weight"] = weight.transpose(order)
-        made[f"capsules.{k}.scale"] = found[f"capsule_layers.{k}.nonlinear_act.weight"]
-        made[f"capsules.{k}.bias"] = found[f"capsule_layers.{k}.nonlinear_act.bias"]
+        made[f"capsules.{k}.scale"] = weights[f"capsule_layers.{k}.nonlinear_act.weight"]
+        made[f"capsules.{k}.bias"] = weights[f"capsule_layers.{k}.nonlinear_act.bias"]
         types = weight.shape[5] if config.matrix_pose else weight.shape[4]
     return made
 
 
-def _stem_tensors(found: Mapping[str, Floats]) -> Iterator[tuple[str, Floats]]:
+def _stem_tensors(weights: Mapping[str, Floats]) -> Iterator[tuple[str, Floats]]:
     """The backbone's tensors; its residual blocks follow each other here, without stages."""
-    first = sum(bool(re.fullmatch(r"pre_caps\.pre_caps\.3\.\d+\.conv1\.weight", k)) for k in found)
-    for key, tensor in found.items():
+    first = sum(
+        bool(re.fullmatch(r"pre_caps\.pre_caps\.3\.\d+\.conv1\.weight", k)) for k in weights
+    )
+    for key, tensor in weights.items():
         if not key.startswith("pre_caps.pre_caps."):
             continue
         name = key.removeprefix("pre_caps.pre_caps.")

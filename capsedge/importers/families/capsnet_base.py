@@ -15,18 +15,18 @@ import numpy as np
 
 from capsedge.errors import UsageError
 from capsedge.importers.family import (
-    Answers,
     DataSet,
     Family,
     Floats,
+    ImportChoices,
     Sizes,
     Tensors,
     classes_of,
     data_set_of,
     preprocessing_of,
-    sums_of,
     unknown_size,
     variant_of,
+    weighted_sums_of,
     with_fields,
 )
 from capsedge.models.configs import CapsNetConfig, Conv, EfficientCapsNetConfig
@@ -48,7 +48,7 @@ BATCH = (
 def configure(
     family: Family,
     sizes: Sizes,
-    answers: Answers,
+    choices: ImportChoices,
     notes: list[str],
     **dialect: object,
 ) -> CapsNetConfig:
@@ -60,23 +60,23 @@ def configure(
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
-    fields = {**dialect, **variant_of(family, answers, notes), **answers.fields}
-    size = _size(family, sizes, answers, notes)
+    fields = {**dialect, **variant_of(family, choices, notes), **choices.fields}
+    size = _size(family, sizes, choices, notes)
     channels = sizes["A"]
     decoder = tuple(sizes[h] for h in ("H1", "H2") if h in sizes)
     config = CapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, answers, notes),
-        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
+        preprocessing=preprocessing_of(family, size, channels, choices, notes),
         stem=(Conv(sizes["C"], sizes["K"]),),
         primary_types=_types(sizes),
         primary_dim=sizes["D"],
         primary_kernel=sizes["P"],
         primary_stride=STRIDE,
         capsule_dim=sizes["O"],
-        iterations=sums_of(family, answers, notes),
+        iterations=weighted_sums_of(family, choices, notes),
         class_bias=False,
         decoder=decoder if "X" in sizes else (),
-        task=answers.task or "single-label",
+        task=choices.task or "single-label",
         epsilon=NO_EPSILON,
     )
     changed = with_fields(config, fields)
@@ -89,22 +89,24 @@ def _types(sizes: Sizes) -> int:
     return sizes["T"] if "T" in sizes else sizes["N"] // sizes["D"]
 
 
-def _size(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> tuple[int, int]:
+def _size(
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
+) -> tuple[int, int]:
     """Height and width of the input: from the answers, the decoder, the author's data sets, or the only ones.
 
     Raises:
         UsageError: the file leaves several, or the answer does not fit it.
     """
     places = sizes["I"] // _types(sizes)
-    if answers.size is not None:
-        if math.prod(_grid(n, sizes) for n in answers.size) != places:
+    if choices.size is not None:
+        if math.prod(_grid(n, sizes) for n in choices.size) != places:
             raise UsageError(
-                f"The network does not take images of {answers.size[0]}x{answers.size[1]} pixels.",
+                f"The network does not take images of {choices.size[0]}x{choices.size[1]} pixels.",
                 f"It has {sizes['I']:,} primary capsules of {_types(sizes)} types: {places} positions.",
                 "Leave the size out, or give that of the training images.",
                 command="Leave out --size, or give that of the training images: HEIGHTxWIDTH.",
             )
-        return answers.size
+        return choices.size
     side = math.isqrt(places)
     least = STRIDE * (side - 1) + sizes["P"] + sizes["K"] - 1
     possible = [n for n in range(least, least + STRIDE) if side * side == places]
@@ -131,18 +133,18 @@ def _grid(n: int, sizes: Sizes) -> int:
     return max((n - sizes["K"] + 1 - sizes["P"]) // STRIDE + 1, 0)
 
 
-def layer(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
+def layer(weights: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
     """Weight and bias of a layer under another name."""
-    return {f"{ours}.{part}": found[f"{theirs}.{part}"] for part in ("weight", "bias")}
+    return {f"{ours}.{part}": weights[f"{theirs}.{part}"] for part in ("weight", "bias")}
 
 
-def renamed(found: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
+def renamed(weights: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
     """All tensors of a prefix, under another prefix."""
-    return {ours + k.removeprefix(theirs): v for k, v in found.items() if k.startswith(theirs)}
+    return {ours + k.removeprefix(theirs): v for k, v in weights.items() if k.startswith(theirs)}
 
 
 def decoder(
-    found: Mapping[str, Floats],
+    weights: Mapping[str, Floats],
     names: Sequence[str],
     config: CapsNetConfig | EfficientCapsNetConfig,
 ) -> Tensors:
@@ -153,7 +155,7 @@ def decoder(
     """
     if not config.decoder:
         return {}
-    layers = [layer(found, name, f"decoder.{2 * k}") for k, name in enumerate(names)]
+    layers = [layer(weights, name, f"decoder.{2 * k}") for k, name in enumerate(names)]
     made = {key: value for one in layers for key, value in one.items()}
     first = made["decoder.0.weight"]
     if first.shape[1] == config.capsule_dim and config.classes > 1:
@@ -175,7 +177,7 @@ def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
     return found
 
 
-def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:
+def joined(weights: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:
     """The primary convolution of several convolutions, with a bias or without.
 
     Args:
@@ -185,9 +187,9 @@ def joined(found: Mapping[str, Floats], names: str, count: int, dims_apart: bool
     """
     made = {}
     for part in ("weight", "bias"):
-        if f"{names.format(0)}.{part}" not in found:
+        if f"{names.format(0)}.{part}" not in weights:
             continue
-        stacked = np.stack([found[f"{names.format(k)}.{part}"] for k in range(count)])
+        stacked = np.stack([weights[f"{names.format(k)}.{part}"] for k in range(count)])
         ordered = stacked.swapaxes(0, 1) if dims_apart else stacked
         made[f"primary.conv.{part}"] = ordered.reshape(-1, *stacked.shape[2:])
     return made

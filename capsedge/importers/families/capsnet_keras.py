@@ -13,11 +13,11 @@ import numpy as np
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.importers.families import capsnet_base
 from capsedge.importers.family import (
-    Answers,
     DataSet,
     Family,
     Fit,
     Floats,
+    ImportChoices,
     Shapes,
     Sizes,
     Tensors,
@@ -41,29 +41,29 @@ _EPSILON = 1e-7  # of Keras
 
 
 def _configure_xifengguo(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration."""
     return capsnet_base.configure(
-        family, sizes, answers, notes, epsilon=_EPSILON, length_epsilon=_EPSILON
+        family, sizes, choices, notes, epsilon=_EPSILON, length_epsilon=_EPSILON
     )
 
 
-def _convert_xifengguo(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert_xifengguo(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
     Convolutions are ``[height, width, in, out]`` there, the routing weight ``[J, I, O, D]``, and the decoder
     makes ``[height, width, channels]``.
     """
     assert isinstance(config, CapsNetConfig)
-    made = {"classes.weight": found["digitcaps/W"].swapaxes(0, 1)}
+    made = {"classes.weight": weights["digitcaps/W"].swapaxes(0, 1)}
     for theirs, ours in (("conv1", "stem.0"), ("primarycap_conv2d", "primary.conv")):
-        made[f"{ours}.weight"] = found[f"{theirs}/kernel"].transpose(3, 2, 0, 1)
-        made[f"{ours}.bias"] = found[f"{theirs}/bias"]
+        made[f"{ours}.weight"] = weights[f"{theirs}/kernel"].transpose(3, 2, 0, 1)
+        made[f"{ours}.bias"] = weights[f"{theirs}/bias"]
     if config.decoder:
         for k in range(3):
-            made[f"decoder.{2 * k}.weight"] = found[f"decoder/dense_{k}/kernel"].T
-            made[f"decoder.{2 * k}.bias"] = found[f"decoder/dense_{k}/bias"]
+            made[f"decoder.{2 * k}.weight"] = weights[f"decoder/dense_{k}/kernel"].T
+            made[f"decoder.{2 * k}.bias"] = weights[f"decoder/dense_{k}/bias"]
         shape = config.preprocessing.shape
         last = made["decoder.4.weight"]
         pixels = last.reshape(*shape[1:], shape[0], -1).transpose(2, 0, 1, 3)
@@ -283,7 +283,7 @@ def _activation(layer: _Layer) -> str:
 _KERNEL = "capsule_kernel"
 
 
-def _recognized(config: Mapping[str, Any], shapes: Shapes) -> Fit:
+def _fit_configuration(config: Mapping[str, Any], shapes: Shapes) -> Fit:
     """By the layers ``Capsule`` in the configuration, and a kernel for each."""
     layers = _chain(config)
     capsules = [layer for layer in layers if layer.kind == "Capsule"]
@@ -301,7 +301,7 @@ def _recognized(config: Mapping[str, Any], shapes: Shapes) -> Fit:
 
 
 def _configure_chain(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration.
 
@@ -309,10 +309,10 @@ def _configure_chain(
         UsageError: an answer is missing or does not fit the file.
         UnsupportedModelError: a layer is not known.
     """
-    stored = _chain(answers.stored or {})
+    stored = _chain(choices.stored or {})
     height, width, channels = _input_of(stored)
     layers, dim, routed = _layers(stored, channels or 0, sizes, notes)
-    size = answers.size or (height, width)
+    size = choices.size or (height, width)
     if None in size or channels is None:
         raise unknown_size(
             f"The configuration leaves it open: {height} x {width} pixels, {channels} channels.",
@@ -320,19 +320,19 @@ def _configure_chain(
         )
     sides = (int(size[0] or 0), int(size[1] or 0))
     counts = {layer.values.get("routings", 3) for layer in stored if layer.kind == "Capsule"}
-    if answers.iterations is None and len(counts) != 1:
+    if choices.iterations is None and len(counts) != 1:
         raise UsageError("The layers have several numbers of iterations.", f"{counts}.", "")
     config = CapsuleStackConfig(
-        class_names=classes_of(family, routed[-1].capsules, sides, channels, answers, notes),
-        preprocessing=preprocessing_of(family, sides, channels, answers, notes),
+        class_names=classes_of(family, routed[-1].capsules, sides, channels, choices, notes),
+        preprocessing=preprocessing_of(family, sides, channels, choices, notes),
         layers=tuple(layers),
         primary_dim=dim,
         routed=tuple(routed),
-        iterations=answers.iterations or counts.pop(),
-        task=answers.task or "single-label",
-        **variant_of(family, answers, notes),
+        iterations=choices.iterations or counts.pop(),
+        task=choices.task or "single-label",
+        **variant_of(family, choices, notes),
     )
-    return config.replace(**answers.fields)
+    return config.replace(**choices.fields)
 
 
 def _layers(
@@ -374,17 +374,17 @@ def _layers(
     return layers, dim, routed
 
 
-def _convert_chain(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert_chain(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; convolutions are ``[height, width, in, out]`` there."""
     assert isinstance(config, CapsuleStackConfig)
     made: Tensors = {}
     for k, layer in enumerate(config.layers):
         place = f"stem.{k}.0" if layer.activation != "linear" else f"stem.{k}"
-        made.update(_stem_tensors(found, layer, config, k, place))
+        made.update(_stem_tensors(weights, layer, config, k, place))
     factor = 1 / math.sqrt(config.offset)
     for k, each in enumerate(config.routed):
-        key = _key(found, each.name, "Capsule", k, _KERNEL, 0)
-        kernel = found[key]
+        key = _key(weights, each.name, "Capsule", k, _KERNEL, 0)
+        kernel = weights[key]
         own = kernel.reshape(*kernel.shape[:2], each.capsules, -1).transpose(0, 2, 3, 1)
         made[f"routed.{k}.weight"] = np.pad(factor * own, ((0, 0), (0, 0), (0, 1), (0, 0)))
         constant = np.zeros((each.capsules, each.dim + 1), np.float32)
@@ -393,17 +393,19 @@ def _convert_chain(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     return {name: np.asarray(value, np.float32) for name, value in made.items()}
 
 
-def _key(found: Mapping[str, Any], name: str, kind: str, count: int, which: str, index: int) -> str:
+def _key(
+    weights: Mapping[str, Any], name: str, kind: str, count: int, which: str, index: int
+) -> str:
     snake = {"conv": "conv2d", "norm": "batch_normalization", "Capsule": "capsule"}[kind]
     stored = _Layer(kind, name, f"{snake}_{count}" if count else snake, {})
-    key = _weight_key(found, stored, which, index)
+    key = _weight_key(weights, stored, which, index)
     if key is None:
         raise stored.refused(f"the file has no weight '{which}' of it")
     return key
 
 
 def _stem_tensors(
-    found: Mapping[str, Floats],
+    weights: Mapping[str, Floats],
     layer: StemLayer,
     config: CapsuleStackConfig,
     k: int,
@@ -413,7 +415,7 @@ def _stem_tensors(
     count = sum(one.kind == layer.kind for one in config.layers[:k])
 
     def take(which: str, index: int) -> Floats:
-        return found[_key(found, layer.name, layer.kind, count, which, index)]
+        return weights[_key(weights, layer.name, layer.kind, count, which, index)]
 
     if layer.kind == "conv":
         made = {f"{place}.weight": take("kernel", 0).transpose(3, 2, 0, 1)}
@@ -423,10 +425,10 @@ def _stem_tensors(
         names = {"gamma": ones, "beta": 0 * ones, "moving_mean": None, "moving_variance": None}
         values = []
         for index, (which, default) in enumerate(names.items()):
-            key = _weight_key(found, _Layer("", layer.name, layer.name, {}), which, -1)
+            key = _weight_key(weights, _Layer("", layer.name, layer.name, {}), which, -1)
             if key is not None:
-                values.append(found[key])
-            elif default is not None and any(n.startswith(f"{layer.name}/") for n in found):
+                values.append(weights[key])
+            elif default is not None and any(n.startswith(f"{layer.name}/") for n in weights):
                 values.append(default)  # scale=False or center=False
             else:
                 values.append(take(which, index))
@@ -446,8 +448,8 @@ CAPSULE = Family(
         "epsilon is added to the squared norm everywhere in the squash",
     ),
     keys={f"a configuration with layers Capsule, each with {_KERNEL}": ""},
-    by_configuration=_recognized,
-    marks=rf".*/{_KERNEL}",
+    by_configuration=_fit_configuration,
+    signature=rf".*/{_KERNEL}",
     configure=_configure_chain,
     convert=_convert_chain,
     iterations=3,

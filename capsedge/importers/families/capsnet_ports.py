@@ -20,10 +20,10 @@ from capsedge.importers.families.capsnet_base import (
     NAN,
 )
 from capsedge.importers.family import (
-    Answers,
     DataSet,
     Family,
     Floats,
+    ImportChoices,
     Patterns,
     Sizes,
     Tensors,
@@ -75,19 +75,19 @@ def _port(
     channels = "T" if "{D}" in primary else "D" if "{T}" in primary else "N"
     numbered = primary.replace("{D}", "{}").replace("{T}", "{}")
 
-    def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         assert isinstance(config, CapsNetConfig)
         count = config.primary_dim if "{D}" in primary else config.primary_types
         return {
-            **capsnet_base.layer(found, stem, "stem.0"),
+            **capsnet_base.layer(weights, stem, "stem.0"),
             **(
-                capsnet_base.layer(found, primary, "primary.conv")
+                capsnet_base.layer(weights, primary, "primary.conv")
                 if numbered == primary
-                else capsnet_base.joined(found, numbered, count, dims_apart)
+                else capsnet_base.joined(weights, numbered, count, dims_apart)
             ),
-            "classes.weight": arranged(found[weight[0]], config),
-            **rest(found, config),
-            **capsnet_base.decoder(found, decoder, config),
+            "classes.weight": arranged(weights[weight[0]], config),
+            **rest(weights, config),
+            **capsnet_base.decoder(weights, decoder, config),
         }
 
     return Family(
@@ -169,12 +169,12 @@ DANIELHAVIR = _port(
 
 
 def _with_learned_priors(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The last axis of the routing weight is classes times elements."""
     elements = {"O": sizes["JO"] // sizes["J"]}
     return capsnet_base.configure(
-        family, {**sizes, **elements}, answers, notes, learned_priors=True
+        family, {**sizes, **elements}, choices, notes, learned_priors=True
     )
 
 
@@ -214,10 +214,10 @@ _PRIOR = "digit_capsules.route_logits"
 
 
 def _with_priors_found(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     return capsnet_base.configure(
-        family, sizes, answers, notes,
+        family, sizes, choices, notes,
         softmax="children", softmax_scores=True, learned_priors="JP" in sizes,
     )  # fmt: skip
 
@@ -376,13 +376,13 @@ TIMOMERNICK = _port(
 
 
 def _full_precision(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     notes.append(
         "taken for weights in full precision: the author's quantized networks have the same keys, and round "
         "what passes between their layers too"
     )
-    return capsnet_base.configure(family, sizes, answers, notes, class_bias=True)
+    return capsnet_base.configure(family, sizes, choices, notes, class_bias=True)
 
 
 def _routed_once(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
@@ -428,9 +428,11 @@ Q_CAPSNETS = Family(
 _OPTIONAL = {"classes.log_prior": "I1 J", "classes.bias": "J1 O", "classes.vote_bias": "J2 O"}
 
 
-def _as_found(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def _as_found(
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
+) -> ModelConfig:
     return capsnet_base.configure(
-        family, sizes, answers, notes,
+        family, sizes, choices, notes,
         learned_priors="I1" in sizes, class_bias="J1" in sizes, vote_bias="J2" in sizes,
     )  # fmt: skip
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from capsedge.importers.families.capsnet_base import NAN, NO_EPSILON
 from capsedge.importers.family import (
-    Answers,
     Family,
     Floats,
+    ImportChoices,
     Patterns,
     Shapes,
     Sizes,
@@ -26,8 +26,8 @@ from capsedge.importers.family import (
     classes_of,
     preprocessing_of,
     size_of,
-    sums_of,
     variant_of,
+    weighted_sums_of,
     with_fields,
 )
 from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig
@@ -39,29 +39,29 @@ _CONVOLUTIONS = ("first", "skip", "rest.0", "rest.1")
 
 
 def _configure(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str], **dialect: Any
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], **dialect: Any
 ) -> ModelConfig:
     """The configuration; ``dialect`` are its fields.
 
     Raises:
         UsageError: an answer is missing.
     """
-    size = size_of(family, sizes["J"], sizes["A"], answers, notes)
-    if not answers.pixels.keys() & {"scale", "mean", "std", "per_image"}:
+    size = size_of(family, sizes["J"], sizes["A"], choices, notes)
+    if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         notes.append(
             "pixels from 0 to 1, as in the author's code (otherwise: --range, --mean, --std)"
         )
-        answers = replace(answers, preprocessing={**answers.preprocessing, "scale": 1 / 255})
+        choices = replace(choices, preprocessing={**choices.preprocessing, "scale": 1 / 255})
     notes.append("a decoder is left out: it has convolutions")
     config = DeepCapsConfig(
-        class_names=classes_of(family, sizes["J"], size, sizes["A"], answers, notes),
-        preprocessing=preprocessing_of(family, size, sizes["A"], answers, notes),
+        class_names=classes_of(family, sizes["J"], size, sizes["A"], choices, notes),
+        preprocessing=preprocessing_of(family, size, sizes["A"], choices, notes),
         capsule_dim=sizes["O"],
-        iterations=sums_of(family, answers, notes),
-        task=answers.task or "single-label",
+        iterations=weighted_sums_of(family, choices, notes),
+        task=choices.task or "single-label",
         **dialect,
     )
-    return with_fields(config, {**variant_of(family, answers, notes), **answers.fields})
+    return with_fields(config, {**variant_of(family, choices, notes), **choices.fields})
 
 
 def _with_decoder(patterns: Patterns) -> Callable[[Shapes], Patterns]:
@@ -117,13 +117,17 @@ def _torch_keys(around: Mapping[str, Any], name: Names) -> Patterns:
     return {**found, weight: "1 I J O D", bias: "1 1 J O"}
 
 
-def _configure_torch(**dialect: Any) -> Callable[[Family, Sizes, Answers, list[str]], ModelConfig]:
-    def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def _configure_torch(
+    **dialect: Any,
+) -> Callable[[Family, Sizes, ImportChoices, list[str]], ModelConfig]:
+    def configure(
+        family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
+    ) -> ModelConfig:
         """The configuration."""
         types = sizes["T3"] // sizes["D"]
         stem = Conv(sizes["C"], 3, 1, 1, batch_norm=True, norm_epsilon=1e-8, activation="linear")
         return _configure(
-            family, sizes, answers, notes, stem=(stem,), primary_types=types,
+            family, sizes, choices, notes, stem=(stem,), primary_types=types,
             dims=tuple(sizes[f"T{k}"] // types for k in _CELLS), padding=1, vote_bias=True,
             vote_elements=3, **dialect,
         )  # fmt: skip
@@ -134,20 +138,20 @@ def _configure_torch(**dialect: Any) -> Callable[[Family, Sizes, Answers, list[s
 def _convert_torch(
     around: Mapping[str, Any], name: Names
 ) -> Callable[[Mapping[str, Floats], ModelConfig], Tensors]:
-    def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         """The package's tensors; votes are a convolution ``[T P, 1, V, 3, 3]`` there."""
         conv, norm = around["stem"]
         weight, bias = around["classes"]
-        made = {f"stem.0.{part}": found[f"{conv}.{part}"] for part in ("weight", "bias")}
-        made |= {f"stem.1.{part}": found[f"{norm}.{part}"] for part in _NORM}
+        made = {f"stem.0.{part}": weights[f"{conv}.{part}"] for part in ("weight", "bias")}
+        made |= {f"stem.1.{part}": weights[f"{norm}.{part}"] for part in _NORM}
         for cell in _CELLS:
             for at, ours in enumerate(_CONVOLUTIONS):
                 theirs = name(cell, at)
-                kernel = found[f"{theirs}.weight"]
+                kernel = weights[f"{theirs}.weight"]
                 place = f"cells.{cell}.{ours}.conv"
                 made[f"{place}.weight"] = kernel[:, 0] if kernel.ndim == 5 else kernel
-                made[f"{place}.bias"] = found[f"{theirs}.bias"]
-        return {**made, "weight": found[weight][0], "bias": found[bias][0, 0]}
+                made[f"{place}.bias"] = weights[f"{theirs}.bias"]
+        return {**made, "weight": weights[weight][0], "bias": weights[bias][0, 0]}
 
     return convert
 
@@ -221,18 +225,18 @@ def _keras_keys() -> Patterns:
 
 
 def configure_keras(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration."""
     stem = Conv(sizes["C"], 3, 1, "same", batch_norm=True, norm_epsilon=1e-3, norm_last=True)
     return _configure(
-        family, sizes, answers, notes, stem=(stem,), primary_types=sizes["T"],
-        dims=tuple(sizes[f"N{k}"] for k in _CELLS), vote_reading="mixed", epsilon=1e-7,
+        family, sizes, choices, notes, stem=(stem,), primary_types=sizes["T"],
+        dims=tuple(sizes[f"N{k}"] for k in _CELLS), vote_layout="mixed", epsilon=1e-7,
         routing_epsilon=NO_EPSILON, length_offset=1e-7,
     )  # fmt: skip
 
 
-def convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
     Kernels are ``[3, 3, C, P, C', P']`` there, votes' ``[P, 3, 3, 1, T P]``, and the last cell's children
@@ -240,24 +244,24 @@ def convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """
     assert isinstance(config, DeepCapsConfig)
     made: Tensors = {
-        "stem.0.weight": found["conv2d_0/kernel"].transpose(3, 2, 0, 1),
-        "stem.0.bias": found["conv2d_0/bias"],
+        "stem.0.weight": weights["conv2d_0/kernel"].transpose(3, 2, 0, 1),
+        "stem.0.bias": weights["conv2d_0/bias"],
     }
-    made |= {f"stem.2.{a}": found[f"batch_normalization_0/{b}"] for a, b in _KERAS_NORM.items()}
+    made |= {f"stem.2.{a}": weights[f"batch_normalization_0/{b}"] for a, b in _KERAS_NORM.items()}
     for cell in _CELLS:
         for at, ours in enumerate(_CONVOLUTIONS):
             if (cell, at) != (3, 1):
-                kernel = found[f"{_keras_name(cell, at)}/kernel"]
+                kernel = weights[f"{_keras_name(cell, at)}/kernel"]
                 flat = kernel.reshape(3, 3, kernel.shape[2] * kernel.shape[3], -1)
                 made[f"cells.{cell}.{ours}.conv.weight"] = flat.transpose(3, 2, 0, 1)
-    made["cells.3.skip.conv.weight"] = found[f"{_ROUTED}/W"][..., 0, :].transpose(3, 0, 1, 2)
-    made["cells.3.skip.bias"] = found[f"{_ROUTED}/b"][..., 0, 0]
-    weight = found["digit_caps/W"].swapaxes(0, 1)
+    made["cells.3.skip.conv.weight"] = weights[f"{_ROUTED}/W"][..., 0, :].transpose(3, 0, 1, 2)
+    made["cells.3.skip.bias"] = weights[f"{_ROUTED}/b"][..., 0, 0]
+    weight = weights["digit_caps/W"].swapaxes(0, 1)
     size = config.preprocessing.shape[1:]
     places = [-(-size[0] // n) * -(-size[1] // n) for n in (8, 16)]  # of the third and last cell
     last = places[1] * config.primary_types
     made["weight"] = np.concatenate([weight[last:], weight[:last]])
-    made["bias"] = found["digit_caps/B"]
+    made["bias"] = weights["digit_caps/B"]
     return made
 
 

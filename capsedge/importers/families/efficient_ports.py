@@ -13,16 +13,16 @@ from dataclasses import replace
 from capsedge.errors import UsageError
 from capsedge.importers.families.capsnet_base import MNIST, decoder, decoder_keys, layer, renamed
 from capsedge.importers.family import (
-    Answers,
     DataSet,
     Family,
     Floats,
+    ImportChoices,
     Patterns,
     Sizes,
     Tensors,
     classes_of,
     preprocessing_of,
-    sums_of,
+    weighted_sums_of,
     with_fields,
 )
 from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
@@ -39,7 +39,7 @@ _ONE_PASS = "the network routes in one pass"
 
 
 def _configure(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str], conv: Conv
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], conv: Conv
 ) -> ModelConfig:
     """The configuration; ``conv`` says what follows each convolution of the stem."""
     kernels = [sizes[f"K{k}"] for k in range(4)]
@@ -50,26 +50,26 @@ def _configure(
             "The file does not tell its strides.",
             "Export the author's module instead: capsedge export --module (docs/how-to/your-model.md).",
         )
-    size = answers.size or (side, side)
+    size = choices.size or (side, side)
     stem = tuple(
         replace(conv, channels=sizes[f"C{k}"], kernel=kernels[k], stride=strides[k])
         for k in range(4)
     )
     hidden = tuple(sizes[h] for h in ("H1", "H2") if h in sizes)
     config = EfficientCapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, sizes["A"], answers, notes),
-        preprocessing=preprocessing_of(family, size, sizes["A"], answers, notes),
+        class_names=classes_of(family, sizes["J"], size, sizes["A"], choices, notes),
+        preprocessing=preprocessing_of(family, size, sizes["A"], choices, notes),
         stem=stem,
         primary_types=sizes["I"],
         primary_dim=sizes["D"],
         primary_kernel=sizes["P"],
         primary_stride=strides[4],
         capsule_dim=sizes["O"],
-        iterations=sums_of(family, answers, notes),
-        task=answers.task or "single-label",
+        iterations=weighted_sums_of(family, choices, notes),
+        task=choices.task or "single-label",
         decoder=hidden,
     )
-    return with_fields(config, answers.fields)
+    return with_fields(config, choices.fields)
 
 
 def _routing(weight: Floats, bias: Floats) -> Tensors:
@@ -83,24 +83,24 @@ _DECODER = ("generator.fc1", "generator.fc2", "generator.fc3")
 
 
 def configure_torch(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration."""
-    return _configure(family, sizes, answers, notes, Conv(1, 1, batch_norm=True))
+    return _configure(family, sizes, choices, notes, Conv(1, 1, batch_norm=True))
 
 
-def convert_torch(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def convert_torch(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors."""
     assert isinstance(config, EfficientCapsNetConfig)
     made: Tensors = {}
     for k in range(4):
-        made |= layer(found, f"conv{k + 1}", f"stem.{3 * k}")
-        made |= renamed(found, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
+        made |= layer(weights, f"conv{k + 1}", f"stem.{3 * k}")
+        made |= renamed(weights, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
     return {
         **made,
-        **layer(found, "primary_caps.dw_conv2d", "primary"),
-        **_routing(found["routing_caps.W"], found["routing_caps.b"]),
-        **decoder(found, _DECODER, config),
+        **layer(weights, "primary_caps.dw_conv2d", "primary"),
+        **_routing(weights["routing_caps.W"], weights["routing_caps.b"]),
+        **decoder(weights, _DECODER, config),
     }
 
 
@@ -180,15 +180,15 @@ def _keras_keys(norm: str, parts: tuple[str, ...]) -> Patterns:
 
 
 def configure_batch(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration of the networks for MNIST and MultiMNIST."""
     conv = Conv(1, 1, batch_norm=True, norm_epsilon=1e-3, norm_last=True)
-    return _configure(family, sizes, answers, notes, conv)
+    return _configure(family, sizes, choices, notes, conv)
 
 
 def configure_instance(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration of the network for smallNORB."""
     if "G" in sizes:
@@ -198,10 +198,10 @@ def configure_instance(
         "with --mean and --std"
     )
     conv = Conv(1, 1, norm_epsilon=1e-3, norm_last=True, instance_norm=True, leak=0.3)
-    return _configure(family, sizes, answers, notes, conv)
+    return _configure(family, sizes, choices, notes, conv)
 
 
-def convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; kernels are ``[K, K, in, out]`` there."""
     assert isinstance(config, EfficientCapsNetConfig)
     parts = {
@@ -211,15 +211,15 @@ def convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     made: Tensors = {}
     for k in range(5):
         name = "primary" if k == 4 else f"stem.{3 * k}"
-        made[f"{name}.weight"] = found[f"conv2d.{k}/kernel"].transpose(3, 2, 0, 1)
-        made[f"{name}.bias"] = found[f"conv2d.{k}/bias"]
-    for key, tensor in found.items():
+        made[f"{name}.weight"] = weights[f"conv2d.{k}/kernel"].transpose(3, 2, 0, 1)
+        made[f"{name}.bias"] = weights[f"conv2d.{k}/bias"]
+    for key, tensor in weights.items():
         if norm := re.fullmatch(r"(?:batch|instance)_normalization\.(\d)/(\w+)", key):
             made[f"stem.{3 * int(norm[1]) + 2}.{parts[norm[2]]}"] = tensor
     for k in range(3 if config.decoder else 0):
-        made[f"decoder.{2 * k}.weight"] = found[f"generator.dense.{k}/kernel"].T
-        made[f"decoder.{2 * k}.bias"] = found[f"generator.dense.{k}/bias"]
-    return {**made, **_routing(found["caps.0/W"], found["caps.0/b"])}
+        made[f"decoder.{2 * k}.weight"] = weights[f"generator.dense.{k}/kernel"].T
+        made[f"decoder.{2 * k}.bias"] = weights[f"generator.dense.{k}/bias"]
+    return {**made, **_routing(weights["caps.0/W"], weights["caps.0/b"])}
 
 
 _SOURCE = "github.com/EscVM/Efficient-CapsNet, utils/layers.py"

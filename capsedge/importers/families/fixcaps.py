@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from capsedge.importers.families import capsnet_base
 from capsedge.importers.families.capsnet_ports import TIMOMERNICK
 from capsedge.importers.family import (
-    Answers,
     DataSet,
     Family,
     Floats,
+    ImportChoices,
     Patterns,
     Shapes,
     Sizes,
@@ -19,7 +19,7 @@ from capsedge.importers.family import (
     classes_of,
     preprocessing_of,
     size_of,
-    sums_of,
+    weighted_sums_of,
     with_fields,
 )
 from capsedge.models.configs import CapsNetConfig, Conv, ModelConfig
@@ -80,7 +80,7 @@ def _norm(shapes: Shapes, name: str, size: str, statistics: str) -> Patterns:
 
 
 def _configure_fixcaps(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration.
 
@@ -92,10 +92,10 @@ def _configure_fixcaps(
     family = dataclasses.replace(family, data_sets=own)
     stem = _stem(sizes, notes)
     channels = sizes["I0"] * stem[0].groups
-    size = size_of(family, sizes["J"], channels, answers, notes)
+    size = size_of(family, sizes["J"], channels, choices, notes)
     config = CapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, answers, notes),
-        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
+        preprocessing=preprocessing_of(family, size, channels, choices, notes),
         stem=stem,
         primary_types=sizes["T"],
         primary_dim=sizes["D"],
@@ -104,16 +104,16 @@ def _configure_fixcaps(
         primary_groups=max(sizes["C"] // sizes["G"], 1),
         primary_bias="U" in sizes,
         capsule_dim=sizes["O"],
-        iterations=sums_of(family, answers, notes),
+        iterations=weighted_sums_of(family, choices, notes),
         class_bias=False,
-        task=answers.task or "single-label",
+        task=choices.task or "single-label",
         epsilon=capsnet_base.NO_EPSILON,
         primary_squash="children",
         softmax="children",
         class_squash="parents",
         batch_average=True,
     )
-    return with_fields(config, answers.fields)
+    return with_fields(config, choices.fields)
 
 
 def _stem(sizes: Sizes, notes: list[str]) -> tuple[Conv, ...]:
@@ -160,7 +160,7 @@ def _convert_fixcaps(found: Mapping[str, Floats], config: ModelConfig) -> Tensor
     """The package's tensors; children have their types first there, and each unit makes one element."""
     assert isinstance(config, CapsNetConfig)
     assert isinstance(config.stem, tuple)
-    places = _places(config.stem)
+    places = _module_numbers(config.stem)
     made: Tensors = {}
     layers = sorted({int(key.split(".")[1]) for key in found if key.startswith("Convolution.")})
     for k, place in zip(layers, places, strict=False):
@@ -177,7 +177,7 @@ def _convert_fixcaps(found: Mapping[str, Floats], config: ModelConfig) -> Tensor
     }
 
 
-def _places(stem: tuple[Conv, ...]) -> list[int]:
+def _module_numbers(stem: tuple[Conv, ...]) -> list[int]:
     """Numbers of the modules with tensors in the package's stem, the last three those of the attention."""
     found, place = [], 0
     for conv in stem:
@@ -245,17 +245,19 @@ def _hr_keys() -> Patterns:
     }
 
 
-def _configure_hr(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def _configure_hr(
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
+) -> ModelConfig:
     """The configuration.
 
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
     channels = sizes["A"]
-    size = size_of(family, sizes["J"], channels, answers, notes)
+    size = size_of(family, sizes["J"], channels, choices, notes)
     config = CapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, answers, notes),
-        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
+        preprocessing=preprocessing_of(family, size, channels, choices, notes),
         stem=tuple(
             Conv(sizes[f"C{k}"], 3, s, 1, bias=False, batch_norm=True, squeeze=sizes[f"H{k}"])
             for k, s in enumerate(_HR_STRIDES)
@@ -264,12 +266,12 @@ def _configure_hr(family: Family, sizes: Sizes, answers: Answers, notes: list[st
         primary_dim=sizes["D"],
         primary_kernel=sizes["P"],
         capsule_dim=sizes["O"],
-        iterations=sums_of(family, answers, notes),
+        iterations=weighted_sums_of(family, choices, notes),
         class_bias=False,
-        task=answers.task or "single-label",
+        task=choices.task or "single-label",
         epsilon=capsnet_base.NO_EPSILON,
     )
-    return with_fields(config, {**_HR_PRIMARY, **answers.fields})
+    return with_fields(config, {**_HR_PRIMARY, **choices.fields})
 
 
 def _convert_hr(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:

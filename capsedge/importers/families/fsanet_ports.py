@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 from capsedge.errors import UsageError
 from capsedge.importers.family import (
-    Answers,
     Family,
     Floats,
+    ImportChoices,
     Patterns,
     Shapes,
     Sizes,
     Tensors,
     Variant,
     fit,
-    sums_of,
     variant_of,
+    weighted_sums_of,
 )
 from capsedge.models.configs import FSANetConfig, ModelConfig, PooledFSANetConfig
 from capsedge.runtime.metadata import Preprocessing
@@ -44,20 +44,20 @@ _TORCH_IMAGES: dict[str, dict[str, object]] = {
 
 
 def _configure_torch(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration.
 
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
-    fields = dict(variant_of(family, answers, notes))
+    fields = dict(variant_of(family, choices, notes))
     scoring = "convolution" if "F1" in sizes else "variance"
-    own = _TORCH_IMAGES[answers.variant or family.variant]
+    own = _TORCH_IMAGES[choices.variant or family.variant]
     return FSANetConfig(
-        preprocessing=_preprocessing(sizes["P"], own, answers, notes),
+        preprocessing=_preprocessing(sizes["P"], own, choices, notes),
         primary_types=sizes["I"] // 3,
-        iterations=sums_of(family, answers, notes),
+        iterations=weighted_sums_of(family, choices, notes),
         scorings=(scoring,),
         rows="channels",
         mixtures=sizes["Q"] // (3 * sizes["P"]),
@@ -67,28 +67,28 @@ def _configure_torch(
         depthwise_bias=True,
         norm_epsilon=1e-5,
         epsilon=1e-16,
-        **_named(sizes["V"], answers, notes, fields),
-    ).replace(**answers.fields)
+        **_named(sizes["V"], choices, notes, fields),
+    ).replace(**choices.fields)
 
 
 def _named(
-    count: int, answers: Answers, notes: list[str], fields: Mapping[str, object]
+    count: int, choices: ImportChoices, notes: list[str], fields: Mapping[str, object]
 ) -> dict[str, Any]:
     """Names, units and ranges of the values.
 
     Raises:
         UsageError: there are not three, and they are not named.
     """
-    if answers.task not in (None, "regression"):
-        raise UsageError("FSA-Net estimates values.", f"It has no task '{answers.task}'.", "")
+    if choices.task not in (None, "regression"):
+        raise UsageError("FSA-Net estimates values.", f"It has no task '{choices.task}'.", "")
     if count != 3:
         raise UsageError(
             f"The network estimates {count} values.",
             "FSA-Net has three: yaw, pitch and roll.",
             "Export its module with capsedge export --module.",
         )
-    stated = answers.outputs.names if answers.outputs is not None else ()
-    names = stated or ("yaw", "pitch", "roll")
+    declared = choices.outputs.names if choices.outputs is not None else ()
+    names = declared or ("yaw", "pitch", "roll")
     if len(names) != count:
         raise UsageError(f"The network has {count} values.", f"{len(names)} are named.", "")
     notes.append("values are yaw, pitch and roll in degrees, as in the author's code")
@@ -96,7 +96,7 @@ def _named(
 
 
 def _preprocessing(
-    places: int, own: Mapping[str, object], answers: Answers, notes: list[str]
+    places: int, own: Mapping[str, object], choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
     """Square images that leave this many places after three poolings; prepared as the author does.
 
@@ -104,16 +104,16 @@ def _preprocessing(
         UsageError: the size does not fit.
     """
     side = 8 * math.isqrt(places)
-    size = answers.size or (side, side)
+    size = choices.size or (side, side)
     if (size[0] // 8) * (size[1] // 8) != places:
         raise UsageError(
             f"The network does not take images of {size[0]}x{size[1]} pixels.",
             f"It has {places} places, an eighth of the height times an eighth of the width.",
             f"Leave out --size for {side}x{side}.",
         )
-    if not answers.pixels:
+    if not choices.pixels:
         notes.append("pixels as in the author's code (otherwise: --range, --mean, --std)")
-    values = {**own, **answers.pixels}
+    values = {**own, **choices.pixels}
     try:
         return Preprocessing(*size, 3, **values)
     except ValueError as error:
@@ -226,7 +226,7 @@ _RENAMES = (  # Keras 3
     (r"ssr_F_model/(.*)", rf"{_F}/\1"),
 )
 _METRIC, _VLAD = "ssr_Metric_model", "ssr_Agg_model"
-_PLACES = 64  # of a network that does not tell
+_POSITIONS = 64  # of a network that does not tell
 _KERAS_BLOCKS = 7
 _KERAS_STREAMS = {
     "average": 0,
@@ -246,7 +246,7 @@ _KERAS_IMAGES = {"scale": 1.0, "order": "BGR"}
 
 
 def _configure_keras(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration."""
     parts: dict[str, Any]
@@ -255,18 +255,18 @@ def _configure_keras(
         parts = {"primary_types": sizes["I"] // 3, "mixtures": sizes["Q"] // (3 * sizes["P"])}
     else:
         scoring, parts = "none", {}
-    places = sizes.get("P", sizes["I"] // 3)
+    outputs = sizes.get("P", sizes["I"] // 3)
     notes.append("the author's demo also stretches each face to 0..255 (--per-image of export)")
     config = FSANetConfig(
-        preprocessing=_preprocessing(places, _KERAS_IMAGES, answers, notes),
-        iterations=sums_of(family, answers, notes),
+        preprocessing=_preprocessing(outputs, _KERAS_IMAGES, choices, notes),
+        iterations=weighted_sums_of(family, choices, notes),
         scorings=(scoring,),
         capsule_dim=sizes["O"],
         bins=sizes["B"] // sizes["V"],
         **parts,
-        **_named(sizes["V"], answers, notes, {}),
+        **_named(sizes["V"], choices, notes, {}),
     )
-    return config.replace(**answers.fields)
+    return config.replace(**choices.fields)
 
 
 def _convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
@@ -311,19 +311,19 @@ def _convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     return {f"parts.0.{name}": value for name, value in made.items()}
 
 
-def _stages(found: Mapping[str, Floats], config: FSANetConfig) -> Tensors:
+def _stages(weights: Mapping[str, Floats], config: FSANetConfig) -> Tensors:
     """What makes the stages' features."""
     order = [4, 5, 6, 7, 0, 1, 2, 3, *range(8, config.capsule_dim)]
     if not isinstance(config, PooledFSANetConfig):
-        return {"weight": found["ssr_Cap_model/caps/W"].swapaxes(0, 1)[:, :, order]}
+        return {"weight": weights["ssr_Cap_model/caps/W"].swapaxes(0, 1)[:, :, order]}
     if config.pooling == "metric":
-        elements, shares = (found[f"{_METRIC}/kernel_type{k}"] for k in (1, 2))
+        elements, shares = (weights[f"{_METRIC}/kernel_type{k}"] for k in (1, 2))
         return {"pooling.elements": elements.T[order], "pooling.shares": shares}
-    linear = found[f"{_VLAD}/kernel_H1"].T
+    linear = weights[f"{_VLAD}/kernel_H1"].T
     return {
-        "pooling.assignment.weight": found[f"{_VLAD}/kernel_W1"].T,
-        "pooling.assignment.bias": found[f"{_VLAD}/kernel_B1"],
-        "pooling.centers": found[f"{_VLAD}/kernel_W2"][0],
+        "pooling.assignment.weight": weights[f"{_VLAD}/kernel_W1"].T,
+        "pooling.assignment.bias": weights[f"{_VLAD}/kernel_B1"],
+        "pooling.centers": weights[f"{_VLAD}/kernel_W2"][0],
         "pooling.map": linear.reshape(3, -1, linear.shape[1])[:, order].reshape(linear.shape),
     }
 
@@ -388,7 +388,7 @@ KERAS_WITHOUT_MAPPING = dataclasses.replace(
 
 
 def _configure_pooled(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str], *, pooling: str
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], *, pooling: str
 ) -> ModelConfig:
     """The configuration of a network without capsules."""
     parts: dict[str, Any] = {"scorings": ("none",)}
@@ -399,16 +399,16 @@ def _configure_pooled(
             "mixtures": mixtures,
             "primary_types": sizes["L"] // mixtures,
         }
-    elsewhere = sizes["I"] // 3 if "I" in sizes else _PLACES
+    elsewhere = sizes["I"] // 3 if "I" in sizes else _POSITIONS
     config = PooledFSANetConfig(
-        preprocessing=_preprocessing(sizes.get("P", elsewhere), _KERAS_IMAGES, answers, notes),
+        preprocessing=_preprocessing(sizes.get("P", elsewhere), _KERAS_IMAGES, choices, notes),
         capsule_dim=sizes["E"] + 8,
         bins=sizes["B"] // sizes["V"],
         pooling=pooling,
         **parts,
-        **_named(sizes["V"], answers, notes, {}),
+        **_named(sizes["V"], choices, notes, {}),
     )
-    return config.replace(**answers.fields)
+    return config.replace(**choices.fields)
 
 
 def _pooled(pooling: str, dialect: str, keys: Mapping[str, str]) -> Family:
@@ -501,7 +501,7 @@ def _groups(named: Mapping[str, _T]) -> dict[int, dict[str, _T]]:
 
 
 def _configure_ensemble(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str], member: Family
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], member: Family
 ) -> ModelConfig:
     """The configuration.
 
@@ -513,7 +513,7 @@ def _configure_ensemble(
         letter, _, k = word.rpartition(".")
         own.setdefault(int(k), {})[letter] = size
     configs = [
-        member.configure(family, own[k], answers, notes if k == 0 else []) for k in sorted(own)
+        member.configure(family, own[k], choices, notes if k == 0 else []) for k in sorted(own)
     ]
     assert all(isinstance(c, FSANetConfig) for c in configs)
     mapped = [c for c in configs if c.scorings != ("none",)]  # type: ignore[attr-defined]

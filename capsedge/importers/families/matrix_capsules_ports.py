@@ -15,19 +15,19 @@ import numpy as np
 from capsedge.errors import UsageError
 from capsedge.importers.families.capsnet_base import MNIST, MNIST_NORMALIZED, layer, renamed
 from capsedge.importers.family import (
-    Answers,
     DataSet,
     Family,
     Floats,
-    MissingAnswer,
+    ImportChoices,
+    MissingChoice,
     Sizes,
     Tensors,
     Variant,
     classes_of,
     preprocessing_of,
     size_of,
-    sums_of,
     variant_of,
+    weighted_sums_of,
     with_fields,
 )
 from capsedge.models.configs import CapsuleConv, Conv, MatrixCapsulesConfig, ModelConfig
@@ -40,7 +40,7 @@ _LAYERS = {"convcaps1": "capsules.0", "convcaps2": "capsules.1", "classcaps": "c
 def _configured(
     family: Family,
     sizes: Sizes,
-    answers: Answers,
+    choices: ImportChoices,
     notes: list[str],
     stem: Conv,
     kernels: tuple[int, int],
@@ -50,17 +50,17 @@ def _configured(
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
-    size = size_of(family, sizes["E"], sizes["I"], answers, notes)
+    size = size_of(family, sizes["E"], sizes["I"], choices, notes)
     return MatrixCapsulesConfig(
-        class_names=classes_of(family, sizes["E"], size, sizes["I"], answers, notes),
-        preprocessing=preprocessing_of(family, size, sizes["I"], answers, notes),
+        class_names=classes_of(family, sizes["E"], size, sizes["I"], choices, notes),
+        preprocessing=preprocessing_of(family, size, sizes["I"], choices, notes),
         stem=(stem,),
         primary_types=sizes["B"],
         capsule_layers=tuple(
             CapsuleConv(sizes[t], k, s) for t, k, s in zip("CD", kernels, _STRIDES, strict=True)
         ),
-        iterations=sums_of(family, answers, notes),
-        task=answers.task or "single-label",
+        iterations=weighted_sums_of(family, choices, notes),
+        task=choices.task or "single-label",
         pose_side=sizes["S"],
         schedule="constant",
         coordinates="corners",
@@ -71,7 +71,7 @@ def _configured(
 
 
 def _configure_yl_1993(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration.
 
@@ -80,9 +80,9 @@ def _configure_yl_1993(
     """
     stem = Conv(sizes["A"], 5, 2, 2, batch_norm="R" in sizes, norm_epsilon=1e-3)
     kernels = (_kernel(sizes["M1"], sizes["B"]), _kernel(sizes["M2"], sizes["C"]))
-    config = _configured(family, sizes, answers, notes, stem, kernels)
+    config = _configured(family, sizes, choices, notes, stem, kernels)
     dialect = {"inverse_temperature": 1e-3, "epsilon": 1e-8, "normalized_activations": True}
-    return with_fields(config, {**dialect, **variant_of(family, answers, notes), **answers.fields})
+    return with_fields(config, {**dialect, **variant_of(family, choices, notes), **choices.fields})
 
 
 def _kernel(children: int, types: int) -> int:
@@ -177,7 +177,7 @@ YL_1993 = Family(
 
 
 def _configure_yuxianmeng(
-    family: Family, sizes: Sizes, answers: Answers, notes: list[str]
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     """The configuration.
 
@@ -185,15 +185,15 @@ def _configure_yuxianmeng(
         UsageError: an answer is missing or does not fit the file.
     """
     kernels = (sizes["K"], sizes["L"])
-    config = _configured(family, sizes, answers, notes, Conv(sizes["A"], 5, 2), kernels)
+    config = _configured(family, sizes, choices, notes, Conv(sizes["A"], 5, 2), kernels)
     dialect = {"patches": "elements", "statistics": "clamped"}
-    temperature = {"inverse_temperature": _temperature(answers)}
-    return with_fields(config, {**dialect, **temperature, **answers.fields})
+    temperature = {"inverse_temperature": _temperature(choices)}
+    return with_fields(config, {**dialect, **temperature, **choices.fields})
 
 
-def _temperature(answers: Answers) -> float:
-    if answers.inverse_temperature is None:
-        raise MissingAnswer(
+def _temperature(choices: ImportChoices) -> float:
+    if choices.inverse_temperature is None:
+        raise MissingChoice(
             "Which inverse temperature (lambda_) does the network run with?",
             "The author's code takes it as an argument of forward(), and the file does not tell. train.py "
             "starts at 0.001 and adds 0.2 in an epoch until it is 1: 0.201 after one epoch, 0.401 after "
@@ -202,7 +202,7 @@ def _temperature(answers: Answers) -> float:
             "inverse_temperature=1.0",
             {"inverse_temperature": 1.0},
         )
-    return answers.inverse_temperature
+    return choices.inverse_temperature
 
 
 def _convert_yuxianmeng(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:

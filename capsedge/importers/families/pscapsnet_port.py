@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from capsedge.importers.families.capsnet_base import renamed
 from capsedge.importers.family import (
-    Answers,
     Family,
     Floats,
+    ImportChoices,
     Patterns,
     Shapes,
     Sizes,
@@ -22,8 +22,8 @@ from capsedge.importers.family import (
     classes_of,
     preprocessing_of,
     size_of,
-    sums_of,
     variant_of,
+    weighted_sums_of,
     with_fields,
 )
 from capsedge.models.configs import ModelConfig, PSCapsNetConfig, ResNet
@@ -59,20 +59,22 @@ def _norm(name: str, size: str) -> Patterns:
     return {f"{name}.{part}": size for part in ("weight", "bias", "running_mean", "running_var")}
 
 
-def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) -> ModelConfig:
+def configure(
+    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
+) -> ModelConfig:
     """The configuration.
 
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
     channels = sizes["A"]
-    size = size_of(family, sizes["J"], channels, answers, notes)
+    size = size_of(family, sizes["J"], channels, choices, notes)
     stages = sorted(int(k[1:]) for k in sizes if re.fullmatch(r"X\d+", k))
     if "I" in sizes:
         notes.append(f"the map is averaged to {_POOLED}x{_POOLED}, as with --capsule_type fc")
     config = PSCapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, answers, notes),
-        preprocessing=preprocessing_of(family, size, channels, answers, notes),
+        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
+        preprocessing=preprocessing_of(family, size, channels, choices, notes),
         stem=ResNet(
             tuple((sizes[f"C{s}"], sizes[f"X{s}"], 1 if s == _FIRST else 2) for s in stages)
         ),
@@ -80,26 +82,26 @@ def configure(family: Family, sizes: Sizes, answers: Answers, notes: list[str]) 
         capsule_dim=sizes["O"],
         shared="I" not in sizes,
         pooled=_POOLED if "I" in sizes else 0,
-        iterations=sums_of(family, answers, notes),
-        task=answers.task or "single-label",
+        iterations=weighted_sums_of(family, choices, notes),
+        task=choices.task or "single-label",
     )
-    return with_fields(config, {**variant_of(family, answers, notes), **answers.fields})
+    return with_fields(config, {**variant_of(family, choices, notes), **choices.fields})
 
 
-def convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; residual blocks follow each other here, the weight is ``[J, I, O, D]`` there."""
     assert isinstance(config, PSCapsNetConfig)
-    weight = found["classifier.weight"]
+    weight = weights["classifier.weight"]
     made: Tensors = {
         "weight": weight[None] if weight.ndim == 3 else weight.swapaxes(0, 1),
-        "stem.0.weight": found["conv1.0.weight"],
-        **renamed(found, "features.0.", "stem.1."),
+        "stem.0.weight": weights["conv1.0.weight"],
+        **renamed(weights, "features.0.", "stem.1."),
     }
-    blocks = {(int(m[1]), int(m[2])) for key in found if (m := _BLOCK.fullmatch(key))}
+    blocks = {(int(m[1]), int(m[2])) for key in weights if (m := _BLOCK.fullmatch(key))}
     for place, (stage, block) in enumerate(sorted(blocks)):
         for theirs, ours in _PARTS.items():
             name = f"features.{stage}.{block}.{theirs}."
-            made |= renamed(found, name, f"stem.{place + 3}.{ours}.")
+            made |= renamed(weights, name, f"stem.{place + 3}.{ours}.")
     return made
 
 
@@ -114,7 +116,7 @@ FAMILY = Family(
         "all children share one weight, unless trained with --capsule_type fc",
         "k-means routing: the logits are each time the products of votes and normalized sum",
         "the class capsules are squashed; CapsuleLayer does not do so by default since August 2019, with the "
-        "same keys: only a comparison with the author's module (--against) shows it",
+        "same keys: only a comparison with the author's module (--reference-code) shows it",
     ),
     keys=keys,
     configure=configure,

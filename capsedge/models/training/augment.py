@@ -108,13 +108,13 @@ def overlap(
     keep = labels[partner] != labels
     first, second = images[keep], images[partner[keep]]
 
-    def place(x: Tensor) -> Tensor:
+    def paste(x: Tensor) -> Tensor:
         if diverse:
             return affine(x, size, rng, shift_limit=6, degrees=30, scales=(0.8, 1.2))
         top, left = (size[0] - x.shape[2]) // 2, (size[1] - x.shape[3]) // 2
         canvas = pad(x, (left, size[1] - x.shape[3] - left, top, size[0] - x.shape[2] - top))
         return shift(canvas, 4, rng)
 
-    each = torch.stack([place(first), place(second)], 1)
+    each = torch.stack([paste(first), paste(second)], 1)
     both = torch.stack([labels[keep], labels[partner[keep]]], 1)
     return each.amax(1), both, each

@@ -59,7 +59,7 @@ def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor
     return torch.cat(scores)
 
 
-def right_answers(model: CapsuleModel, test: ImageSet, pairs: str) -> Tensor:
+def count_correct(model: CapsuleModel, test: ImageSet, pairs: str) -> Tensor:
     """Which test images are classified correctly ``[N]``; of pairs, those whose two best classes are both."""
     if pairs == "none":
         return predict_all(model, test).argmax(1) == torch.as_tensor(test.classes)
@@ -99,7 +99,9 @@ _PAIRS = 20_000
 _SEED = 1
 
 
-def criterion(data: ImageSet, config: ModelConfig, pairs: str = "none") -> TypicalInput | None:
+def typical_input_of_training(
+    data: ImageSet, config: ModelConfig, pairs: str = "none"
+) -> TypicalInput | None:
     """What the training images span, before augmentation; of pairs, the canvases and each digit alone on one.
 
     Args:

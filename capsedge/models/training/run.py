@@ -99,6 +99,6 @@ def _held_out(
 
 def _shape(model: str) -> ModelConfig:
     """The configuration of a model of the registry, or that of a checkpoint."""
-    if reading.kind(Path(model)) == reading.FILE:
+    if reading.path_kind(Path(model)) == reading.FILE:
         return load_checkpoint(Path(model)).config
     return get_config(model)

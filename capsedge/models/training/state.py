@@ -61,8 +61,8 @@ def read_state(
         UsageError: the file cannot be opened.
         ArtefactError: it is damaged, or of other settings.
     """
-    with reading.opened(path) as file:
-        if reading.size(file) > limits.ARRAY_BYTES:
+    with reading.open_regular_file(path) as file:
+        if reading.file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
                 f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
             )

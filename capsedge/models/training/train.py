@@ -27,7 +27,13 @@ from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.models.ops.common import compiled
 from capsedge.models.training import augment
-from capsedge.models.training.evaluate import centre, criterion, normalize, right_answers, to_input
+from capsedge.models.training.evaluate import (
+    centre,
+    count_correct,
+    normalize,
+    to_input,
+    typical_input_of_training,
+)
 from capsedge.models.training.run_files import HISTORY, MODEL, STATE, files
 from capsedge.models.training.state import fill, read_state
 from capsedge.runtime.files import reading
@@ -262,7 +268,7 @@ def train(
         raise UsageError(
             f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
         )
-    begun = reading.kind(folder / STATE) is not None
+    begun = reading.path_kind(folder / STATE) is not None
     if begun and not resume:
         raise UsageError(
             f"{folder} already holds a run.", "", "Add --resume to go on with it, or name another."
@@ -273,7 +279,7 @@ def train(
             f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
         )
     run = _Run.new(config, recipe, folder, steps, initial)
-    run.typical_input = criterion(data, config, recipe.pairs)
+    run.typical_input = typical_input_of_training(data, config, recipe.pairs)
     make_folder(folder)
     for file in files(folder):
         check_writable(file)
@@ -288,7 +294,7 @@ def train(
             "seconds": round(time.monotonic() - started, 1),
         }
         if recipe.pairs != "none" or config.task == "single-label":
-            right = right_answers(run.average, data if test is None else test, recipe.pairs)
+            right = count_correct(run.average, data if test is None else test, recipe.pairs)
             which = "training" if test is None else test.split or "test"
             line[f"{which}_accuracy"] = float(right.float().mean())
             line[f"{which}_images"] = len(right)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.engine_metadata import Passport, is_engine
+from capsedge.runtime.engine_metadata import EngineMetadata, is_engine
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import read_bytes
 
@@ -136,12 +136,12 @@ class ModelFile:
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         self.path = path
-        self._given = content
+        self._content = content
 
     @cached_property
     def is_engine(self) -> bool:
         """Whether it is an engine of TensorRT."""
-        return self._given is None and is_engine(self.path)
+        return self._content is None and is_engine(self.path)
 
     @cached_property
     def content(self) -> bytes:
@@ -150,7 +150,7 @@ class ModelFile:
         Raises:
             UsageError, ArtefactError: as `onnx_file.read_bytes`.
         """
-        return read_bytes(self.path) if self._given is None else self._given
+        return read_bytes(self.path) if self._content is None else self._content
 
 
 class Backend(Protocol):
@@ -166,7 +166,7 @@ class Backend(Protocol):
         gpu: number of the GPU that it runs on; None on the CPU.
         threads: threads of one run; 0 where the backend chooses.
         metadata: what the file states of its model; None if it is not a file of capsedge.
-        passport: what the file was built for, and with; None for a file that runs on any machine.
+        engine_metadata: what the file was built for, and with; None for a file that runs on any machine.
     """
 
     name: ClassVar[str]
@@ -177,7 +177,7 @@ class Backend(Protocol):
     gpu: int | None
     threads: int
     metadata: ModelMetadata | None
-    passport: Passport | None
+    engine_metadata: EngineMetadata | None
 
     @classmethod
     def accepts(cls, file: ModelFile) -> bool:

@@ -180,18 +180,18 @@ class Embedding:
         """
         header = self.include / "capsedge.h"
         try:
-            stated = re.search(
+            declared = re.search(
                 r'#define CAPSEDGE_VERSION "([^"]+)"', header.read_text(encoding="utf-8")
             )
         except OSError as error:
             raise EnvironmentProblem(
                 f"{header} cannot be read.", f"{error}.", "pip install --force-reinstall capsedge"
             ) from error
-        if stated is None:
+        if declared is None:
             raise EnvironmentProblem(
                 f"{header} states no version.", "", "pip install --force-reinstall capsedge"
             )
-        return stated[1]
+        return declared[1]
 
 
 def find_embedding() -> Embedding:

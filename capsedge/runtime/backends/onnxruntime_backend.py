@@ -35,14 +35,14 @@ from capsedge.runtime.backends.backend import (
     parse_device,
 )
 from capsedge.runtime.backends.native_library import library_for
-from capsedge.runtime.engine_metadata import Passport
+from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.spec import limits
-from capsedge.spec.operators import DOMAIN, FAMILIES_KEY, families
+from capsedge.spec.operators import DOMAIN, INSTANCES_KEY, instance_counts
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -118,7 +118,7 @@ def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None
 
 def register_operators(options: Any, library: Path, nodes: Iterable[str]) -> None:
     """Register the operator library in session options, with kernels for the nodes of one file."""
-    options.add_session_config_entry(FAMILIES_KEY, families(nodes))
+    options.add_session_config_entry(INSTANCES_KEY, instance_counts(nodes))
     options.register_custom_ops_library(str(library))
 
 
@@ -146,7 +146,7 @@ def keep_to_itself(options: Any) -> None:
 
 
 @dataclass(frozen=True)
-class How:
+class SessionSettings:
     """How a model runs in ONNX Runtime: the same for a file, for a part of it, and for a profiled copy.
 
     Attributes:
@@ -210,23 +210,23 @@ class OnnxRuntimeBackend:
         self,
         data: bytes,
         path: Path,
-        how: How = How(),
+        settings: SessionSettings = SessionSettings(),
         metadata: ModelMetadata | None = None,
         mixed: bool = False,
     ) -> None:
         ort = import_onnxruntime()
-        onnxruntime_versions.check_available(ort, how.provider)
-        options = how.session_options(ort)
+        onnxruntime_versions.check_available(ort, settings.provider)
+        options = settings.session_options(ort)
 
         def load() -> onnxruntime.InferenceSession:
             return ort.InferenceSession(
                 data,
                 options,
-                providers=onnxruntime_versions.chain(how.provider, how.gpu),
+                providers=onnxruntime_versions.chain(settings.provider, settings.gpu),
                 enable_fallback=0,  # it would print, and try the same provider again
             )
 
-        if how.gpu is not None:
+        if settings.gpu is not None:
             options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "1")
         try:
             session = load()
@@ -236,25 +236,25 @@ class OnnxRuntimeBackend:
             if onnxruntime_versions.fell_back(error):
                 # Either the provider did not start at all, or it does not support every node.
                 options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "0")
-                onnxruntime_versions.check_used(load(), how.provider)
-                raise onnxruntime_versions.refused(str(path), how.provider) from error
+                onnxruntime_versions.check_used(load(), settings.provider)
+                raise onnxruntime_versions.refused(str(path), settings.provider) from error
             raise ArtefactError(
                 f"ONNX Runtime {ort.__version__} cannot load {path}.",
                 _first_line(error),
                 "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
             ) from error
-        onnxruntime_versions.check_used(session, how.provider)
+        onnxruntime_versions.check_used(session, settings.provider)
         self._session: onnxruntime.InferenceSession | None = session
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _FATAL
         self._run_options.only_execute_path_to_fetches = True
-        self._path, self._how = path, how
+        self._path, self._settings = path, settings
         self.batches = BatchRange.of(self.inputs)
-        self.ops = "portable" if how.library is None else "mixed" if mixed else "fused"
-        self.gpu = how.gpu
+        self.ops = "portable" if settings.library is None else "mixed" if mixed else "fused"
+        self.gpu = settings.gpu
         self.threads: int = options.intra_op_num_threads
         self.metadata = metadata
-        self.passport: Passport | None = None
+        self.engine_metadata: EngineMetadata | None = None
 
     @classmethod
     def accepts(cls, file: ModelFile) -> bool:
@@ -291,18 +291,30 @@ class OnnxRuntimeBackend:
         metadata = ModelMetadata.from_properties(summary.metadata)
         library = library_for(path, summary, ops)
         check_overloads(path, summary, library is not None)
-        how = How(options.threads, library, tuple(summary.capsedge_types), provider, gpu)
+        how = SessionSettings(
+            options.threads, library, tuple(summary.capsedge_types), provider, gpu
+        )
         return cls(data, path, how, metadata, mixed=summary.expanded_routing)
 
     def open_part(self, content: bytes) -> OnnxRuntimeBackend:
         """A part of the file, opened with the same options."""
-        return OnnxRuntimeBackend(content, self._path, self._how)
+        return OnnxRuntimeBackend(content, self._path, self._settings)
+
+    @property
+    def session(self) -> onnxruntime.InferenceSession:
+        """ONNX Runtime's own session, for what only it can do.
+
+        Raises:
+            UsageError: it is closed.
+        """
+        session = self._session  # a reference of its own: another thread may close
+        if session is None:
+            raise closed_error(self._path)
+        return session
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
-        session = self._session  # its own reference: another thread may close
-        if session is None:
-            raise closed_error(self._path)
+        session = self.session
         try:
             values = session.run(outputs, feeds, self._run_options)
         except Exception as error:
@@ -321,7 +333,7 @@ class OnnxRuntimeBackend:
             raise closed_error(self._path)
         names = [port.name for port in self.outputs]
         content = onnx_file.read_bytes(self._path)
-        return ProfiledSession(content, self._how, feeds, lambda: self.run(feeds, names))
+        return ProfiledSession(content, self._settings, feeds, lambda: self.run(feeds, names))
 
     def close(self) -> None:
         """Free the model; calls that still run are not disturbed. A second call does nothing."""
@@ -370,23 +382,23 @@ class ProfiledSession:
     def __init__(
         self,
         model: bytes,
-        how: How,
+        settings: SessionSettings,
         feeds: Feeds,
         plain: Callable[[], object],
         keep_graph: bool = True,
     ) -> None:
         ort = import_onnxruntime()
-        self._feeds, self._plain, self._on_host = feeds, plain, how.gpu is None
+        self._feeds, self._plain, self._on_host = feeds, plain, settings.gpu is None
         self._stack = ExitStack()
         folder = self._stack.enter_context(temporary_folder())
         self._graph = folder / "optimized.onnx"
         try:
-            options = how.session_options(ort)
+            options = settings.session_options(ort)
             options.enable_profiling = True
             options.profile_file_prefix = str(folder / "events")
             if keep_graph:
                 options.optimized_model_filepath = str(self._graph)
-            chosen = onnxruntime_versions.chain(how.provider, how.gpu)
+            chosen = onnxruntime_versions.chain(settings.provider, settings.gpu)
             self._session = ort.InferenceSession(model, options, providers=chosen)
         except BaseException:
             self.__exit__(*sys.exc_info())

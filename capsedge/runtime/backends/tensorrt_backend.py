@@ -32,7 +32,7 @@ from capsedge.runtime.backends.cuda import LEGACY_STREAM
 from capsedge.runtime.backends.device_array import DeviceArray, device_array
 from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
-from capsedge.runtime.engine_metadata import Passport
+from capsedge.runtime.engine_metadata import EngineMetadata
 
 # --- Running TensorRT engines on arrays in host or GPU memory ---
 
@@ -41,7 +41,7 @@ class TensorRTBackend:
     """An engine on one GPU.
 
     Args:
-        path: the engine; its passport lies beside it.
+        path: the engine; its metadata file lies beside it.
         device: number of the GPU.
         contexts: calls that run at the same time, each with its own memory; others wait.
         graphs: whether to capture CUDA graphs.
@@ -64,11 +64,11 @@ class TensorRTBackend:
         engine = LoadedEngine(path, device)
         self._path, self._device, self._cuda = path, device, engine.cuda
         self.inputs, self.outputs = engine.inputs, engine.outputs
-        self.passport: Passport | None = engine.passport
-        self.metadata = engine.passport.model
-        self.ops = "fused" if engine.passport.plugin == "fused" else "portable"
+        self.engine_metadata: EngineMetadata | None = engine.engine_metadata
+        self.metadata = engine.engine_metadata.model
+        self.ops = "fused" if engine.engine_metadata.plugin == "fused" else "portable"
         self.gpu: int | None = device
-        smallest, _, self._largest = engine.passport.batch
+        smallest, _, self._largest = engine.engine_metadata.batch
         self.batches = BatchRange(smallest, self._largest)
         self._capturing = Capturing(graphs)
         with self._cuda.on(device):
@@ -289,7 +289,7 @@ class ProfiledEngine:
         self._contexts = [engine.new_context(slot.scratch) for _ in range(2)]
         for context in self._contexts:
             engine.bind(context, batch, slot.device)
-        self._told = engine.profile(self._contexts[1])
+        self._reported = engine.profile(self._contexts[1])
         self._runs: list[list[tuple[str, float]]] = []
 
     def plain(self) -> None:
@@ -298,9 +298,9 @@ class ProfiledEngine:
 
     def profiled(self) -> None:
         """Run with the profiler."""
-        self._told.clear()
+        self._reported.clear()
         self._run(self._contexts[1])
-        self._runs.append(list(self._told))
+        self._runs.append(list(self._reported))
 
     def _run(self, context: Any) -> None:
         self._engine.enqueue(context, self._slot.stream)

@@ -37,15 +37,15 @@ _DTYPES = {
 
 
 class LoadedEngine:
-    """An engine, checked against its passport and this machine, then loaded.
+    """An engine, checked against its metadata file and this machine, then loaded.
 
     Args:
-        path: the engine; its passport lies beside it.
+        path: the engine; its metadata file lies beside it.
         device: number of the GPU. The methods must be called inside ``cuda.on(device)``.
 
     Attributes:
         inputs, outputs: name, shape (None for the batch of an engine for several batch sizes) and type.
-        passport: the description of the engine.
+        engine_metadata: the description of the engine.
         scratch: bytes on the GPU that a context computes in.
 
     Raises:
@@ -55,10 +55,10 @@ class LoadedEngine:
 
     def __init__(self, path: Path, device: int = 0) -> None:
         self.path, self.device = path, device
-        self.passport = passports.read(path)
-        self._trt = trt = import_for(self.passport.target)
+        self.engine_metadata = passports.read(path)
+        self._trt = trt = import_for(self.engine_metadata.target)
         self.cuda: Cuda = load_cuda()
-        plugin = check_machine(path, self.passport, trt, self.cuda, device)
+        plugin = check_machine(path, self.engine_metadata, trt, self.cuda, device)
         # Contexts are created one at a time; the bindings let other threads run meanwhile.
         self._creating = threading.Lock()
         with self.cuda.on(device):
@@ -73,7 +73,7 @@ class LoadedEngine:
                 raise ArtefactError(
                     f"{product(trt)} cannot load {path}.",
                     self._logger.words(),
-                    f"Build it here: `{self.passport.rebuild}`.",
+                    f"Build it here: `{self.engine_metadata.rebuild}`.",
                 )
             self.inputs, self.outputs = self._ports(trt)
             self.scratch = int(self._engine.device_memory_size_v2)
@@ -90,14 +90,14 @@ class LoadedEngine:
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
                     f"'{name}' is a shape, which TensorRT keeps in host memory.",
-                    f"Build it again: `{self.passport.rebuild}`.",
+                    f"Build it again: `{self.engine_metadata.rebuild}`.",
                 )
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
             if kind not in _DTYPES or None in shape[1:]:
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
                     f"'{name}' has the type {kind} and the shape {list(shape)}; only the batch may be free.",
-                    f"Build it again: `{self.passport.rebuild}`.",
+                    f"Build it again: `{self.engine_metadata.rebuild}`.",
                 )
             (inputs if is_input else outputs).append(Port(name, shape, _DTYPES[kind]))
         return tuple(inputs), tuple(outputs)
@@ -211,5 +211,5 @@ class LoadedEngine:
         return ArtefactError(
             f"The engine {self.path} could not {what}.",
             self._logger.words(),
-            f"Build it again: `{self.passport.rebuild}`.",
+            f"Build it again: `{self.engine_metadata.rebuild}`.",
         )

@@ -14,7 +14,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.backends.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.backends.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.backends.native_library import named_or_installed
-from capsedge.runtime.engine_metadata import Machine, Passport, check
+from capsedge.runtime.engine_metadata import EngineMetadata, Machine, check
 from capsedge.spec.operators import OPERATORS
 
 OLDEST = (10, 3)
@@ -23,7 +23,7 @@ PLUGINS = tuple(o.name for o in OPERATORS.values() if o.plugin)
 PLUGIN_VERSION = "1"
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
-OWN_WORDS = "capsedge: "  # before what the plugins log
+TRANSLATED_MESSAGES = "capsedge: "  # before what the plugins log
 _KEPT = 20  # messages of TensorRT of a kind
 
 
@@ -120,13 +120,13 @@ def tensorrt_logger(trt: Any) -> Any:
         def words(self) -> str:
             """TensorRT's last messages, after those of our plugins, as the reason of an error."""
             said = list(self.errors or self.warnings)
-            own = [message for message in said if message.startswith(OWN_WORDS)]
+            own = [message for message in said if message.startswith(TRANSLATED_MESSAGES)]
             rest = [message for message in said[-2:] if message not in own]
             return " ".join([*own[-2:], *rest])[:600] or "TensorRT gave no reason."
 
         def of_plugins(self) -> list[str]:
             """The messages of our plugins, which the parser's own errors do not repeat."""
-            return [message for message in self.errors if message.startswith(OWN_WORDS)]
+            return [message for message in self.errors if message.startswith(TRANSLATED_MESSAGES)]
 
     return Logger()
 
@@ -198,16 +198,16 @@ def _refused(library: Path, why: str) -> ArtefactError:
 
 
 def check_machine(
-    engine: Path, passport: Passport, trt: Any, cuda: Cuda, device: int
+    engine: Path, metadata: EngineMetadata, trt: Any, cuda: Cuda, device: int
 ) -> Path | None:
-    """The plugin library that an engine needs, or None, once its passport fits this machine.
+    """The plugin library that an engine needs, or None, once its metadata file fits this machine.
 
     Raises:
         EnvironmentProblem: there is no GPU, or the plugin library's variable names no file.
         ArtefactError: the engine was built for something else.
     """
-    plugin = find_plugin() if passport.plugin_sha256 else None
-    check(engine, passport, this_machine(trt, cuda, device), plugin)
+    plugin = find_plugin() if metadata.plugin_sha256 else None
+    check(engine, metadata, this_machine(trt, cuda, device), plugin)
     return plugin
 
 

@@ -10,7 +10,7 @@ from io import BufferedReader
 from typing import IO
 
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.files.reading import size
+from capsedge.runtime.files.reading import file_size
 from capsedge.spec import limits
 
 # --- Untrusted zip archives: npz files and PyTorch's checkpoints ---
@@ -74,7 +74,7 @@ class Archive:
             self._file.seek(entry.header_offset)
             magic, names, extra = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
             start = entry.header_offset + _LOCAL_HEADER.size + names + extra
-            if magic != b"PK\3\4" or entry.file_size > size(self._file) - start:
+            if magic != b"PK\3\4" or entry.file_size > file_size(self._file) - start:
                 raise BadArchive(f"'{name}' lies outside the file")
             self._file.seek(start)
             content = bytearray(entry.file_size)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsedge.runtime.files.reading import FILE, FOLDER, kind, listing, opened
+from capsedge.runtime.files.reading import FILE, FOLDER, list_folder, open_regular_file, path_kind
 from capsedge.spec import limits
 
 HEAD_BYTES = 4096
@@ -185,33 +185,33 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
 _FLATBUFFERS = {b"TFL3": "tflite", b"ORTM": "ort"}
 
 
-def tell(path: Path | str) -> Format | None:
+def identify_path(path: Path | str) -> Format | None:
     """What a file or folder is; None where nothing is recognized.
 
     Raises:
         UsageError: it does not exist or cannot be read.
     """
-    found = kind(path)
-    if found == FOLDER:
+    known = path_kind(path)
+    if known == FOLDER:
         return _FORMATS[_folder(path)]
-    if found not in (FILE, None):
+    if known not in (FILE, None):
         return None
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         head = file.read(HEAD_BYTES)
         file.seek(0)
         if head.startswith(b"PK"):
             return _FORMATS[_archive(file)]
-    return tell_bytes(head)
+    return identify_bytes(head)
 
 
-def tell_content(content: bytes) -> Format | None:
+def identify_content(content: bytes) -> Format | None:
     """What the whole content of a file is; None where nothing is recognized."""
     if content.startswith(b"PK"):
         return _FORMATS[_archive(io.BufferedReader(io.BytesIO(content)))]
-    return tell_bytes(content[:HEAD_BYTES])
+    return identify_bytes(content[:HEAD_BYTES])
 
 
-def tell_bytes(head: bytes) -> Format | None:
+def identify_bytes(head: bytes) -> Format | None:
     """What a file is by its first bytes (`HEAD_BYTES` of them are enough); None where nothing is recognized.
 
     A zip archive is not looked into.
@@ -284,7 +284,7 @@ def _archive(file: io.BufferedReader) -> str:
 
 
 def _folder(path: Path | str) -> str:
-    names: Sequence[str] = listing(path)
+    names: Sequence[str] = list_folder(path)
     if "saved_model.pb" in names or "saved_model.pbtxt" in names:
         return "saved-model"
     if "Manifest.json" in names and os.path.isdir(os.path.join(path, "Data")):

@@ -1,6 +1,7 @@
 """JSON from files: bounded when it is parsed, typed when it is used.
 
-The only reader of metadata, configurations, passports, calibration tables and headers. `parse` returns plain
+The only reader of metadata, configurations, metadata files, calibration tables and headers. `parse` returns
+plain
 values within the limits; `decode` turns them into a dataclass, whose annotations are the schema. Every defect
 of a document raises `Malformed`. `dump` writes what `parse` reads.
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-from capsedge.runtime.files.reading import opened
+from capsedge.runtime.files.reading import open_regular_file
 from capsedge.spec import limits
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def read(path: Path) -> Any:
         UsageError: it cannot be read.
         Malformed: as for `parse`.
     """
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         return parse(file.read(limits.JSON_BYTES + 1))
 
 

@@ -122,7 +122,7 @@ _KINDS = (
 
 
 @contextmanager
-def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedReader]:
+def open_regular_file(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedReader]:
     """A regular file, open for reading; never waits for another process to write.
 
     Args:
@@ -131,7 +131,7 @@ def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedR
     Raises:
         UsageError: the file does not exist, is not a regular file, or cannot be opened or read.
     """
-    with explained(path, fix):
+    with readable_errors(path, fix):
         # Checked before opening, since opening alone can wake a pipe's writer or move a device, and again
         # afterwards, since the name may refer to something else by then.
         _check_regular(path, os.stat(path).st_mode)
@@ -141,26 +141,26 @@ def opened(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedR
             yield file
 
 
-def kind(path: Path | str) -> str | None:
+def path_kind(path: Path | str) -> str | None:
     """What a path leads to: ``file``, ``folder``, ``pipe``, ``socket`` or ``device``; None for nothing.
 
     Raises:
         UsageError: the system refuses to tell, for instance below a folder that may not be searched.
     """
-    with explained(path):
+    with readable_errors(path):
         try:
             return _kind(os.stat(path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
 
-def size(file: BinaryIO) -> int:
+def file_size(file: BinaryIO) -> int:
     """Bytes of an open file."""
     return os.fstat(file.fileno()).st_size
 
 
 @contextmanager
-def explained(path: Path | str, fix: str = "Check the path.") -> Iterator[None]:
+def readable_errors(path: Path | str, fix: str = "Check the path.") -> Iterator[None]:
     """Turn the block's failures to reach a path into readable errors.
 
     Raises:
@@ -203,7 +203,7 @@ def _kind(mode: int) -> str:
     return next((name for is_one, name in _KINDS if is_one(mode)), "special file")
 
 
-def listing(folder: Path | str) -> list[str]:
+def list_folder(folder: Path | str) -> list[str]:
     """The names in a folder, sorted.
 
     Raises:
@@ -211,7 +211,10 @@ def listing(folder: Path | str) -> list[str]:
     """
     names: list[str] = []
     try:
-        with explained(folder, "Name a folder that may be read."), os.scandir(folder) as entries:
+        with (
+            readable_errors(folder, "Name a folder that may be read."),
+            os.scandir(folder) as entries,
+        ):
             for entry in entries:
                 names.append(entry.name)
                 if len(names) > limits.FOLDER_FILES:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files.json_documents import Malformed, decode, parse
-from capsedge.runtime.files.reading import opened, size
+from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.spec import limits
 
 # The header of a safetensors file (https://huggingface.co/docs/safetensors): its tensors and
@@ -84,7 +84,7 @@ def read_header(file: BufferedReader) -> Header:
         Malformed: it is not a safetensors file, is truncated, or exceeds the limits.
     """
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    room = size(file) - _LENGTH_BYTES
+    room = file_size(file) - _LENGTH_BYTES
     if length > room:
         raise Malformed(f"its header claims {length:,} bytes, {max(room, 0):,} follow")
     if length > limits.JSON_BYTES:
@@ -151,7 +151,7 @@ def field_of(
     if Path(path).suffix != ".safetensors":
         return None
     try:
-        with opened(path) as file:
+        with open_regular_file(path) as file:
             return field(kind, read_header(file).metadata, key, most)
     except Malformed as error:
         raise ArtefactError(f"{path} does not tell {lacking}.", f"{error}.", fix) from error

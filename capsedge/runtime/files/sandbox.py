@@ -1,7 +1,7 @@
 """A process of its own for libraries that parse untrusted files: bounded in time, memory, files and output.
 
 The parent runs a module of the package with `confined`; the module calls `confine` before it imports
-anything heavy and `close_doors` before it touches the file, from which on it can open no other file.
+anything heavy and `forbid_new_files` before it touches the file, from which on it can open no other file.
 A module whose libraries the parent has imported already may run in a fork, which has them at once.
 """
 
@@ -35,7 +35,7 @@ _LONGEST = 500  # bytes of a line
 
 
 @dataclass(frozen=True)
-class Bounds:
+class SandboxLimits:
     """What the process may use.
 
     Attributes:
@@ -50,30 +50,30 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Ended:
+class SandboxResult:
     """A process that ended.
 
     Attributes:
-        code: exit code, negative for a signal; None if its time was up.
-        answer: its standard output, positioned at the start.
-        said: the end of its standard error.
+        exit_code: exit code, negative for a signal; None if its time was up.
+        output: its standard output, positioned at the start.
+        log: the end of its standard error.
     """
 
-    code: int | None
-    answer: IO[bytes]
-    said: str
+    exit_code: int | None
+    output: IO[bytes]
+    log: str
 
 
 @contextmanager
-def confined(
+def run_in_sandbox(
     module: str,
     file: IO[bytes],
-    bounds: Bounds,
+    limits: SandboxLimits,
     environment: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
-    told: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
     fork: bool = False,
-) -> Iterator[Ended]:
+) -> Iterator[SandboxResult]:
     """Run a module of the package on an open file, which it finds on its standard input.
 
     Args:
@@ -81,36 +81,36 @@ def confined(
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
         environment: variables to set, of a new process; a fork has its parent's.
         words: more arguments, which `confine` returns in the process.
-        told: called with each line of its standard error while it runs (not on Windows).
+        on_line: called with each line of its standard error while it runs (not on Windows).
         fork: run the module's ``main`` in a fork of this process, on Linux. It must use the descriptors 0
             to 2, not ``sys.stdin``, start no threads, and compute nothing that libraries share among threads.
     """
     fork = fork and sys.platform == "linux"  # elsewhere, system libraries do not survive it
-    memory = bounds.memory + (_address_space() if fork else 0)
-    arguments = [module, *(str(n) for n in (bounds.seconds, memory, bounds.output)), *words]
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
+    memory = limits.memory + (_address_space() if fork else 0)
+    arguments = [module, *(str(n) for n in (limits.seconds, memory, limits.output)), *words]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         process: _Process
         if fork:
-            process = _Fork(arguments, (file, answer, said))
+            process = _Fork(arguments, (file, output, log))
         else:
             process = subprocess.Popen(
                 [sys.executable, "-c", _START, *arguments],
                 stdin=file,
-                stdout=answer,
-                stderr=said,
+                stdout=output,
+                stderr=log,
                 env={**os.environ, **(environment or {})},
             )
         try:
-            code: int | None = _waited(process, bounds.seconds, said, told)
+            code: int | None = _waited(process, limits.seconds, log, on_line)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             process.kill()
             process.wait()
-        said.seek(max(0, said.seek(0, os.SEEK_END) - 2000))
-        answer.seek(0)
-        yield Ended(code, answer, said.read().decode(errors="replace"))
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
+        output.seek(0)
+        yield SandboxResult(code, output, log.read().decode(errors="replace"))
 
 
 class _Process(Protocol):
@@ -195,15 +195,15 @@ def _address_space() -> int:
 def _waited(
     process: _Process,
     seconds: int,
-    said: IO[bytes],
-    told: Callable[[str], None] | None,
+    log: IO[bytes],
+    on_line: Callable[[str], None] | None,
 ) -> int:
     """The exit code, after its lines were passed on.
 
     Raises:
         subprocess.TimeoutExpired: its time is up.
     """
-    if told is None or sys.platform == "win32":
+    if on_line is None or sys.platform == "win32":
         return process.wait(seconds)
     end, at, part = time.monotonic() + seconds, 0, b""
     while True:
@@ -212,19 +212,19 @@ def _waited(
         except subprocess.TimeoutExpired:
             code = None
         # The process writes where the file's one offset is, which `pread` leaves alone.
-        while more := os.pread(said.fileno(), 1 << 16, at):
+        while more := os.pread(log.fileno(), 1 << 16, at):
             at += len(more)
             *lines, part = (part + more).split(b"\n")
             part = part[-_LONGEST:]
             for line in lines:
-                told(line[:_LONGEST].decode(errors="replace"))
+                on_line(line[:_LONGEST].decode(errors="replace"))
         if code is not None:
             return code
         if time.monotonic() >= end:
             raise subprocess.TimeoutExpired("confined", seconds)
 
 
-def confine() -> list[str]:
+def enter_sandbox() -> list[str]:
     """Take on the bounds that the arguments name, as far as the system has them; returns the other words.
 
     Windows has none, and macOS does not limit memory.
@@ -234,7 +234,7 @@ def confine() -> list[str]:
     return sys.argv[5:]
 
 
-def close_doors() -> None:
+def forbid_new_files() -> None:
     """Open no file from now on: not by a link in the file, not as a plugin. What is open stays open."""
     _limit({"RLIMIT_NOFILE": 0})
 

@@ -52,7 +52,7 @@ def markdown(text: object) -> str:
 # --- Numbers as readable text: times, sizes, counts ---
 
 
-def size(count: float | None) -> str:
+def format_bytes(count: float | None) -> str:
     """Bytes."""
     if count is None:
         return "-"
@@ -64,7 +64,7 @@ def size(count: float | None) -> str:
     return f"{amount:.1f} GiB"
 
 
-def quantity(count: float) -> str:
+def format_count(count: float) -> str:
     """A large number with a prefix: ``3.2 M``."""
     amount = float(count)
     for unit in ("", " k", " M", " G"):
@@ -74,6 +74,6 @@ def quantity(count: float) -> str:
     return f"{amount:.3g} T"
 
 
-def milliseconds(value: float) -> str:
+def format_milliseconds(value: float) -> str:
     """A time in milliseconds with three significant digits or more."""
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"

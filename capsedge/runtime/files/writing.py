@@ -24,7 +24,7 @@ from capsedge.runtime.files import reading
 
 
 # Errors caused by the chosen path; all others are failures of the machine.
-_PLACE = frozenset(
+_TARGET_ERRORS = frozenset(
     (
         errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
         errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EBUSY, errno.ETXTBSY, errno.EOPNOTSUPP,
@@ -43,20 +43,20 @@ def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
         UsageError: its folder does not exist or is not writable, or the target is not a plain file.
         EnvironmentProblem: the disk is full or failing; nothing is left behind.
     """
-    with written(target) as file:
+    with atomic_writer(target) as file:
         file.write(data)
 
 
 @contextmanager
-def written(target: Path | str) -> Iterator[BinaryIO]:
+def atomic_writer(target: Path | str) -> Iterator[BinaryIO]:
     """A file to write piece by piece; it takes its place when the block ends, and not if the block fails.
 
     Raises:
         UsageError, EnvironmentProblem: as ``write_bytes``.
     """
-    place, older = _place(target)
-    _remove_stale(place.parent)
-    with failing(target), _replacing(place, older is None) as handle:
+    resolved, older = _resolve_target(target)
+    _remove_stale(resolved.parent)
+    with writable_errors(target), _replacing(resolved, older is None) as handle:
         with open(handle, "wb", closefd=False) as file:
             yield file
         if older is not None:
@@ -75,7 +75,7 @@ def check_writable(target: Path | str) -> None:
     Raises:
         UsageError: as ``write_bytes``.
     """
-    folder = _place(target)[0].parent
+    folder = _resolve_target(target)[0].parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
             f"Cannot write {target}.",
@@ -91,7 +91,7 @@ def check_creatable(folder: Path) -> None:
         UsageError: something else is in its way, or the folder above may not be written.
     """
     above = folder
-    while (found := reading.kind(above)) is None and above != above.parent:
+    while (found := reading.path_kind(above)) is None and above != above.parent:
         above = above.parent
     if found != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(
@@ -103,7 +103,7 @@ def check_creatable(folder: Path) -> None:
         )
 
 
-def beside(path: Path, suffix: str) -> Path:
+def with_suffix_appended(path: Path, suffix: str) -> Path:
     """The file whose name has the suffix appended."""
     return Path(f"{path}{suffix}")
 
@@ -115,7 +115,7 @@ def make_folder(folder: Path) -> None:
         UsageError: it cannot be created.
         EnvironmentProblem: the disk is full.
     """
-    with failing(folder, f"Cannot create the folder {folder}."):
+    with writable_errors(folder, f"Cannot create the folder {folder}."):
         folder.mkdir(parents=True, exist_ok=True)
 
 
@@ -134,8 +134,8 @@ def check_apart(
     folders, seen = {3: list(inputs), 1: list(flat)}, dict[object, Path | str]()
     files = {_identity(path): path for paths in folders.values() for path in paths}
     for output in outputs:
-        place, older = _place(output)
-        identity = _identity(place)
+        resolved, older = _resolve_target(output)
+        identity = _identity(resolved)
         if identity in files or (older is not None and _is_read(older, folders)):
             other = files.get(identity, output)
             raise UsageError(
@@ -186,13 +186,13 @@ def sha256(path: Path | str) -> str:
     import hashlib
 
     digest = hashlib.sha256()
-    with reading.opened(path) as f:
+    with reading.open_regular_file(path) as f:
         while block := f.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
+def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
     """The file behind a name, with links followed, and what is there now.
 
     Raises:
@@ -200,12 +200,12 @@ def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
     """
     target = Path(target)
     older: os.stat_result | None = None
-    with failing(target):
+    with writable_errors(target):
         with suppress(FileNotFoundError):
             older = os.stat(target)
-        place = Path(os.path.realpath(target))
+        resolved = Path(os.path.realpath(target))
         if older is not None:
-            found = reading.kind(target)
+            found = reading.path_kind(target)
             if found != reading.FILE:
                 raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a file.")
         if _of_kernel(target):
@@ -214,18 +214,18 @@ def _place(target: Path | str) -> tuple[Path, os.stat_result | None]:
                 "It is a name of the kernel for an open file.",
                 "Name a file.",
             )
-        folder = reading.kind(place.parent)
+        folder = reading.path_kind(resolved.parent)
         if folder != reading.FOLDER:
             raise UsageError(
                 f"Cannot write {target}.",
-                f"There is no folder {place.parent}."
+                f"There is no folder {resolved.parent}."
                 if folder is None
-                else f"{place.parent} is a {folder}, not a folder.",
+                else f"{resolved.parent} is a {folder}, not a folder.",
                 "Create it, or choose another place."
                 if folder is None
                 else "Choose another place.",
             )
-    return place, older
+    return resolved, older
 
 
 def _of_kernel(path: Path) -> bool:
@@ -242,14 +242,14 @@ def _of_kernel(path: Path) -> bool:
 
 
 @contextmanager
-def failing(target: Path | str, what: str = "") -> Iterator[None]:
+def writable_errors(target: Path | str, what: str = "") -> Iterator[None]:
     """Turn the block's failures to write into readable errors."""
     try:
         os.fsencode(target)
         yield
     except OSError as error:
         why = f"{error.strerror or error}."
-        if error.errno in _PLACE or isinstance(error, FileExistsError):
+        if error.errno in _TARGET_ERRORS or isinstance(error, FileExistsError):
             raise UsageError(
                 what or f"Cannot write {target}.", why, "Choose another place."
             ) from error
@@ -264,7 +264,7 @@ def failing(target: Path | str, what: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def _replacing(place: Path, fresh: bool) -> Iterator[int]:
+def _replacing(target: Path, fresh: bool) -> Iterator[int]:
     """A new file beside a place, open and locked; it is renamed when the block ends, and removed if it fails.
 
     The lock tells other processes that it is in use; ``_remove_stale`` removes those without one.
@@ -272,7 +272,7 @@ def _replacing(place: Path, fresh: bool) -> Iterator[int]:
     # The kernel applies the umask. A file that replaces another stays private until it has the other's mode.
     mode = 0o666 if fresh else 0o600
     while True:
-        name = place.parent / f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
+        name = target.parent / f"{_PREFIX}{os.urandom(8).hex()}{_SUFFIX}"
         handle = -1
         try:
             handle = os.open(name, reading.CREATE, mode)
@@ -284,7 +284,7 @@ def _replacing(place: Path, fresh: bool) -> Iterator[int]:
             if not reading.RENAMES_OPEN_FILES:
                 os.close(handle)
                 handle = -1
-            os.replace(name, place)
+            os.replace(name, target)
             return
         finally:
             if handle >= 0:
@@ -370,20 +370,20 @@ def write_folder(
         EnvironmentProblem: the disk is full or failing; nothing is left behind.
     """
     check_replaceable(target, replaced)
-    place = Path(os.path.realpath(target))
-    with failing(target):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".capsedge-") as aside:
+    resolved = Path(os.path.realpath(target))
+    with writable_errors(target):
+        resolved.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=resolved.parent, prefix=".capsedge-") as aside:
             fresh, older = Path(aside, "new"), Path(aside, "old")
             for name, content in files.items():
                 _write(fresh / name, content)
-            if place.exists():
-                os.rename(place, older)
+            if resolved.exists():
+                os.rename(resolved, older)
             try:
-                os.rename(fresh, place)
+                os.rename(fresh, resolved)
             except BaseException:
                 if older.exists():
-                    os.rename(older, place)
+                    os.rename(older, resolved)
                 raise
 
 
@@ -393,7 +393,7 @@ def check_replaceable(target: Path, replaced: Collection[str]) -> None:
     Raises:
         UsageError: it is one of these.
     """
-    found = reading.kind(target)
+    found = reading.path_kind(target)
     if found is None:
         return
     if found != reading.FOLDER:
@@ -421,7 +421,7 @@ def _write(path: Path, content: bytes | Path) -> None:
 # words
 
 
-GivenModel: TypeAlias = "str | os.PathLike[str] | bytes"
+ModelLike: TypeAlias = "str | os.PathLike[str] | bytes"
 
 MODEL, MODEL_OR_BYTES = "the path of a model", "the path of a model or its bytes"
 WEIGHTS, DATA = "the path of a file of weights", "the path of a data set"
@@ -442,7 +442,7 @@ _FIXES = {
 
 
 @contextmanager
-def as_file(model: GivenModel) -> Iterator[Path]:
+def as_file(model: ModelLike) -> Iterator[Path]:
     """The model's file; for bytes one named ``model.onnx``, in a folder that is gone afterwards.
 
     Raises:
@@ -458,35 +458,35 @@ def as_file(model: GivenModel) -> Iterator[Path]:
         yield path
 
 
-def as_path(given: object, wanted: str) -> Path:
+def as_path(value: object, expected: str) -> Path:
     """A path, from what a caller passed.
 
     Args:
-        wanted: what should have been passed, one of the constants above.
+        expected: what should have been passed, one of the constants above.
 
     Raises:
         UsageError: it is not a path.
     """
-    if isinstance(given, (str, os.PathLike)) and isinstance(os.fspath(given), str):
-        return Path(given)
-    raise refusal(given, wanted)
+    if isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str):
+        return Path(value)
+    raise path_error(value, expected)
 
 
-def refusal(given: object, wanted: str) -> UsageError:
+def path_error(value: object, expected: str) -> UsageError:
     """The error for anything but what was wanted, with the way from one to the other if there is one."""
-    found = in_words(given)
+    found = type_in_words(value)
     usual = "Pass a string or a pathlib.Path."
-    if wanted == SESSION:
+    if expected == SESSION:
         usual = "Load one: capsedge.load('model.onnx')."
-    of_models = _FIXES.get((MODEL, found), usual) if wanted == MODEL_OR_BYTES else usual
+    of_models = _FIXES.get((MODEL, found), usual) if expected == MODEL_OR_BYTES else usual
     return UsageError(
-        f"{found[0].upper()}{found[1:]} is not {wanted}.",
+        f"{found[0].upper()}{found[1:]} is not {expected}.",
         "",
-        _FIXES.get((wanted, found), of_models),
+        _FIXES.get((expected, found), of_models),
     )
 
 
-def in_words(value: object) -> str:
+def type_in_words(value: object) -> str:
     """What a value is, in words; frameworks' types are told by what they have, so none is imported."""
     if value is None or isinstance(value, (str, os.PathLike)):
         return "None" if value is None else "a path"

@@ -44,8 +44,8 @@ def read_image(path: Path | str) -> NDArray[Any]:
         UsageError: the file is missing, damaged, of another format or too large.
     """
     check_image(path)
-    with reading.opened(path, "Name an image that may be read.") as file:
-        _check_bytes(str(path), reading.size(file))
+    with reading.open_regular_file(path, "Name an image that may be read.") as file:
+        _check_bytes(str(path), reading.file_size(file))
         return decode(file.read(limits.IMAGE_FILE_BYTES), str(path), Path(path))
 
 
@@ -55,7 +55,7 @@ def check_image(path: Path | str) -> None:
     Raises:
         UsageError: the file is missing.
     """
-    if reading.kind(path) is None:
+    if reading.path_kind(path) is None:
         if str(path).startswith(("http:", "https:")):
             fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
             raise UsageError(f"{path} is not a file.", "Nothing is fetched from a network.", fix)
@@ -188,7 +188,7 @@ def _check_bytes(name: str, found: int) -> None:
 
 
 def _no_image(name: str, data: bytes, path: Path | None) -> UsageError:
-    told = formats.tell_content(data)
+    told = formats.identify_content(data)
     what = f"{name} is not a readable image"
     if told is None or told.key == "image":
         return UsageError(

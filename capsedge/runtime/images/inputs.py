@@ -28,7 +28,7 @@ from capsedge.runtime.images.decoding import (
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.runtime.images.preprocessing import KINDS, check_layout, of_type, pixel_batch, prepare
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked, stacked
+from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input, stack_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,7 +48,7 @@ def folder_images(folder: Path) -> list[Path]:
     Raises:
         UsageError: it has no images, too many files, or cannot be read.
     """
-    names = [name for name in reading.listing(folder) if name.lower().endswith(SUFFIXES)]
+    names = [name for name in reading.list_folder(folder) if name.lower().endswith(SUFFIXES)]
     if not names:
         raise UsageError(
             f"The folder {folder} has no images.",
@@ -83,33 +83,33 @@ class ImageReader:
                 "Give pixels as uint8, or as floats from 0 to 1 with prepared=False.",
             )
 
-    def images(self, given: object) -> Iterator[Floats]:
+    def images(self, source: object) -> Iterator[Floats]:
         """Every image as the model's input ``[C, H, W]``, in its layout; read one by one.
 
         Args:
-            given: `Images`: one image (a path, the bytes of a file, an open binary file, a Pillow image, an
+            source: `Images`: one image (a path, the bytes of a file, an open binary file, a Pillow image, an
                 array), a folder, an array of several images, or an iterable of any of these.
 
         Raises:
             UsageError: an image cannot be read, does not fit, or can be read in more than one way.
         """
         count = 0
-        for item in _items(given):
+        for item in _items(source):
             for image in self._read(item, f"image {count}", count):
                 yield image
                 count += 1
 
-    def batch(self, given: object) -> Floats | None:
+    def batch(self, source: object) -> Floats | None:
         """An array that is the model's input as it is, ``[N, C, H, W]`` in its layout; None for others."""
-        return self._as_prepared(given, "the array") if isinstance(given, np.ndarray) else None
+        return self._as_prepared(source, "the array") if isinstance(source, np.ndarray) else None
 
-    def one(self, given: object) -> NDArray[np.float32]:
+    def one(self, source: object) -> NDArray[np.float32]:
         """A single image as the model's input ``[C, H, W]``, in its layout.
 
         Raises:
             UsageError: as `images`, or there are several or none.
         """
-        return only(self.images(given))
+        return only(self.images(source))
 
     def _read(self, item: object, name: str, number: int) -> Iterator[Floats]:
         item = on_host(item, name)
@@ -129,7 +129,7 @@ class ImageReader:
     def _as_prepared(self, array: NDArray[Any], name: str) -> Floats | None:
         """``[N, C, H, W]`` in the model's layout, if the array holds prepared floats."""
         p = self.preprocessing
-        own = self._own_layout(array)
+        own = self._to_model_layout(array)
         if self.prepared:
             if own is None:
                 raise ShapeError(
@@ -158,16 +158,16 @@ class ImageReader:
         _check_declared(own, p, name)
         return own
 
-    def _own_layout(self, array: NDArray[Any]) -> Floats | None:
+    def _to_model_layout(self, array: NDArray[Any]) -> Floats | None:
         """Floats in the model's size as ``[N, C, H, W]`` in its layout; None for other arrays."""
         if array.dtype.kind != "f" or array.ndim not in (3, 4):
             return None
         p = self.preprocessing
         own = "CHW" if p.layout == "NCHW" else "HWC"
-        stated = own if self.layout is None else self.layout.removeprefix("N")
-        if stated != own and {stated, own} == {"CHW", "HWC"} and self.prepared:
-            array = np.moveaxis(array, *((-3, -1) if stated == "CHW" else (-1, -3)))
-        elif stated != own:
+        declared = own if self.layout is None else self.layout.removeprefix("N")
+        if declared != own and {declared, own} == {"CHW", "HWC"} and self.prepared:
+            array = np.moveaxis(array, *((-3, -1) if declared == "CHW" else (-1, -3)))
+        elif declared != own:
             return None
         if array.shape[-3:] != p.shape:
             return None
@@ -184,7 +184,7 @@ class ImageInput:
     """
 
     def __init__(self, path: Path, metadata: ModelMetadata | None, inputs: Sequence[Port]) -> None:
-        self._path, self._stated, self._inputs = path, metadata, inputs
+        self._path, self._metadata, self._inputs = path, metadata, inputs
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -193,9 +193,9 @@ class ImageInput:
         Raises:
             ArtefactError: nothing.
         """
-        if self._stated is None:
+        if self._metadata is None:
             raise self.undescribed("neither its classes nor its preprocessing")
-        return self._stated
+        return self._metadata
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -204,10 +204,10 @@ class ImageInput:
         Raises:
             ArtefactError: the file does not state it.
         """
-        stated = self.metadata.preprocessing
-        if stated is None:
+        declared = self.metadata.preprocessing
+        if declared is None:
             raise self.undescribed("no preprocessing: not how to prepare an image")
-        return stated
+        return declared
 
     def undescribed(self, lacking: str) -> ArtefactError:
         """The error for what the file does not state, with the command that adds it."""
@@ -218,7 +218,7 @@ class ImageInput:
         command = f"capsedge optimize {shlex.quote(str(self._path))} -o described.onnx"
         return ArtefactError(
             f"{self._path} states {lacking}.",
-            "Its metadata lacks them." if self._stated else "It has no metadata of capsedge.",
+            "Its metadata lacks them." if self._metadata else "It has no metadata of capsedge.",
             f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
             "--outputs in place of --classes; --range, --mean and --std as in training "
             "(docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same, and `Session.run` "
@@ -255,9 +255,9 @@ class ImageInput:
             ArtefactError: the file does not state its preprocessing.
         """
         given = on_host(images)
-        stated = self.metadata.preprocessing is not None or invert or prepared is False
+        declared = self.metadata.preprocessing is not None or invert or prepared is False
         found: NDArray[Any] | Iterator[NDArray[Any]]
-        if not stated and _ready(given):
+        if not declared and _ready(given):
             found = given
         else:
             reader = self.reader(invert, layout, prepared)
@@ -266,12 +266,15 @@ class ImageInput:
         port = self._inputs[0]
         if not port.dtype.startswith("float"):  # what is prepared is cast when it runs
             port = replace(port, dtype="float32")
-        return (checked(port, batch, LARGEST, any_batch=True) for batch in stacked(found, size))
+        return (
+            checked_input(port, batch, LARGEST, any_batch=True)
+            for batch in stack_images(found, size)
+        )
 
 
-def _ready(given: object) -> TypeGuard[NDArray[Any]]:
+def _ready(source: object) -> TypeGuard[NDArray[Any]]:
     """Whether it is an array that can be prepared already: of floats, of four dimensions."""
-    return isinstance(given, np.ndarray) and given.ndim == 4 and given.dtype.kind == "f"
+    return isinstance(source, np.ndarray) and source.ndim == 4 and source.dtype.kind == "f"
 
 
 def only(images: Iterator[Floats]) -> NDArray[np.float32]:
@@ -290,17 +293,17 @@ def only(images: Iterator[Floats]) -> NDArray[np.float32]:
     return found[0].astype(np.float32, copy=False)
 
 
-def read_for_all(readers: Sequence[ImageReader], given: object) -> Iterator[Floats]:
+def read_for_members(readers: Sequence[ImageReader], source: object) -> Iterator[Floats]:
     """Every image as the input of several models of one shape, ``[M, C, H, W]``; each item is taken once.
 
     Args:
-        given: as for `ImageReader.images`.
+        source: as for `ImageReader.images`.
 
     Raises:
         UsageError: as `ImageReader.images`.
     """
     count = 0
-    for item in _items(given):
+    for item in _items(source):
         name = f"image {count}"
         if is_stream(item):
             name = name_of(item, name)
@@ -364,16 +367,16 @@ def _check_declared(values: Floats, p: Preprocessing, name: str) -> None:
     )
 
 
-def on_host(given: object, name: str = "the array") -> object:
+def on_host(source: object, name: str = "the array") -> object:
     """An array of any library as numpy's; anything else as it is.
 
     Raises:
         UsageError: the array cannot be copied to the host.
     """
-    if _is_file(given):
-        return given
-    array = as_array(given, name)
-    return given if array is None else array
+    if _is_file(source):
+        return source
+    array = as_array(source, name)
+    return source if array is None else array
 
 
 def _is_file(item: object) -> bool:
@@ -382,27 +385,27 @@ def _is_file(item: object) -> bool:
     return paths or is_encoded(item) or is_pillow(item) or is_stream(item)
 
 
-def _items(given: object) -> Iterator[object]:
+def _items(source: object) -> Iterator[object]:
     """The single items of what is given: of folders, iterables and arrays of paths; others as they are."""
-    if isinstance(given, (str, os.PathLike)):
-        yield from _files(given)
+    if isinstance(source, (str, os.PathLike)):
+        yield from _files(source)
         return
-    given = on_host(given)
-    if isinstance(given, np.ndarray) and given.dtype.kind in "UO" and given.ndim == 1:
-        given = given.tolist()  # paths, such as a column of a table
-    if isinstance(given, (Mapping, set, frozenset)):
-        raise _refused(given, "The argument")
-    if _is_file(given) or isinstance(given, np.ndarray) or not isinstance(given, Iterable):
-        yield given
+    source = on_host(source)
+    if isinstance(source, np.ndarray) and source.dtype.kind in "UO" and source.ndim == 1:
+        source = source.tolist()  # paths, such as a column of a table
+    if isinstance(source, (Mapping, set, frozenset)):
+        raise _refused(source, "The argument")
+    if _is_file(source) or isinstance(source, np.ndarray) or not isinstance(source, Iterable):
+        yield source
         return
-    for item in given:
+    for item in source:
         yield from _files(item) if isinstance(item, (str, os.PathLike)) else (item,)
 
 
 def _files(path: str | os.PathLike[str]) -> Iterator[object]:
     if not os.fspath(path):
         raise UsageError("The path of an image is empty.", "", "Name a file or a folder.")
-    if reading.kind(Path(path)) == reading.FOLDER:
+    if reading.path_kind(Path(path)) == reading.FOLDER:
         yield from folder_images(Path(path))
     else:
         yield path

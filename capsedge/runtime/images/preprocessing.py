@@ -362,22 +362,24 @@ def pixel_batch(
     Raises:
         ShapeError: the shape fits no layout, several layouts, or not the one that is given.
     """
-    readings = (
-        _readings(array.shape, preprocessing) if layout is None else [layout.removeprefix("N")]
+    readers = (
+        _possible_layouts(array.shape, preprocessing)
+        if layout is None
+        else [layout.removeprefix("N")]
     )
-    if len(readings) > 1:
-        names = [r if len(r) == array.ndim else f"N{r}" for r in readings]
+    if len(readers) > 1:
+        names = [r if len(r) == array.ndim else f"N{r}" for r in readers]
         raise ShapeError(
             f"{name} has the shape {list(array.shape)}.",
             f"It can be read as {' or '.join('[' + ', '.join(n) + ']' for n in names)}.",
             f"Say which: layout={' or layout='.join(map(repr, names))}.",
         )
-    if not readings or array.ndim not in (len(readings[0]), len(readings[0]) + 1):
+    if not readers or array.ndim not in (len(readers[0]), len(readers[0]) + 1):
         raise _unreadable(array, preprocessing.channels, layout, name)
-    return _channels_last(array, readings[0])
+    return _channels_last(array, readers[0])
 
 
-def _readings(shape: Sequence[int], preprocessing: Preprocessing) -> list[str]:
+def _possible_layouts(shape: Sequence[int], preprocessing: Preprocessing) -> list[str]:
     """The layouts that a shape may have.
 
     Two dimensions are one grey image. Otherwise channels are 1, 3 or 4 in front (grey, RGB and with alpha) or

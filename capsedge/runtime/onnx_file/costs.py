@@ -127,7 +127,7 @@ class Sizes:
     def __init__(self, graph: Graph, batch: int) -> None:
         stored = {value.name for value in graph.initializers}
         everything = (*graph.values, *graph.inputs, *graph.outputs, *graph.initializers)
-        self._stated: dict[str, Value] = {value.name: value for value in everything}
+        self._declared: dict[str, Value] = {value.name: value for value in everything}
         self._numbers: dict[str, int] = {
             value.shape[0]: batch
             for value in graph.inputs
@@ -141,21 +141,21 @@ class Sizes:
     def tensors(self) -> dict[str, Tensor]:
         """Type and shape of every value of known size."""
         found = {}
-        for name in {*self._stated, *self._found}:
+        for name in {*self._declared, *self._found}:
             shape = self.shape(name)
             if shape is not None:
-                stated = self._stated.get(name)
-                found[name] = Tensor(stated.type if stated else "float32", shape)
+                declared = self._declared.get(name)
+                found[name] = Tensor(declared.type if declared else "float32", shape)
         return found
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Sizes of a value; None while a name in it is unsolved."""
         if name in self._found:
             return self._found[name]
-        stated = self._stated.get(name)
-        if stated is None or stated.shape is None:
+        declared = self._declared.get(name)
+        if declared is None or declared.shape is None:
             return None
-        numbers = [self._number(d) if isinstance(d, str) else d for d in stated.shape]
+        numbers = [self._number(d) if isinstance(d, str) else d for d in declared.shape]
         return tuple(numbers) if all(isinstance(d, int) for d in numbers) else None  # type: ignore[arg-type]
 
     def _number(self, name: str) -> int | None:
@@ -171,11 +171,11 @@ class Sizes:
         for output in node.outputs:
             if not output or self.shape(output) is not None or not inputs or inputs[0] is None:
                 continue
-            stated = self._stated.get(output)
-            if stated is None or stated.shape is None:
+            declared = self._declared.get(output)
+            if declared is None or declared.shape is None:
                 self._derive(node, output, inputs)
             else:
-                self._solve(node, stated.shape, inputs)
+                self._solve(node, declared.shape, inputs)
 
     def _solve(self, node: Node, shape: Shape, inputs: list[tuple[int, ...] | None]) -> None:
         """Find the one unsolved name of an output."""

@@ -17,7 +17,7 @@ from typing import Any
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.costs import VIEWS, Sizes, Tensor, cost
-from capsedge.runtime.onnx_file.layer_map import places
+from capsedge.runtime.onnx_file.layer_map import locate
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
 from capsedge.spec import limits
 
@@ -155,7 +155,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     weights = sum(values[name].bytes for name in stored)
     outputs = {o.name for o in graph.outputs}
     live, block = live_bytes(graph.nodes, values, stored, outputs)
-    where = places(model, graph)
+    where = locate(model, graph)
     # What belongs to no layer, such as the rounding of an INT8 file's input, has its operator's name.
     labels = [p.label if p.layer else n.operator for p, n in zip(where, graph.nodes, strict=True)]
     rows: dict[str, list[float]] = {}
@@ -260,7 +260,7 @@ class Planner:
         insort(self._order, self._placed[buffer])
         self.size = max(self.size, at + count)
 
-    def give_back(self, buffer: int) -> None:
+    def free(self, buffer: int) -> None:
         """Its place is free again."""
         place = self._placed.pop(buffer, None)
         if place is not None:
@@ -299,7 +299,7 @@ def live_bytes(
             if users[held] == 0:
                 alive -= size[held]
                 size[held] = 0
-                planner.give_back(held)
+                planner.free(held)
     return found, planner.size
 
 

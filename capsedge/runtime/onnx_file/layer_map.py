@@ -25,7 +25,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from capsedge.runtime.onnx_file.structure import Graph, Node, Structure
-from capsedge.spec.operators import DOMAIN, OPERATORS, ROUTING_OPERATORS, Mark, mark_in
+from capsedge.spec.operators import (
+    DOMAIN,
+    OPERATORS,
+    ROUTING_OPERATORS,
+    IterationValue,
+    iteration_value_in,
+)
 
 # The layer, group and routing iteration that each operator of the running graph belongs to
 
@@ -60,7 +66,7 @@ _RENAMED = re.compile(r"^((InsertedPrecisionFreeCast|InsertedCast|FusedBack|Fuse
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where an operator belongs.
 
     Attributes:
@@ -109,7 +115,7 @@ def is_capsule_file(model: Structure) -> bool:
     )
 
 
-def places(model: Structure, running: Graph) -> list[Place]:
+def locate(model: Structure, running: Graph) -> list[Location]:
     """The place of every operator of the running graph, in its order.
 
     Args:
@@ -117,11 +123,11 @@ def places(model: Structure, running: Graph) -> list[Place]:
         running: the graph that runs, of that file.
     """
     if not is_capsule_file(model):
-        return [Place() for _ in running.nodes]
+        return [Location() for _ in running.nodes]
     written = _layers_of_values(model.graph)
     instances = [_instance(node) for node in running.nodes]
     names = _names(model.graph, instances, running)
-    found: list[Place] = []
+    found: list[Location] = []
     layer_of: dict[str, str] = {}
     passes: dict[str, int] = defaultdict(int)
     started: dict[_Instance, int] = {}
@@ -136,23 +142,23 @@ def places(model: Structure, running: Graph) -> list[Place]:
         above = [layer_of[i] for i in node.inputs if i in layer_of]
         routed = any(i in after_routing for i in node.inputs)
         if instance is not None and instance.operator in ROUTING_OPERATORS:
-            place = _inside(node, instance, names[instance], passes, started, ended, votes)
-            if place.iteration is not None and instance in most:
-                place = replace(place, iteration=min(place.iteration, most[instance]))
+            location = _inside(node, instance, names[instance], passes, started, ended, votes)
+            if location.iteration is not None and instance in most:
+                location = replace(location, iteration=min(location.iteration, most[instance]))
             routed = True
             last = node.outputs[0] if node.outputs else ""
-            _mark_end(last, instance, ended, node.inputs)
+            _record_end(last, instance, ended, node.inputs)
         else:
             own = names.get(instance, "") if instance is not None else ""
             other = "" if own or routed else _other(node, written)
             apart = bool(other) or (not routed and any(i in beyond for i in node.inputs))
-            layer = other or own or _own_layer(node, written) or (above[0] if above else "")
-            place = Place(layer, "" if apart else _group_outside(layer, routed))
+            layer = other or own or _layer_of_weight(node, written) or (above[0] if above else "")
+            location = Location(layer, "" if apart else _group_outside(layer, routed))
             if apart:
                 beyond.update(node.outputs)
-        found.append(place)
+        found.append(location)
         for output in node.outputs:
-            layer_of[output] = place.layer
+            layer_of[output] = location.layer
             if routed:
                 after_routing.add(output)
     return _between(running, found)
@@ -166,7 +172,7 @@ def _inside(
     started: dict[_Instance, int],
     ended: dict[str, int],
     votes: dict[_Instance, set[str]],
-) -> Place:
+) -> Location:
     """The place of an operator of a routing procedure."""
     if instance not in started:
         passes[layer] += 1
@@ -178,10 +184,10 @@ def _inside(
         first = 1 + max((ended.get(i, 0) for i in node.inputs), default=0)
     if node.domain == DOMAIN:
         total = node.integer("iterations", 1)
-        return Place(layer, ROUTING, first, total if total > 1 else 1)
+        return Location(layer, ROUTING, first, total if total > 1 else 1)
     if any(output in votes.get(instance, ()) for output in node.outputs):
-        return Place(layer, VOTES)
-    return Place(layer, ROUTING, first)
+        return Location(layer, VOTES)
+    return Location(layer, ROUTING, first)
 
 
 def _iterations(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, int]:
@@ -192,25 +198,27 @@ def _iterations(running: Graph, instances: list[_Instance | None]) -> dict[_Inst
         if instance is None or not _iterates(instance):
             continue
         for output in node.outputs:
-            mark = _mark(output, instance)
+            mark = _iteration_value(output, instance)
             if mark is not None and mark.kind == "pose":
                 most[instance] = max(most.get(instance, 1), mark.iteration)
     return most
 
 
-def _mark_end(
+def _record_end(
     value: str, instance: _Instance, ended: dict[str, int], inputs: tuple[str, ...]
 ) -> None:
     """Note how many iterations a value comes after, in procedures that iterate."""
     if not _iterates(instance):
         return
-    mark = _mark(value, instance)
-    last = mark is not None and mark.kind == ROUTING_OPERATORS[instance.operator].marks[-1]
+    mark = _iteration_value(value, instance)
+    last = (
+        mark is not None and mark.kind == ROUTING_OPERATORS[instance.operator].iteration_values[-1]
+    )
     before = max((ended.get(i, 0) for i in inputs), default=0)
     ended[value] = mark.iteration if mark is not None and last else before
 
 
-def _between(running: Graph, found: list[Place]) -> list[Place]:
+def _between(running: Graph, found: list[Location]) -> list[Location]:
     """Assign operators between two routing layers (a reshape) to the first one, not to the classifier."""
     leads_to_routing: set[str] = set()
     result = list(found)
@@ -237,7 +245,9 @@ def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance,
     for k, (node, instance) in enumerate(zip(running.nodes, instances, strict=True)):
         if instance is None or node.domain == DOMAIN:
             continue
-        if any(_mark(o, instance) == (instance.operator, 1, "pose") for o in node.outputs):
+        if any(
+            _iteration_value(o, instance) == (instance.operator, 1, "pose") for o in node.outputs
+        ):
             first.setdefault(instance, k)
     found: dict[_Instance, set[str]] = {}
     for instance, k in first.items():
@@ -301,10 +311,10 @@ def _instance(node: Node) -> _Instance | None:
     return None
 
 
-def _mark(value: str, instance: _Instance) -> Mark | None:
+def _iteration_value(value: str, instance: _Instance) -> IterationValue | None:
     """What a value of a procedure's body is, if the body marks it."""
     match = _INLINED.match(value) or _PORTABLE.match(value)
-    return mark_in(instance.operator, match["value"]) if match else None
+    return iteration_value_in(instance.operator, match["value"]) if match else None
 
 
 def _iterates(instance: _Instance) -> bool:
@@ -414,7 +424,7 @@ def layer_of_weights(node: Node) -> str:
     return ""
 
 
-def _own_layer(node: Node, written: _Written) -> str:
+def _layer_of_weight(node: Node, written: _Written) -> str:
     """By the names of what it makes: fused operators keep the name of the last value."""
     for name in (*node.outputs, node.name.removesuffix("_nchwc")):
         layer = written.layers.get(_RENAMED.sub("", name))
@@ -432,20 +442,20 @@ _NAME = re.compile(
 )
 
 
-def node_name(place: Place, op: str, number: int) -> str:
+def node_name(location: Location, op: str, number: int) -> str:
     """The name of a node that belongs to a layer."""
-    group = place.group
-    if place.iteration is not None:
-        last = f"-{place.iterations}" if place.iterations > 1 else ""
-        group = f"{group}.{place.iteration}{last}"
-    layer = re.sub(r"[/\x1e\[\]+]", "_", place.layer)
+    group = location.group
+    if location.iteration is not None:
+        last = f"-{location.iterations}" if location.iterations > 1 else ""
+        group = f"{group}.{location.iteration}{last}"
+    layer = re.sub(r"[/\x1e\[\]+]", "_", location.layer)
     return f"capsedge/{layer}/{group}/{op}_{number}"
 
 
-def places_in(words: str) -> list[Place]:
+def locations_in(words: str) -> list[Location]:
     """The places of all nodes that are named in what TensorRT says of a layer."""
     return [
-        Place(
+        Location(
             found["layer"],
             found["group"],
             int(found["iteration"]) if found["iteration"] else None,
@@ -455,16 +465,16 @@ def places_in(words: str) -> list[Place]:
     ]
 
 
-def merged(places: Sequence[Place]) -> Place:
+def merge_locations(locations: Sequence[Location]) -> Location:
     """One place for nodes that run as one: all of their layers, the group of most, and its iterations."""
-    if not places:
-        return Place()
-    layers = [*dict.fromkeys(place.layer for place in places)]
-    group = Counter(place.group for place in places).most_common(1)[0][0]
+    if not locations:
+        return Location()
+    layers = [*dict.fromkeys(location.layer for location in locations)]
+    group = Counter(location.group for location in locations).most_common(1)[0][0]
     first, last, iterations = None, None, 1
     if group == ROUTING:
-        numbers = [place.iteration or 1 for place in places if place.group == ROUTING]
-        ends = [max(p.iteration or 1, p.iterations) for p in places if p.group == ROUTING]
+        numbers = [location.iteration or 1 for location in locations if location.group == ROUTING]
+        ends = [max(p.iteration or 1, p.iterations) for p in locations if p.group == ROUTING]
         first, last = min(numbers), max(ends)
         iterations = last if last > first else 1
-    return Place(" + ".join(layers), group, first, iterations)
+    return Location(" + ".join(layers), group, first, iterations)

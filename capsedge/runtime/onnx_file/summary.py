@@ -16,7 +16,14 @@ from typing import BinaryIO, ClassVar
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
-from capsedge.runtime.onnx_file.wire import MODEL, Found, Malformed, Message, Walker, number_of
+from capsedge.runtime.onnx_file.wire import (
+    MODEL,
+    FieldValues,
+    Malformed,
+    Message,
+    Walker,
+    number_of,
+)
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
@@ -112,16 +119,16 @@ def check_file(path: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    found = reading.kind(path)
+    found = reading.path_kind(path)
     if found == reading.FOLDER:
-        told = formats.tell(path)
+        told = formats.identify_path(path)
         if told is not None and told.key != "folder":
-            raise no_onnx(path, told, str(path))
+            raise not_onnx(path, told, str(path))
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
     if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
-    with reading.opened(path, "Name an .onnx file that may be read.") as file:
-        size = reading.size(file)
+    with reading.open_regular_file(path, "Name an .onnx file that may be read.") as file:
+        size = reading.file_size(file)
         if size > MAX_BYTES:
             raise ArtefactError(
                 f"{path} is too large for an ONNX file.",
@@ -148,9 +155,9 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         if not summary.has_graph or not summary.ir_version:
             raise Malformed("it has no graph")
     except (Malformed, UnicodeDecodeError) as error:
-        told = formats.tell_content(data)
+        told = formats.identify_content(data)
         if told is not None and told.key != "onnx":
-            raise no_onnx(name, told, name) from error
+            raise not_onnx(name, told, name) from error
         raise ArtefactError(
             f"{name} is not a complete ONNX file.",
             f"Read as one, {error}.",
@@ -160,11 +167,11 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
     return summary
 
 
-def no_onnx(name: Path | str, told: formats.Format, path: str) -> ArtefactError:
+def not_onnx(name: Path | str, kind: formats.Format, path: str) -> ArtefactError:
     """The error for a file of another format."""
-    fix, command = told.advice(path)
+    fix, command = kind.advice(path)
     return ArtefactError(
-        f"{name} is not an ONNX file: it is {told.name}.", "", fix, command=command
+        f"{name} is not an ONNX file: it is {kind.name}.", "", fix, command=command
     )
 
 
@@ -224,7 +231,7 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
 
 
 class _Summarizer(Walker):
-    told: ClassVar[Mapping[str, frozenset[int]]] = {
+    visited: ClassVar[Mapping[str, frozenset[int]]] = {
         "NodeProto": frozenset(),
         # The runtime uses only the location; a tensor has no other reason to name a file.
         "TensorProto": frozenset((_TENSOR_EXTERNAL, _TENSOR_LOCATION)),
@@ -252,7 +259,12 @@ class _Summarizer(Walker):
         return summary
 
     def take(
-        self, parent: Message, message: Message, number: int, found: Found, within: tuple[int, int]
+        self,
+        parent: Message,
+        message: Message,
+        number: int,
+        found: FieldValues,
+        within: tuple[int, int],
     ) -> None:
         if message.name == "NodeProto":
             self._node(found, within)
@@ -267,7 +279,7 @@ class _Summarizer(Walker):
             key, value = self.text_of(found, _ENTRY_KEY, _ENTRY_VALUE)
             self.summary.metadata[key] = value
 
-    def _node(self, found: Found, within: tuple[int, int]) -> None:
+    def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
             raise Malformed(f"it has more than {MAX_NODES:,} nodes")
@@ -282,7 +294,7 @@ class _Summarizer(Walker):
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
             self.summary.expanded_routing = True
 
-    def _function(self, found: Found) -> None:
+    def _function(self, found: FieldValues) -> None:
         name, domain, overload = self.text_of(
             found, _FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD
         )
@@ -292,6 +304,6 @@ class _Summarizer(Walker):
         if domain == DOMAIN:
             self.summary.capsedge_functions.add((name, overload))
 
-    def _tensor(self, found: Found) -> None:
+    def _tensor(self, found: FieldValues) -> None:
         if _TENSOR_EXTERNAL in found or found.get(_TENSOR_LOCATION):
             self.summary.external += self.text_of(found, _TENSOR_NAME)

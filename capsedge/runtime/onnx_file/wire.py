@@ -110,7 +110,7 @@ def _parse() -> dict[str, Message]:
 MODEL = _parse()["ModelProto"]
 
 # What a message's fields hold: a number as it is, anything else as the bytes start:end.
-Found = dict[int, "int | tuple[int, int]"]
+FieldValues = dict[int, "int | tuple[int, int]"]
 
 
 class Malformed(Exception):
@@ -232,25 +232,25 @@ class Walker(Wire):
     """Goes through a whole message by the schema, and tells of the messages that it finds.
 
     Attributes:
-        told: names of the messages that ``take`` is called for, with the fields of which one must be there;
-            none for all of these messages.
+        visited: names of the messages that ``take`` is called for, with the fields of which one must be
+            there; none for all of these messages.
     """
 
-    told: ClassVar[Mapping[str, frozenset[int]]] = {}
+    visited: ClassVar[Mapping[str, frozenset[int]]] = {}
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self._entered = 0
 
-    def walk(self, message: Message, start: int, end: int, depth: int = 0) -> Found:
+    def walk(self, message: Message, start: int, end: int, depth: int = 0) -> FieldValues:
         """Go through a message and all below it; the last value of each of its own fields."""
         if depth > MAX_DEPTH:
             raise Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
         self._entered += 1
         if self._entered > MAX_MESSAGES:
             raise Malformed(f"it has more than {MAX_MESSAGES:,} messages")
-        found: Found = {}
-        known, told, stood = message.fields, self.told, 0
+        found: FieldValues = {}
+        known, visited, stood = message.fields, self.visited, 0
         for number, wire, a, b in self.fields(start, end):
             entry = known.get(number << 3 | wire)
             if entry is None:
@@ -266,24 +266,29 @@ class Walker(Wire):
             found[number] = a if wire == VARINT else (a, b)
             if entry.message is not None:
                 inner = self.walk(entry.message, a, b, depth + 1)
-                needed = told.get(entry.message.name)
+                needed = visited.get(entry.message.name)
                 if needed is not None and (not needed or not needed.isdisjoint(inner)):
                     self.take(message, entry.message, number, inner, (a, b))
         return found
 
     def take(
-        self, parent: Message, message: Message, number: int, found: Found, within: tuple[int, int]
+        self,
+        parent: Message,
+        message: Message,
+        number: int,
+        found: FieldValues,
+        within: tuple[int, int],
     ) -> None:
         """Note what is wanted of a message, the field ``number`` of its parent, at some bytes."""
         raise NotImplementedError
 
-    def text_of(self, found: Found, *numbers: int) -> list[str]:
+    def text_of(self, found: FieldValues, *numbers: int) -> list[str]:
         """Fields as text; empty for those that are not there."""
         spans = map(found.get, numbers)
         return [self.data[slice(*s)].decode() if isinstance(s, tuple) else "" for s in spans]
 
 
-def number_of(found: Found, number: int) -> int:
+def number_of(found: FieldValues, number: int) -> int:
     """A field that is a number; 0 if it is not there."""
     value = found.get(number)
     return value if isinstance(value, int) else 0

@@ -128,7 +128,7 @@ class Comparison:
         timed = [(e.latency.median, k, e) for k, e in enumerate(self.entries) if e.latency]
         return min(timed)[2] if len(timed) > 1 else None
 
-    def against_first(self, entry: Entry) -> str:
+    def speed_in_words(self, entry: Entry) -> str:
         """The ratio in words: ``3.7x faster``, ``first`` for the first; empty if either was not timed."""
         ratio = self.ratio(entry)
         if ratio is None or ratio <= 0:
@@ -195,15 +195,15 @@ class _Turn:
         self.peak: int | None = None
 
     def start(self, inputs: Path, answer: Path, stack: ExitStack) -> None:
-        filled = replace(self.entrant.specification, inputs=str(inputs), answer=str(answer))
+        filled = replace(self.entrant.specification, inputs=str(inputs), output=str(answer))
         self.worker = stack.enter_context(Worker(filled, self.entrant.command))
         self.outputs = self.worker.outputs()
 
     def check(self, first: _Turn, peer: _Turn) -> None:
         """Compare its outputs with those of the first entrant of all, and of the first of its model."""
-        self.difference = difference(self.outputs, peer.outputs)
+        self.difference = largest_difference(self.outputs, peer.outputs)
         if _comparable(self.outputs, first.outputs):
-            self.from_first = difference(self.outputs, first.outputs)
+            self.from_first = largest_difference(self.outputs, first.outputs)
         if not self.difference <= self.entrant.tolerance:
             self.problem = (
                 f"differs from {peer.entrant.name} by {self.difference:.2g} "
@@ -289,26 +289,28 @@ def compare(
     return Comparison(batch, entrants[0].specification.threads, rounds, entries)
 
 
-def _comparable(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> bool:
-    common = [name for name in wanted if name in found]
-    return bool(common) and all(found[n].shape == wanted[n].shape for n in common)
+def _comparable(actual: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> bool:
+    common = [name for name in expected if name in actual]
+    return bool(common) and all(actual[n].shape == expected[n].shape for n in common)
 
 
-def difference(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> float:
+def largest_difference(
+    actual: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]
+) -> float:
     """Largest difference over the outputs that both have, relative to each output's largest magnitude.
 
     Raises:
         EnvironmentProblem: they have no output in common, or a shape differs.
     """
-    if not _comparable(found, wanted):
+    if not _comparable(actual, expected):
         raise EnvironmentProblem(
             "The outputs of a peer do not match those of the model.",
-            f"It has {sorted(found)}, the model has {sorted(wanted)}.",
+            f"It has {sorted(actual)}, the model has {sorted(expected)}.",
             "Leave that peer out of --compare.",
         )
     return max(
-        float(np.max(np.abs(found[n].astype(np.float64) - wanted[n]), initial=0.0))
-        / max(float(np.max(np.abs(wanted[n]), initial=0.0)), 1e-30)
-        for n in wanted
-        if n in found
+        float(np.max(np.abs(actual[n].astype(np.float64) - expected[n]), initial=0.0))
+        / max(float(np.max(np.abs(expected[n]), initial=0.0)), 1e-30)
+        for n in expected
+        if n in actual
     )

@@ -20,7 +20,7 @@ from capsedge.runtime.profiling.profile import (
     random_inputs,
     session_device,
 )
-from capsedge.runtime.profiling.worker import OWN_FILES, Specification, ops_argument
+from capsedge.runtime.profiling.worker import CONVERTED_SUFFIXES, Specification, ops_argument
 from capsedge.runtime.session import Session
 
 # Peers that cannot read ONNX functions.
@@ -137,8 +137,8 @@ def _check_portable(file: Path, peer: str) -> None:
         f"Export it again with `capsedge export --for {peer} -o {peer}.onnx`, and add "
         f"--peer-model {peer}.onnx."
     )
-    if file.suffix in OWN_FILES.values():
-        if OWN_FILES.get(peer) != file.suffix:
+    if file.suffix in CONVERTED_SUFFIXES.values():
+        if CONVERTED_SUFFIXES.get(peer) != file.suffix:
             raise UsageError(f"{name} cannot read {file}.", "It is another runtime's file.", again)
         return
     if summarize(read_bytes(file), str(file)).capsedge_nodes:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.backends.backend import Feeds
-from capsedge.runtime.backends.onnxruntime_backend import How, ProfiledSession
+from capsedge.runtime.backends.onnxruntime_backend import ProfiledSession, SessionSettings
 
 # --- Two tiny ONNX files written byte by byte, since the device has no ``onnx`` package ---
 
@@ -177,7 +177,7 @@ def overheads(threads: int) -> Overheads:
     )
     short, long = np.empty(CHAIN_RUNS), np.empty(CHAIN_RUNS)
     with ProfiledSession(
-        chain(CHAIN + 1), How(threads), x, lambda: many.run(None, x), keep_graph=False
+        chain(CHAIN + 1), SessionSettings(threads), x, lambda: many.run(None, x), keep_graph=False
     ) as session:
         until, count = time.perf_counter() + CHAIN_SECONDS, 0
         while count < CHAIN_RUNS and (count < CHAIN_LEAST or time.perf_counter() < until):
@@ -186,12 +186,12 @@ def overheads(threads: int) -> Overheads:
             session.profiled()
             count += 1
         runs = session.finish().runs
-    stated = np.array([np.mean([event.duration for event in run]) for run in runs])
+    declared = np.array([np.mean([event.duration for event in run]) for run in runs])
     short, long = short[:count], long[:count]
     dispatch = midmean(long - short) / CHAIN
     return Overheads(
         call_ms=1e3 * max(0.0, midmean(short) - dispatch),
-        timing_us=max(0.0, midmean(stated) - 1e6 * dispatch),
+        timing_us=max(0.0, midmean(declared) - 1e6 * dispatch),
     )
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Event, Feeds, ProfiledBackend, ProfiledRuns, Recording
-from capsedge.runtime.cascade_metadata import CASCADE_KEY, LONG_WAY
+from capsedge.runtime.cascade_metadata import CASCADE_KEY, ESCALATED
 from capsedge.runtime.onnx_file.costs import Cost, Tensor, cost
-from capsedge.runtime.onnx_file.layer_map import Place, merged, places, places_in
+from capsedge.runtime.onnx_file.layer_map import Location, locate, locations_in, merge_locations
 from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, read_structure
 from capsedge.runtime.profiling.machine_peaks import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.worker import timed_runs
@@ -27,7 +27,9 @@ from capsedge.spec.operators import operator_of
 
 SMALL, LARGE, BETWEEN = "small network", "large network", "cascade"
 NETWORKS = (SMALL, BETWEEN, LARGE)
-OWN = "cascade_"  # what the names of nodes between the networks begin with (cascade_graph.py)
+OUTSIDE_BRANCHES = (
+    "cascade_"  # what the names of nodes between the networks begin with (cascade_graph.py)
+)
 _BRANCHING = "If"
 
 
@@ -71,7 +73,7 @@ def _orders(graph: Graph) -> Iterator[list[tuple[Graph, Node]]]:
     yield from orders
 
 
-def own_durations(run: Sequence[Event]) -> NDArray[np.float64]:
+def exclusive_durations(run: Sequence[Event]) -> NDArray[np.float64]:
     """Microseconds of each operator of a run, without those of the operators in its branches."""
     own = np.array([event.duration for event in run], dtype=np.float64)
     inside = np.zeros(len(run), bool)
@@ -87,18 +89,18 @@ def own_durations(run: Sequence[Event]) -> NDArray[np.float64]:
     return np.maximum(own, 0.0)
 
 
-def placed(written: Structure, running: Executed) -> list[Place]:
+def match_operators(written: Structure, running: Executed) -> list[Location]:
     """The place of every operator; in a cascade, of the network that it belongs to."""
-    found: list[Place | None] = [None] * len(running.bodies)
+    found: list[Location | None] = [None] * len(running.bodies)
     for body in {id(b): b for b in running.bodies}.values():
         numbers = [k for k, other in enumerate(running.bodies) if other is body]
         nodes = [running.graph.nodes[k] for k in numbers]
         source = replace(written, graph=_written(written.graph, body))
-        part = places(source, replace(body, nodes=nodes))
-        for k, place in zip(numbers, part, strict=True):
-            between = running.graph.nodes[k].name.startswith(OWN)
-            found[k] = Place() if between else place
-    return [place for place in found if place is not None]
+        part = locate(source, replace(body, nodes=nodes))
+        for k, location in zip(numbers, part, strict=True):
+            between = running.graph.nodes[k].name.startswith(OUTSIDE_BRANCHES)
+            found[k] = Location() if between else location
+    return [location for location in found if location is not None]
 
 
 def networks(written: Structure, running: Executed) -> list[str]:
@@ -111,9 +113,9 @@ def networks(written: Structure, running: Executed) -> list[str]:
 
 
 def _network(body: Graph, node: Node) -> str:
-    if node.name.startswith(OWN):
+    if node.name.startswith(OUTSIDE_BRANCHES):
         return BETWEEN
-    return LARGE if body.name == LONG_WAY else SMALL
+    return LARGE if body.name == ESCALATED else SMALL
 
 
 def _written(graph: Graph, body: Graph) -> Graph:
@@ -268,9 +270,9 @@ def _assemble(
     names = [event.name for event in first]
     runs = [recording.runs[k] for k in counted]
     same = [run for run in runs if [event.name for event in run] == names]
-    running, where, of_network = _places(path, recording, first)
+    running, where, of_network = _locations(path, recording, first)
     values = _values(running, first, feeds) if running is not None else {}
-    durations = np.array([own_durations(run) for run in same])
+    durations = np.array([exclusive_durations(run) for run in same])
     bias = around.timing_us
     # The runs whose sums lie in the middle: their sum is comparable with the median of whole runs.
     order = np.argsort(durations.sum(axis=1))
@@ -300,25 +302,30 @@ def _assemble(
     )
 
 
-def _places(
+def _locations(
     path: Path, recording: Recording, run: Sequence[Event]
-) -> tuple[Graph | None, list[Place], list[str]]:
+) -> tuple[Graph | None, list[Location], list[str]]:
     """The operators of a run as a graph, if the backend tells it; and of each its place, and its network in
     a cascade."""
     none = [""] * len(run)
     if (
         recording.graph is None
     ):  # the names are all there is: an engine's say where its nodes come from
-        return None, [merged(places_in(f"{e.name} {e.origin}")) for e in run], none
+        return None, [merge_locations(locations_in(f"{e.name} {e.origin}")) for e in run], none
     found = executed(recording.graph.graph, [event.kind for event in run])
     if found is None:
-        return None, [Place() for _ in run], none
+        return None, [Location() for _ in run], none
     written = read_structure(path)
-    return found.graph, placed(written, found), networks(written, found)
+    return found.graph, match_operators(written, found), networks(written, found)
 
 
 def _operator(
-    event: Event, place: Place, spent: Cost | None, taken: float, total: float, peaks: Peaks | None
+    event: Event,
+    location: Location,
+    spent: Cost | None,
+    taken: float,
+    total: float,
+    peaks: Peaks | None,
 ) -> Operator:
     """One operator: the microseconds taken, of the total, against what the machine could do."""
     attainable, bound = None, ""
@@ -328,10 +335,10 @@ def _operator(
     return Operator(
         name=event.name,
         kind=operator_of(event.kind),
-        layer=place.layer,
-        group=place.group,
-        iteration=place.iteration,
-        label=place.label,
+        layer=location.layer,
+        group=location.group,
+        iteration=location.iteration,
+        label=location.label,
         microseconds=taken,
         share=taken / total if total else 0.0,
         operations=spent.operations if spent else 0.0,

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime import machine
 from capsedge.runtime.backends.backend import Feeds, Port, closed_error
-from capsedge.runtime.files.text import milliseconds
-from capsedge.runtime.files.writing import SESSION, refusal, sha256, write_text
+from capsedge.runtime.files.text import format_milliseconds
+from capsedge.runtime.files.writing import SESSION, path_error, sha256, write_text
 from capsedge.runtime.profiling.machine_peaks import Peaks, measure_peaks
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
-from capsedge.runtime.profiling.report import ReportData, Run
+from capsedge.runtime.profiling.report_data import ReportData, Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.timing import (
     StableWindow,
@@ -30,7 +30,7 @@ from capsedge.runtime.profiling.timing import (
     summarize,
 )
 from capsedge.runtime.profiling.worker import Limits, take_times
-from capsedge.runtime.reporting import LINES, Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
 # Reasons to distrust a measurement, in the manner of trtexec: spread, bounds, the machine's state
@@ -60,7 +60,7 @@ class Conditions:
     stolen: float | None
 
 
-def judge(
+def measurement_warnings(
     latency: Statistics,
     stable: StableWindow,
     conditions: Conditions,
@@ -176,7 +176,11 @@ class ProfileReport(Summarized, ReportData):
             lines = [*lines[: LINES - 1], f"and {len(lines) - LINES + 1} more runs"]
         for comparison in self.comparisons:
             for entry in comparison.entries:
-                time = f"median {milliseconds(entry.latency.median)} ms" if entry.latency else ""
+                time = (
+                    f"median {format_milliseconds(entry.latency.median)} ms"
+                    if entry.latency
+                    else ""
+                )
                 rows.append(
                     Row(f"{short(entry.name)}, batch {comparison.batch}", time or entry.problem)
                 )
@@ -265,7 +269,7 @@ def profile(
         >>> report.save_html("report.html")
     """
     if not isinstance(session, Session):
-        raise refusal(session, SESSION)
+        raise path_error(session, SESSION)
     if session.closed:
         raise closed_error(session.path)
     limits = checked_limits(warmup, duration, iterations)
@@ -321,16 +325,16 @@ def _run(
         stable=stable,
         startup=started,
         operators=times,
-        warnings=judge(latency, stable, conditions, times, device != "cpu"),
-        long_way=_long_way(session, feeds),
+        warnings=measurement_warnings(latency, stable, conditions, times, device != "cpu"),
+        escalated=_escalated(session, feeds),
     )
 
 
-def _long_way(session: Session, feeds: Feeds) -> float | None:
+def _escalated(session: Session, feeds: Feeds) -> float | None:
     """Of a cascade, the share of these inputs that its large network decides."""
-    if session.roles.long_way is None:
+    if session.roles.escalated is None:
         return None
-    return float(session.run(feeds)[session.roles.long_way].mean())
+    return float(session.run(feeds)[session.roles.escalated].mean())
 
 
 def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:

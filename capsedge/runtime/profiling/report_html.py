@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.runtime.files.text import milliseconds, printable, quantity, size
+from capsedge.runtime.files.text import format_bytes, format_count, format_milliseconds, printable
 from capsedge.runtime.files.writing import write_text
 from capsedge.runtime.profiling import report_text
 from capsedge.runtime.profiling.compare import Comparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
 from capsedge.runtime.profiling.operator_times import Operator
-from capsedge.runtime.profiling.report import OTHER, ReportData, Row, Run
+from capsedge.runtime.profiling.report_data import OTHER, ReportData, Row, Run
 from capsedge.runtime.profiling.report_text import Table
-from capsedge.runtime.reporting import (
+from capsedge.runtime.result_summary import (
     TIP,
     caption,
     check_chart,
@@ -41,7 +41,7 @@ COLOURS = {  # of Okabe and Ito, safe for colour blindness
     "decoder": "#56B4E9",
     "other": "#8A8F98",
 }
-MARK = "#D55E00"
+HIGHLIGHT = "#D55E00"
 SHOWN = 14  # layers with a bar; the table lists all
 BINS = 60  # of a histogram
 MOST_POINTS = 400  # of a series; longer ones are thinned out, with their extremes kept
@@ -119,10 +119,9 @@ def save_png(report: ReportData, path: Path) -> None:
     figure = new_figure(13, 3.6 * rows)
     parts = figure.subfigures(rows, 1, squeeze=False)[:, 0]
     for run, part in zip(report.runs, parts, strict=False):
-        memory = f", peak memory {size(run.startup.peak_bytes)}" if run.startup else ""
-        title = (
-            f"{caption(run.model)}, batch {run.batch}: median {milliseconds(run.latency.median)} ms"
-        )
+        memory = f", peak memory {format_bytes(run.startup.peak_bytes)}" if run.startup else ""
+        median = format_milliseconds(run.latency.median)
+        title = f"{caption(run.model)}, batch {run.batch}: median {median} ms"
         title += f", {run.throughput:.0f} images/s{memory}"
         part.suptitle(title, fontsize=11, fontweight="bold")
         _row_of_charts(part, _charts(run, report.peaks))
@@ -191,11 +190,11 @@ def _run(run: Run, peaks: Peaks | None) -> str:
     )
 
 
-def _comparison(found: Comparison) -> str:
-    table = report_text.comparison(found)
-    versions = "; ".join(dict.fromkeys(entry.version for entry in found.entries))
+def _comparison(comparison: Comparison) -> str:
+    table = report_text.comparison(comparison)
+    versions = "; ".join(dict.fromkeys(entry.version for entry in comparison.entries))
     return (
-        f"<section><h2>{escape(table.title)}</h2>{_figure(_side_by_side(found), captioned=False)}"
+        f"<section><h2>{escape(table.title)}</h2>{_figure(_side_by_side(comparison), captioned=False)}"
         "<p>Medians of runs in turns on the same inputs, after outputs were compared; ratios are to the "
         f"first row, differences from the first file. {escape(versions)}.</p>"
         f"{_details('Comparison', table)}</section>"
@@ -204,18 +203,18 @@ def _comparison(found: Comparison) -> str:
 
 def _figures(run: Run) -> str:
     cells = [
-        ("median", f"{milliseconds(run.latency.median)} ms"),
-        ("p99", f"{milliseconds(run.latency.p99)} ms"),
+        ("median", f"{format_milliseconds(run.latency.median)} ms"),
+        ("p99", f"{format_milliseconds(run.latency.p99)} ms"),
         ("images per second", f"{run.throughput:.0f}"),
         ("variation", f"{run.latency.cv:.1%}"),
     ]
     if run.startup is not None:
         cells += [
             ("cold start", f"{run.startup.cold_start_ms:.0f} ms"),
-            ("peak memory", size(run.startup.peak_bytes)),
+            ("peak memory", format_bytes(run.startup.peak_bytes)),
         ]
     if run.startup is not None and run.startup.device_bytes is not None:
-        cells.append(("GPU memory", size(run.startup.device_bytes)))
+        cells.append(("GPU memory", format_bytes(run.startup.device_bytes)))
     return (
         '<dl class="numbers">'
         + "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in cells)
@@ -233,7 +232,7 @@ def _groups(run: Run) -> str:
         for g in run.groups
     )
     legend = "".join(
-        f'<li><span class="swatch g-{g.group}"></span>{g.group} {milliseconds(g.milliseconds)} ms, '
+        f'<li><span class="swatch g-{g.group}"></span>{g.group} {format_milliseconds(g.milliseconds)} ms, '
         f"{g.share:.0%}</li>"
         for g in run.groups
     )
@@ -298,22 +297,28 @@ def _charts(run: Run, peaks: Peaks | None) -> list[Chart]:
     return charts
 
 
-def _side_by_side(found: Comparison) -> Chart:
-    height = 0.7 + 0.35 * len(found.entries)
-    return Chart(f"Side by side, batch {found.batch}", partial(_entrants, found), height=height)
+def _side_by_side(comparison: Comparison) -> Chart:
+    height = 0.7 + 0.35 * len(comparison.entries)
+    return Chart(
+        f"Side by side, batch {comparison.batch}", partial(_entrants, comparison), height=height
+    )
 
 
-def _entrants(found: Comparison, axis: Any) -> None:
-    timed = [(entry, entry.latency.median) for entry in found.entries if entry.latency is not None]
-    colours = [COLOURS["routing" if e is found.fastest else OTHER] for e, _ in timed]
+def _entrants(comparison: Comparison, axis: Any) -> None:
+    timed = [
+        (entry, entry.latency.median) for entry in comparison.entries if entry.latency is not None
+    ]
+    colours = [COLOURS["routing" if e is comparison.fastest else OTHER] for e, _ in timed]
     bars = axis.barh(range(len(timed)), [median for _, median in timed], color=colours)
     _names(axis, [_folded(entry.name, ENTRANT) for entry, _ in timed])
-    texts = [(f"{milliseconds(m)} ms", report_text.standing(found, e)) for e, m in timed]
+    texts = [
+        (f"{format_milliseconds(m)} ms", report_text.standing(comparison, e)) for e, m in timed
+    ]
     labels = axis.bar_label(
         bars, [", ".join(filter(None, t)) for t in texts], padding=3, fontsize=8
     )
     for label, (entry, _) in zip(labels, timed, strict=True):
-        label.set_fontweight("bold" if entry is found.fastest else "normal")
+        label.set_fontweight("bold" if entry is comparison.fastest else "normal")
     axis.margins(x=0.3)
     _plain(axis, "milliseconds (median)")
 
@@ -330,7 +335,7 @@ def _layers(run: Run, names: Sequence[str], axis: Any) -> None:
         range(len(rows)), [r.milliseconds for r in rows], color=[COLOURS[r.group] for r in rows]
     )
     for bar, row in zip(bars, rows, strict=True):
-        bar.set_gid(f"{TIP}{printable(row.name)}: {milliseconds(row.milliseconds)} ms")
+        bar.set_gid(f"{TIP}{printable(row.name)}: {format_milliseconds(row.milliseconds)} ms")
     axis.bar_label(bars, [f"{r.share:.0%}" for r in rows], padding=2, fontsize=8)
     for group in dict.fromkeys(r.group for r in rows if run.named):
         axis.barh(0, 0, color=COLOURS[group], label=group)
@@ -344,16 +349,18 @@ def _histogram(run: Run, axis: Any) -> None:
     ms = 1e3 * np.asarray(run.samples)
     counts, edges, bars = axis.hist(ms[ms <= run.latency.p99], bins=BINS, color=COLOURS["stem"])
     for count, low, high, bar in zip(counts, edges, edges[1:], bars, strict=False):
-        bar.set_gid(f"{TIP}{milliseconds(low)} to {milliseconds(high)} ms: {count:.0f} runs")
+        bar.set_gid(
+            f"{TIP}{format_milliseconds(low)} to {format_milliseconds(high)} ms: {count:.0f} runs"
+        )
         bar.set_visible(count > 0)
     axis.margins(y=0.2)  # for the texts
     middle = (edges[0] + edges[-1]) / 2
     marks = ("median", run.latency.median), ("p99", run.latency.p99)
     for line, (name, value) in enumerate(marks):
-        axis.axvline(value, color=MARK, linestyle="--", linewidth=1.2)
+        axis.axvline(value, color=HIGHLIGHT, linestyle="--", linewidth=1.2)
         side, shift = ("left", 4) if value <= middle else ("right", -4)
         axis.annotate(
-            f"{name} {milliseconds(value)}", (value, 1), (shift, -2 - 11 * line), ha=side, va="top",
+            f"{name} {format_milliseconds(value)}", (value, 1), (shift, -2 - 11 * line), ha=side, va="top",
             xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8,
         )  # fmt: skip
     _plain(axis, "milliseconds", "runs")
@@ -391,7 +398,7 @@ def _roofline(shown: Sequence[Operator], peaks: Peaks, axis: Any) -> None:
             c=[COLOURS[o.group or OTHER]], alpha=0.7, edgecolors="none",
         ).set_gid(
             f"{TIP}{printable(f'{o.kind} {o.label if o.group else o.name}')}: {o.microseconds:.1f} µs, "
-            f"{o.share:.1%}, {quantity(1e6 * speed).strip()} operations/s"
+            f"{o.share:.1%}, {format_count(1e6 * speed).strip()} operations/s"
         )  # fmt: skip
     ridge = peaks.operations / peaks.bandwidth
     intensities = [ridge, *(o.operations / o.bytes for o in shown)]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from capsedge.errors import UsageError
+from capsedge.runtime.files.text import format_bytes, format_count, format_milliseconds
 from capsedge.runtime.files.text import markdown as text
-from capsedge.runtime.files.text import milliseconds, quantity, size
 from capsedge.runtime.profiling.compare import Comparison, Entry
 from capsedge.runtime.profiling.machine_peaks import Peaks
-from capsedge.runtime.profiling.report import ReportData, Row, Run
+from capsedge.runtime.profiling.report_data import ReportData, Row, Run
 
 # --- The tables of a report, as text: for Markdown, HTML and the terminal alike ---
 
@@ -54,7 +54,7 @@ def latency(runs: list[Run]) -> Table:
         s = run.latency
         times = (s.median, s.mean, s.min, s.p90, s.p95, s.p99, s.p99_9, s.std)
         rows.append(
-            (run.model, str(run.batch), *map(milliseconds, times), f"{s.cv:.1%}",
+            (run.model, str(run.batch), *map(format_milliseconds, times), f"{s.cv:.1%}",
              f"{run.throughput:.0f}", str(s.count))
         )  # fmt: skip
     return Table("Latency, milliseconds per batch", columns, tuple(rows))
@@ -78,7 +78,7 @@ def startup(runs: list[Run]) -> Table | None:
         s = run.startup
         if s is not None:
             times = (f"{s.cold_start_ms:.0f} ms", f"{s.load_ms:.0f} ms", f"{s.first_ms:.1f} ms")
-            sizes = map(size, (s.steady_bytes, s.peak_bytes, s.model_bytes, s.device_bytes))
+            sizes = map(format_bytes, (s.steady_bytes, s.peak_bytes, s.model_bytes, s.device_bytes))
             rows.append((run.model, str(run.batch), *times, *sizes))
     return Table("Start and memory of a separate process", columns, tuple(rows)) if rows else None
 
@@ -90,7 +90,7 @@ def groups(run: Run) -> Table | None:
 
 def networks(run: Run) -> Table | None:
     """The two networks of a cascade."""
-    share = "" if run.long_way is None else f", {run.long_way:.1%} of the images on the long way"
+    share = "" if run.escalated is None else f", {run.escalated:.1%} of the images escalated"
     return _rows(run, run.networks, f"Networks, batch {run.batch}{share}", "network")
 
 
@@ -106,11 +106,11 @@ def _rows(run: Run, rows: list[Row], title: str, kind: str) -> Table | None:
     columns = (kind, "operators", "ms", "share", "operations", "bytes", "at peak, ms", "of peak")
     cells = [_cells(row) for row in rows]
     call = run.operators.call_ms
-    cells.append(("call (not operators)", "", milliseconds(call), "", "", "", "", ""))
+    cells.append(("call (not operators)", "", format_milliseconds(call), "", "", "", "", ""))
     total = run.operators.sum_ms + call
-    name = f"sum (median of runs: {milliseconds(run.operators.median_ms)})"
+    name = f"sum (median of runs: {format_milliseconds(run.operators.median_ms)})"
     whole = f"{run.operators.attributed:.0%}"
-    cells.append((name, "", milliseconds(total), whole, "", "", "", ""))
+    cells.append((name, "", format_milliseconds(total), whole, "", "", "", ""))
     return Table(
         title, columns, tuple(cells), (kind, "ms", "share", "operations", "bytes", "of peak")
     )
@@ -123,38 +123,40 @@ def _cells(row: Row) -> tuple[str, ...]:
     counted = bool(
         row.operations or row.bytes
     )  # TensorRT does not report the sizes of an engine's layers
-    attainable = "" if row.attainable is None else milliseconds(row.attainable)
+    attainable = "" if row.attainable is None else format_milliseconds(row.attainable)
     return (
-        row.name, str(row.operators), milliseconds(row.milliseconds), f"{row.share:.1%}",
-        quantity(row.operations) if counted else "", size(row.bytes) if counted else "", attainable, reached,
+        row.name, str(row.operators), format_milliseconds(row.milliseconds), f"{row.share:.1%}",
+        format_count(row.operations) if counted else "", format_bytes(row.bytes) if counted else "",
+        attainable, reached,
     )  # fmt: skip
 
 
-def comparison(found: Comparison) -> Table:
+def comparison(comparison: Comparison) -> Table:
     """One row per entrant; the fastest is marked, and differences are from the first file."""
     columns = ("backend", "median ms", "p90", "p99", "cv", "against the first", "peak memory",
                "cold start", "difference")  # fmt: skip
-    rows = tuple(_entrant(found, entry) for entry in found.entries)
-    threads = found.threads or "default"
-    title = f"Side by side, batch {found.batch}, threads {threads}, {found.rounds} rounds in turns"
+    rows = tuple(_entrant(comparison, entry) for entry in comparison.entries)
+    threads = comparison.threads or "default"
+    title = f"Side by side, batch {comparison.batch}, threads {threads}, {comparison.rounds} rounds in turns"
     essential = ("backend", "median ms", "against the first", "peak memory", "difference")
     return Table(title, columns, rows, essential)
 
 
-def _entrant(found: Comparison, entry: Entry) -> tuple[str, ...]:
+def _entrant(comparison: Comparison, entry: Entry) -> tuple[str, ...]:
     off = "-" if entry.from_first_file is None else f"{entry.from_first_file:.1e}"
     if entry.latency is None:
         return (entry.name, "-", "-", "-", "-", entry.problem, "-", "-", off)
     s = entry.latency
     return (
-        entry.name, milliseconds(s.median), milliseconds(s.p90), milliseconds(s.p99), f"{s.cv:.1%}",
-        standing(found, entry), size(entry.peak_bytes), f"{entry.cold_start_ms:.0f} ms", off,
+        entry.name, format_milliseconds(s.median), format_milliseconds(s.p90), format_milliseconds(s.p99),
+        f"{s.cv:.1%}",
+        standing(comparison, entry), format_bytes(entry.peak_bytes), f"{entry.cold_start_ms:.0f} ms", off,
     )  # fmt: skip
 
 
-def standing(found: Comparison, entry: Entry) -> str:
+def standing(comparison: Comparison, entry: Entry) -> str:
     """``3.7x faster, fastest``: the entry against the first, and whether it is the fastest of all."""
-    parts = [found.against_first(entry), FASTEST if entry is found.fastest else ""]
+    parts = [comparison.speed_in_words(entry), FASTEST if entry is comparison.fastest else ""]
     return ", ".join(part for part in parts if part)
 
 
@@ -164,15 +166,15 @@ def beyond_p99(run: Run, drawn: str) -> str:
     if not count:
         return ""
     runs = "1 run" if count == 1 else f"{count} runs"
-    return f"{runs} beyond the 99th percentile, up to {milliseconds(run.latency.max)} ms: {drawn}."
+    return f"{runs} beyond the 99th percentile, up to {format_milliseconds(run.latency.max)} ms: {drawn}."
 
 
-def peaks(found: Peaks) -> str:
+def peaks(report: Peaks) -> str:
     """The machine's peaks in a sentence."""
     return (
-        f"Measured peaks with {found.threads} threads: {found.operations / 1e9:.0f} billion FP32 "
+        f"Measured peaks with {report.threads} threads: {report.operations / 1e9:.0f} billion FP32 "
         f"operations per second "
-        f"(a matrix product in ONNX Runtime), {found.bandwidth / 1e9:.1f} GB/s (a copy in memory)."
+        f"(a matrix product in ONNX Runtime), {report.bandwidth / 1e9:.1f} GB/s (a copy in memory)."
     )
 
 

@@ -78,7 +78,7 @@ class Worker:
         try:
             self.first = self._read()
             self.cold_start = time.perf_counter() - start
-            self._names = self._read()["answered"] if specification.answer else []
+            self._names = self._read()["answered"] if specification.output else []
         except BaseException:
             self.close()
             raise
@@ -100,7 +100,7 @@ class Worker:
 
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Its outputs for the inputs."""
-        with np.load(self.specification.answer) as archive:
+        with np.load(self.specification.output) as archive:
             return dict(zip(self._names, archive.values(), strict=True))
 
     def close(self) -> None:

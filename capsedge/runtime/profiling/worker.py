@@ -37,7 +37,7 @@ Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Loader = Callable[["Specification"], tuple[Run, str]]
 """Loads a model; returns the function that runs it on inputs by name, and what runs it, with versions."""
 
-OWN_FILES = {"litert": ".tflite", "mnn": ".mnn"}  # which need no conversion
+CONVERTED_SUFFIXES = {"litert": ".tflite", "mnn": ".mnn"}  # which need no conversion
 MISSING = {
     "litert": "pip install onnx2tf ai-edge-litert, or name a .tflite file with --peer-model.",
     "mnn": "pip install MNN",
@@ -52,7 +52,7 @@ class Specification:
         peer: ``capsedge``, ``ort``, ``openvino``, ``litert``, ``mnn``; others have their own workers.
         model: the file that the runtime loads.
         inputs: an ``.npz`` file with the inputs by name.
-        answer: the ``.npz`` file to write the outputs to; empty for none.
+        output: the ``.npz`` file to write the outputs to; empty for none.
         threads: threads of one inference; 0 for the runtime's own choice.
         ops, device, provider: as for ``capsedge.load``.
         precision: of OpenVINO; empty for its own choice, bfloat16 on processors that have it.
@@ -64,7 +64,7 @@ class Specification:
     peer: str
     model: str
     inputs: str = ""
-    answer: str = ""
+    output: str = ""
     threads: int = 0
     ops: str = "auto"
     device: str = "cpu"
@@ -183,7 +183,7 @@ def serve(load: Loader, specification: Specification) -> None:
     loaded_at, loaded = time.perf_counter(), resident_bytes()
     outputs = run(images[0])
     first = time.perf_counter() - loaded_at
-    _say(
+    _send(
         {
             "version": version,
             "load_s": loaded_at - start,
@@ -192,12 +192,12 @@ def serve(load: Loader, specification: Specification) -> None:
             "loaded_bytes": loaded,
         }
     )
-    if specification.answer:
-        np.savez(specification.answer, *_answers(run, images, outputs))
-        _say({"answered": list(outputs)})
+    if specification.output:
+        np.savez(specification.output, *_outputs_of(run, images, outputs))
+        _send({"answered": list(outputs)})
     for line in sys.stdin:
         samples = take_times(lambda: run(images[0]), Limits(**json.loads(line)))
-        _say(
+        _send(
             {
                 "seconds": samples.tolist(),
                 "steady_bytes": resident_bytes(),
@@ -207,7 +207,7 @@ def serve(load: Loader, specification: Specification) -> None:
         )
 
 
-def _answers(
+def _outputs_of(
     run: Run, images: list[dict[str, Any]], first: Mapping[str, Any]
 ) -> list[NDArray[Any]]:
     """The outputs in order; ``[images, 1, ...]`` where each image was run by itself."""
@@ -218,7 +218,7 @@ def _answers(
     return [np.stack(values) for values in zip(*found, strict=True)]
 
 
-def _say(document: dict[str, Any]) -> None:
+def _send(document: dict[str, Any]) -> None:
     print("\n" + json.dumps(document), flush=True)  # runtimes print, too, and not whole lines
 
 
@@ -231,7 +231,7 @@ def load_capsedge(s: Specification) -> tuple[Run, str]:
     session = load(
         s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider
     )
-    package = "onnxruntime" if session.backend.passport is None else "tensorrt"
+    package = "onnxruntime" if session.backend.engine_metadata is None else "tensorrt"
     below = f"{package} {machine.versions(package).get(package, 'unknown')}"
     return session.run, f"capsedge {__version__} ({session.backend.ops}), {below}"
 
@@ -414,7 +414,7 @@ def main(loaders: Mapping[str, Loader] = LOADERS) -> None:
     try:
         serve(loaders[specification.peer], specification)
     except Exception as error:
-        _say({"error": _parts(error, specification)})
+        _send({"error": _parts(error, specification)})
 
 
 def _parts(error: Exception, s: Specification) -> list[str]:

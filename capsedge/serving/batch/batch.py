@@ -11,16 +11,16 @@ from typing import Any
 from capsedge.errors import UsageError
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
-from capsedge.runtime.reporting import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
-from capsedge.serving.batch.items import Part, Source
+from capsedge.serving.batch.items import ImageSource, Part
 from capsedge.serving.batch.journal import Journal, check_output
 from capsedge.serving.batch.model_bytes import ModelBytes, read_model
 from capsedge.serving.batch.parquet import import_parquet
-from capsedge.serving.batch.rows import Answerer, Counts, part_bytes, schema_of
-from capsedge.serving.batch.sources import find_source
-from capsedge.serving.batch.storage import apart, is_remote, plain
+from capsedge.serving.batch.rows import Counts, RowMaker, part_bytes, schema_of
+from capsedge.serving.batch.sources import open_source
+from capsedge.serving.batch.storage import check_apart_from, is_remote, plain
 
 # --- What ``capsedge.batch`` returns ---
 
@@ -36,7 +36,7 @@ class BatchReport(Summarized):
         kind: of the source: ``folder``, ``parquet``, ``tar``, ``idx``, ``npz`` or ``npy``.
         images: rows of the table.
         failed: rows with an error.
-        nothing: rows of images with nothing to see.
+        atypical: rows of images with nothing to see.
         parts: parts that the source was read in.
         resumed: those of them that an earlier run had finished.
         seconds: time that this run took.
@@ -49,7 +49,7 @@ class BatchReport(Summarized):
     kind: str
     images: int
     failed: int
-    nothing: int
+    atypical: int
     parts: int
     resumed: int
     seconds: float
@@ -64,7 +64,7 @@ class BatchReport(Summarized):
         rows = [
             Row("model", self.model), Row("source", f"{self.source} ({self.kind})"),
             Row("images", f"{self.images:,}"), Row("with an error", f"{self.failed:,}"),
-            Row("nothing to see", f"{self.nothing:,}"),
+            Row("nothing to see", f"{self.atypical:,}"),
             Row("resumed", f"{self.resumed} of {self.parts} parts"), Row("seconds", f"{self.seconds:.1f}"),
             *(Row("warning", warning) for warning in self.warnings),
         ]  # fmt: skip
@@ -147,7 +147,7 @@ def batch(
     """
     import_parquet()
     where, target = os.fspath(source), os.fspath(output)
-    if not apart(target, where):
+    if not check_apart_from(target, where):
         raise UsageError(
             f"{target} lies in the source {where}.",
             "The next run would read it.",
@@ -168,26 +168,26 @@ def batch(
     # Read once: what computes is what the plan names and what is sent.
     content = read_model(model) if is_remote(str(model)) or cluster is not None else None
     with _session(model, content, options) as session:
-        found = find_source(where, column)
+        found = open_source(where, column)
         warnings = score_warnings(session)
-        answerer = Answerer(session, options.outputs, invert, threads)
-        schema = schema_of(answerer)
+        row_maker = RowMaker(session, options.outputs, invert, threads)
+        schema = schema_of(row_maker)
         parts = found.parts()
         journal = Journal(target, _plan(session, content, found, options), parts)
         try:
             done = journal.begin(resume, force)
             if not journal.complete:
                 left = [part for part in parts if part.number not in done]
-                produced = _produced(answerer, schema, found, left, content, options)
+                produced = _produced(row_maker, schema, found, left, content, options)
                 _keep(journal, produced, parts, progress)
                 _check_not_empty(journal, where)
-                journal.finish(schema)
+                journal.complete_table(schema)
         finally:
             journal.close()
     seconds = time.monotonic() - begun
     counts = journal.counts
     return BatchReport(
-        str(model), where, target, found.kind, counts.images, counts.failed, counts.nothing,
+        str(model), where, target, found.kind, counts.images, counts.failed, counts.atypical,
         len(parts), len(done), seconds, warnings,
     )  # fmt: skip
 
@@ -210,7 +210,7 @@ def _session(model: Any, content: ModelBytes | None, options: _Options) -> Sessi
 
 
 def _plan(
-    session: Session, content: ModelBytes | None, source: Source, options: _Options
+    session: Session, content: ModelBytes | None, source: ImageSource, options: _Options
 ) -> dict[str, Any]:
     """What decides every bit of the table, besides the parts."""
     return {
@@ -226,9 +226,9 @@ def _plan(
 
 
 def _produced(
-    answerer: Answerer,
+    row_maker: RowMaker,
     schema: Any,
-    source: Source,
+    source: ImageSource,
     parts: Sequence[Part],
     content: ModelBytes | None,
     options: _Options,
@@ -236,16 +236,16 @@ def _produced(
     """The parts as parquet, with their numbers and counts, in any order."""
     if options.cluster is not None:
         assert content is not None  # read before
-        from capsedge.serving.batch.cluster import Work, answer_parts, versions
+        from capsedge.serving.batch.cluster import PartTask, predict_parts, versions
 
-        work = Work(
+        work = PartTask(
             source, options.threads or 1, options.ops, options.outputs, options.invert,
-            versions(answerer.session),
+            versions(row_maker.session),
         )  # fmt: skip
-        yield from answer_parts(options.cluster, content, work, parts)
+        yield from predict_parts(options.cluster, content, work, parts)
         return
     for part in parts:
-        yield (part.number, *part_bytes(answerer.rows(source.read(part)), schema))
+        yield (part.number, *part_bytes(row_maker.rows(source.read(part)), schema))
 
 
 def _keep(

@@ -19,15 +19,15 @@ from capsedge import errors
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.session import Session
-from capsedge.serving.batch.items import Part, Source
+from capsedge.serving.batch.items import ImageSource, Part
 from capsedge.serving.batch.model_bytes import ModelBytes
-from capsedge.serving.batch.rows import Answerer, Counts, part_bytes, schema_of
+from capsedge.serving.batch.rows import Counts, RowMaker, part_bytes, schema_of
 
 INSTALL = "pip install 'capsedge[cpu,ray]'"
 
 
 @dataclass(frozen=True)
-class Work:
+class PartTask:
     """What every worker does.
 
     Attributes:
@@ -37,7 +37,7 @@ class Work:
         versions: of what computes, as `versions` tells them; workers must have the same.
     """
 
-    source: Source
+    source: ImageSource
     threads: int
     ops: str
     outputs: tuple[str, ...]
@@ -45,8 +45,8 @@ class Work:
     versions: str
 
 
-def answer_parts(
-    address: str, model: ModelBytes, work: Work, parts: Sequence[Part]
+def predict_parts(
+    address: str, model: ModelBytes, work: PartTask, parts: Sequence[Part]
 ) -> Iterator[tuple[int, bytes, Counts]]:
     """Every part once, as parquet, with its number and its counts, in any order.
 
@@ -59,7 +59,7 @@ def answer_parts(
     """
     if not parts:
         return
-    with connected(address) as ray, _told():
+    with connected(address) as ray, _quiet_ray():
         compute = _workers(ray, work.threads, len(parts))
         items = [{"part": json.dumps(part.to_dict())} for part in parts]
         answers = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
@@ -93,14 +93,14 @@ class PartWorker:
         work: what it does.
     """
 
-    def __init__(self, model: Any, work: Work) -> None:
+    def __init__(self, model: Any, work: PartTask) -> None:
         self._problem = ""  # what kept this worker from beginning
         try:
             self._begin(model, work)
         except CapsedgeError as problem:
             self._problem = _to_json(problem)
 
-    def _begin(self, model: Any, work: Work) -> None:
+    def _begin(self, model: Any, work: PartTask) -> None:
         """Load the model.
 
         Raises:
@@ -120,8 +120,8 @@ class PartWorker:
         content: ModelBytes = ray.get(model)
         session = content.load(work.threads, work.ops)
         _check_versions(versions(session), work.versions)
-        self._answerer = Answerer(session, work.outputs, work.invert, work.threads)
-        self._schema = schema_of(self._answerer)
+        self._row_maker = RowMaker(session, work.outputs, work.invert, work.threads)
+        self._schema = schema_of(self._row_maker)
         self._source = work.source
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
@@ -136,21 +136,21 @@ class PartWorker:
         """
         done: dict[str, list[Any]] = {"number": [], "table": [], "counts": [], "problem": []}
         for text in batch["part"]:
-            stated = json.loads(text)
-            part = Part(**stated | {"names": tuple(stated["names"])})
+            declared = json.loads(text)
+            part = Part(**declared | {"names": tuple(declared["names"])})
             content, counts, problem = b"", "", self._problem
             if not problem:
                 try:
-                    content, counts = self._answered(part)
+                    content, counts = self._rows_of_part(part)
                 except CapsedgeError as error:
                     problem = _to_json(error)
             for name, value in zip(done, (part.number, content, counts, problem), strict=True):
                 done[name].append(value)
         return done
 
-    def _answered(self, part: Part) -> tuple[bytes, str]:
+    def _rows_of_part(self, part: Part) -> tuple[bytes, str]:
         """The content of a parquet file, and counts as JSON."""
-        rows = self._answerer.rows(self._source.read(part))
+        rows = self._row_maker.rows(self._source.read(part))
         content, counts = part_bytes(rows, self._schema)
         return content, json.dumps(counts.to_dict())
 
@@ -162,10 +162,10 @@ def _to_json(error: CapsedgeError) -> str:
 
 
 def _from_json(text: str) -> CapsedgeError:
-    stated = json.loads(text)
-    kind: type[CapsedgeError] = getattr(errors, stated["kind"])
+    declared = json.loads(text)
+    kind: type[CapsedgeError] = getattr(errors, declared["kind"])
     found = kind.__new__(kind)  # constructors of some kinds take other arguments
-    CapsedgeError.__init__(found, **stated["said"], details=stated["details"])
+    CapsedgeError.__init__(found, **declared["said"], details=declared["details"])
     return found
 
 
@@ -182,16 +182,16 @@ def versions(session: Session) -> str:
     )
 
 
-def _check_versions(here: str, wanted: str) -> None:
+def _check_versions(here: str, expected: str) -> None:
     """Refuse a worker whose answers may differ from those of the others.
 
     Raises:
         EnvironmentProblem: it has other versions.
     """
-    if here != wanted:
+    if here != expected:
         raise EnvironmentProblem(
             f"{platform.node()} differs from the machine of the command.",
-            f"It has {here}; wanted: {wanted}.",
+            f"It has {here}; wanted: {expected}.",
             "Install the same versions on all machines.",
         )
 
@@ -234,7 +234,7 @@ def connected(address: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _quiet_ray() -> Iterator[None]:
     """Turn failures of the cluster into readable errors.
 
     Raises:

@@ -61,7 +61,7 @@ class Part:
         return asdict(self)
 
 
-class Source(Protocol):
+class ImageSource(Protocol):
     """A set of images that is read part by part; small enough to be sent to other machines."""
 
     @property

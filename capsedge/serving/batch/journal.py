@@ -18,16 +18,16 @@ from typing import Any
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.files import reading as opening
 from capsedge.runtime.files.json_documents import Malformed, decode, parse
-from capsedge.runtime.files.writing import check_writable, written
+from capsedge.runtime.files.writing import atomic_writer, check_writable
 from capsedge.serving.batch.items import Part
-from capsedge.serving.batch.parquet import BadParquet, opened_parquet, reading
+from capsedge.serving.batch.parquet import BadParquet, opened_parquet, readable_errors
 from capsedge.serving.batch.rows import PLAN, Counts, merge
-from capsedge.serving.batch.storage import Store, is_remote, plain
+from capsedge.serving.batch.storage import PartStore, is_remote, plain
 from capsedge.spec import limits
 
 _PLAN, SUCCESS = "_plan.json", "_SUCCESS"
 SUFFIX = ".parquet"
-BESIDE = ".parts"
+FOLDER_SUFFIX = ".parts"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Journal:
     def __init__(self, output: str, plan: dict[str, Any], parts: Sequence[Part]) -> None:
         self.output = output
         self.file = Path(plain(output)) if is_file(output) else None
-        self._store = Store(f"{output}{BESIDE}" if self.file is not None else output)
+        self._store = PartStore(f"{output}{FOLDER_SUFFIX}" if self.file is not None else output)
         text = json.dumps(plan | {"parts": [part.to_dict() for part in parts]}, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
         self._parts = parts
@@ -81,7 +81,7 @@ class Journal:
                 with another plan.
             ArtefactError: a part is not the one that the run wrote.
         """
-        there = self.file is not None and opening.kind(self.file) == opening.FILE
+        there = self.file is not None and opening.path_kind(self.file) == opening.FILE
         if self.file is not None:
             check_writable(self.file)
         if resume and there and self._merged():
@@ -104,7 +104,7 @@ class Journal:
             if {name_of(part.number), _record_of(part.number)} <= names:
                 self._take_back(part.number)
         self.complete = (
-            self.file is None and len(self._records) == len(self._parts) and self._marked(names)
+            self.file is None and len(self._records) == len(self._parts) and self._marked_for(names)
         )
         return set(self._records)
 
@@ -130,30 +130,32 @@ class Journal:
         """Whether the file holds the whole table of this plan."""
         assert self.file is not None
         try:
-            with opening.opened(self.file) as file, opened_parquet(file) as table:
-                stated = parse((table.content.metadata.metadata or {}).get(PLAN, b"null"))
-                counts = decode(Counts, stated.pop("counts")) if isinstance(stated, dict) else None
-                if counts is None or stated != {"sha256": self.digest}:
+            with opening.open_regular_file(self.file) as file, opened_parquet(file) as table:
+                declared = parse((table.content.metadata.metadata or {}).get(PLAN, b"null"))
+                counts = (
+                    decode(Counts, declared.pop("counts")) if isinstance(declared, dict) else None
+                )
+                if counts is None or declared != {"sha256": self.digest}:
                     return False
                 rows = 0
                 for k in range(len(table.groups)):
-                    with reading():
+                    with readable_errors():
                         rows += table.content.read_row_group(k, use_threads=False).num_rows
         except (BadParquet, Malformed, KeyError, UsageError):
             return False
         self.counts = counts
         return rows == counts.images
 
-    def _marked(self, names: set[str]) -> bool:
+    def _marked_for(self, names: set[str]) -> bool:
         """Whether the folder states that it holds these parts."""
         if SUCCESS not in names:
             return False
         try:
-            return bool(parse(self._store.get(SUCCESS, limits.JSON_BYTES)) == self._mark())
+            return bool(parse(self._store.get(SUCCESS, limits.JSON_BYTES)) == self._write_marker())
         except Malformed:
             return False
 
-    def _mark(self) -> dict[str, Any]:
+    def _write_marker(self) -> dict[str, Any]:
         return {"sha256": self.digest, "parts": len(self._parts), **self.counts.to_dict()}
 
     def _check(self, names: set[str], resume: bool, force: bool) -> None:
@@ -177,10 +179,10 @@ class Journal:
                 command="Go on with --resume, or replace it with --force.",
             )
         try:
-            stated = parse(self._store.get(_PLAN, limits.JSON_BYTES))
+            declared = parse(self._store.get(_PLAN, limits.JSON_BYTES))
         except Malformed:
-            stated = None
-        if resume and stated != {"sha256": self.digest}:
+            declared = None
+        if resume and declared != {"sha256": self.digest}:
             raise UsageError(
                 f"The unfinished run in {where} had another model, source or options.",
                 "Its parts would not fit those that are left.",
@@ -230,7 +232,7 @@ class Journal:
         self._records[number] = record
         self.counts.add(counts)
 
-    def finish(self, schema: Any) -> None:
+    def complete_table(self, schema: Any) -> None:
         """Make the table whole: merge the parts into the file, or mark the folder.
 
         Raises:
@@ -240,13 +242,13 @@ class Journal:
         if self.file is None:
             for _ in self._contents():
                 pass
-            self._store.put(SUCCESS, json.dumps(self._mark()).encode())
+            self._store.put(SUCCESS, json.dumps(self._write_marker()).encode())
             self._store.unlock_file()
             return
-        stated = json.dumps({"sha256": self.digest, "counts": self.counts.to_dict()})
+        declared = json.dumps({"sha256": self.digest, "counts": self.counts.to_dict()})
         try:
-            with written(self.file) as target:
-                rows = merge(self._contents(), target, schema, stated)
+            with atomic_writer(self.file) as target:
+                rows = merge(self._contents(), target, schema, declared)
                 if rows != self.counts.images:
                     raise BadParquet(f"the parts have {rows:,} rows of {self.counts.images:,}")
         except (BadParquet, ValueError) as error:
@@ -301,7 +303,7 @@ def check_output(output: str) -> None:
     suffix = re.search(r"[^.](\.[A-Za-z]\w{0,7})$", name)
     if suffix is None or suffix[1].lower() == SUFFIX:
         return
-    if not is_remote(output) and opening.kind(plain(output)) == opening.FOLDER:
+    if not is_remote(output) and opening.path_kind(plain(output)) == opening.FOLDER:
         return
     raise UsageError(
         f"{output} would be a folder of parquet files.",

@@ -44,7 +44,7 @@ class BadParquet(Exception):
 
 
 @dataclass(frozen=True)
-class Table:
+class ParquetTable:
     """An open parquet file.
 
     Attributes:
@@ -70,21 +70,21 @@ class Table:
         Raises:
             BadParquet: the column is damaged or exceeds a limit.
         """
-        with reading():
-            for place, lists in self._places(column):
+        with readable_errors():
+            for place, lists in self._schema_columns(column):
                 chunks = [self.groups[k].chunks[place] for k in groups]
                 rows = min(rows, rows_at_once(self._file, chunks, lists))
             found = self.content.iter_batches(
                 rows, row_groups=groups, columns=[column], use_threads=False
             )
         while True:
-            with reading():
+            with readable_errors():
                 batch = next(found, None)
             if batch is None:
                 return
             yield batch
 
-    def _places(self, column: str) -> Iterator[tuple[int, bool]]:
+    def _schema_columns(self, column: str) -> Iterator[tuple[int, bool]]:
         """The columns of the schema that one of the table consists of, and whether each holds lists."""
         for k in range(len(self.content.schema)):
             stored = self.content.schema.column(k)
@@ -93,7 +93,7 @@ class Table:
 
 
 @contextmanager
-def opened_parquet(file: BinaryIO) -> Iterator[Table]:
+def opened_parquet(file: BinaryIO) -> Iterator[ParquetTable]:
     """A parquet file, while the block runs.
 
     Args:
@@ -104,7 +104,7 @@ def opened_parquet(file: BinaryIO) -> Iterator[Table]:
         EnvironmentProblem: pyarrow is not installed.
     """
     parquet = import_parquet()
-    with reading():
+    with readable_errors():
         plain = _Plain(file)
         found = parquet.ParquetFile(
             plain,
@@ -118,11 +118,11 @@ def opened_parquet(file: BinaryIO) -> Iterator[Table]:
         if rows > limits.PARQUET_ROWS:
             raise BadParquet(f"it states {rows:,} rows, the limit is {limits.PARQUET_ROWS:,}")
     with found:
-        yield Table(found, plain.groups, file)
+        yield ParquetTable(found, plain.groups, file)
 
 
 @contextmanager
-def reading() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """Turn the block's failures to read parquet into one kind of error.
 
     Raises:
@@ -284,7 +284,7 @@ class Tables:
                 yield Item(qualified(part.file, row), error=f"The file is damaged: {_why(error)}")
 
 
-def find_column(storage: Storage, files: Sequence[str], wanted: str) -> str:
+def find_column(storage: Storage, files: Sequence[str], requested: str) -> str:
     """The column of images: the one named, the only one that can be, or ``image`` among several.
 
     Raises:
@@ -298,22 +298,22 @@ def find_column(storage: Storage, files: Sequence[str], wanted: str) -> str:
         except (BadParquet, UsageError, OSError) as error:
             problem = error
             continue
-        return _column(storage.address, schema, wanted)
+        return _column(storage.address, schema, requested)
     raise _unreadable(storage.address, problem)
 
 
-def _column(address: str, schema: Any, wanted: str) -> str:
+def _column(address: str, schema: Any, requested: str) -> str:
     known = [name for field in schema if (name := _images_in(field))]
     names = [name.removesuffix(".bytes") for name in known]
     shown = ", ".join(names[:20]) or "none"
-    wanted = wanted or (names[0] if len(names) == 1 else _USUAL if _USUAL in names else "")
-    if wanted in known:
-        return wanted
-    if wanted in names:
-        return known[names.index(wanted)]
+    requested = requested or (names[0] if len(names) == 1 else _USUAL if _USUAL in names else "")
+    if requested in known:
+        return requested
+    if requested in names:
+        return known[names.index(requested)]
     raise UsageError(
-        f"{address} has no column '{wanted}' of images."
-        if wanted
+        f"{address} has no column '{requested}' of images."
+        if requested
         else f"{address} has {len(names) or 'no'} columns that can be images.",
         f"Columns of bytes or of lists of numbers: {shown}.",
         "Name one."
@@ -371,12 +371,12 @@ def _values(column: Any) -> Iterator[Any]:
     """
     import pyarrow.types as types
 
-    with reading():
+    with readable_errors():
         while types.is_struct(column.type):  # nulls of the structure are nulls of its field
             column = column.flatten()[0]
     read = _bytes if _is_bytes(column.type) else _array
     for k in range(len(column)):
-        with reading():
+        with readable_errors():
             row = column.slice(k, 1)
             value = None if row.null_count else read(row)
         yield value

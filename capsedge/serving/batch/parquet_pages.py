@@ -54,7 +54,7 @@ class _Walk:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.at = 0
-        self._left = limits.PARQUET_VALUES
+        self._remaining = limits.PARQUET_VALUES
 
     def struct(self, depth: int) -> Fields:
         if depth > limits.PARQUET_DEPTH:
@@ -70,8 +70,8 @@ class _Walk:
         return fields
 
     def _count(self, values: int) -> None:
-        self._left -= values
-        if self._left < 0:
+        self._remaining -= values
+        if self._remaining < 0:
             raise BadThrift(f"it has over {limits.PARQUET_VALUES:,} values")
 
     def _value(self, kind: int, depth: int) -> object:
@@ -204,14 +204,14 @@ def row_groups(footer: bytes) -> tuple[RowGroup, ...]:
 
 def _chunk(column: Fields) -> Chunk:
     """A chunk, which begins at its dictionary if that comes before its data."""
-    stated = column.get(3)
-    if not isinstance(stated, dict):
+    declared = column.get(3)
+    if not isinstance(declared, dict):
         raise BadPages("a column without a description")
-    start = _long(stated, 9)
-    dictionary = _long(stated, 11) if 11 in stated else 0
+    start = _long(declared, 9)
+    dictionary = _long(declared, 11) if 11 in declared else 0
     if 0 < dictionary < start:
         start = dictionary
-    return Chunk(start, start + _long(stated, 7), _long(stated, 5))
+    return Chunk(start, start + _long(declared, 7), _long(declared, 5))
 
 
 def _structures(fields: Fields, key: int) -> list[Fields]:

@@ -24,10 +24,10 @@ from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
 from capsedge.serving.batch.items import Item
 from capsedge.serving.batch.model_bytes import ModelBytes, read_model
-from capsedge.serving.batch.rows import Answerer, Row
+from capsedge.serving.batch.rows import Row, RowMaker
 from capsedge.serving.batch.storage import is_remote, plain
 
-_TEXTS = ("label", "nothing", "error")
+_TEXTS = ("label", "atypical", "error")
 
 
 class Predictor:
@@ -63,9 +63,9 @@ class Predictor:
     ) -> None:
         threads = _reserved_cpus() if threads is None else threads
         session = _session(model, threads, {"ops": ops, "device": device, "provider": provider})
-        self._answerer = Answerer(session, outputs, invert, threads)
+        self._row_maker = RowMaker(session, outputs, invert, threads)
         self._column = column
-        (self._blank,) = self._answerer.rows([Item("", _black(session))])
+        (self._blank,) = self._row_maker.rows([Item("", _black(session))])
 
     def __call__(self, batch: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Answer a batch.
@@ -88,14 +88,14 @@ class Predictor:
                 "Name the one with the images: column=...",
             )
         items = [_item(str(k), image) for k, image in enumerate(batch[self._column])]
-        rows = list(self._answerer.rows(items))
+        rows = list(self._row_maker.rows(items))
         kept = {name: values for name, values in batch.items() if name != self._column}
         return kept | {name: self._values(name, rows) for name in self._names()}
 
     def _names(self) -> list[str]:
         numbers = [name for name in self._blank if name not in ("image", *_TEXTS)]
         label = ["label"] if "label" in self._blank else []
-        return [*label, *numbers, "nothing", "error"]
+        return [*label, *numbers, "atypical", "error"]
 
     def _values(self, name: str, rows: Sequence[Row]) -> NDArray[Any]:
         """A column of the answers ``[N, ...]``."""
@@ -106,7 +106,7 @@ class Predictor:
             lists = np.empty(len(found), object)
             lists[:] = [[each["label"] for each in value or ()] for value in found]
             return lists
-        if name == "long_way":
+        if name == "escalated":
             return np.array([value is True for value in found], bool)
         missing = np.full(np.shape(self._blank[name]), np.nan)
         return np.array([missing if value is None else value for value in found], np.float64)

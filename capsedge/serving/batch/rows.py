@@ -20,7 +20,7 @@ from capsedge.runtime.metadata import REGRESSION, Preprocessing
 from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
 from capsedge.serving.batch.items import PART_ROWS, Item
-from capsedge.serving.batch.parquet import import_parquet, reading
+from capsedge.serving.batch.parquet import import_parquet, readable_errors
 
 # --- The rows of a table of answers: one for each image, in the order of the images ---
 
@@ -28,11 +28,11 @@ from capsedge.serving.batch.parquet import import_parquet, reading
 GROUP = 64  # images of one run; the same everywhere, since the size may decide the last bits
 OUTPUTS = ("scores", "poses")
 ERROR_CHARACTERS = 1000
-_FIXED = ("image", "label", "score", "labels", "nothing", "long_way", "error", *OUTPUTS)
+_FIXED = ("image", "label", "score", "labels", "atypical", "escalated", "error", *OUTPUTS)
 Row: TypeAlias = dict[str, Any]
 
 
-class Answerer:
+class RowMaker:
     """What turns items into rows.
 
     Args:
@@ -56,11 +56,11 @@ class Answerer:
         self.session, self._invert = session, invert
         self._preprocessing = session.image_input.preprocessing
         metadata = session.image_input.metadata
-        self.task, stated = metadata.task, metadata.outputs
-        names = stated.names if stated is not None and self.task == REGRESSION else ()
+        self.task, declared = metadata.task, metadata.outputs
+        names = declared.names if declared is not None and self.task == REGRESSION else ()
         self.values = tuple(f"{name}_value" if name in _FIXED else name for name in names)
         self.multi_label = session.roles.multi_label
-        self.cascade = session.roles.long_way is not None
+        self.cascade = session.roles.escalated is not None
         self.outputs = tuple(dict.fromkeys(outputs))
         _check_outputs(session, self.outputs)
         workers = usable_cores() if threads is None else threads
@@ -71,7 +71,7 @@ class Answerer:
         """One row for each item; an item that cannot be answered has an error in its row."""
         rest = iter(items)
         while group := self._prepared(islice(rest, GROUP)):
-            yield from self._answered(group)
+            yield from self._rows_of_group(group)
 
     def _prepared(self, items: Iterator[Item]) -> list[tuple[str, NDArray[np.float32] | str]]:
         """Names of items, with the model's input or an error; few items are in memory undecoded."""
@@ -93,14 +93,16 @@ class Answerer:
         try:
             image = _shaped(item.image, p)
             if isinstance(image, np.ndarray) and image.dtype.kind == "f":
-                reading = ImageReader(p, self._invert, prepared=True)
-                (found,) = reading.images(image.astype(np.float32, copy=False))
+                reader = ImageReader(p, self._invert, prepared=True)
+                (found,) = reader.images(image.astype(np.float32, copy=False))
                 return found.astype(np.float32, copy=False)
             return prepare(image, p, self._invert, "The image")
         except UsageError as error:
             return f"{error.what} {error.why}"
 
-    def _answered(self, group: Sequence[tuple[str, NDArray[np.float32] | str]]) -> Iterator[Row]:
+    def _rows_of_group(
+        self, group: Sequence[tuple[str, NDArray[np.float32] | str]]
+    ) -> Iterator[Row]:
         images = [image for _, image in group if not isinstance(image, str)]
         answers = iter(self._predicted(images))
         for name, image in group:
@@ -119,22 +121,24 @@ class Answerer:
                 return [f"{error.what} {error.why}"]
             return [one for image in images for one in self._predicted([image])]
 
-    def _row(self, name: str, answer: Prediction | str) -> Row:
+    def _row(self, name: str, prediction: Prediction | str) -> Row:
         row: Row = {"image": encodable(name)}
-        if isinstance(answer, str):
-            return row | {"error": printable(answer.strip())[:ERROR_CHARACTERS]}
-        row |= {"nothing": answer.nothing or None}
+        if isinstance(prediction, str):
+            return row | {"error": printable(prediction.strip())[:ERROR_CHARACTERS]}
+        row |= {"atypical": prediction.atypical or None}
         if self.values:
-            return row | dict(zip(self.values, (v.value for v in answer.values), strict=True))
-        row |= {"label": answer.label, "score": answer.score}
+            return row | dict(zip(self.values, (v.value for v in prediction.values), strict=True))
+        row |= {"label": prediction.label, "score": prediction.score}
         if self.multi_label:
-            row["labels"] = [{"label": each.name, "score": each.score} for each in answer.labels]
+            row["labels"] = [
+                {"label": each.name, "score": each.score} for each in prediction.labels
+            ]
         if self.cascade:
-            row["long_way"] = answer.long_way
+            row["escalated"] = prediction.escalated
         if "scores" in self.outputs:
-            row["scores"] = answer.scores.tolist()
+            row["scores"] = prediction.scores.tolist()
         if "poses" in self.outputs:
-            row["poses"] = answer.poses.tolist()
+            row["poses"] = prediction.poses.tolist()
         return row
 
 
@@ -187,42 +191,42 @@ class Counts:
     Attributes:
         images: rows.
         failed: rows with an error.
-        nothing: rows of images with nothing to see.
+        atypical: rows of images with nothing to see.
     """
 
     images: int = 0
     failed: int = 0
-    nothing: int = 0
+    atypical: int = 0
 
     def add(self, other: Counts) -> None:
         """Add those of another part."""
         self.images += other.images
         self.failed += other.failed
-        self.nothing += other.nothing
+        self.atypical += other.atypical
 
     def to_dict(self) -> dict[str, int]:
         """JSON values."""
-        return {"images": self.images, "failed": self.failed, "nothing": self.nothing}
+        return {"images": self.images, "failed": self.failed, "atypical": self.atypical}
 
 
-def schema_of(answerer: Answerer) -> Any:
+def schema_of(row_maker: RowMaker) -> Any:
     """The columns, a `pyarrow.Schema`."""
     import_parquet()
     import pyarrow as pa
 
     fields: list[tuple[str, Any]] = [("image", pa.string())]
-    if answerer.values:
-        fields += [(name, pa.float64()) for name in answerer.values]
+    if row_maker.values:
+        fields += [(name, pa.float64()) for name in row_maker.values]
     else:
         fields += [("label", pa.string()), ("score", pa.float64())]
-    if answerer.multi_label:
+    if row_maker.multi_label:
         label = pa.struct([("label", pa.string()), ("score", pa.float64())])
         fields.append(("labels", pa.list_(label)))
-    fields.append(("nothing", pa.string()))
-    if answerer.cascade:
-        fields.append(("long_way", pa.bool_()))
+    fields.append(("atypical", pa.string()))
+    if row_maker.cascade:
+        fields.append(("escalated", pa.bool_()))
     kinds = {"scores": pa.list_(pa.float64()), "poses": pa.list_(pa.list_(pa.float32()))}
-    fields += [(name, kinds[name]) for name in answerer.outputs]
+    fields += [(name, kinds[name]) for name in row_maker.outputs]
     return pa.schema([*fields, ("error", pa.string())])
 
 
@@ -235,7 +239,7 @@ def part_bytes(rows: Iterable[Row], schema: Any) -> tuple[bytes, Counts]:
         while few := list(islice(rest, PART_ROWS)):
             counts.images += len(few)
             counts.failed += sum(row.get("error") is not None for row in few)
-            counts.nothing += sum(row.get("nothing") is not None for row in few)
+            counts.atypical += sum(row.get("atypical") is not None for row in few)
             writer.write_table(pa.Table.from_pylist(few, schema=schema))
     return sink.getvalue().to_pybytes(), counts
 
@@ -270,10 +274,10 @@ def merge(parts: Iterable[bytes], target: BinaryIO, schema: Any, plan: str) -> i
 def _groups(part: bytes) -> Iterator[Any]:
     import pyarrow as pa
 
-    with reading():
+    with readable_errors():
         file = import_parquet().ParquetFile(pa.BufferReader(part))
     with file:
         for k in range(file.num_row_groups):
-            with reading():
+            with readable_errors():
                 table = file.read_row_group(k, use_threads=False)
             yield table

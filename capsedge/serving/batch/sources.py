@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from capsedge.datasets import array_files
 from capsedge.errors import UsageError
 from capsedge.runtime.files import formats, reading
-from capsedge.runtime.files.reading import opened
+from capsedge.runtime.files.reading import open_regular_file
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.serving.batch import parquet, tar
-from capsedge.serving.batch.items import PART_ROWS, Folder, Item, Part, Source, is_image
+from capsedge.serving.batch.items import PART_ROWS, Folder, ImageSource, Item, Part, is_image
 from capsedge.serving.batch.parquet import Tables, find_column
 from capsedge.serving.batch.storage import Storage
 from capsedge.serving.batch.tar import Tars
@@ -151,7 +151,7 @@ class Arrays:
         """Where the rows of an uncompressed file are; None for other files."""
         if self.kind == "npz":
             return None
-        with opened(self._path) as file:
+        with open_regular_file(self._path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             if self.kind == "npy":
@@ -186,7 +186,7 @@ class Arrays:
         layout = self._layout
         assert layout is not None
         wanted = (stop - start) * layout.row_bytes
-        with opened(self._path) as file:
+        with open_regular_file(self._path) as file:
             file.seek(layout.start + start * layout.row_bytes)
             data = file.read(wanted)
         if len(data) < wanted:
@@ -218,7 +218,7 @@ _KNOWN = (
 _TAR_MAGIC = slice(257, 262)
 
 
-def find_source(address: str, column: str = "") -> Source:
+def open_source(address: str, column: str = "") -> ImageSource:
     """The source at an address.
 
     Args:
@@ -243,7 +243,7 @@ def find_source(address: str, column: str = "") -> Source:
     return source
 
 
-def _in_folder(storage: Storage, column: str) -> Source:
+def _in_folder(storage: Storage, column: str) -> ImageSource:
     names = storage.names()
     found = {
         "images": [name for name in names if is_image(name)],
@@ -266,7 +266,7 @@ def _in_folder(storage: Storage, column: str) -> Source:
     return Tables(storage, files, find_column(storage, files, column))
 
 
-def _file(storage: Storage, column: str) -> Source:
+def _file(storage: Storage, column: str) -> ImageSource:
     start = storage.start(1024)
     if start[:2] == b"\x1f\x8b":
         inner = _unpacked(start)
@@ -281,7 +281,7 @@ def _file(storage: Storage, column: str) -> Source:
         return Arrays(storage, "npy")
     if start[:3] == bytes((0, 0, 8)):
         return Arrays(storage, "idx")
-    told = formats.tell_bytes(start)
+    told = formats.identify_bytes(start)
     raise UsageError(
         f"{storage.address} is {'no source' if told is None else told.name}.",
         _KNOWN,

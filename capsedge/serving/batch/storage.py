@@ -130,7 +130,7 @@ class Storage:
             UsageError: it cannot be reached, or is neither.
         """
         if not self.remote:
-            found = reading.kind(self._path)
+            found = reading.path_kind(self._path)
             if found not in (None, reading.FILE, reading.FOLDER):
                 raise UsageError(
                     f"Cannot read {self.address}.", f"It is a {found}.", "Name a file or a folder."
@@ -169,7 +169,7 @@ class Storage:
             return
 
         def failed(error: OSError) -> None:
-            with reading.explained(error.filename or self._path):
+            with reading.readable_errors(error.filename or self._path):
                 raise error
 
         for folder, _, files in os.walk(self._path, onerror=failed):
@@ -188,7 +188,7 @@ class Storage:
             UsageError: it cannot be opened.
         """
         if not self.remote:
-            with reading.opened(self.local(name)) as file:
+            with reading.open_regular_file(self.local(name)) as file:
                 yield file
             return
         system, path = self.system
@@ -226,7 +226,7 @@ class Storage:
 _LOCK = "_lock"
 
 
-class Store:
+class PartStore:
     """A folder of files, each of which is written completely or not at all.
 
     Args:
@@ -243,9 +243,9 @@ class Store:
         """The files that are there."""
         if self._remote is not None:
             return set(self._remote.names()) if self._remote.kind() == reading.FOLDER else set()
-        if reading.kind(self._folder) is None:
+        if reading.path_kind(self._folder) is None:
             return set()
-        return {*reading.listing(self._folder)} - {_LOCK}
+        return {*reading.list_folder(self._folder)} - {_LOCK}
 
     def take(self) -> None:
         """Create the folder, and keep other processes from it until `release`.
@@ -290,7 +290,7 @@ class Store:
             UsageError: it cannot be opened.
         """
         if self._remote is None:
-            with reading.opened(self._folder / name) as file:
+            with reading.open_regular_file(self._folder / name) as file:
                 yield file
         else:
             with self._remote.opened(name) as remote:
@@ -313,7 +313,7 @@ class Store:
         """
         for name in sorted(names):
             if self._remote is None:
-                with reading.explained(self._folder / name, "Check the rights to it."):
+                with reading.readable_errors(self._folder / name, "Check the rights to it."):
                     (self._folder / name).unlink()
                 continue
             fs, path = self._remote.system
@@ -349,7 +349,7 @@ class Store:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def apart(output: str, source: str) -> bool:
+def check_apart_from(output: str, source: str) -> bool:
     """Whether an output lies outside of a source."""
     a, b = (_normal(address) for address in (output, source))
     return a != b and not a.startswith(b.rstrip("/") + "/")

@@ -139,8 +139,8 @@ def members(stream: Stream, start: int = 0) -> Iterator[Member]:
         kind, size = header[156:157], _number(header[124:136])
         if kind in b"LKxg" and kind:
             text = _extension(stream, size)
-            name, stated = _stated(kind, text)
-            named, sized = name or named, sized if stated is None else stated
+            name, declared = _declared(kind, text)
+            named, sized = name or named, sized if declared is None else declared
             continue
         size = sized if sized is not None else size
         if kind not in _REGULAR and kind != b"S":
@@ -226,7 +226,7 @@ def _extension(stream: Stream, size: int) -> bytes:
     return data
 
 
-def _stated(kind: bytes, text: bytes) -> tuple[str | None, int | None]:
+def _declared(kind: bytes, text: bytes) -> tuple[str | None, int | None]:
     """The name and the size that an extended header states for the next member.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files import reading, text
 from capsedge.runtime.files.json_documents import decode, parse
-from capsedge.runtime.reporting import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec import limits
 
 # --- What ``capsedge.deploy_web`` returns ---
@@ -90,7 +90,7 @@ class WebDeployment(Summarized):
         }
 
     def _summary(self) -> Summary:
-        line = f"{self.output}: {len(self.models)} models, {text.size(self.bytes)}"
+        line = f"{self.output}: {len(self.models)} models, {text.format_bytes(self.bytes)}"
         rows = [Row(m.name, f"iterations {', '.join(map(str, m.files))}") for m in self.models]
         return Summary("WebDeployment", [line], rows)
 
@@ -156,7 +156,7 @@ class TritonDeployment(Summarized):
         return {**asdict(self), "output": str(self.output)}
 
     def _summary(self) -> Summary:
-        total = text.size(sum(file.bytes for file in self.files))
+        total = text.format_bytes(sum(file.bytes for file in self.files))
         rows = [Row(model.name, described(model)) for model in self.models]
         line = f"{self.output}: {len(self.models)} models, {total}"
         return Summary("TritonDeployment", [line], rows)
@@ -208,14 +208,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         UsageError: it cannot be read.
         Malformed: it is none.
     """
-    with reading.opened(folder / MANIFEST) as file:
+    with reading.open_regular_file(folder / MANIFEST) as file:
         document = parse(file.read(limits.JSON_BYTES + 1).decode(errors="replace"))
     return decode(dict[str, Any], document)
 
 
 def earlier_files(folder: Path) -> list[str]:
     """The paths that the manifest of a folder lists, its own among them; none if there is no manifest."""
-    if reading.kind(folder) == reading.FOLDER:
+    if reading.path_kind(folder) == reading.FOLDER:
         with suppress(CapsedgeError, ValueError):
             return [*decode(dict[str, Any], read_manifest(folder).get("files"), "files"), MANIFEST]
     return []

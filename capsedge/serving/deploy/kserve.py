@@ -144,7 +144,7 @@ def deploy_kserve(
 
 def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     """Mount, architecture and models of a repository, from its manifest."""
-    there = reading.kind(folder)
+    there = reading.path_kind(folder)
     if there == reading.FILE or (there is None and str(folder) in zoo.MODELS):
         raise UsageError(
             f"{folder} is no model repository.",
@@ -173,16 +173,16 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     return mount, architecture, found
 
 
-def _check_models(found: Sequence[_Model]) -> None:
+def _check_models(models: Sequence[_Model]) -> None:
     """Refuse models that `deploy_triton` would not have listed.
 
     Raises:
         Malformed: there is none, or one of them is such.
     """
-    own = {m.name for m in found if not m.twin_of}
-    if not own or len({m.name for m in found}) < len(found):
+    own = {m.name for m in models if not m.twin_of}
+    if not own or len({m.name for m in models}) < len(models):
         raise Malformed("its models have no names of their own")
-    for model in found:
+    for model in models:
         if not (
             _MODEL_NAME.fullmatch(model.name)
             and model.device in ("cpu", "cuda")

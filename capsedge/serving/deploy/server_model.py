@@ -20,7 +20,7 @@ from capsedge.runtime.load import load_bytes
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.session import Session
-from capsedge.runtime.tensors import fits, shape_text
+from capsedge.runtime.tensors import shape_fits, shape_text
 
 # Trying a model before a server gets it: the inputs of its warm-up, and whether it runs batches
 
@@ -46,7 +46,7 @@ class Trial:
     batched: bool
 
 
-def tried(session: Session, note: Note) -> Trial:
+def try_model(session: Session, note: Note) -> Trial:
     """Run a model on the inputs of its warm-up, and on a batch of two.
 
     Args:
@@ -100,11 +100,11 @@ def _noise(session: Session, note: Note) -> Arrays | None:
     return found
 
 
-def _check_outputs(session: Session, found: Arrays) -> None:
+def _check_outputs(session: Session, outputs: Arrays) -> None:
     """Refuse a model whose outputs differ from what the server is told of them."""
     for port in session.outputs:
-        shape = found[port.name].shape
-        if not fits(shape, port.shape):
+        shape = outputs[port.name].shape
+        if not shape_fits(shape, port.shape):
             raise UnsupportedModelError(
                 f"Triton cannot serve {session.path}.",
                 f"Its output '{port.name}' is declared as {shape_text(port.shape)} and has the shape "
@@ -140,7 +140,7 @@ def _sample(session: Session) -> Arrays | None:
     image = session.prepare(zoo.samples_folder() / _SAMPLE)[None].repeat(
         session.backend.batches.fixed or 1, 0
     )
-    return {port.name: image.astype(port.dtype)} if fits(image.shape, port.shape) else None
+    return {port.name: image.astype(port.dtype)} if shape_fits(image.shape, port.shape) else None
 
 
 # The names of models that a server gets, by one rule for `capsedge serve` and `capsedge deploy
@@ -155,7 +155,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
-class Named:
+class ModelName:
     """A model of the command line.
 
     Attributes:
@@ -169,18 +169,18 @@ class Named:
     file: str
 
 
-def file_of(given: str | Path) -> Path:
+def file_of(argument: str | Path) -> Path:
     """The file that an argument such as ``digits=model.onnx`` names."""
-    return Path(_parsed(str(given)).file)
+    return Path(_parsed(str(argument)).file)
 
 
-def named(given: Sequence[str]) -> list[Named]:
+def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
     """The models that arguments name: ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``.
 
     Raises:
         UsageError: two have the same name, in any case, and the same version.
     """
-    found = [_parsed(text) for text in given]
+    found = [_parsed(text) for text in arguments]
     seen: dict[tuple[str, str], str] = {}
     for model in found:
         key = model.name.lower(), model.version
@@ -194,13 +194,13 @@ def named(given: Sequence[str]) -> list[Named]:
     return found
 
 
-def folders(given: Sequence[str]) -> list[Named]:
+def folders(arguments: Sequence[str]) -> list[ModelName]:
     """The same for a model repository, where each has a folder of its own and may get a twin.
 
     Raises:
         UsageError: two have the same name, in any case; one has the name of another's twin, or a version.
     """
-    found = [_parsed(text) for text in given]
+    found = [_parsed(text) for text in arguments]
     seen: dict[str, str] = {}
     for model in found:
         if model.version:
@@ -221,13 +221,15 @@ def folders(given: Sequence[str]) -> list[Named]:
     return found
 
 
-def _parsed(given: str) -> Named:
-    parts = _NAMED.fullmatch(given)
-    if parts is not None and reading.kind(given) is None:
-        return Named(parts["name"], parts["version"] or "", parts["file"])
-    if given in zoo.MODELS:
-        return Named(given, "", given)
-    return Named(_NOT_IN_NAMES.sub("-", Path(given).stem).strip("-.")[:80] or "model", "", given)
+def _parsed(argument: str) -> ModelName:
+    parts = _NAMED.fullmatch(argument)
+    if parts is not None and reading.path_kind(argument) is None:
+        return ModelName(parts["name"], parts["version"] or "", parts["file"])
+    if argument in zoo.MODELS:
+        return ModelName(argument, "", argument)
+    return ModelName(
+        _NOT_IN_NAMES.sub("-", Path(argument).stem).strip("-.")[:80] or "model", "", argument
+    )
 
 
 # What a model server must know of a model: its inputs and outputs, its batch, its classes, sample
@@ -235,7 +237,7 @@ def _parsed(given: str) -> Named:
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ServerModel:
     """An ONNX file for a model server.
 
     Attributes:
@@ -261,26 +263,28 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class ServedEngine:
+class ServerEngine:
     """A TensorRT engine for a model server; it tells the server its inputs and outputs itself.
 
     Attributes:
         name: of its folder.
         path: the engine.
-        passport: what it was built for.
+        engine_metadata: what it was built for.
     """
 
     name: str
     path: Path
-    passport: engine_metadata.Passport
+    engine_metadata: engine_metadata.EngineMetadata
 
 
-def served(name: str, given: str, ops: str, on_gpu: bool, note: Note) -> ServedModel | ServedEngine:
+def read_server_model(
+    name: str, file: str, ops: str, on_gpu: bool, note: Note
+) -> ServerModel | ServerEngine:
     """Read and try a model.
 
     Args:
         name: of its folder.
-        given: a file, or a name of the zoo.
+        file: a file, or a name of the zoo.
         ops: ``auto``, ``fused`` or ``portable``.
         on_gpu: whether the server runs it on a GPU, where the operator library has no kernels.
         note: told what a person should know.
@@ -291,11 +295,11 @@ def served(name: str, given: str, ops: str, on_gpu: bool, note: Note) -> ServedM
         UnsupportedModelError: a server cannot run it.
         ArtefactError: a file is damaged.
     """
-    path = zoo.zoo_model(given) or Path(given)
-    if not path.suffix and not reading.kind(path):
-        raise zoo.unknown_model(given)
+    path = zoo.zoo_model(file) or Path(file)
+    if not path.suffix and not reading.path_kind(path):
+        raise zoo.unknown_model(file)
     if engine_metadata.is_engine(path):
-        return ServedEngine(name, path, _engine_passport(path))
+        return ServerEngine(name, path, _engine_metadata(path))
     data, summary = onnx_file.read_harmless(path)
     with load_bytes(data, path, ops="portable" if on_gpu else ops) as session:
         _check_types(session)
@@ -304,8 +308,8 @@ def served(name: str, given: str, ops: str, on_gpu: bool, note: Note) -> ServedM
             note(
                 f"{name} runs its function bodies: the operator library is not in this installation"
             )
-        trial = tried(session, note)
-        stated, scores = session.metadata, session.roles.scores or ""
+        trial = try_model(session, note)
+        declared, scores = session.metadata, session.roles.scores or ""
         inputs, outputs = session.inputs, session.outputs
     twin = fused and ops == "auto" and _runs_portably(name, data, path, trial, note)
     if summary.overloaded and (twin or not fused):
@@ -313,9 +317,9 @@ def served(name: str, given: str, ops: str, on_gpu: bool, note: Note) -> ServedM
             f"{name}{TWIN if twin else ''} has functions that only ONNX Runtime 1.26 and later tell apart: "
             "it needs Triton 26.07 or later"
         )
-    classes = stated.class_names if stated else ()
+    classes = declared.class_names if declared else ()
     library = find_library() if fused else None
-    return ServedModel(
+    return ServerModel(
         name, data, inputs, outputs, library, twin, scores if classes else "", classes, trial
     )
 
@@ -331,7 +335,7 @@ def _runs_portably(name: str, data: bytes, path: Path, trial: Trial, note: Note)
     return True
 
 
-def _engine_passport(path: Path) -> engine_metadata.Passport:
+def _engine_metadata(path: Path) -> engine_metadata.EngineMetadata:
     found = engine_metadata.read(path)
     if found.portable:
         raise UnsupportedModelError(

@@ -31,10 +31,10 @@ from capsedge.serving.deploy.server_model import (
     TYPES,
     Arrays,
     Note,
-    ServedEngine,
-    ServedModel,
+    ServerEngine,
+    ServerModel,
     folders,
-    served,
+    read_server_model,
 )
 
 # --- Messages in protobuf's text format, written without the package ``protobuf`` ---
@@ -110,7 +110,7 @@ class Serving:
     queue_delay: int = 0
 
 
-def onnx_config(model: ServedModel, name: str, serving: Serving, library: str) -> Message:
+def onnx_config(model: ServerModel, name: str, serving: Serving, library: str) -> Message:
     """The configuration of an ONNX file.
 
     Args:
@@ -139,9 +139,9 @@ def onnx_config(model: ServedModel, name: str, serving: Serving, library: str) -
     return config
 
 
-def engine_config(engine: ServedEngine, serving: Serving) -> Message:
+def engine_config(engine: ServerEngine, serving: Serving) -> Message:
     """The configuration of a TensorRT engine; Triton completes inputs and outputs from the engine."""
-    low, best, high = engine.passport.batch
+    low, best, high = engine.engine_metadata.batch
     most = min(high, serving.max_batch) if low == 1 < high else 0
     if best <= most and not serving.preferred_batches:
         serving = Serving(**{**vars(serving), "preferred_batches": (best,)})
@@ -149,7 +149,7 @@ def engine_config(engine: ServedEngine, serving: Serving) -> Message:
     return {**head, **_running(serving, most, serving.gpu or 0)}
 
 
-def warmup_files(model: ServedModel) -> Iterator[tuple[str, bytes]]:
+def warmup_files(model: ServerModel) -> Iterator[tuple[str, bytes]]:
     """Name and content of the files with the inputs of the warm-up; one row each where batches are free."""
     for kind, arrays in (("sample", model.trial.sample), ("noise", model.trial.noise)):
         for number, port in enumerate(model.inputs):
@@ -198,7 +198,7 @@ def _port(port: Port, most: int) -> dict[str, Any]:
     return found
 
 
-def _warmups(model: ServedModel, most: int) -> Iterator[tuple[str, str, int, ServedModel, Arrays]]:
+def _warmups(model: ServerModel, most: int) -> Iterator[tuple[str, str, int, ServerModel, Arrays]]:
     """Name, file prefix and batch of each warm-up: a sample alone, and the largest batch."""
     if model.trial.sample is not None:
         yield "sample", "sample", 1, model, model.trial.sample
@@ -208,7 +208,7 @@ def _warmups(model: ServedModel, most: int) -> Iterator[tuple[str, str, int, Ser
             yield "largest batch", "noise", most, model, model.trial.noise
 
 
-def _warmup(name: str, file: str, batch: int, model: ServedModel, arrays: Arrays) -> dict[str, Any]:
+def _warmup(name: str, file: str, batch: int, model: ServerModel, arrays: Arrays) -> dict[str, Any]:
     inputs = [
         {
             "key": port.name,
@@ -300,8 +300,8 @@ def deploy_triton(
     contents: Contents = {}
     found: list[TritonModel] = []
     for one in folders(paths):
-        model = served(one.name, one.file, ops, gpu is not None, noted)
-        if isinstance(model, ServedEngine):
+        model = read_server_model(one.name, one.file, ops, gpu is not None, noted)
+        if isinstance(model, ServerEngine):
             found.append(_add_engine(contents, model, serving, device, noted))
         else:
             found += _add_model(contents, model, serving, mount)
@@ -315,8 +315,8 @@ def deploy_triton(
     )
 
 
-def _check(given: Sequence[str], serving: Serving, ops: str, mount: str) -> None:
-    if not given:
+def _check(models: Sequence[str], serving: Serving, ops: str, mount: str) -> None:
+    if not models:
         raise UsageError("There is no model.", "", f"Name ONNX files, or {', '.join(zoo.MODELS)}.")
     if ops not in OPS:
         raise UsageError(f"There is no ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
@@ -349,7 +349,7 @@ def _check(given: Sequence[str], serving: Serving, ops: str, mount: str) -> None
 
 
 def _add_model(
-    contents: Contents, model: ServedModel, serving: Serving, mount: str
+    contents: Contents, model: ServerModel, serving: Serving, mount: str
 ) -> list[TritonModel]:
     """Add a model, and its portable twin where it gets one."""
     found = [_add_variant(contents, model, model.name, serving, mount)]
@@ -360,7 +360,7 @@ def _add_model(
 
 
 def _add_variant(
-    contents: Contents, model: ServedModel, name: str, serving: Serving, mount: str
+    contents: Contents, model: ServerModel, name: str, serving: Serving, mount: str
 ) -> TritonModel:
     library = model.library if mount else None
     config = onnx_config(model, name, serving, f"{mount}/{name}/{library.name}" if library else "")
@@ -381,7 +381,7 @@ def _add_variant(
 
 
 def _add_engine(
-    contents: Contents, engine: ServedEngine, serving: Serving, device: str | None, note: Note
+    contents: Contents, engine: ServerEngine, serving: Serving, device: str | None, note: Note
 ) -> TritonModel:
     if device is not None and serving.gpu is None:
         raise UsageError(
@@ -392,7 +392,7 @@ def _add_engine(
     config = engine_config(engine, serving)
     contents[f"{engine.name}/config.pbtxt"] = text_format(config).encode()
     contents[f"{engine.name}/{ENGINE_FILE}"] = engine.path
-    built = engine.passport
+    built = engine.engine_metadata
     note(
         f"{engine.name} runs only where the server has TensorRT {built.machine.tensorrt} and "
         f"a {built.machine.gpu}"

@@ -58,12 +58,12 @@ class PageModel:
 
 
 def page_models(
-    given: Sequence[str], iterations: Sequence[int] | None, note: Callable[[str], None]
+    models: Sequence[str], iterations: Sequence[int] | None, note: Callable[[str], None]
 ) -> list[PageModel]:
     """What files and names of the zoo stand for, in their order.
 
     Args:
-        given: ONNX files, or names of the zoo.
+        models: ONNX files, or names of the zoo.
         iterations: the numbers of routing iterations to export a model of the zoo with; by default all up
             to its own.
         note: told what a person should know.
@@ -74,7 +74,7 @@ def page_models(
         ArtefactError: a file is damaged.
     """
     found: list[PageModel] = []
-    for name in given:
+    for name in models:
         if zoo.zoo_model(name) is None:
             found.append(_read(Path(name), Path(name).stem))
         else:
@@ -82,7 +82,7 @@ def page_models(
     return found
 
 
-def check_given(name: str) -> None:
+def check_name(name: str) -> None:
     """Refuse what is neither a model of the zoo nor a file.
 
     Raises:
@@ -215,9 +215,9 @@ def _common_name(names: Sequence[str]) -> str:
     return common or names[0]
 
 
-def unused(name: str, taken: Sequence[str]) -> str:
+def unused(name: str, used: Sequence[str]) -> str:
     """The name, with a number where another model has it already."""
-    lower = {other.lower() for other in taken}
+    lower = {other.lower() for other in used}
     found, number = name, 2
     while found.lower() in lower:
         found, number = f"{name}.{number}", number + 1
@@ -270,7 +270,7 @@ def deploy_web(
     target = as_path(output, "the path of a folder to write")
     _check(paths, iterations)
     for path in paths:
-        check_given(path)
+        check_name(path)
     earlier = earlier_files(target)
     earlier += [WORKER] if earlier else []
     check_replaceable(target, earlier)
@@ -306,8 +306,8 @@ def deploy_web(
     return WebDeployment(target, offered, tuple(named), tuple(notes))
 
 
-def _check(given: Sequence[str], iterations: Sequence[int] | None) -> None:
-    if not given:
+def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
+    if not models:
         raise UsageError("There is no model.", "", f"Name ONNX files, or {', '.join(zoo.MODELS)}.")
     if iterations is None:
         return
@@ -317,7 +317,7 @@ def _check(given: Sequence[str], iterations: Sequence[int] | None) -> None:
             f"Wanted: whole numbers from 1 to {limits.ITERATIONS}.",
             "For example --iters 1,2,3.",
         )
-    if not any(zoo.zoo_model(name) for name in given):
+    if not any(zoo.zoo_model(name) for name in models):
         raise UsageError(
             "--iters is for models of the zoo.",
             "The iterations of a file are part of its graph.",

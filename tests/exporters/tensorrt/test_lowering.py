@@ -13,12 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.calibration import int8_qdq
-from capsedge.calibration.float_model import Source, uniform
+from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
 from capsedge.graph.proto import inferred, operator_nodes, shapes_of
-from capsedge.graph.target_runtimes import finish
+from capsedge.graph.target_runtimes import finalize
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports
@@ -103,15 +103,17 @@ def test_types_attributes_and_opsets_survive(
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     if precision != "fp32":
-        made = Source(path)
+        made = FloatModel(path)
         pixels = np.random.default_rng(0).integers(0, 256, (4, 10, 10, 1), dtype=np.uint8)
         images = ImageSet("random", pixels, None, made.preprocessing)
         if precision == "fp16":
-            model, _ = made.half(images)
+            model, _ = made.to_fp16(images)
         else:
             table = made.calibrate(images, "minmax", None)
-            model = int8_qdq.emit(made.model, made.units, uniform(made.units, "int8"), table)
-            finish(model)
+            model = int8_qdq.emit(
+                made.model, made.layers, uniform_assignment(made.layers, "int8"), table
+            )
+            finalize(model)
     given: list[onnx.ModelProto] = []
     surgeon = lowering.gs.import_onnx
     monkeypatch.setattr(lowering.gs, "import_onnx", lambda m: given.append(m) or surgeon(m))

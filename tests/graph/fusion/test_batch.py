@@ -19,7 +19,7 @@ from torch import Tensor
 import capsedge
 from capsedge.cli import app
 from capsedge.graph.fusion import free_batch
-from capsedge.graph.fusion.optimize_graph import Improved, improve
+from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.values import Values, session_of
 from tests.graph.fusion import attention_writings as A  # noqa: N812
 from tests.graph.fusion import dynamic_writings as D  # noqa: N812
@@ -80,7 +80,9 @@ def fixed(module: torch.nn.Module, batch: int, example: Tensor = FEATURES) -> on
     return exported(module, example[:batch], free=False)
 
 
-def check_rows(improved: Improved, original: onnx.ModelProto, batch: int, images: Tensor) -> None:
+def check_rows(
+    improved: OptimizedGraph, original: onnx.ModelProto, batch: int, images: Tensor
+) -> None:
     """Five images at once give what each gives in the original."""
     new, old = session_of(onnx.load_from_string(improved.model)), session_of(original)
     x = images[:5].numpy()
@@ -105,9 +107,9 @@ def check_rows(improved: Improved, original: onnx.ModelProto, batch: int, images
 )
 def test_a_fixed_batch_becomes_free(writing: type[D.Writing], batch: int) -> None:
     original = fixed(writing(), batch)
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert improved.batch == "free"
-    assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
+    assert [f.operator for f in improved.fusion.fused] == ["DynamicRouting"]
     assert any(f"fixed at {batch}" in note for note in improved.notes)
     check_rows(improved, original, batch, FEATURES)
     model = onnx.load_from_string(improved.model)
@@ -123,9 +125,9 @@ def test_a_fixed_batch_becomes_free(writing: type[D.Writing], batch: int) -> Non
 def test_routing_over_positions_becomes_free(writing: type) -> None:
     example = (E if writing is E.WeightFirst else A).Writing.example(5)
     original = fixed(writing(), 1, example)
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert improved.batch == "free"
-    assert improved.recognition.found
+    assert improved.fusion.fused
     check_rows(improved, original, 1, example)
 
 
@@ -133,7 +135,7 @@ def test_routing_over_positions_becomes_free(writing: type) -> None:
 def test_a_batch_of_two_that_is_free_in_name_only_becomes_free(writing: type[D.Writing]) -> None:
     """Of two images, and one by one: the file runs at other batches, or gives rows for two images alone."""
     original = exported(writing(), FEATURES[:2])
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert improved.batch == "free"
     assert any("the batch was fixed at 2" in note for note in improved.notes)
 
@@ -151,7 +153,7 @@ def test_indices_stay_within_their_tables() -> None:
         """
     )
     assert Values(model).tables == {"x": 5, "y": 4}
-    improved = improve(model.SerializeToString())
+    improved = optimize_model(model.SerializeToString())
     assert improved.batch == "free"
     assert len(improved.comparisons) == 2 * 14  # none was left out
 
@@ -159,17 +161,17 @@ def test_indices_stay_within_their_tables() -> None:
 @pytest.mark.thorough
 def test_a_batch_that_is_free_in_name_only_becomes_free() -> None:
     original = exported(Repeated(), FEATURES[:6])
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert improved.batch == "free"
     check_rows(improved, original, 6, FEATURES)
-    kept = improve(original.SerializeToString(), batch="keep")
+    kept = optimize_model(original.SerializeToString(), batch="keep")
     assert kept.batch == "6"
     assert any("in name only" in note for note in kept.notes)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_function_of_several_images_stays_fixed(batch: int) -> None:
-    improved = improve(fixed(D.BatchMean(), batch).SerializeToString())
+    improved = optimize_model(fixed(D.BatchMean(), batch).SerializeToString())
     assert improved.batch == str(batch)
     (note,) = (n for n in improved.notes if "stays fixed" in n)
     assert "across the images" in note
@@ -185,7 +187,7 @@ def test_a_graph_that_mixes_images_in_its_views_stays_fixed() -> None:
     model = parser.parse_model(COUPLED)
     for name, shape in (("to", [2, 12]), ("back", [4, 6])):
         model.graph.initializer.append(numpy_helper.from_array(np.array(shape), name))
-    assert improve(model.SerializeToString()).batch == "4"
+    assert optimize_model(model.SerializeToString()).batch == "4"
 
 
 def test_numbers_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +206,7 @@ def test_numbers_decide(monkeypatch: pytest.MonkeyPatch) -> None:
 
     right = free_batch.free_batch
     monkeypatch.setattr(free_batch, "free_batch", wrong)
-    improved = improve(fixed(D.Batched(), 3).SerializeToString())
+    improved = optimize_model(fixed(D.Batched(), 3).SerializeToString())
     assert improved.batch == "3"
     assert any("depend on the others, or differ" in n for n in improved.notes)
 
@@ -214,13 +216,13 @@ def test_a_number_fixes_the_batch(tmp_path: Path) -> None:
     source, target = tmp_path / "mean.onnx", tmp_path / "one.onnx"
     onnx.save(exported(D.BatchMean(), FEATURES[:3]), source)
     words = ["optimize", str(source), "-o", str(target), "--json", "--measure", "0"]
-    left = improve(source.read_bytes()).recognition.left
+    left = optimize_model(source.read_bytes()).fusion.not_fused
     assert "averaged over the batch" in left[0].reason
     done = CliRunner().invoke(app, [*words, "--batch", "1"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["batch"] == "1"
-    assert [f["operator"] for f in report["found"]] == ["DynamicRouting"]
+    assert [f["operator"] for f in report["fused"]] == ["DynamicRouting"]
     assert onnx.load(target).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
 
 
@@ -228,8 +230,8 @@ def test_a_number_fixes_the_batch(tmp_path: Path) -> None:
 def test_a_number_that_the_file_cannot_have() -> None:
     data = fixed(D.BatchMean(), 2).SerializeToString()
     with pytest.raises(capsedge.UnsupportedModelError, match="fixed at 2"):
-        improve(data, batch=5)
-    again = improve(fixed(D.Batched(), 2).SerializeToString(), batch=5)
+        optimize_model(data, batch=5)
+    again = optimize_model(fixed(D.Batched(), 2).SerializeToString(), batch=5)
     assert again.batch == "5"
 
 

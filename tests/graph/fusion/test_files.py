@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import capsedge
 from capsedge.cli import app
 from capsedge.graph.fusion import matcher, optimize_graph
-from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.fusion.unroll import unroll
 from capsedge.graph.fusion.values import session_of
 from capsedge.spec import limits
@@ -58,8 +58,8 @@ def loop(passes: object = 3) -> onnx.ModelProto:
 
 
 def test_a_loop_is_written_out_and_recognized() -> None:
-    improved = improve(loop().SerializeToString())
-    (found,) = improved.recognition.found
+    improved = optimize_model(loop().SerializeToString())
+    (found,) = improved.fusion.fused
     assert found.parameters["iterations"] == "3"
     assert found.parameters["epsilon"] == "1e-08"
     assert any("1 loop " in note for note in improved.notes)
@@ -105,8 +105,8 @@ def as_scan() -> onnx.ModelProto:
 
 def test_a_scan_of_routing_is_recognized() -> None:
     data = as_scan().SerializeToString()
-    improved = improve(data)
-    (found,) = improved.recognition.found
+    improved = optimize_model(data)
+    (found,) = improved.fusion.fused
     assert (found.operator, found.parameters["iterations"]) == ("DynamicRouting", "3")
 
 
@@ -140,8 +140,8 @@ def test_an_old_file_with_its_weights_among_the_inputs() -> None:
         model.graph.input.append(
             helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
         )
-    improved = improve(model.SerializeToString())
-    (found,) = improved.recognition.found
+    improved = optimize_model(model.SerializeToString())
+    (found,) = improved.fusion.fused
     assert (found.operator, found.parameters["epsilon"]) == ("DynamicRouting", "1e-07")
     assert improved.opset_before == 8
 
@@ -151,9 +151,9 @@ def test_an_old_file_with_its_weights_among_the_inputs() -> None:
 def test_opsets_since(opset: int) -> None:
     x = torch.randn(3, D.CHILDREN, D.SIZE_IN)
     model = exported(D.Batched(), x, opset=opset)
-    improved = improve(model.SerializeToString())
+    improved = optimize_model(model.SerializeToString())
     assert improved.opset_before == opset
-    assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
+    assert [f.operator for f in improved.fusion.fused] == ["DynamicRouting"]
 
 
 @pytest.mark.thorough
@@ -173,8 +173,8 @@ def test_two_layers_that_share_a_weight() -> None:
             return u
 
     original = exported(Shared(), torch.randn(3, D.CHILDREN, D.SIZE_IN))
-    improved = improve(original.SerializeToString())
-    assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"] * 2
+    improved = optimize_model(original.SerializeToString())
+    assert [f.operator for f in improved.fusion.fused] == ["DynamicRouting"] * 2
 
 
 @pytest.mark.thorough
@@ -194,12 +194,12 @@ def test_one_region_at_fault_does_not_take_the_others_along(
             bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + 0.01, bias.name))
         return written
 
-    monkeypatch.setattr(matcher, "write_dynamic", wrong)
+    monkeypatch.setattr(matcher, "emit_dynamic", wrong)
     data = exported(Pair(), torch.randn(3, D.CHILDREN, D.SIZE_IN)).SerializeToString()
-    improved = improve(data)
-    operators = [f.operator for f in improved.recognition.found]
+    improved = optimize_model(data)
+    operators = [f.operator for f in improved.fusion.fused]
     assert operators.count("DynamicRouting") == 1
-    (left,) = (e for e in improved.recognition.left if "the whole file would differ" in e.reason)
+    (left,) = (e for e in improved.fusion.not_fused if "the whole file would differ" in e.reason)
     assert left.reason.startswith("DynamicRouting")
 
 
@@ -220,7 +220,7 @@ def test_the_verb(files: Path, tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert [f["operator"] for f in report["found"]] == ["DynamicRouting"]
+    assert [f["operator"] for f in report["fused"]] == ["DynamicRouting"]
     assert report["opset_before"] == 9
     assert report["gain"] > 0
     x = np.random.default_rng(0).standard_normal((5, D.CHILDREN, D.SIZE_IN)).astype("f4")
@@ -274,12 +274,12 @@ def test_what_the_whole_file_contradicts_is_not_kept(monkeypatch: pytest.MonkeyP
                 )
         return written
 
-    monkeypatch.setattr(matcher, "write_dynamic", wrong)
-    improved = improve(loop().SerializeToString())
-    assert {f.operator for f in improved.recognition.found} == {"Squash"}
-    (left,) = (e for e in improved.recognition.left if "the whole file would differ" in e.reason)
+    monkeypatch.setattr(matcher, "emit_dynamic", wrong)
+    improved = optimize_model(loop().SerializeToString())
+    assert {f.operator for f in improved.fusion.fused} == {"Squash"}
+    (left,) = (e for e in improved.fusion.not_fused if "the whole file would differ" in e.reason)
     assert left.reason.startswith("DynamicRouting")
-    assert left.place == "v"
+    assert left.tensor == "v"
     assert all(c.excess <= 1 for c in improved.comparisons)
 
 
@@ -292,8 +292,8 @@ def test_what_cannot_be_simplified_is_recognized_all_the_same(
     x = torch.randn(3, D.CHILDREN, D.SIZE_IN)
     data = exported(D.Einsums(), x).SerializeToString()
     monkeypatch.setattr(optimize_graph, "simplify", fails)
-    improved = improve(data)
-    assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
+    improved = optimize_model(data)
+    assert [f.operator for f in improved.fusion.fused] == ["DynamicRouting"]
     assert "could not be folded" in improved.notes[0]
 
 

@@ -15,12 +15,12 @@ import torch
 
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.fusion import formulas
-from capsedge.graph.fusion.accept import STRICT, judge
-from capsedge.graph.fusion.attention import fit_attention, judge_attention
-from capsedge.graph.fusion.candidates import groups
-from capsedge.graph.fusion.dynamic import FoundDynamic, fit_dynamic
-from capsedge.graph.fusion.em import fit_em, judge_em
-from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion.attention import check_attention, fit_attention
+from capsedge.graph.fusion.candidates import find_candidates
+from capsedge.graph.fusion.dynamic import DynamicMatch, fit_dynamic
+from capsedge.graph.fusion.em import check_em, fit_em
+from capsedge.graph.fusion.equivalence import STRICT, check_equivalence
+from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.fusion.proof import Original, prove
 from capsedge.graph.fusion.self_attention import fit_self_attention
 from capsedge.graph.fusion.values import Values
@@ -38,9 +38,9 @@ def graph_of(module: Any, example: Any) -> Values:
     return Values(simplify(onnx.inliner.inline_local_functions(exported(module, example))))
 
 
-def excess(graph: Values, found: FoundDynamic, kind: Any) -> float:
+def excess(graph: Values, found: DynamicMatch, kind: Any) -> float:
     function = graph.function([found.votes], [found.result])
-    return judge(
+    return check_equivalence(
         lambda x: found.layout.read(function(x)[0]),
         lambda x: kind(found.roles.read(x)),
         graph.shapes[found.votes],
@@ -59,8 +59,8 @@ def excess(graph: Values, found: FoundDynamic, kind: Any) -> float:
 )
 def test_dynamic_routing(writing: type) -> None:
     graph = graph_of(writing(), FEATURES)
-    (group,) = groups(graph)
-    found = fit_dynamic(graph, group.votes[0], group.anchors)
+    (group,) = find_candidates(graph)
+    found = fit_dynamic(graph, group.votes[0], group.softmaxes)
     kind = found.kind
     assert excess(graph, found, kind) <= 1
     _, j, i, p = found.roles.sizes
@@ -99,8 +99,8 @@ def test_dynamic_routing(writing: type) -> None:
 def test_routing_in_groups(writing: type) -> None:
     example = writing.example(3) if issubclass(writing, G.Map) else FEATURES
     graph = graph_of(writing(), example)
-    (group,) = groups(graph)
-    found = fit_dynamic(graph, group.votes[0], group.anchors)
+    (group,) = find_candidates(graph)
+    found = fit_dynamic(graph, group.votes[0], group.softmaxes)
     kind = found.kind
     assert excess(graph, found, kind) <= 1
     _, j, i, p = found.roles.sizes
@@ -135,8 +135,8 @@ def test_routing_in_groups(writing: type) -> None:
 )
 def test_em_routing(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(writing(), E.Writing.example(3))
-    group = groups(graph)[0]
-    found = fit_em(graph, group.votes[0], group.anchors)
+    group = find_candidates(graph)[0]
+    found = fit_em(graph, group.votes[0], group.softmaxes)
     function = graph.function([found.votes, found.activations], [found.pose, found.result])
 
     def original(x: Any, a: Any) -> Any:
@@ -144,7 +144,7 @@ def test_em_routing(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
         return found.pose_layout.read(pose), found.result_layout.read(act)
 
     kind, sizes = found.kind, found.roles.sizes
-    assert judge_em(original, kind, sizes).accepted
+    assert check_em(original, kind, sizes).accepted
     warmer = [
         tuple(t * (1.01 if k == n else 1) for k, t in enumerate(kind.temperatures))
         for n in range(3)
@@ -162,15 +162,15 @@ def test_em_routing(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
         "ones first": replace(kind, ones_first=not kind.ones_first),
     }
     accepted = [
-        name for name, mutant in mutants.items() if judge_em(original, mutant, sizes).accepted
+        name for name, mutant in mutants.items() if check_em(original, mutant, sizes).accepted
     ]
     assert not accepted
-    offset = [judge_em(lambda x, a: original(x + 1e-3, a), kind, sizes).accepted]
+    offset = [check_em(lambda x, a: original(x + 1e-3, a), kind, sizes).accepted]
     assert offset == [False]
     with monkeypatch.context() as patch:
         patch.setattr(formulas, "responsibilities", over_children)
-        assert not judge_em(original, kind, sizes).accepted
-    assert judge_em(original, kind, sizes).accepted
+        assert not check_em(original, kind, sizes).accepted
+    assert check_em(original, kind, sizes).accepted
 
 
 def over_children(logit: Any, logs: Any, off: Any, variance: Any) -> Any:
@@ -183,7 +183,7 @@ def over_children(logit: Any, logs: Any, off: Any, variance: Any) -> Any:
 def test_coordinates() -> None:
     """The whole file with other coordinates differs from the original."""
     data = exported(E.Renormalized(), E.Writing.example(3)).SerializeToString()
-    improved = improve(data)
+    improved = optimize_model(data)
     graph = graph_of(E.Renormalized(), E.Writing.example(3))
     right = onnx.load_from_string(improved.model)
     nodes = [n for n in right.graph.node if n.domain == "capsedge"]
@@ -212,12 +212,12 @@ def test_coordinates() -> None:
 
 def test_self_attention_routing() -> None:
     graph = graph_of(S.Total(), S.Total.example(3))
-    group = groups(graph)[0]
-    found = fit_self_attention(graph, group.votes[0], group.anchors[0])
+    group = find_candidates(graph)[0]
+    found = fit_self_attention(graph, group.votes[0], group.softmaxes[0])
     function = graph.function([found.votes], [found.result])
 
     def excess_of(kind: Any) -> float:
-        return judge(
+        return check_equivalence(
             lambda x: found.layout.read(function(x)[0]),
             lambda x: kind(found.roles.read(x)),
             graph.shapes[found.votes],
@@ -242,8 +242,8 @@ def test_self_attention_routing() -> None:
 
 def test_attention_routing() -> None:
     graph = graph_of(A.Sequential(), A.Writing.example(3))
-    group = groups(graph)[0]
-    found = fit_attention(graph, group.votes[0], group.anchors[0])
+    group = find_candidates(graph)[0]
+    found = fit_attention(graph, group.votes[0], group.softmaxes[0])
     function = graph.function([found.votes, found.parent], [found.result])
     parents = found.parent_layout
     assert parents is not None
@@ -252,7 +252,7 @@ def test_attention_routing() -> None:
         return found.layout.read(function(found.roles.write(x), parents.write(q))[0])
 
     kind, sizes = found.kind, found.roles.sizes
-    assert judge_attention(original, kind, sizes).accepted
+    assert check_attention(original, kind, sizes).accepted
     mutants: dict[str, Any] = {
         "scale plus 1 %": replace(kind, agreement_scale=1.01 * kind.agreement_scale),
         "softmax over the children": replace(kind, over="i"),
@@ -263,5 +263,5 @@ def test_attention_routing() -> None:
         "one iteration less": lambda x, _: kind(x),
         "a prior": lambda x, q: kind(x, q + 1e-4),
     }
-    accepted = [n for n, m in mutants.items() if judge_attention(original, m, sizes).accepted]
+    accepted = [n for n, m in mutants.items() if check_attention(original, m, sizes).accepted]
     assert not accepted

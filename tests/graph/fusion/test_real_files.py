@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion.optimize_graph import optimize_model
 
 FOLDER = "CAPSEDGE_FOREIGN_FILES"
 FSANET = "fsanet_capsule.onnx"  # github.com/xuhao1/FOXTracker, assets/
@@ -23,11 +23,11 @@ def file(name: str) -> Path:
 
 def test_a_head_pose_network_with_a_loop() -> None:
     """FSA-Net by tf2onnx, opset 8: 395 nodes, routing as a Loop."""
-    improved = improve(file(FSANET).read_bytes())
-    (found,) = improved.recognition.found
+    improved = optimize_model(file(FSANET).read_bytes())
+    (found,) = improved.fusion.fused
     assert (found.operator, found.parameters["children"]) == ("DynamicRouting", "21 of 64")
     assert found.parameters["iterations"] == "2"
-    assert not improved.recognition.left
+    assert not improved.fusion.not_fused
     # Each of its four Sigmoids takes eight nodes more, written exactly.
     assert any("4 Sigmoids written exactly" in note for note in improved.notes)
     assert improved.nodes - 4 * 8 < 0.6 * improved.nodes_before

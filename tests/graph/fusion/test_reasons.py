@@ -8,7 +8,7 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from capsedge.graph.fusion import Found, Left, Recognition, by_reason  # noqa: E402
+from capsedge.graph.fusion import FusedOperator, FusionReport, NotFused, by_reason  # noqa: E402
 from capsedge.graph.fusion.optimize_graph import _unrouted  # noqa: E402
 
 
@@ -27,14 +27,14 @@ def test_places_with_the_same_reason_share_a_line() -> None:
 
 def test_there_is_always_a_line_about_routing() -> None:
     """No operator of routing and nothing left: the note says what was looked for."""
-    squash, routing = Found("Squash", "s", {}), Found("DynamicRouting", "v", {})
-    left = Left("softmax", "why not")
-    assert _unrouted(Recognition((squash, routing)), []) == []
-    assert _unrouted(Recognition((squash,), (left,)), [left]) == []
-    assert "why not" in _unrouted(Recognition((squash,)), [left])[0]
-    assert "1 squashes" not in _unrouted(Recognition((squash,)), [])[0]
-    assert "though there are capsules" in _unrouted(Recognition((squash, squash)), [])[0]
-    assert "no softmax" in _unrouted(Recognition(), [])[0]
+    squash, routing = FusedOperator("Squash", "s", {}), FusedOperator("DynamicRouting", "v", {})
+    left = NotFused("softmax", "why not")
+    assert _unrouted(FusionReport((squash, routing)), []) == []
+    assert _unrouted(FusionReport((squash,), (left,)), [left]) == []
+    assert "why not" in _unrouted(FusionReport((squash,)), [left])[0]
+    assert "1 squashes" not in _unrouted(FusionReport((squash,)), [])[0]
+    assert "though there are capsules" in _unrouted(FusionReport((squash, squash)), [])[0]
+    assert "no softmax" in _unrouted(FusionReport(), [])[0]
 
 
 @pytest.mark.thorough
@@ -51,5 +51,5 @@ def test_a_single_pass_is_said_to_be_a_mean(tmp_path: Path) -> None:
 
     example = torch.rand(1, 4)
     report = capsedge.export(Once().eval(), tmp_path / "x.onnx", example=example, dry_run=True)
-    assert not report.recognition.left
+    assert not report.fusion.not_fused
     assert any("One pass over equal couplings is a mean" in note for note in report.notes)

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 import torch
 
-from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.fusion.values import session_of
 from capsedge.graph.proto import operator_nodes
 from capsedge.models import CapsuleModel, build, get_config
@@ -43,10 +43,10 @@ def round_trip(model: CapsuleModel, exports: Exports, exporter: str) -> None:
         plain = exported(Scores(model), x, exporter)
     assert not operator_nodes(plain)
     direct = onnx.load(exports(model).path)
-    improved = improve(plain.SerializeToString())
+    improved = optimize_model(plain.SerializeToString())
     again = onnx.load_from_string(improved.model)
-    assert operators(again) == operators(direct), improved.recognition
-    assert not improved.recognition.left
+    assert operators(again) == operators(direct), improved.fusion
+    assert not improved.fusion.not_fused
     assert repeated(again) <= repeated(direct)  # the passes of a layer share its weight
     wanted = session_of(direct).run(None, {direct.graph.input[0].name: x.numpy()})
     found = session_of(again).run(None, {again.graph.input[0].name: x.numpy()})

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion.optimize_graph import optimize_model
 from tests.graph.fusion.dynamic_writings import (
     CHILDREN,
     PARENTS,
@@ -89,10 +89,10 @@ class Formed(Writing):
 @pytest.mark.parametrize("softmax", FORMS, ids=lambda f: f.__name__)
 def test_every_form(softmax: Softmax, exporter: str) -> None:
     x = torch.rand(3, CHILDREN, SIZE_IN, generator=torch.Generator().manual_seed(1))
-    found = improve(exported(Formed(softmax).eval(), x, exporter).SerializeToString())
-    routing = [f for f in found.recognition.found if f.operator == "DynamicRouting"]
-    assert [f.parameters["iterations"] for f in routing] == ["3"], found.recognition
-    assert not found.recognition.left
+    found = optimize_model(exported(Formed(softmax).eval(), x, exporter).SerializeToString())
+    routing = [f for f in found.fusion.fused if f.operator == "DynamicRouting"]
+    assert [f.parameters["iterations"] for f in routing] == ["3"], found.fusion
+    assert not found.fusion.not_fused
 
 
 @pytest.mark.parametrize("softmax", [logarithmic, transposed], ids=lambda f: f.__name__)
@@ -100,5 +100,5 @@ def test_before_opset_13(softmax: Softmax) -> None:
     """There a softmax runs over all axes from its own on; the converter puts views around it."""
     x = torch.rand(3, CHILDREN, SIZE_IN, generator=torch.Generator().manual_seed(1))
     old = exported(Formed(softmax).eval(), x, "script", opset=12)
-    found = improve(old.SerializeToString()).recognition
-    assert [f.operator for f in found.found if "iterations" in f.parameters] == ["DynamicRouting"]
+    found = optimize_model(old.SerializeToString()).fusion
+    assert [f.operator for f in found.fused if "iterations" in f.parameters] == ["DynamicRouting"]

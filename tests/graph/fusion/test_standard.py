@@ -12,7 +12,7 @@ import torch
 
 from capsedge.graph.fusion import standard
 from capsedge.graph.fusion.matcher import STANDARD
-from capsedge.graph.fusion.optimize_graph import improve
+from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.fusion.values import session_of
 from tests.graph.fusion import dynamic_writings as D  # noqa: N812
 from tests.graph.fusion import grouped_writings as G  # noqa: N812
@@ -61,12 +61,12 @@ def test_it_computes_the_same(
 ) -> None:
     monkeypatch.setattr(standard, "_gain", lambda *_: 2.0)
     original = exported(writing(), examples(writing, 3), exporter)
-    improved = improve(original.SerializeToString())
-    (found,) = improved.recognition.found
+    improved = optimize_model(original.SerializeToString())
+    (found,) = improved.fusion.fused
     assert found.operator == STANDARD
     assert "2.0 times faster by estimate" in found.notes[0]
     assert REASONS[writing] in found.notes[0]
-    assert not improved.recognition.left
+    assert not improved.fusion.not_fused
     assert improved.batch == "free"
     check_equal(improved.model, original, writing)
 
@@ -75,10 +75,10 @@ def test_it_computes_the_same(
 @pytest.mark.parametrize("writing", FORMS)
 def test_what_is_no_faster_is_left(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standard, "_gain", lambda *_: 1.0)
-    improved = improve(exported(writing(), examples(writing, 3)).SerializeToString())
-    assert STANDARD not in {f.operator for f in improved.recognition.found}
-    assert improved.recognition.left
-    for left in improved.recognition.left:
+    improved = optimize_model(exported(writing(), examples(writing, 3)).SerializeToString())
+    assert STANDARD not in {f.operator for f in improved.fusion.fused}
+    assert improved.fusion.not_fused
+    for left in improved.fusion.not_fused:
         assert REASONS[writing] in left.reason
         assert left.reason.endswith("would not be clearly faster")
 
@@ -87,12 +87,12 @@ def test_what_is_no_faster_is_left(writing: type, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("exporter", BOTH)
 def test_a_softmax_over_parents_and_positions_becomes_an_operator(exporter: str) -> None:
     original = exported(G.OverPositions(), G.Map.example(3), exporter)
-    improved = improve(original.SerializeToString())
-    (found,) = improved.recognition.found
+    improved = optimize_model(original.SerializeToString())
+    (found,) = improved.fusion.fused
     assert found.operator == "VoteRouting"
     assert found.parameters["parents"] == f"{D.PARENTS * G.SIDE**2} of {D.SIZE_OUT}"
     assert found.parameters["bias"] == "of the file"
-    assert not improved.recognition.left
+    assert not improved.fusion.not_fused
     check_equal(improved.model, original, G.OverPositions)
 
 
@@ -110,5 +110,5 @@ def test_the_estimate_tells_what_is_worth_it(
     for name, value in {"CHILDREN": children, "PARENTS": parents, "SIZE_OUT": size}.items():
         monkeypatch.setattr(G, name, value)
         monkeypatch.setattr(D, name, value)
-    improved = improve(exported(G.Elements(), examples(G.Elements, 3)).SerializeToString())
-    assert (STANDARD in {f.operator for f in improved.recognition.found}) == faster
+    improved = optimize_model(exported(G.Elements(), examples(G.Elements, 3)).SerializeToString())
+    assert (STANDARD in {f.operator for f in improved.fusion.fused}) == faster

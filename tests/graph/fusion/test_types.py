@@ -17,7 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from torch import Tensor, nn
 
 from capsedge.graph.fusion.edit import store_halves, widened
-from capsedge.graph.fusion.optimize_graph import Improved, improve
+from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.values import session_of
 from tests.graph.fusion import attention_writings as A  # noqa: N812
 from tests.graph.fusion import dynamic_writings as D  # noqa: N812
@@ -46,7 +46,7 @@ def in_half(module: nn.Module, example: Tensor, ends: bool = False) -> onnx.Mode
         torch.set_default_dtype(torch.float32)
 
 
-def check(improved: Improved, original: onnx.ModelProto, x: np.ndarray) -> None:
+def check(improved: OptimizedGraph, original: onnx.ModelProto, x: np.ndarray) -> None:
     """The same types, and no further from FP32 than the original."""
     model = onnx.load_from_string(improved.model)
     kinds = [
@@ -68,8 +68,8 @@ def check(improved: Improved, original: onnx.ModelProto, x: np.ndarray) -> None:
 @pytest.mark.parametrize("writing", [D.Batched, D.Leaky, D.Windows])
 def test_dynamic_routing_in_fp16(writing: type[D.Writing], ends: bool) -> None:
     original = in_half(writing(), FEATURES, ends)
-    improved = improve(original.SerializeToString())
-    assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
+    improved = optimize_model(original.SerializeToString())
+    assert [f.operator for f in improved.fusion.fused] == ["DynamicRouting"]
     check(improved, original, FEATURES.half().numpy())
 
 
@@ -81,8 +81,8 @@ def test_em_and_attention_routing_in_fp16() -> None:
     ):
         example = (E if "EMRouting" in wanted else A).Writing.example(3)
         original = in_half(writing, example)
-        improved = improve(original.SerializeToString())
-        assert Counter(f.operator for f in improved.recognition.found) == wanted
+        improved = optimize_model(original.SerializeToString())
+        assert Counter(f.operator for f in improved.fusion.fused) == wanted
         check(improved, original, example.half().numpy())
 
 
@@ -108,8 +108,8 @@ def test_weights_in_fp16_stay_so() -> None:
             value = numpy_helper.to_array(tensor).astype("f2").astype("f4")
             tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
     store_halves(model)
-    improved = improve(model.SerializeToString())
-    assert [f.operator for f in improved.recognition.found] == ["DynamicRouting"]
+    improved = optimize_model(model.SerializeToString())
+    assert [f.operator for f in improved.fusion.fused] == ["DynamicRouting"]
     assert len(improved.model) < 1.1 * len(model.SerializeToString())
 
 
@@ -151,8 +151,8 @@ def quantized(folder: Path, operators: list[str]) -> onnx.ModelProto:
 @pytest.mark.thorough
 def test_routing_between_quantized_convolutions(tmp_path: Path) -> None:
     original = quantized(tmp_path, ["Conv"])
-    improved = improve(original.SerializeToString())
-    assert Counter(f.operator for f in improved.recognition.found) == {
+    improved = optimize_model(original.SerializeToString())
+    assert Counter(f.operator for f in improved.fusion.fused) == {
         "DynamicRouting": 1,
         "Squash": 1,
     }
@@ -166,9 +166,9 @@ def test_routing_between_quantized_convolutions(tmp_path: Path) -> None:
 
 
 def test_routing_that_is_quantized_itself_is_left(tmp_path: Path) -> None:
-    improved = improve(quantized(tmp_path, ["Conv", "MatMul"]).SerializeToString())
-    assert "DynamicRouting" not in {f.operator for f in improved.recognition.found}
-    assert all("quantized inside" in each.reason for each in improved.recognition.left)
+    improved = optimize_model(quantized(tmp_path, ["Conv", "MatMul"]).SerializeToString())
+    assert "DynamicRouting" not in {f.operator for f in improved.fusion.fused}
+    assert all("quantized inside" in each.reason for each in improved.fusion.not_fused)
 
 
 def test_a_routing_weight_in_integers(tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ def test_a_routing_weight_in_integers(tmp_path: Path) -> None:
     model.graph.initializer.append(numpy_helper.from_array(scale, f"{name}/scale"))
     inputs = [f"{name}/integers", f"{name}/scale"]
     model.graph.node.insert(0, onnx.helper.make_node("DequantizeLinear", inputs, [name]))
-    (found,) = improve(model.SerializeToString()).recognition.found
+    (found,) = optimize_model(model.SerializeToString()).fusion.fused
     assert found.operator == "DynamicRouting"
     assert any("stored in integers" in note for note in found.notes)

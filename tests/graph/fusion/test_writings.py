@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 import torch
 
 from capsedge.graph.fusion.matcher import STANDARD
-from capsedge.graph.fusion.optimize_graph import Improved, improve
+from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.values import session_of
 from tests.graph.fusion import (
     attention_writings,
@@ -72,8 +72,8 @@ RECOGNIZED = [
 ]
 
 
-def operators(improved: Improved) -> Counter[str]:
-    return Counter(f.operator for f in improved.recognition.found)
+def operators(improved: OptimizedGraph) -> Counter[str]:
+    return Counter(f.operator for f in improved.fusion.fused)
 
 
 def test_every_writing_is_judged() -> None:
@@ -90,10 +90,10 @@ def test_dynamic_routing_is_recognized(
     writing: type, operator: str, said: dict[str, str], exporter: str
 ) -> None:
     original = exported(writing(), FEATURES, exporter)
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert operators(improved) == {operator: 1}
-    assert not improved.recognition.left
-    found = improved.recognition.found[0].parameters
+    assert not improved.fusion.not_fused
+    found = improved.fusion.fused[0].parameters
     assert said.items() <= found.items()
     assert improved.batch == "free"
     assert "Softmax" not in {n.op_type for n in onnx.load_from_string(improved.model).graph.node}
@@ -103,18 +103,18 @@ def test_dynamic_routing_is_recognized(
 @pytest.mark.parametrize("exporter", BOTH)
 @pytest.mark.parametrize("writing", REFUSED, ids=lambda w: w.__name__)
 def test_other_functions_are_left_with_their_reason(writing: type, exporter: str) -> None:
-    improved = improve(exported(writing(), FEATURES, exporter).SerializeToString())
+    improved = optimize_model(exported(writing(), FEATURES, exporter).SerializeToString())
     assert set(operators(improved)) <= {"Squash", STANDARD}
     # What is faster in another form of standard operators has the reason in its note.
-    notes = [n for f in improved.recognition.found if f.operator == STANDARD for n in f.notes]
-    reasons = [each.reason for each in improved.recognition.left] + notes
+    notes = [n for f in improved.fusion.fused if f.operator == STANDARD for n in f.notes]
+    reasons = [each.reason for each in improved.fusion.not_fused] + notes
     assert reasons
     assert all(REFUSED[writing] in reason for reason in reasons)
 
 
 @pytest.mark.thorough
 def test_the_other_exporter() -> None:
-    improved = improve(exported(D.LearnedPrior(), FEATURES, "dynamo").SerializeToString())
+    improved = optimize_model(exported(D.LearnedPrior(), FEATURES, "dynamo").SerializeToString())
     assert operators(improved) == {"DynamicRouting": 1}
 
 
@@ -129,9 +129,9 @@ def test_the_other_exporter() -> None:
     ],
 )
 def test_em_routing_is_recognized(writing: type) -> None:
-    improved = improve(exported(writing(), E.Writing.example(3)).SerializeToString())
+    improved = optimize_model(exported(writing(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 2}
-    first, second = (f.parameters for f in improved.recognition.found)
+    first, second = (f.parameters for f in improved.fusion.fused)
     assert first["children"] == "5x5x3 of 4"
     assert (first["kernel"], first["strides"]) == ("3x3", "2x2")
     assert first["inverse temperatures"] == "0.0005, 0.000975, 0.001426"
@@ -140,10 +140,10 @@ def test_em_routing_is_recognized(writing: type) -> None:
 
 @pytest.mark.thorough
 def test_normalized_activations_and_coordinates_are_recognized() -> None:
-    improved = improve(exported(E.Renormalized(), E.Writing.example(3)).SerializeToString())
+    improved = optimize_model(exported(E.Renormalized(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 2}
-    assert not improved.recognition.left
-    first, second = (f.parameters for f in improved.recognition.found)
+    assert not improved.fusion.not_fused
+    first, second = (f.parameters for f in improved.fusion.fused)
     for found in (first, second):
         assert found["activations"] == "a/(a + epsilon)"
         assert found["epsilon"] == "1e-08"
@@ -163,26 +163,26 @@ def test_normalized_activations_and_coordinates_are_recognized() -> None:
     "writing", [E.PaperCoordinates, E.WeightFirstCoordinates], ids=lambda w: w.__name__
 )
 def test_coordinates_of_the_paper_need_no_input(writing: type) -> None:
-    improved = improve(exported(writing(), E.Writing.example(3)).SerializeToString())
+    improved = optimize_model(exported(writing(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 2}
     nodes = [n for n in onnx.load_from_string(improved.model).graph.node if n.domain == "capsedge"]
     given = [len(n.input) == 6 for n in nodes]
     assert given == [False, writing is not E.PaperCoordinates]
-    assert improved.recognition.found[1].parameters["coordinates"] == "of the file"
+    assert improved.fusion.fused[1].parameters["coordinates"] == "of the file"
 
 
 @pytest.mark.thorough
 def test_a_constant_of_each_parent_is_left() -> None:
-    improved = improve(exported(E.VoteBias(), E.Writing.example(3)).SerializeToString())
+    improved = optimize_model(exported(E.VoteBias(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 1}
-    assert "not one for each place" in improved.recognition.left[0].reason
+    assert "not one for each place" in improved.fusion.not_fused[0].reason
 
 
 @pytest.mark.thorough
 def test_responsibilities_that_begin_at_one_are_recognized() -> None:
-    improved = improve(exported(E.OnesFirst(), E.Writing.example(3)).SerializeToString())
+    improved = optimize_model(exported(E.OnesFirst(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 2}
-    for found in improved.recognition.found:
+    for found in improved.fusion.fused:
         assert found.parameters["first responsibilities"] == "1"
         assert found.parameters["inverse temperatures"] == "0.05, 0.0975, 0.1426"
 
@@ -199,10 +199,10 @@ def test_responsibilities_that_begin_at_one_are_recognized() -> None:
 def test_self_attention_routing_is_recognized(
     writing: type, wanted: dict[str, str], exporter: str
 ) -> None:
-    improved = improve(exported(writing(), writing.example(3), exporter).SerializeToString())
+    improved = optimize_model(exported(writing(), writing.example(3), exporter).SerializeToString())
     assert operators(improved) == {"SelfAttentionRouting": 1}
-    assert not improved.recognition.left
-    found = improved.recognition.found[0].parameters
+    assert not improved.fusion.not_fused
+    found = improved.fusion.fused[0].parameters
     assert found == {"children": "7 of 4", "parents": "5 of 6", **wanted}
     assert improved.batch == "free"
 
@@ -218,10 +218,10 @@ def test_self_attention_routing_is_recognized(
     ids=["Unscaled", "OverChildren", "OtherSquash", "BiasInside"],
 )
 def test_what_only_resembles_self_attention_is_left(writing: type, reason: str) -> None:
-    improved = improve(exported(writing(), writing.example(3)).SerializeToString())
+    improved = optimize_model(exported(writing(), writing.example(3)).SerializeToString())
     assert set(operators(improved)) <= {"Squash"}
-    assert improved.recognition.left
-    assert all(reason in each.reason for each in improved.recognition.left)
+    assert improved.fusion.not_fused
+    assert all(reason in each.reason for each in improved.fusion.not_fused)
 
 
 @pytest.mark.thorough
@@ -237,9 +237,11 @@ def test_what_only_resembles_self_attention_is_left(writing: type, reason: str) 
 def test_attention_routing_is_recognized(
     writing: type, wanted: dict[str, int], exporter: str
 ) -> None:
-    improved = improve(exported(writing(), A.Writing.example(3), exporter).SerializeToString())
+    improved = optimize_model(
+        exported(writing(), A.Writing.example(3), exporter).SerializeToString()
+    )
     assert operators(improved) == wanted
-    assert not improved.recognition.left
+    assert not improved.fusion.not_fused
 
 
 @pytest.mark.slow
@@ -258,9 +260,9 @@ def test_three_passes_and_three_layers(
     writing: type, wanted: dict[str, int], exporter: str
 ) -> None:
     original = exported(writing(), A.Writing.example(3), exporter)
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert operators(improved) == wanted
-    assert not improved.recognition.left
+    assert not improved.fusion.not_fused
     assert improved.batch == "free"
     x = A.Writing.example(4).numpy()
     models = (onnx.load_from_string(improved.model), original)
@@ -273,9 +275,9 @@ def test_three_passes_and_three_layers(
 def test_what_resembles_routing_is_left(network: type) -> None:
     x = torch.randn(3, resembling.CHILDREN, resembling.SIZE)
     original = exported(network(), x)
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert not {"DynamicRouting", "EMRouting", "AttentionRouting"} & set(operators(improved))
-    assert improved.recognition.left
+    assert improved.fusion.not_fused
     found, wanted = (
         session_of(m).run(None, {"x": x.numpy()})[0]
         for m in (onnx.load_from_string(improved.model), original)
@@ -285,7 +287,7 @@ def test_what_resembles_routing_is_left(network: type) -> None:
 
 def test_a_batch_that_is_fixed_stays_fixed() -> None:
     original = exported(D.BatchMean(), FEATURES[:1], free=False)
-    improved = improve(original.SerializeToString())
+    improved = optimize_model(original.SerializeToString())
     assert operators(improved)["DynamicRouting"] == 1  # a mean over one image is none
     assert improved.batch == "1"
     model = onnx.load_from_string(improved.model)

@@ -22,10 +22,10 @@ from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training import augment
 from capsedge.models.training import train as losses
 from capsedge.models.training.evaluate import (
+    count_correct,
     evaluation_pairs,
     normalize,
     predict_all,
-    right_answers,
 )
 from capsedge.models.training.train import Recipe, batch_loss, fast_math, train
 
@@ -281,7 +281,7 @@ def test_pairs_are_judged_on_the_same_pairs_every_time(tmp_path: Path) -> None:
         return CapsuleOutput(scores, images, images)
 
     model.forward = oracle  # type: ignore[method-assign]
-    right = right_answers(model, data, "overlap")
+    right = count_correct(model, data, "overlap")
     assert right.sum() == 39
     assert not right[0]
 

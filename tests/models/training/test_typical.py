@@ -9,7 +9,7 @@ import torch
 from capsedge.datasets import ImageSet
 from capsedge.models import get_config
 from capsedge.models.training import augment
-from capsedge.models.training.evaluate import criterion, normalize, to_input
+from capsedge.models.training.evaluate import normalize, to_input, typical_input_of_training
 from capsedge.runtime.typical_input import TypicalInput, measure_all
 from tools import draw_samples
 
@@ -24,12 +24,12 @@ def digits(each: int, seed: int) -> ImageSet:
 
 def refused(found: TypicalInput, images: torch.Tensor) -> int:
     values = measure_all(images.numpy(), CONFIG.preprocessing.layout)
-    return sum(found.reason(v) != "" for v in values)
+    return sum(found.atypical_reason(v) != "" for v in values)
 
 
 @pytest.mark.thorough
 def test_pairs_and_single_digits_are_to_be_seen() -> None:
-    found = criterion(digits(6, seed=1), CONFIG, "overlap")
+    found = typical_input_of_training(digits(6, seed=1), CONFIG, "overlap")
     assert found is not None
     data = digits(3, seed=2)
     canvases, _, each = augment.overlap(

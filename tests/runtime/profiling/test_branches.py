@@ -12,7 +12,7 @@ import capsedge
 from capsedge.runtime.backends.backend import Event
 from capsedge.runtime.onnx_file.structure import Graph, Node
 from capsedge.runtime.profiling import report_text
-from capsedge.runtime.profiling.operator_times import NETWORKS, executed, own_durations
+from capsedge.runtime.profiling.operator_times import NETWORKS, exclusive_durations, executed
 from tests.optimization.cascades import pair, pixels
 
 
@@ -25,26 +25,26 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> capsedge.Session:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("long_way", [True, False])
-def test_a_profile_has_both_networks(session: capsedge.Session, long_way: bool):
+@pytest.mark.parametrize("escalated", [True, False])
+def test_a_profile_has_both_networks(session: capsedge.Session, escalated: bool):
     images = np.float32(pixels(400)[:, None] / 255)
-    images = images[session.run(images)["long_way"] == long_way][:4]
+    images = images[session.run(images)["escalated"] == escalated][:4]
     report = capsedge.profile(
         session, inputs={"images": images}, warmup=0, duration=0.05, startup=False
     )
     (run,) = report.runs
-    assert run.long_way == float(long_way)
-    wanted = NETWORKS if long_way else NETWORKS[:2]
+    assert run.escalated == float(escalated)
+    wanted = NETWORKS if escalated else NETWORKS[:2]
     assert tuple(row.name for row in run.networks) == wanted
     assert sum(row.share for row in run.networks) == pytest.approx(1)
     labels = [row.name for row in run.layers]
     assert labels.count("cascade") == 1
-    assert any(label.startswith("large network: ") for label in labels) == long_way
+    assert any(label.startswith("large network: ") for label in labels) == escalated
     table = report_text.networks(run)
     assert table is not None
-    assert f"{run.long_way:.1%} of the images on the long way" in table.title
+    assert f"{run.escalated:.1%} of the images on the long way" in table.title
     document = json.loads(json.dumps(run.to_dict()))
-    assert document["long_way_share"] == run.long_way
+    assert document["escalated_share"] == run.escalated
     assert [row["name"] for row in document["networks"]] == list(wanted)
 
 
@@ -53,7 +53,7 @@ def test_other_files_have_no_networks():
     session = capsedge.load(threads=1)
     report = capsedge.profile(session, warmup=0, duration=0.05, startup=False)
     assert report.runs[0].networks == []
-    assert "long_way_share" not in report.runs[0].to_dict()
+    assert "escalated_share" not in report.runs[0].to_dict()
     assert report_text.networks(report.runs[0]) is None
 
 
@@ -79,4 +79,4 @@ def test_the_branch_that_ran_is_found():
 def test_a_branch_does_not_count_twice():
     times = [("Relu", 0, 5), ("Abs", 12, 3), ("If", 11, 5), ("If", 10, 20), ("Exp", 31, 2)]
     run = [Event(kind, kind, start, taken) for kind, start, taken in times]
-    assert own_durations(run).tolist() == [5, 3, 2, 15, 2]
+    assert exclusive_durations(run).tolist() == [5, 3, 2, 15, 2]

@@ -22,7 +22,7 @@ from capsedge.runtime.profiling.compare import (
     Entry,
     check_installed,
     compare,
-    difference,
+    largest_difference,
 )
 from capsedge.runtime.profiling.profile import random_inputs, session_device
 from capsedge.runtime.profiling.startup import Worker, write_inputs
@@ -135,7 +135,7 @@ def test_images_that_are_run_one_by_one():
         memory[:] = 2 * feeds["x"]
         return {"y": memory, "first": memory[:, 0]}
 
-    y, first = worker._answers(run, images, {})
+    y, first = worker._outputs_of(run, images, {})
     assert y.shape == (4, 1, 3)
     np.testing.assert_array_equal(first[:, 0], [0, 2, 4, 6])
 
@@ -162,7 +162,7 @@ def entry(name: str, median: float | None, difference: float | None = 0.0) -> En
 def test_ratios_are_words(median: float | None, words: str):
     entries = (entry("first", 0.01), entry("other", median))
     found = Comparison(1, 1, 5, entries)
-    assert found.against_first(entries[words != "first"]) == words
+    assert found.speed_in_words(entries[words != "first"]) == words
 
 
 def test_tables_mark_the_fastest_and_leave_out_what_cannot_be_compared():
@@ -273,12 +273,12 @@ def test_converted_peers_agree(tmp_path, peer, package):
     session = capsedge.load(file)
     feeds = random_inputs(session, 1)
     run, _ = worker.LOADERS[peer](Specification(peer, str(file)))
-    assert difference(run(feeds), session.run(feeds["images"])) < 1e-5
+    assert largest_difference(run(feeds), session.run(feeds["images"])) < 1e-5
 
 
 def test_difference_is_relative_and_sees_nan():
     wanted = {"y": np.array([1.0, -4.0])}
-    assert difference({"y": np.array([1.0, -3.0])}, wanted) == 0.25
-    assert not difference({"y": np.array([np.nan, -4.0])}, wanted) <= 1.0
+    assert largest_difference({"y": np.array([1.0, -3.0])}, wanted) == 0.25
+    assert not largest_difference({"y": np.array([np.nan, -4.0])}, wanted) <= 1.0
     with pytest.raises(EnvironmentProblem):
-        difference({"z": np.zeros(2)}, wanted)
+        largest_difference({"z": np.zeros(2)}, wanted)

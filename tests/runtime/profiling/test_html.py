@@ -16,9 +16,9 @@ from PIL import Image
 
 from capsedge.runtime.profiling import report_html, report_text
 from capsedge.runtime.profiling.profile import ProfileReport
-from capsedge.runtime.profiling.report import Run
+from capsedge.runtime.profiling.report_data import Run
 from capsedge.runtime.profiling.timing import summarize
-from capsedge.runtime.reporting import TIP, new_figure
+from capsedge.runtime.result_summary import TIP, new_figure
 
 pytest.importorskip("matplotlib", reason="pip install 'capsedge[profile]'")
 

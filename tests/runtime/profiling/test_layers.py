@@ -75,17 +75,17 @@ def test_em_and_attention_iterations():
 def test_quantized_files_keep_their_layers(precision: str, tmp_path: Path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    from capsedge.calibration.float_model import Source, uniform
+    from capsedge.calibration.float_model import FloatModel, uniform_assignment
     from capsedge.datasets import ImageSet
 
-    source = Source(ROOT / "capsedge/zoo/digits-dynamic.onnx")
+    source = FloatModel(ROOT / "capsedge/zoo/digits-dynamic.onnx")
     pixels = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), dtype=np.uint8)
     images = ImageSet("random", pixels, None, source.preprocessing)
     if precision == "fp16":
-        model, _ = source.half(images)
+        model, _ = source.to_fp16(images)
     else:
         table = source.calibrate(images, "minmax", None)
-        model, _ = source.emit(uniform(source.units, "int8"), table, "ort-cpu")
+        model, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
     path = tmp_path / "quantized.onnx"
     onnx.save(model, path)
     found = times(path, "auto").operators

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.profiling.profile import Conditions, ProfileReport, judge
+from capsedge.runtime.profiling.profile import Conditions, ProfileReport, measurement_warnings
 from tests.conftest import ROOT
 
 MODEL = ROOT / "capsedge/zoo/digits-dynamic.onnx"
@@ -162,8 +162,8 @@ def test_warnings(report: ProfileReport):
     steady = {**run.latency.__dict__, "cv": 0.01}
     latency = type(run.latency)(**steady)
     window = type(run.stable)(0, 100, latency.median)
-    assert judge(latency, window, calm, None, False) == []
-    found = judge(
+    assert measurement_warnings(latency, window, calm, None, False) == []
+    found = measurement_warnings(
         type(run.latency)(**{**steady, "cv": 0.5}),
         type(run.stable)(None, 0, 1.0),
         Conditions((1.0, 0.5), 3.0, 2, 0.2),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.places.table import run
+from tests.paths.table import run
 from tests.serving.batch.sources import COUNT, KINDS, MODEL, pixels, write_folder
 from tests.serving.batch.test_resume import content
 

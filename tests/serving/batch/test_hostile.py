@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import capsedge
 from capsedge.errors import UsageError
 from capsedge.serving.batch import parquet
-from capsedge.serving.batch.sources import find_source
+from capsedge.serving.batch.sources import open_source
 from capsedge.serving.batch.tar import BadTar, Stream, members
 from capsedge.spec import limits
 from tests.serving.batch.sources import COUNT, KINDS, MODEL, pixels, png
@@ -147,7 +147,7 @@ def test_extension_types_are_refused_before_they_run(
         assert Exploding.opened  # that is what pyarrow does of its own accord
         Exploding.opened = 0
         with pytest.raises(UsageError, match="extension types"):
-            find_source(str(tmp_path / "a.parquet"))
+            open_source(str(tmp_path / "a.parquet"))
         assert not Exploding.opened
         monkeypatch.setattr(parquet, "_check_plain", lambda _: None)  # as if it had found nothing
         with (tmp_path / "a.parquet").open("rb") as data, parquet.opened_parquet(data) as file:
@@ -195,7 +195,7 @@ def test_damaged_sources_end_in_items_or_in_one_error(
             changes = [(len(data) - 1 - place % 800, value) for place, value in changes]
         path.write_bytes(fuzzed(data, changes, cut if cut < 200 else 0))
         try:
-            source = find_source(str(path))
+            source = open_source(str(path))
             items = [item for part in source.parts() for item in source.read(part)]
         except UsageError:
             return

@@ -22,11 +22,11 @@ def test_answers_are_those_of_a_session() -> None:
     )
     with capsedge.load(MODEL, threads=1) as session:
         wanted = session.predict(images, prepared=False)
-    assert [*found] == ["key", "label", "score", "scores", "poses", "nothing", "error"]
+    assert [*found] == ["key", "label", "score", "scores", "poses", "atypical", "error"]
     assert found["key"].tolist() == [0, 1, 2, 3, 4]
     assert found["label"].tolist() == [p.label for p in wanted]
     assert found["score"].tolist() == [p.score for p in wanted]
-    assert found["nothing"].tolist() == [p.nothing for p in wanted]
+    assert found["atypical"].tolist() == [p.atypical for p in wanted]
     np.testing.assert_array_equal(found["scores"], [p.scores for p in wanted])
     np.testing.assert_array_equal(found["poses"], [p.poses for p in wanted])
     assert found["error"].tolist() == [""] * 5

@@ -88,7 +88,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
         before = content(target)
         again = capsedge.batch(MODEL, source, target, threads=1, resume=True)
         assert again.resumed == again.parts == first.parts
-        assert (again.images, again.nothing) == (first.images, first.nothing)
+        assert (again.images, again.atypical) == (first.images, first.atypical)
         assert content(target) == before
 
 
@@ -126,10 +126,10 @@ def _flip(place: Path) -> None:
 def _cut(place: Path) -> None:
     """Fewer rows, with the metadata of the file as it was."""
     part = place / "part-000000.parquet"
-    table, stated = pq.read_table(part), pq.read_metadata(part).metadata or {}
+    table, declared = pq.read_table(part), pq.read_metadata(part).metadata or {}
     with pq.ParquetWriter(part, table.schema) as writer:
         writer.write_table(table.slice(0, 1))
-        writer.add_key_value_metadata(stated)
+        writer.add_key_value_metadata(declared)
 
 
 def _exchange(place: Path) -> None:
@@ -228,10 +228,10 @@ def test_a_finished_file_is_checked(tmp_path: Path) -> None:
 
 def _damage_each(path: Path, whole: bytes) -> list[bytes]:
     """A bit of the first page, fewer rows, the end."""
-    table, stated = pq.read_table(path), pq.read_metadata(path).metadata or {}
+    table, declared = pq.read_table(path), pq.read_metadata(path).metadata or {}
     with pq.ParquetWriter(path, table.schema) as writer:
         writer.write_table(table.slice(0, 5))
-        writer.add_key_value_metadata(stated)
+        writer.add_key_value_metadata(declared)
     short = path.read_bytes()
     path.write_bytes(whole)
     return [whole[:40] + bytes([whole[40] ^ 1]) + whole[41:], short, whole[:-5]]

@@ -17,7 +17,7 @@ import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.serving.batch import batch
 from capsedge.serving.batch.model_bytes import read_model
-from capsedge.serving.batch.sources import find_source
+from capsedge.serving.batch.sources import open_source
 from capsedge.serving.batch.storage import Storage
 from tests.serving.batch.sources import (
     COUNT,
@@ -41,7 +41,7 @@ def answer(source: Path | str, target: Path, **options: Any) -> list[dict[str, A
     found = rows(target)
     assert report.images == len(found)
     assert report.failed == sum(row["error"] is not None for row in found)
-    assert report.nothing == sum(row["nothing"] is not None for row in found)
+    assert report.atypical == sum(row["atypical"] is not None for row in found)
     assert not Path(f"{target}.parts").exists()
     return found
 
@@ -50,7 +50,8 @@ def answer(source: Path | str, target: Path, **options: Any) -> list[dict[str, A
 def expected() -> list[tuple[Any, ...]]:
     with capsedge.load(MODEL, threads=1) as session:
         return [
-            (p.label, p.score, p.nothing or None) for p in session.predict(pixels(), prepared=False)
+            (p.label, p.score, p.atypical or None)
+            for p in session.predict(pixels(), prepared=False)
         ]
 
 
@@ -59,7 +60,7 @@ def test_every_kind_has_the_same_answers(
     kind: str, expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     found = answer(KINDS[kind](pixels(), tmp_path), tmp_path / "out.parquet")
-    assert [(row["label"], row["score"], row["nothing"]) for row in found] == expected
+    assert [(row["label"], row["score"], row["atypical"]) for row in found] == expected
     assert len({row["image"] for row in found}) == COUNT
     assert all(row["error"] is None for row in found)
 
@@ -204,7 +205,7 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     names = Storage.names
     monkeypatch.setattr(Storage, "names", lambda self: listed.append(self) or names(self))
     source = write_folder(pixels(), tmp_path / "images")
-    found = find_source(str(source))
+    found = open_source(str(source))
     parts = found.parts()
     assert len(listed) == 1
     sent = pickle.dumps(found)

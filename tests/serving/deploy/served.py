@@ -36,12 +36,12 @@ def check_model(folder: Path, name: str) -> None:
     """The model has the inputs and outputs that its configuration states, and runs its warm-up."""
     told, session = config(folder, name), open_model(folder, name)
     batch = [-1] if told.get("max_batch_size") else []
-    for stated, found in (
+    for declared, found in (
         (told["input"], session.get_inputs()),
         (told["output"], session.get_outputs()),
     ):
-        assert [port["name"] for port in stated] == [port.name for port in found]
-        for port, real in zip(stated, found, strict=True):
+        assert [port["name"] for port in declared] == [port.name for port in found]
+        for port, real in zip(declared, found, strict=True):
             assert TYPES[port["data_type"]][0] == real.type, port["name"]
             sizes = [d if isinstance(d, int) else -1 for d in real.shape]
             assert batch + _sizes(port) == sizes, port["name"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from capsedge.cli import _process
-from capsedge.serving.deploy import web_server
-from tests.places.table import run
+from capsedge.serving.deploy import preview_server
+from tests.paths.table import run
 from tests.serving.deploy.test_web import model, site  # noqa: F401 (a fixture that each test uses)
 
 
@@ -35,11 +35,11 @@ def test_open_serves_that_folder_until_it_is_interrupted(
     opened: list[str] = []
     served: dict[str, Path] = {}
 
-    def interrupted(self: web_server.FolderServer) -> None:
+    def interrupted(self: preview_server.FolderServer) -> None:
         served.update(self.files)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(web_server.FolderServer, "serve_forever", interrupted)
+    monkeypatch.setattr(preview_server.FolderServer, "serve_forever", interrupted)
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open", opened.append)
     net, output = model(tmp_path / "net.onnx"), tmp_path / "out"

@@ -11,7 +11,7 @@ import pytest
 import capsedge
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.serving.deploy.kserve import block_style
-from tests.places.table import repository, run
+from tests.paths.table import repository, run
 from tests.serving.deploy.kserve_schema import faults
 
 STORAGE = "s3://models/digits"

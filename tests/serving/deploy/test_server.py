@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.serving.deploy.web_server import ADDRESS, CONTENT_SECURITY_POLICY, FolderServer
+from capsedge.serving.deploy.preview_server import ADDRESS, CONTENT_SECURITY_POLICY, FolderServer
 from tests.conftest import ROOT
 
 
@@ -103,6 +103,6 @@ def test_a_port_that_is_taken(server: FolderServer, tmp_path: Path) -> None:
 def test_the_page_states_the_same_policy() -> None:
     """All but `frame-ancestors`, which counts in headers only."""
     page = (ROOT / "capsedge/runtime/web/page/index.html").read_text()
-    stated = CONTENT_SECURITY_POLICY.rpartition("; ")[0]
-    assert f'content="{stated}"' in page
-    assert "unsafe-inline" not in stated
+    declared = CONTENT_SECURITY_POLICY.rpartition("; ")[0]
+    assert f'content="{declared}"' in page
+    assert "unsafe-inline" not in declared

@@ -17,9 +17,9 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelE
 from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.native_library import NAME, find_library
 from capsedge.runtime.files.writing import sha256
-from capsedge.serving.deploy.server_model import named
+from capsedge.serving.deploy.server_model import parse_model_names
 from capsedge.serving.deploy.triton import text_format
-from tests.places.table import ZOO, run
+from tests.paths.table import ZOO, run
 from tests.runtime.models import capsule_model, foreign_model, metadata, save
 from tests.serving.deploy.graphs import graph
 from tests.serving.deploy.schema import config
@@ -182,13 +182,13 @@ def test_what_runs_no_batches_is_not_batched(named: str | None, tmp_path: Path) 
 
 
 def test_a_regression_has_no_labels(tmp_path: Path) -> None:
-    stated = metadata(
+    declared = metadata(
         class_names=(),
         task="regression",
         outputs=capsedge.Outputs(values=("pose",), names=("yaw", "pitch", "roll"), units=("",) * 3),
     )
     net = save(
-        foreign_model({"pose": [3]}, properties=stated.to_properties()), tmp_path / "net.onnx"
+        foreign_model({"pose": [3]}, properties=declared.to_properties()), tmp_path / "net.onnx"
     )
     capsedge.deploy_triton(net, tmp_path / "r")
     found = config(tmp_path / "r", "net")
@@ -228,8 +228,11 @@ def test_names_never_meet(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has a version"):
         capsedge.deploy_triton(f"net:2={given['a']}", tmp_path / "r")
     with pytest.raises(UsageError, match="would both be the model"):
-        named([given["a"], given["b"]])
-    assert [one.name for one in named([given["a"], f"other={given['b']}"])] == ["Net", "other"]
+        parse_model_names([given["a"], given["b"]])
+    assert [one.name for one in parse_model_names([given["a"], f"other={given['b']}"])] == [
+        "Net",
+        "other",
+    ]
     named_ones = [given["a"], f"other={given['b']}"]
     made = capsedge.deploy_triton(named_ones, tmp_path / "r", ops="portable")
     assert [model.name for model in made.models] == ["Net", "other"]
@@ -242,14 +245,14 @@ def test_text_format_escapes_every_string() -> None:
 
 
 def engine(path: Path, **changes: Any) -> Path:
-    """An engine's file and its passport; the engine itself is made up."""
+    """An engine's file and its metadata file; the engine itself is made up."""
     path.write_bytes(b"engine")
     machine = engine_metadata.Machine("10.16.0.1", "13.0", "NVIDIA L4", "8.9")
-    stated = engine_metadata.Passport(
+    declared = engine_metadata.EngineMetadata(
         sha256(path), 6, machine, "native", "", "", "fp16", {"FP16": 1}, (1, 8, 16), "net.onnx", "",
         metadata().to_properties(), "capsedge build",
     )  # fmt: skip
-    engine_metadata.write(path, replace(stated, **changes))
+    engine_metadata.write(path, replace(declared, **changes))
     return path
 
 

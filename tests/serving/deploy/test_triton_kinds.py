@@ -64,8 +64,8 @@ def _regression(folder: Path) -> Path:
     outputs = capsedge.Outputs(
         values=("pose",), names=("yaw", "pitch", "roll"), units=("degrees",) * 3
     )
-    stated = metadata(class_names=(), task="regression", outputs=outputs).to_properties()
-    return save(foreign_model({"pose": [3]}, properties=stated), folder / "net.onnx")
+    declared = metadata(class_names=(), task="regression", outputs=outputs).to_properties()
+    return save(foreign_model({"pose": [3]}, properties=declared), folder / "net.onnx")
 
 
 def _several_inputs(folder: Path) -> Path:

@@ -12,11 +12,11 @@ import pytest
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
-from capsedge.runtime.describe import with_properties
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.user_metadata import with_properties
 from capsedge.serving.deploy import web
 from capsedge.serving.deploy import web as models
-from tests.places.table import ZOO
+from tests.paths.table import ZOO
 from tests.runtime.models import capsule_model, metadata, save
 
 CHECKSUM = "c" * 64
@@ -40,8 +40,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def model(path: Path, **changes: Any) -> Path:
     """A small file with metadata of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    stated = replace(metadata(class_names=("a", "b", "c")), **changes)
-    return Path(save(capsule_model(properties=stated.to_properties()), path))
+    declared = replace(metadata(class_names=("a", "b", "c")), **changes)
+    return Path(save(capsule_model(properties=declared.to_properties()), path))
 
 
 def test_the_folder(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_what_a_browser_cannot_run(tmp_path: Path) -> None:
     bare.write_bytes(with_properties((ZOO / "digits-em.onnx").read_bytes(), {}, ("capsedge",)))
     with pytest.raises(UnsupportedModelError, match="does not say how an image"):
         capsedge.deploy_web(bare, tmp_path / "out")
-    stated = ModelMetadata.from_properties(metadata(class_names=("a", "b", "c")).to_properties())
-    assert stated is not None
-    assert stated.preprocessing is not None
-    five = model(tmp_path / "five.onnx", preprocessing=replace(stated.preprocessing, channels=5))
+    declared = ModelMetadata.from_properties(metadata(class_names=("a", "b", "c")).to_properties())
+    assert declared is not None
+    assert declared.preprocessing is not None
+    five = model(tmp_path / "five.onnx", preprocessing=replace(declared.preprocessing, channels=5))
     with pytest.raises(UnsupportedModelError, match="5 channels"):
         capsedge.deploy_web(five, tmp_path / "out")
     fused = save(capsule_model(function=False), tmp_path / "fused.onnx")

@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "call.h"
-#include "families.h"
+#include "instances.h"
 #include "operators/operator.h"
 #include "shapes.h"
 #include "simd/dispatch.h"
@@ -166,36 +166,36 @@ CustomOp describe(const OrtApi* api, const OperatorSpec& spec, size_t number, ON
 
 // How many names of each operator get a kernel: `DynamicRouting` to `DynamicRouting_16`. A file gives every distinct
 // function body a name of its own (capsedge/spec/operators.py); a name without a kernel runs as its body.
-using Families = std::array<size_t, kOperatorCount>;
+using Instances = std::array<size_t, kOperatorCount>;
 constexpr size_t kUsual = 16;            // where the session's options say nothing
 constexpr size_t kMost = 256;            // of one operator
 constexpr size_t kMostDomains = 64;      // kept for different files; domains are never released
 
 // `DynamicRouting:2,Squash:1` in the session's options: what the file to be loaded has.
-Families families_of(const OrtApi* api, const OrtSessionOptions* options) {
-  Families families;
+Instances families_of(const OrtApi* api, const OrtSessionOptions* options) {
+  Instances instances;
   int given = 0;
-  check(api, HasSessionConfigEntry(api)(options, kFamiliesKey, &given));
+  check(api, HasSessionConfigEntry(api)(options, kInstancesKey, &given));
   if (!given) {
-    families.fill(kUsual);
-    return families;
+    instances.fill(kUsual);
+    return instances;
   }
   size_t size = 0;
-  check(api, GetSessionConfigEntry(api)(options, kFamiliesKey, nullptr, &size));
+  check(api, GetSessionConfigEntry(api)(options, kInstancesKey, nullptr, &size));
   std::string text(size, '\0');
-  check(api, GetSessionConfigEntry(api)(options, kFamiliesKey, text.data(), &size));
-  families.fill(1);
+  check(api, GetSessionConfigEntry(api)(options, kInstancesKey, text.data(), &size));
+  instances.fill(1);
   std::istringstream entries(text.c_str());
   for (std::string entry; std::getline(entries, entry, ',');) {
     const size_t colon = std::min(entry.find(':'), entry.size());
     const OperatorSpec* const named = find_operator(entry.substr(0, colon));
     const unsigned long count = std::strtoul(entry.c_str() + std::min(colon + 1, entry.size()), nullptr, 10);
     if (named == nullptr || count < 1 || count > kMost)
-      throw Error("capsedge: '" + entry + "' in " + kFamiliesKey + " is not an operator and 1 to " +
+      throw Error("capsedge: '" + entry + "' in " + kInstancesKey + " is not an operator and 1 to " +
                   std::to_string(kMost) + " names");
-    families[static_cast<size_t>(named - kOperators.data())] = count;
+    instances[static_cast<size_t>(named - kOperators.data())] = count;
   }
-  return families;
+  return instances;
 }
 
 // Operators and domains outlive every session, which holds pointers to them: they are made once and kept.
@@ -203,15 +203,15 @@ class Registry {
  public:
   explicit Registry(const OrtApi* api) : api_(api) {}
 
-  OrtCustomOpDomain* domain(Families families) {
+  OrtCustomOpDomain* domain(Instances instances) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (domains_.size() >= kMostDomains && domains_.count(families) == 0) families.fill(kUsual);
-    OrtCustomOpDomain*& domain = domains_[families];
+    if (domains_.size() >= kMostDomains && domains_.count(instances) == 0) instances.fill(kUsual);
+    OrtCustomOpDomain*& domain = domains_[instances];
     if (domain == nullptr) {
       OrtCustomOpDomain* made = nullptr;
       check(api_, CreateCustomOpDomain(api_)("capsedge", &made));
-      for (size_t i = 0; i < families.size(); ++i)
-        for (size_t number = 1; number <= families[i]; ++number) add(made, i, number);
+      for (size_t i = 0; i < instances.size(); ++i)
+        for (size_t number = 1; number <= instances[i]; ++number) add(made, i, number);
       domain = made;
     }
     return domain;
@@ -235,7 +235,7 @@ class Registry {
   const OrtApi* api_;
   std::mutex mutex_;
   std::map<std::tuple<size_t, size_t, ONNXTensorElementDataType>, CustomOp> ops_;
-  std::map<Families, OrtCustomOpDomain*> domains_;
+  std::map<Instances, OrtCustomOpDomain*> domains_;
 };
 
 OrtStatus* too_old(const OrtApiBase* base) {
@@ -270,7 +270,7 @@ std::string operator_of(const std::string& type) {
   return spec ? spec->name : type;
 }
 
-std::string families(const std::vector<std::string>& types) {
+std::string instances(const std::vector<std::string>& types) {
   std::map<std::string, size_t> most;
   for (const std::string& type : types) {
     const auto [spec, number] = split(type);

@@ -1,6 +1,6 @@
 /** The decoder of a file by itself: from the poses of class capsules to pictures. */
-import { RECONSTRUCTION, elements } from "./answers.js";
-import { cut, Uncuttable, type Cut } from "./cutting.js";
+import { RECONSTRUCTION, elements } from "./outputs.js";
+import { extractSubgraph, SubgraphError, type Subgraph } from "./subgraph.js";
 import { open, type Engine, type Provider, type Runtime } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
 import { Graph, type Port } from "./graph.js";
@@ -25,7 +25,7 @@ export class Decoder {
   private engine: Promise<Engine> | null = null;
 
   private constructor(
-    private readonly part: Cut,
+    private readonly part: Subgraph,
     /** Its input. */
     private readonly port: Port,
     /** Class capsules, and elements of the pose of each. */
@@ -46,14 +46,14 @@ export class Decoder {
     const all = elements(poses);
     if (typeof classes !== "number" || all === null) return "it leaves the number of its poses open";
     try {
-      const part = cut(graph, poses.name, RECONSTRUCTION);
+      const part = extractSubgraph(graph, poses.name, RECONSTRUCTION);
       const [port] = new Graph(part.file, opening.limits).inputs;
       if (!port || elements(port) !== all || !fitsRun(port, 4 * all, opening.limits)) {
         return "its decoder reads another number of poses";
       }
       return new Decoder(part, port, classes, all / classes, opening);
     } catch (error) {
-      if (error instanceof Uncuttable) return `its pictures are not computed from the poses alone: ${error.message}`;
+      if (error instanceof SubgraphError) return `its pictures are not computed from the poses alone: ${error.message}`;
       throw error;
     }
   }

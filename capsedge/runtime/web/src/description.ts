@@ -1,12 +1,12 @@
 /** What a file says of itself, checked, and with every text printable. */
-import type { Answers } from "./answers.js";
+import type { OutputRoles } from "./outputs.js";
 import type { Decoder } from "./decoder.js";
 import type { Port } from "./graph.js";
 import { WIDTH } from "./limits.js";
 import type { Metadata, Task } from "./metadata.js";
 import type { OnnxSummary } from "./onnx-file.js";
 import { declaredRange, type Preprocessing } from "./preprocessing.js";
-import type { Cascade, TypicalInput, Origin, TraceLayer } from "./stated.js";
+import type { Cascade, TypicalInput, Origin, TraceLayer } from "./declared-fields.js";
 import { printable } from "./text.js";
 
 /** What a file says of itself. Texts are plain, of one line, without control or reordering characters. */
@@ -60,7 +60,7 @@ export interface Known {
   bytes: number;
   summary: OnnxSummary;
   metadata: Metadata;
-  answers: Answers;
+  roles: OutputRoles;
   input: Port;
   outputs: readonly Port[];
   decoder: Decoder | string;
@@ -68,7 +68,7 @@ export interface Known {
 
 /** The description of a file that has been judged. */
 export function describe(known: Known): Description {
-  const { summary, metadata: m, answers } = known;
+  const { summary, metadata: m, roles } = known;
   const capsuleNodes = summary.operators.filter((node) => node.domain === "capsedge");
   return {
     file: printable(known.file),
@@ -80,16 +80,16 @@ export function describe(known: Known): Description {
     task: m.task,
     precision: printable(m.precision),
     checkpointSha256: printable(m.checkpointSha256),
-    labels: labelsOf(m, outputOf(known, answers.scores)),
+    labels: labelsOf(m, outputOf(known, roles.scores)),
     values: (m.outputs?.names ?? []).map((name, k) => ({
       name: printable(name),
       unit: printable(m.outputs?.units[k] ?? ""),
     })),
-    scoreKind: answers.kind === "logits" ? "probability" : answers.kind,
+    scoreKind: roles.kind === "logits" ? "probability" : roles.kind,
     input: { name: printable(known.input.name), type: known.input.type, shape: known.input.shape },
     preprocessing: m.preprocessing,
     range: m.preprocessing && declaredRange(m.preprocessing),
-    capsules: capsulesOf(outputOf(known, answers.poses)),
+    capsules: capsulesOf(outputOf(known, roles.poses)),
     hasDecoder: typeof known.decoder !== "string",
     trace: m.trace?.map(({ outputs: _, ...layer }) => layer) ?? null,
     origin: m.origin,

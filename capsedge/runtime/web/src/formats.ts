@@ -23,7 +23,7 @@ const ORT = "ORTM";
 const HEAD = 32;
 
 /** The name of a file's format, and what to do with it; null where nothing is recognized. */
-export function tell(data: Uint8Array): { name: string; hint: string } | null {
+export function identify(data: Uint8Array): { name: string; hint: string } | null {
   const head = String.fromCharCode(...data.subarray(0, HEAD));
   const start = STARTS.find(([first]) => head.toLowerCase().startsWith(first.toLowerCase()));
   if (start) return { name: start[1], hint: start[2] };

@@ -162,6 +162,6 @@ export class Graph extends Wire {
 }
 
 /** Whether sizes agree with the stated ones, some of which may be free. */
-export function fits(found: readonly (number | null)[], stated: readonly (number | null)[]): boolean {
-  return found.length === stated.length && stated.every((size, k) => size === null || size === found[k]);
+export function fits(found: readonly (number | null)[], declared: readonly (number | null)[]): boolean {
+  return found.length === declared.length && declared.every((size, k) => size === null || size === found[k]);
 }

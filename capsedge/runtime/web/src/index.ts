@@ -1,7 +1,7 @@
 /** Capsule networks exported by capsedge, in browsers and Node.js. */
 export { load, type LoadOptions } from "./load.js";
 export type { Source } from "./source.js";
-export { Session, type Answer, type PredictOptions, type PrepareOptions } from "./session.js";
+export { Session, type Prediction, type PredictOptions, type PrepareOptions } from "./session.js";
 export { CapsedgeError, type ErrorCode } from "./errors.js";
 export { LIMITS, type Limits } from "./limits.js";
 export type { Description } from "./description.js";
@@ -10,6 +10,6 @@ export type { ImageSource, RawImage } from "./pixels.js";
 export type { Preprocessing } from "./preprocessing.js";
 export type { Ranked } from "./scores.js";
 export type { FloatArray } from "./tensors.js";
-export type { Cascade, Origin, TraceKind, TraceLayer, TypicalInput } from "./stated.js";
+export type { Cascade, Origin, TraceKind, TraceLayer, TypicalInput } from "./declared-fields.js";
 export type { Task, ScoreKind } from "./metadata.js";
 export type { TracedLayer } from "./trace.js";

@@ -1,5 +1,5 @@
 /** Loading a model: fetching its file, judging it, and only then handing it to ONNX Runtime. */
-import { answersOf, shapeText } from "./answers.js";
+import { outputRoles, shapeText } from "./outputs.js";
 import { Decoder } from "./decoder.js";
 import { describe } from "./description.js";
 import { open, useThreads, type Provider, type Runtime } from "./engine.js";
@@ -37,19 +37,19 @@ export async function load(source: Source, options: LoadOptions = {}): Promise<S
   checkOptions(providers, options.threads);
   const limits = limitsOf(options.limits);
   const { bytes, name } = await readSource(source, limits);
-  const judged = judge(bytes, limits);
+  const checked = checkFile(bytes, limits);
   const runtime = options.runtime ?? (await importRuntime());
   const threads = useThreads(runtime, options.threads);
   const { engine, provider, fallback } = await open(runtime, bytes, providers, limits);
-  const { metadata, answers, graph, input, outputs, summary } = judged;
-  const poses = outputs.find((port) => port.name === answers.poses);
+  const { metadata, roles, graph, input, outputs, summary } = checked;
+  const poses = outputs.find((port) => port.name === roles.poses);
   const decoder = Decoder.of(graph, poses, { runtime, provider, limits });
   const description = describe({
     file: name,
     bytes: bytes.length,
     summary,
     metadata,
-    answers,
+    roles,
     input,
     outputs,
     decoder,
@@ -61,7 +61,7 @@ export async function load(source: Source, options: LoadOptions = {}): Promise<S
     threads,
     description,
     metadata,
-    answers,
+    roles,
     input,
     outputs,
     decoder,
@@ -74,7 +74,7 @@ export async function load(source: Source, options: LoadOptions = {}): Promise<S
  *
  * @throws CapsedgeError `file`, `metadata` or `limit`.
  */
-export function judge(bytes: Uint8Array, limits: Limits) {
+export function checkFile(bytes: Uint8Array, limits: Limits) {
   const summary = summarize(bytes, limits);
   checkHarmless(summary);
   checkBodies(summary);
@@ -83,7 +83,7 @@ export function judge(bytes: Uint8Array, limits: Limits) {
   const { inputs, outputs } = graph;
   const [input] = inputs;
   if (!metadata || !input) throw undescribed(metadata, input?.shape);
-  return { summary, metadata, graph, input, outputs, answers: answersOf(metadata, inputs, outputs, limits) };
+  return { summary, metadata, graph, input, outputs, roles: outputRoles(metadata, inputs, outputs, limits) };
 }
 
 function graphOf(bytes: Uint8Array, limits: Limits): Graph {

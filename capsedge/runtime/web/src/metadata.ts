@@ -7,16 +7,16 @@ import { oneOf, readPreprocessing, type Preprocessing } from "./preprocessing.js
 import {
   cascadeOf,
   characters,
-  chosenOf,
+  chosenScoresOf,
   originOf,
   traceOf,
   typicalInputOf,
   type Cascade,
-  type Chosen,
+  type ChosenScores,
   type Origin,
   type TraceLayer,
   type TypicalInput,
-} from "./stated.js";
+} from "./declared-fields.js";
 import { short } from "./text.js";
 
 const PREFIX = "capsedge.";
@@ -29,7 +29,7 @@ export type Task = (typeof TASKS)[number];
 export type ScoreKind = (typeof KINDS)[number];
 
 /** Which outputs hold the answer, where that is not `lengths` or `logits`, and `poses`. */
-export interface StatedOutputs {
+export interface DeclaredOutputs {
   readonly scores: string;
   readonly kind: ScoreKind | "";
   readonly poses: string;
@@ -49,11 +49,11 @@ export interface Metadata {
   readonly task: Task;
   readonly precision: string;
   readonly checkpointSha256: string;
-  readonly outputs: StatedOutputs | null;
+  readonly outputs: DeclaredOutputs | null;
   readonly origin: Origin | null;
   readonly typicalInput: TypicalInput | null;
   readonly cascade: Cascade | null;
-  readonly chosenScores: Chosen | null;
+  readonly chosenScores: ChosenScores | null;
   readonly trace: readonly TraceLayer[] | null;
 }
 
@@ -148,7 +148,7 @@ function checked(values: Map<string, Json>, limits: Limits): Metadata {
       typical_input: nullable(typicalInputOf),
       cascade: nullable(cascadeOf),
       trace: nullable(traceOf),
-      chosen_scores: nullable(chosenOf),
+      chosen_scores: nullable(chosenScoresOf),
     },
     {
       task: "single-label",
@@ -177,7 +177,7 @@ function checked(values: Map<string, Json>, limits: Limits): Metadata {
     task,
     precision: m.precision,
     checkpointSha256: m.checkpoint_sha256,
-    outputs: m.outputs === null && task !== "regression" ? null : statedOutputs(m.outputs, task, m.class_names),
+    outputs: m.outputs === null && task !== "regression" ? null : declaredOutputs(m.outputs, task, m.class_names),
     origin: m.origin,
     typicalInput: m.typical_input,
     cascade: m.cascade,
@@ -189,7 +189,7 @@ function checked(values: Map<string, Json>, limits: Limits): Metadata {
 type Outputs = ReturnType<typeof outputsOf>;
 
 /** The outputs, which contradict neither themselves nor the task. */
-function statedOutputs(found: Outputs | null, task: Task, classNames: readonly string[]): StatedOutputs {
+function declaredOutputs(found: Outputs | null, task: Task, classNames: readonly string[]): DeclaredOutputs {
   const o = found ?? outputsOf(new Map(), "outputs");
   const ofValues = [o.values, o.names, o.units].some((each) => each.length > 0);
   const ofScores = [o.scores, o.kind, o.poses].some(Boolean);

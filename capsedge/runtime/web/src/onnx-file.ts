@@ -5,7 +5,7 @@
  * run is collected on the way: metadata, operators, functions, external data. As `onnx_file.py`.
  */
 import { CapsedgeError, Malformed } from "./errors.js";
-import { tell } from "./formats.js";
+import { identify } from "./formats.js";
 import { MESSAGE_DEPTH, type Limits } from "./limits.js";
 import { grouped, printable, short } from "./text.js";
 import { MODEL, Wire, isNarrow, type Field, type FieldType, type MessageType } from "./wire.js";
@@ -78,8 +78,8 @@ export function summarize(data: Uint8Array, limits: Limits): OnnxSummary {
     return new Walker(data, limits).model();
   } catch (error) {
     if (!(error instanceof Malformed)) throw error;
-    const told = tell(data);
-    if (told) throw new CapsedgeError("file", `The file is not an ONNX file: it is ${told.name}.`, told.hint);
+    const format = identify(data);
+    if (format) throw new CapsedgeError("file", `The file is not an ONNX file: it is ${format.name}.`, format.hint);
     throw new CapsedgeError(
       error.tooLarge ? "limit" : "file",
       `The file is not a complete ONNX file: read as one, ${error.message}.`,

@@ -1,5 +1,5 @@
 /** A loaded model: predicting with it, and decoding poses. */
-import type { Answers } from "./answers.js";
+import type { OutputRoles } from "./outputs.js";
 import { Decoder, LARGEST, noDecoder } from "./decoder.js";
 import type { Description } from "./description.js";
 import type { Engine, Provider } from "./engine.js";
@@ -7,7 +7,7 @@ import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
 import type { Limits } from "./limits.js";
 import type { Metadata } from "./metadata.js";
-import { advice, measure, reason } from "./nothing.js";
+import { advice, measure, atypicalReason } from "./typical-input.js";
 import { pixelsOf, type ImageSource } from "./pixels.js";
 import { prepare } from "./prepare.js";
 import { declaredRange, type Preprocessing } from "./preprocessing.js";
@@ -35,7 +35,7 @@ export interface PredictOptions extends PrepareOptions {
 }
 
 /** The answer for one image. */
-export interface Answer {
+export interface Prediction {
   /** The best class; null if none reaches the threshold, and for a regression. */
   label: string | null;
   index: number | null;
@@ -49,11 +49,11 @@ export interface Answer {
   /** Of a regression; empty otherwise. */
   values: { name: string; value: number; unit: string }[];
   /** Why there is nothing to see in the image, by the file's typical input; null if there is, or it has none. */
-  nothing: string | null;
+  atypical: string | null;
   /** What to try, such as inverting the image; null if there is nothing to advise. */
   hint: string | null;
   /** Of a cascade, whether its large network decided; null for other models. */
-  longWay: boolean | null;
+  escalated: boolean | null;
   /** What the model was given: the prepared image `[C, H, W]`, or `[H, W, C]` if it has that layout. */
   input: Float32Array;
   /** The routed layers, the class capsules last; only if asked for. */
@@ -70,7 +70,7 @@ export interface Parts {
   threads: number;
   description: Description;
   metadata: Metadata;
-  answers: Answers;
+  roles: OutputRoles;
   input: Port;
   outputs: readonly Port[];
   decoder: Decoder | string;
@@ -122,21 +122,21 @@ export class Session {
    * @throws CapsedgeError as `prepare`; `input` also for a wrong option, `file` where the model computes NaN, and
    *   `runtime` where ONNX Runtime fails.
    */
-  async predict(image: ImageSource | Float32Array, options: PredictOptions = {}): Promise<Answer> {
+  async predict(image: ImageSource | Float32Array, options: PredictOptions = {}): Promise<Prediction> {
     this.checkOpen();
-    const { metadata, answers, engine, input } = this.parts;
+    const { metadata, roles, engine, input } = this.parts;
     const choice = this.choice(options);
     const layers = options.trace ? this.traceLayers() : [];
     const start = performance.now();
     const prepared = image instanceof Float32Array ? this.checked(image, options) : await this.prepare(image, options);
     const between = performance.now();
-    const names = [answers.scores, answers.poses, ...answers.values, answers.longWay].filter(Boolean);
+    const names = [roles.scores, roles.poses, ...roles.values, roles.escalated].filter(Boolean);
     const outputs = await runItems(engine, input, prepared, 1, this.imageShape(), [...names, ...tracedOutputs(layers)]);
     const milliseconds = { prepare: between - start, run: performance.now() - between };
     const found = metadata.task === "regression" ? this.estimated(outputs) : this.classified(outputs, choice);
     const seen = this.seen(prepared, found.scores, options.invert ?? false);
-    const answer: Answer = { ...found, ...seen, input: prepared, milliseconds };
-    return options.trace ? { ...answer, trace: tracedLayers(layers, outputs) } : answer;
+    const prediction: Prediction = { ...found, ...seen, input: prepared, milliseconds };
+    return options.trace ? { ...prediction, trace: tracedLayers(layers, outputs) } : prediction;
   }
 
   /**
@@ -212,8 +212,12 @@ export class Session {
   /** Sizes of one image in the input. */
   private imageShape(): number[] {
     const p = this.parts.metadata.preprocessing;
-    const stated = p ? (p.layout === "NCHW" ? [p.channels, p.height, p.width] : [p.height, p.width, p.channels]) : null;
-    const shape = stated ?? this.parts.input.shape.slice(1);
+    const declared = p
+      ? p.layout === "NCHW"
+        ? [p.channels, p.height, p.width]
+        : [p.height, p.width, p.channels]
+      : null;
+    const shape = declared ?? this.parts.input.shape.slice(1);
     if (shape.includes(null))
       throw new CapsedgeError(
         "metadata",
@@ -249,16 +253,16 @@ export class Session {
   }
 
   private classified(outputs: Outputs, choice: { top: number | null; threshold: number | null }) {
-    const { answers, metadata, description } = this.parts;
-    const found = outputs.get(answers.scores) as FloatArray;
-    checkFinite(found.data, answers.scores);
+    const { roles, metadata, description } = this.parts;
+    const found = outputs.get(roles.scores) as FloatArray;
+    checkFinite(found.data, roles.scores);
     const named = metadata.classNames.length;
     if (found.dims.length !== 2 || (named && found.dims[1] !== named)) throw otherSize(found, named, "scores");
-    const scores = scoresOf(found.data, answers.kind, metadata.task === "multi-label");
+    const scores = scoresOf(found.data, roles.kind, metadata.task === "multi-label");
     const ranking = ranked(scores, (k) => description.labels[k] ?? String(k), choice.top, choice.threshold);
-    const poses = answers.poses ? ofImage(outputs.get(answers.poses) as FloatArray).data : new Float32Array(0);
+    const poses = roles.poses ? ofImage(outputs.get(roles.poses) as FloatArray).data : new Float32Array(0);
     if (poses.length % scores.length) throw otherSize({ dims: [poses.length] }, scores.length, "poses");
-    const longWay = answers.longWay ? (outputs.get(answers.longWay)?.data[0] ?? 0) !== 0 : null;
+    const escalated = roles.escalated ? (outputs.get(roles.escalated)?.data[0] ?? 0) !== 0 : null;
     const [best] = ranking;
     return {
       label: best?.label ?? null,
@@ -268,13 +272,13 @@ export class Session {
       scores: Float32Array.from(scores),
       poses: { data: poses, dims: [scores.length, poses.length / scores.length] },
       values: [],
-      longWay,
+      escalated,
     };
   }
 
   private estimated(outputs: Outputs) {
-    const { answers, description } = this.parts;
-    const found = answers.values.flatMap((name) => {
+    const { roles, description } = this.parts;
+    const found = roles.values.flatMap((name) => {
       const { data } = outputs.get(name) as FloatArray;
       checkFinite(data, name);
       return Array.from(data);
@@ -290,17 +294,17 @@ export class Session {
       scores: new Float32Array(0),
       poses: { data: new Float32Array(0), dims: [0, 0] },
       values: found.map((value, k) => ({ name: "", unit: "", ...description.values[k], value })),
-      longWay: null,
+      escalated: null,
     };
   }
 
   private seen(prepared: Float32Array, scores: Float32Array, inverted: boolean) {
     const { preprocessing: p, typicalInput } = this.parts.metadata;
-    if (!p) return { nothing: null, hint: null };
-    const nothing = typicalInput && reason(typicalInput, measure(prepared, p));
-    if (!scores.length) return { nothing, hint: null };
-    const score = nothing === null ? scores.reduce((a, b) => Math.max(a, b)) : 0;
-    return { nothing, hint: advice(prepared, p, score, typicalInput, inverted) };
+    if (!p) return { atypical: null, hint: null };
+    const atypical = typicalInput && atypicalReason(typicalInput, measure(prepared, p));
+    if (!scores.length) return { atypical, hint: null };
+    const score = atypical === null ? scores.reduce((a, b) => Math.max(a, b)) : 0;
+    return { atypical, hint: advice(prepared, p, score, typicalInput, inverted) };
   }
 }
 

@@ -1,10 +1,10 @@
 /** The values of every routing iteration, of a file exported with its trace. */
-import { elements } from "./answers.js";
+import { elements } from "./outputs.js";
 import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
 import type { Limits } from "./limits.js";
 import type { Outputs } from "./runner.js";
-import type { TraceKind, TraceLayer } from "./stated.js";
+import type { TraceKind, TraceLayer } from "./declared-fields.js";
 import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 

@@ -39,8 +39,8 @@ static int print_result(capsedge_session* session, capsedge_prediction* predicti
   capsedge_result result = CAPSEDGE_RESULT_INIT;
   const int refused = failed(capsedge_prediction_result(prediction, index, &result));
   if (refused != 0) return refused;
-  if (result.nothing != NULL) {
-    printf("%s: nothing to see: %s\n", path, result.nothing);
+  if (result.atypical != NULL) {
+    printf("%s: nothing to see: %s\n", path, result.atypical);
     return 0;
   }
   printf("%s:", path);

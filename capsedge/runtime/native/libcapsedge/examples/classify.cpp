@@ -30,7 +30,7 @@ void print_table(const std::string& title, const std::vector<Row>& rows) {
 }
 
 // "yaw -3.2°, pitch 10°, depth 2.5 mm"
-std::string values_text(const capsedge::Session& session, const capsedge::Answer& answer) {
+std::string values_text(const capsedge::Session& session, const capsedge::ImageResult& answer) {
   std::string text;
   for (size_t k = 0; k < answer.values.size(); ++k) {
     const auto value = session.value_name(k);
@@ -87,16 +87,16 @@ int main(int count, char** words) {
     const capsedge_image image{read.pixels, read.type, read.height, read.width, read.channels, 0};
     const auto prediction = session->predict(image, options);
     if (!prediction) return complain(prediction.error());
-    const capsedge::Answer answer = (*prediction)[0];
-    if (answer.nothing) std::fprintf(stderr, "%s: nothing to see: %s\n", words[at], answer.nothing);
+    const capsedge::ImageResult answer = (*prediction)[0];
+    if (answer.atypical) std::fprintf(stderr, "%s: nothing to see: %s\n", words[at], answer.atypical);
     if (regression) {
-      rows.push_back({words[at], answer.nothing ? "nothing to see" : values_text(*session, answer)});
+      rows.push_back({words[at], answer.atypical ? "nothing to see" : values_text(*session, answer)});
       continue;
     }
     const size_t before = rows.size();
-    if (answer.nothing) rows.push_back({words[at], "nothing to see", ""});
+    if (answer.atypical) rows.push_back({words[at], "nothing to see", ""});
     for (const capsedge_label& label : answer.labels) {
-      if (answer.nothing && !asked) break;
+      if (answer.atypical && !asked) break;
       char score[32];
       std::snprintf(score, sizeof score, "%.4f", label.score);
       rows.push_back({rows.size() == before ? words[at] : "", label.name, score});

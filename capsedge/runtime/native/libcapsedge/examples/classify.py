@@ -43,7 +43,7 @@ class Result(ctypes.Structure):
         ("score_kind", ctypes.c_char_p),
         ("values", ctypes.POINTER(ctypes.c_double)),
         ("value_count", ctypes.c_size_t),
-        ("nothing", ctypes.c_char_p),
+        ("atypical", ctypes.c_char_p),
     )
 
 
@@ -109,8 +109,8 @@ def main() -> None:
         call("capsedge_predict", session, ctypes.byref(image), one, None, prediction)
         result = Result(size=ctypes.sizeof(Result))
         call("capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(result))
-        if result.nothing:
-            print(f"{path}: nothing to see: {result.nothing.decode()}")
+        if result.atypical:
+            print(f"{path}: nothing to see: {result.atypical.decode()}")
             continue
         for label in result.labels[: result.label_count]:
             print(f"{path}: {label.name.decode()}, {label.score:.4f}")

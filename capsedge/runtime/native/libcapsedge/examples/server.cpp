@@ -108,9 +108,9 @@ void serve(const capsedge::Session& session, capsedge::Prediction& prediction, i
       reply(connection, "error: " + done.error().message.substr(0, done.error().message.find('\n')) + "\n");
       return;
     }
-    const capsedge::Answer answer = prediction[0];
-    if (answer.nothing) {
-      if (!reply(connection, std::string("nothing to see: ") + answer.nothing + "\n")) return;
+    const capsedge::ImageResult answer = prediction[0];
+    if (answer.atypical) {
+      if (!reply(connection, std::string("nothing to see: ") + answer.atypical + "\n")) return;
       continue;
     }
     char score[64];

@@ -124,7 +124,7 @@ typedef struct capsedge_open_options {
 #define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0}
 
 /** Load a model file: ONNX, or, where this library was built with TensorRT, an engine of `capsedge build`, whose name ends in
- * ".engine" and whose passport lies beside it. `options` may be NULL.
+ * ".engine" and whose metadata file lies beside it. `options` may be NULL.
  * Ownership: the caller closes *session with capsedge_close; path and options are not kept. NULL on failure.
  * Threads: any.
  * Errors: CAPSEDGE_USAGE for a file that is missing or an option that is wrong, CAPSEDGE_ENVIRONMENT without ONNX Runtime or
@@ -182,7 +182,7 @@ typedef struct capsedge_description {
   const char* score_kind; /* "length" or "probability"; NULL: the model cannot predict classes */
   int64_t smallest_batch; /* of one run */
   int64_t largest_batch;  /* of one run; 0: any */
-  const char* plain_because; /* why an engine does not run as CUDA graphs; NULL if it does, and on the CPU */
+  const char* no_graph_reason; /* why an engine does not run as CUDA graphs; NULL if it does, and on the CPU */
   size_t value_count; /* of a regression; 0: the model cannot predict values */
 } capsedge_description;
 #define CAPSEDGE_DESCRIPTION_INIT \
@@ -468,10 +468,10 @@ typedef struct capsedge_result {
   const char* score_kind; /* "length" of the class's capsule, or "probability"; NULL for a regression */
   const double* values;   /* [value_count], of a regression; capsedge_value_name has their names and units */
   size_t value_count;     /* 0 for a classification */
-  const char* nothing; /* why there is nothing to see in the image, by the criterion of the model (docs/reference/metadata.md), such as
+  const char* atypical; /* why there is nothing to see in the image, by the criterion of the model (docs/reference/metadata.md), such as
                         * "less contrast than in any training image"; NULL if there is something, and in a model without a
                         * criterion. Labels, scores and values are as without it. Belongs to the library. */
-  int32_t long_way; /* of a cascade (docs/how-to/cascade.md): 1 if its large network decided, 0 if the small one did; -1 for other models */
+  int32_t escalated; /* of a cascade (docs/how-to/cascade.md): 1 if its large network decided, 0 if the small one did; -1 for other models */
 } capsedge_result;
 #define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL, -1}
 

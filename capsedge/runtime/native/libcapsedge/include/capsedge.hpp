@@ -115,15 +115,15 @@ inline capsedge_image image(const uint8_t* pixels, int32_t height, int32_t width
 }
 
 // The result for one image; the memory belongs to the prediction.
-struct Answer {
+struct ImageResult {
   View<capsedge_label> labels;  // best first
   View<double> scores;          // one per class
   View<float> poses;            // [classes, pose]
   int32_t pose_size = 0;
   const char* score_kind = nullptr;  // "length" or "probability"
   View<double> values;               // of a regression; Session::value_name has their names and units
-  const char* nothing = nullptr;     // why there is nothing to see in the image; null if there is something
-  int32_t long_way = -1;             // of a cascade: 1 if its large network decided, 0 if the small one; -1 for others
+  const char* atypical = nullptr;     // why there is nothing to see in the image; null if there is something
+  int32_t escalated = -1;             // of a cascade: 1 if its large network decided, 0 if the small one; -1 for others
 };
 
 struct ValueName {
@@ -154,12 +154,12 @@ class Prediction {
   }
 
   // The answer for image `i`; an empty one where there is no such image.
-  Answer operator[](size_t i) const {
+  ImageResult operator[](size_t i) const {
     capsedge_result r = CAPSEDGE_RESULT_INIT;
     if (!Result<void>(capsedge_prediction_result(handle_, i, &r))) return {};
     const auto classes = static_cast<size_t>(r.class_count);
     return {{r.labels, r.label_count}, {r.scores, classes}, {r.poses, classes * static_cast<size_t>(r.pose_size)},
-            r.pose_size, r.score_kind, {r.values, r.value_count}, r.nothing, r.long_way};
+            r.pose_size, r.score_kind, {r.values, r.value_count}, r.atypical, r.escalated};
   }
 
   capsedge_prediction* handle() const { return handle_; }

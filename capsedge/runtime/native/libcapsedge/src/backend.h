@@ -9,7 +9,7 @@
 #include "capsedge.h"
 #include "failure.h"
 #include "onnx_file.h"
-#include "passport.h"
+#include "engine_metadata.h"
 
 namespace capsedge::libcapsedge {
 
@@ -42,7 +42,7 @@ class Backend {
   virtual int64_t smallest_batch() const { return 1; }
   virtual int64_t largest_batch() const { return 0; }
   // Why runs on a GPU are not CUDA graphs; null if they are, and without a GPU.
-  virtual const char* plain_because() const { return nullptr; }
+  virtual const char* no_graph_reason() const { return nullptr; }
 
   // All inputs, which have been checked, and the outputs wanted. An output whose type, rank and shape are set has the
   // room for it; else these are set here, and what does not fit its room is a Failure (CAPSEDGE_USAGE). Called from any
@@ -66,7 +66,7 @@ struct OpenEngine {
   size_t contexts = 0;            // runs at the same time; 0: the default
 };
 // `outputs` gets the names of all.
-std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& name, const Passport& passport,
+std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& name, const EngineMetadata& engine_metadata,
                                        const OpenEngine& how, std::vector<std::string>& outputs);
 
 // Bytes of an element; 0 for CAPSEDGE_OTHER.

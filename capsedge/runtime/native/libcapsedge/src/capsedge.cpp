@@ -194,7 +194,7 @@ capsedge_status* capsedge_describe(capsedge_session* session, capsedge_descripti
     d.batch = s->batch();
     d.smallest_batch = d.batch > 0 ? d.batch : s->backend().smallest_batch();
     d.largest_batch = d.batch > 0 ? d.batch : s->backend().largest_batch();
-    d.plain_because = s->backend().plain_because();
+    d.no_graph_reason = s->backend().no_graph_reason();
     if (const auto& m = s->metadata()) {
       d.architecture = m->architecture.c_str();
       d.routing = m->routing.c_str();
@@ -203,8 +203,8 @@ capsedge_status* capsedge_describe(capsedge_session* session, capsedge_descripti
       d.iterations = m->iterations;
       d.class_count = static_cast<int32_t>(s->class_names()->size());
     }
-    if (s->answers().possible) d.score_kind = s->answers().kind;
-    if (s->answers().possible) d.value_count = s->answers().values;
+    if (s->roles().possible) d.score_kind = s->roles().kind;
+    if (s->roles().possible) d.value_count = s->roles().values;
     write_result(d, description, "description");
   });
 }
@@ -222,12 +222,12 @@ capsedge_status* capsedge_class_name(capsedge_session* session, int32_t index, c
 capsedge_status* capsedge_value_name(capsedge_session* session, size_t index, const char** name, const char** unit) {
   return guarded([&] {
     const Sessions::Hold s(sessions(), session);
-    const size_t count = s->answers().values;
+    const size_t count = s->roles().values;
     if (index >= count)
       fail_usage("There is no value " + std::to_string(index) + ".", "The model has " + std::to_string(count) + ".");
-    const StatedOutputs& stated = *s->metadata()->outputs;  // a model with values has them
-    *required(name, "name") = stated.names[index].c_str();
-    if (unit) *unit = stated.units[index].c_str();
+    const DeclaredOutputs& declared = *s->metadata()->outputs;  // a model with values has them
+    *required(name, "name") = declared.names[index].c_str();
+    if (unit) *unit = declared.units[index].c_str();
   });
 }
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cutting.h"
+#include "subgraph.h"
 #include "failure.h"
 #include "simd/dispatch.h"
 
@@ -48,8 +48,8 @@ Decoder::Decoder(std::string_view model, std::string name, const Port& poses, co
   } else {
     sizes_ = {poses.shape[1], values / poses.shape[1], pictures.shape[2], pictures.shape[3], pictures.shape[4]};
     try {
-      part_ = cut(model, poses.name, kReconstruction);
-    } catch (const Uncuttable& error) {
+      part_ = extract_subgraph(model, poses.name, kReconstruction);
+    } catch (const SubgraphError& error) {
       refused_ = error.what();
     }
   }

@@ -155,9 +155,9 @@ Preprocessing preprocessing_of(const Json& json) {
   return p;
 }
 
-StatedOutputs outputs_of(const Json& json) {
+DeclaredOutputs outputs_of(const Json& json) {
   json.only({"scores", "kind", "poses", "values", "names", "units"});
-  StatedOutputs o;
+  DeclaredOutputs o;
   const auto text = [&](const char* name, std::string& to) {
     if (const Json* const found = json.find(name)) to = found->string();
   };
@@ -175,7 +175,7 @@ size_t characters(const std::string& text) {
 }
 
 // Throws JsonError for outputs that contradict themselves, the task or the classes.
-void check_outputs(const StatedOutputs& o, const Metadata& m) {
+void check_outputs(const DeclaredOutputs& o, const Metadata& m) {
   if (m.regression()) {
     if (o.values.empty() || !o.scores.empty() || !o.kind.empty() || !o.poses.empty() || !m.class_names.empty())
       throw JsonError("a regression has outputs for values, and neither scores nor classes");
@@ -228,7 +228,7 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     const Json& preprocessing = values.at("preprocessing");
     if (preprocessing.kind != Json::kNull) m.preprocessing = preprocessing_of(preprocessing);
     if (values.count("outputs") != 0) m.outputs = outputs_of(values.at("outputs"));
-    if (m.outputs || m.regression()) check_outputs(m.outputs.value_or(StatedOutputs()), m);
+    if (m.outputs || m.regression()) check_outputs(m.outputs.value_or(DeclaredOutputs()), m);
     if (values.count("typical_input") != 0) {
       m.typical_input = typical_input_of(values.at("typical_input"));
       if (!m.preprocessing) throw JsonError("typical_input needs the preprocessing of images");

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "nothing.h"
+#include "typical_input.h"
 #include "preprocessing.h"
 
 namespace capsedge::libcapsedge {
 
 // Which outputs hold the answer, where that is not lengths or logits, and poses.
-struct StatedOutputs {
+struct DeclaredOutputs {
   std::string scores, kind, poses;  // of a classification; kind: length, logits or probability
   std::vector<std::string> values;  // of a regression
   std::vector<std::string> names, units;  // of its values
@@ -23,7 +23,7 @@ struct Metadata {
   int32_t iterations = 0;
   std::vector<std::string> class_names;
   std::optional<Preprocessing> preprocessing;
-  std::optional<StatedOutputs> outputs;
+  std::optional<DeclaredOutputs> outputs;
   std::optional<TypicalInput> typical_input;
   bool cascade = false;  // whether the output long_way states who decided
 

@@ -11,7 +11,7 @@
 #include "call.h"
 #include "failure.h"
 #include "size_limits.h"
-#include "families.h"
+#include "instances.h"
 #include "onnx_file.h"
 #include "onnxruntime_library.h"
 
@@ -115,8 +115,8 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, AddSessionConfigEntry(api_)(made.get(), "optimization.constant_folding_max_output_size_in_bytes",
                                             std::to_string(kRunBytes).c_str()));
     if (fused) {
-      const std::string families = ort::families(file.capsedge_types());
-      check(api_, AddSessionConfigEntry(api_)(made.get(), ort::kFamiliesKey, families.c_str()));
+      const std::string instances = ort::instances(file.capsedge_types());
+      check(api_, AddSessionConfigEntry(api_)(made.get(), ort::kInstancesKey, instances.c_str()));
       check(api_, RegisterCustomOps(made.get(), runtime_.base));
     }
     check(api_, CreateRunOptions(api_)(run_options_.out()));

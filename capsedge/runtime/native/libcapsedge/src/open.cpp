@@ -4,7 +4,7 @@
 #include <set>
 
 #include "failure.h"
-#include "families.h"
+#include "instances.h"
 #include "files.h"
 #include "onnx_file.h"
 #include "operators.h"
@@ -37,13 +37,13 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
                "Open it with CAPSEDGE_OPS_AUTO.");
   const std::string engine = read_file(path, kMostEngineBytes, "a TensorRT engine");
   check_not_empty(engine, path);
-  Passport passport = read_passport(path, engine);
+  EngineMetadata engine_metadata = read_engine_metadata(path, engine);
   Model opened;
-  opened.metadata = read_metadata(passport.metadata);
-  opened.fused = passport.plugin == "fused";
+  opened.metadata = read_metadata(engine_metadata.metadata);
+  opened.fused = engine_metadata.plugin == "fused";
   const OpenEngine how{options.device, options.tensorrt, options.outputs, options.contexts};
-  opened.backend = open_tensorrt(engine, path, passport, how, opened.outputs);
-  opened.properties = std::move(passport.metadata);
+  opened.backend = open_tensorrt(engine, path, engine_metadata, how, opened.outputs);
+  opened.properties = std::move(engine_metadata.metadata);
   return std::make_unique<Session>(path, std::move(opened));
 }
 #else
@@ -85,8 +85,8 @@ const Port* find_port(const std::vector<Port>& ports, const std::string& name) {
 std::unique_ptr<Decoder> decoder_of(std::string_view model, const std::string& name, const Model& opened, const OnnxFile& file,
                                     const OpenOptions& options) {
   const std::vector<Port>& ports = opened.backend->outputs();
-  const bool stated = opened.metadata && opened.metadata->outputs;
-  const Port* const poses = find_port(ports, stated ? opened.metadata->outputs->poses : "poses");
+  const bool declared = opened.metadata && opened.metadata->outputs;
+  const Port* const poses = find_port(ports, declared ? opened.metadata->outputs->poses : "poses");
   const Port* const pictures = find_port(ports, kReconstruction);
   if (!opened.metadata || opened.metadata->regression() || poses == nullptr || pictures == nullptr) return nullptr;
   OnnxFile kinds;  // what loading a part needs of the file

@@ -51,14 +51,14 @@ class Busy {
 
 }  // namespace
 
-void Prediction::check_options(const Answers& answers, PredictOptions& options) const {
+void Prediction::check_options(const OutputRoles& roles, PredictOptions& options) const {
   if (options.top_k < 0) fail_usage("top_k is " + std::to_string(options.top_k) + ".", "It must be 1 or more, or 0 for no limit.");
   if (options.use_threshold && !(options.threshold >= 0 && options.threshold <= 1))
     fail_usage("threshold is " + std::to_string(options.threshold) + ".", "Scores go from 0 to 1.");
-  if (answers.regression && (options.top_k > 0 || options.use_threshold))
+  if (roles.regression && (options.top_k > 0 || options.use_threshold))
     fail_usage("The model estimates values.", "top_k and threshold choose among classes, and it has none.", "Leave them out.");
   if (options.top_k > 0 || options.use_threshold) return;
-  if (answers.several) {
+  if (roles.several) {
     options.use_threshold = true;
     options.threshold = kDefaultThreshold;
   } else {
@@ -69,24 +69,24 @@ void Prediction::check_options(const Answers& answers, PredictOptions& options) 
 void Prediction::predict(const Session& session, const capsedge_image* images, size_t count, PredictOptions options) {
   const Busy busy(busy_);
   count_ = 0;
-  const Answers& answers = session.answers();
-  if (!answers.possible)
-    throw Failure(CAPSEDGE_ARTEFACT, session.name() + " cannot predict.", answers.why_not, answers.fix);
+  const OutputRoles& roles = session.roles();
+  if (!roles.possible)
+    throw Failure(CAPSEDGE_ARTEFACT, session.name() + " cannot predict.", roles.why_not, roles.fix);
   const Preprocessing& preprocessing = session.preprocessing();
-  check_options(answers, options);
+  check_options(roles, options);
   names_ = session.class_names();
-  classes_ = answers.classes;
-  pose_size_ = answers.pose_size;
-  kind_ = answers.kind;
-  value_count_ = answers.values;
+  classes_ = roles.classes;
+  pose_size_ = roles.pose_size;
+  kind_ = roles.kind;
+  value_count_ = roles.values;
   const auto classes = static_cast<size_t>(classes_);
   scores_.resize(count * classes);
   poses_.resize(count * classes * static_cast<size_t>(pose_size_));
   values_.resize(count * value_count_);
   labels_.clear();
   ends_.clear();
-  nothing_.clear();
-  long_way_.clear();
+  atypical_.clear();
+  escalated_.clear();
 
   const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
   const int64_t chunk = std::clamp<int64_t>(kRunBytes / 4 / preprocessing.values(), 1, kChunk);
@@ -98,7 +98,7 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
     prepare_batch(session, images, first, used, rows, options.invert);
     look(session, used);
     run(session, rows, used);
-    keep(answers, first, used, options);
+    keep(roles, first, used, options);
   }
   count_ = count;
 }
@@ -121,11 +121,11 @@ void Prediction::look(const Session& session, size_t used) {
   const Preprocessing& preprocessing = session.preprocessing();
   const auto values = static_cast<size_t>(preprocessing.values());
   for (size_t n = 0; n < used; ++n)
-    nothing_.push_back(typical ? nothing_in(*typical, preprocessing, input_.data() + n * values) : nullptr);
+    atypical_.push_back(typical ? atypical_reason(*typical, preprocessing, input_.data() + n * values) : nullptr);
 }
 
 void Prediction::run(const Session& session, size_t rows, size_t used) {
-  const Answers& answers = session.answers();
+  const OutputRoles& roles = session.roles();
   const std::vector<Port>& ports = session.backend().outputs();
   const Port& in = session.backend().inputs()[0];
   Value input;
@@ -142,18 +142,18 @@ void Prediction::run(const Session& session, size_t rows, size_t used) {
     input.data = half_.data();
     input.bytes = half_.size() * 2;
   }
-  const size_t count = answers.outputs.size();
+  const size_t count = roles.outputs.size();
   Value outputs[CAPSEDGE_MAX_TENSORS];
   found_.resize(count);
   for (size_t i = 0; i < count; ++i) {
-    const AnswerOutput& answer = answers.outputs[i];
+    const RoleOutput& output = roles.outputs[i];
     Value& value = outputs[i];
-    value.port = answer.port;
-    value.type = ports[answer.port].type;
-    value.rank = static_cast<int32_t>(1 + answer.shape.size());
+    value.port = output.port;
+    value.type = ports[output.port].type;
+    value.rank = static_cast<int32_t>(1 + output.shape.size());
     value.shape[0] = static_cast<int64_t>(rows);
-    std::copy(answer.shape.begin(), answer.shape.end(), value.shape + 1);
-    found_[i].resize(rows * answer.values);
+    std::copy(output.shape.begin(), output.shape.end(), value.shape + 1);
+    found_[i].resize(rows * output.values);
     value.data = found_[i].data();
     value.bytes = found_[i].size() * element_bytes(value.type);
   }
@@ -166,23 +166,23 @@ void Prediction::run(const Session& session, size_t rows, size_t used) {
       std::memcpy(half_.data(), room.data(), half_.size() * 2);
       plain().widen(half_.data(), room.data(), static_cast<int64_t>(half_.size()));
     }
-    const size_t judged = answers.regression || i == 0 ? used * answers.outputs[i].values : 0;  // poses decide nothing
-    if (!std::all_of(room.begin(), room.begin() + static_cast<std::ptrdiff_t>(judged), [](float v) { return std::isfinite(v); }))
+    const size_t checked = roles.regression || i == 0 ? used * roles.outputs[i].values : 0;  // poses decide nothing
+    if (!std::all_of(room.begin(), room.begin() + static_cast<std::ptrdiff_t>(checked), [](float v) { return std::isfinite(v); }))
       throw Failure(CAPSEDGE_ARTEFACT, session.name() + " computed " + ports[outputs[i].port].name + " that are NaN or infinite.",
                     "The weights may be damaged, or their range too large for the file's precision.",
                     "Run `capsedge verify` on the file.");
   }
 }
 
-void Prediction::keep(const Answers& answers, size_t first, size_t used, const PredictOptions& options) {
-  if (answers.regression) {
+void Prediction::keep(const OutputRoles& roles, size_t first, size_t used, const PredictOptions& options) {
+  if (roles.regression) {
     for (size_t n = 0; n < used; ++n) {
       double* to = values_.data() + (first + n) * value_count_;
       for (size_t i = 0; i < found_.size(); ++i) {
-        const size_t each = answers.outputs[i].values;
+        const size_t each = roles.outputs[i].values;
         to = std::copy_n(found_[i].data() + n * each, each, to);
       }
-      long_way_.push_back(-1);
+      escalated_.push_back(-1);
       ends_.push_back(0);
     }
     return;
@@ -191,10 +191,10 @@ void Prediction::keep(const Answers& answers, size_t first, size_t used, const P
   for (size_t n = 0; n < used; ++n) {
     double* const scores = scores_.data() + (first + n) * classes;
     std::copy_n(found_[0].data() + n * classes, classes, scores);
-    if (answers.logits) probabilities(scores, classes, answers.several);
+    if (roles.logits) probabilities(scores, classes, roles.several);
     if (poses > 0) std::copy_n(found_[1].data() + n * poses, poses, poses_.data() + (first + n) * poses);
-    const auto* const decided = answers.long_way ? reinterpret_cast<const unsigned char*>(found_.back().data()) : nullptr;
-    long_way_.push_back(decided == nullptr ? -1 : decided[n] != 0);
+    const auto* const decided = roles.escalated ? reinterpret_cast<const unsigned char*>(found_.back().data()) : nullptr;
+    escalated_.push_back(decided == nullptr ? -1 : decided[n] != 0);
     choose(first + n, options);
   }
 }
@@ -231,8 +231,8 @@ void Prediction::result(size_t image, capsedge_result& result) const {
   result.class_count = classes_;
   result.pose_size = pose_size_;
   result.score_kind = kind_;
-  result.nothing = nothing_[image];
-  result.long_way = long_way_[image];
+  result.atypical = atypical_[image];
+  result.escalated = escalated_[image];
 }
 
 }  // namespace capsedge::libcapsedge

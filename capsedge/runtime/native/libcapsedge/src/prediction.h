@@ -25,10 +25,10 @@ class Prediction {
   void result(size_t image, capsedge_result& result) const;
 
  private:
-  void check_options(const Answers& answers, PredictOptions& options) const;
+  void check_options(const OutputRoles& roles, PredictOptions& options) const;
   void prepare_batch(const Session& session, const capsedge_image* images, size_t first, size_t used, size_t rows, bool invert);
   void run(const Session& session, size_t rows, size_t used);
-  void keep(const Answers& answers, size_t first, size_t used, const PredictOptions& options);
+  void keep(const OutputRoles& roles, size_t first, size_t used, const PredictOptions& options);
   void choose(size_t image, const PredictOptions& options);
   void look(const Session& session, size_t used);
 
@@ -43,8 +43,8 @@ class Prediction {
   std::vector<float> poses_;            // [count, classes, pose]
   std::vector<capsedge_label> labels_;  // of all images
   std::vector<size_t> ends_;            // of each image's labels
-  std::vector<int32_t> long_way_;       // of each image: whether a cascade's large network decided, or -1
-  std::vector<const char*> nothing_;    // why there is nothing to see in each image, or null
+  std::vector<int32_t> escalated_;       // of each image: whether a cascade's large network decided, or -1
+  std::vector<const char*> atypical_;    // why there is nothing to see in each image, or null
   // Of one run.
   PrepareScratch scratch_;
   std::vector<float> input_;

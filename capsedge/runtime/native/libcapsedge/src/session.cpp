@@ -117,8 +117,8 @@ Session::Session(std::string name, Model model)
       decoder_(std::move(model.decoder)) {
   check_sizes();
   if (metadata_) check_metadata(model.outputs);
-  answers_ = answers_of(metadata_ ? &*metadata_ : nullptr, *backend_);
-  class_names_ = std::make_shared<const std::vector<std::string>>(answers_.class_names);
+  roles_ = output_roles(metadata_ ? &*metadata_ : nullptr, *backend_);
+  class_names_ = std::make_shared<const std::vector<std::string>>(roles_.class_names);
 }
 
 void Session::check_sizes() const {
@@ -133,7 +133,7 @@ void Session::check_sizes() const {
 }
 
 void Session::check_metadata(const std::vector<std::string>& output_names) const {
-  const std::string why = unfit(*metadata_, *backend_, output_names);
+  const std::string why = misfit(*metadata_, *backend_, output_names);
   if (!why.empty())
     throw Failure(CAPSEDGE_ARTEFACT, "The metadata of " + name_ + " does not fit its graph.", why,
                   "Export the model again with `capsedge export`, or describe it again with `capsedge optimize`.");

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "answers.h"
+#include "outputs.h"
 #include "backend.h"
 #include "decoder.h"
 #include "metadata.h"
@@ -42,7 +42,7 @@ class Session {
   const Backend& backend() const { return *backend_; }
   const std::optional<Metadata>& metadata() const { return metadata_; }
   const char* ops() const { return !fused_ ? "portable" : expanded_routing_ ? "mixed" : "fused"; }
-  const Answers& answers() const { return answers_; }
+  const OutputRoles& roles() const { return roles_; }
   const std::string* property(const std::string& key) const;
   int64_t batch() const;  // -1: free
   std::shared_ptr<const std::vector<std::string>> class_names() const { return class_names_; }
@@ -75,7 +75,7 @@ class Session {
   const bool expanded_routing_;
   const std::unique_ptr<Backend> backend_;
   const std::unique_ptr<Decoder> decoder_;
-  Answers answers_;
+  OutputRoles roles_;
   std::shared_ptr<const std::vector<std::string>> class_names_;
   mutable Counters counters_;
 };

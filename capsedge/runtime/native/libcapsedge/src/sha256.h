@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4): whether an engine and its plugin library are the ones that a passport describes.
+// SHA-256 (FIPS 180-4): whether an engine and its plugin library are the ones that a metadata file describes.
 #pragma once
 
 #include <string>

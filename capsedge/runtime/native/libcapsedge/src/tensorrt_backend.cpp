@@ -14,9 +14,9 @@ namespace {
 
 class TensorRtBackend : public Backend {
  public:
-  TensorRtBackend(const std::string& path, const Passport& passport, const OpenEngine& how)
-      : engine_(path, passport, how.device, how.library), smallest_(passport.smallest_batch),
-        largest_(passport.largest_batch) {}
+  TensorRtBackend(const std::string& path, const EngineMetadata& engine_metadata, const OpenEngine& how)
+      : engine_(path, engine_metadata, how.device, how.library), smallest_(engine_metadata.smallest_batch),
+        largest_(engine_metadata.largest_batch) {}
   ~TensorRtBackend() override {
     try {
       const OnDevice on(engine_.cuda, engine_.device);
@@ -30,8 +30,8 @@ class TensorRtBackend : public Backend {
   }
 
   // Apart from the constructor, so that what fails halfway is destroyed as above.
-  void load(std::string_view engine, const Passport& passport, const OpenEngine& how) {
-    const std::string plugin = engine_.check(passport);
+  void load(std::string_view engine, const EngineMetadata& engine_metadata, const OpenEngine& how) {
+    const std::string plugin = engine_.check(engine_metadata);
     const OnDevice on(engine_.cuda, engine_.device);
     engine_.load(engine, plugin, how.keep);
     slots_ = std::make_unique<Slots>(engine_, largest_, how.contexts == 0 ? Slots::kContexts : how.contexts);
@@ -44,7 +44,7 @@ class TensorRtBackend : public Backend {
   const std::vector<Port>& outputs() const override { return engine_.outputs; }
   int64_t smallest_batch() const override { return smallest_; }
   int64_t largest_batch() const override { return largest_; }
-  const char* plain_because() const override { return capturing_.plain_because(); }
+  const char* no_graph_reason() const override { return capturing_.no_graph_reason(); }
 
   void run(const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const override {
     const int64_t batch = batch_of(inputs, input_count);
@@ -138,10 +138,10 @@ class TensorRtBackend : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& path, const Passport& passport,
+std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& path, const EngineMetadata& engine_metadata,
                                        const OpenEngine& how, std::vector<std::string>& outputs) {
-  auto backend = std::make_unique<TensorRtBackend>(path, passport, how);
-  backend->load(engine, passport, how);
+  auto backend = std::make_unique<TensorRtBackend>(path, engine_metadata, how);
+  backend->load(engine, engine_metadata, how);
   outputs = backend->output_names();
   return backend;
 }

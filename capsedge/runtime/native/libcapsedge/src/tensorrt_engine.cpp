@@ -57,9 +57,9 @@ Buffer::~Buffer() {
   cuda_.free_host(host_);
 }
 
-std::string TensorRtEngine::check(const Passport& passport) const {
-  const std::string plugin = passport.plugin_sha256.empty() ? "" : find_plugin();
-  check_passport(path_, passport, this_machine(), plugin);
+std::string TensorRtEngine::check(const EngineMetadata& engine_metadata) const {
+  const std::string plugin = engine_metadata.plugin_sha256.empty() ? "" : find_plugin();
+  check_engine_metadata(path_, engine_metadata, this_machine(), plugin);
   return plugin;
 }
 

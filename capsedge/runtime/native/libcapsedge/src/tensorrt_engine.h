@@ -38,12 +38,12 @@ struct Buffers {
 
 class TensorRtEngine {
  public:
-  TensorRtEngine(const std::string& path, const Passport& passport, int32_t device, const std::string& library)
-      : cuda(capsedge::libcapsedge::cuda()), device(device), path_(path), command_(passport.rebuild()),
-        trt_(tensorrt(passport.portable, library)) {}
+  TensorRtEngine(const std::string& path, const EngineMetadata& engine_metadata, int32_t device, const std::string& library)
+      : cuda(capsedge::libcapsedge::cuda()), device(device), path_(path), command_(engine_metadata.rebuild()),
+        trt_(tensorrt(engine_metadata.portable, library)) {}
 
-  // Compares the passport with this machine; the plugin library that the engine needs, or empty. Throws Failure.
-  std::string check(const Passport& passport) const;
+  // Compares the metadata file with this machine; the plugin library that the engine needs, or empty. Throws Failure.
+  std::string check(const EngineMetadata& engine_metadata) const;
 
   // Shows the outputs to keep, all of them where these are empty. Called on the engine's GPU, as everything below. Throws
   // Failure.

@@ -12,7 +12,7 @@ constexpr size_t kGraphs = 8;  // batches of a slot whose graphs are kept
 
 void Capturing::failed(std::string why) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (plain_because() != nullptr) return;  // another thread was first
+  if (no_graph_reason() != nullptr) return;  // another thread was first
   words_ = std::move(why);
   because_.store(words_.c_str(), std::memory_order_release);
 }
@@ -58,7 +58,7 @@ void Slot::execute(int64_t batch, Capturing& capturing) {
     bound.ran = true;
     return;
   }
-  if (bound.graph == nullptr && capturing.plain_because() == nullptr) {
+  if (bound.graph == nullptr && capturing.no_graph_reason() == nullptr) {
     cuda.synchronize(stream_);
     std::string why_not;
     bound.graph = cuda.capture(stream_, why_not, [&] { return engine_.accepts(*bound.context, stream_); });

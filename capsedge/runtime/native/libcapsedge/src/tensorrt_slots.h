@@ -20,7 +20,7 @@ namespace capsedge::libcapsedge {
 class Capturing {
  public:
   // Why they do not; null while they do.
-  const char* plain_because() const { return because_.load(std::memory_order_acquire); }
+  const char* no_graph_reason() const { return because_.load(std::memory_order_acquire); }
   void failed(std::string why);  // for good
 
  private:

@@ -1,5 +1,5 @@
 /** The open model at play: what is drawn, its answer, and the pictures of its capsules. */
-import type { Answer, Provider } from "capsedge";
+import type { Prediction, Provider } from "capsedge";
 import type { Engine } from "./engine/client.js";
 import type { ModelSource, Opened, PageImage } from "./engine/messages.js";
 import { latest } from "./latest.js";
@@ -9,7 +9,7 @@ import { hideProblem, showProblem } from "./ui/message.js";
 import { Pad } from "./ui/pad.js";
 import { Pictures, type Reconstruction } from "./ui/pictures.js";
 import { Routing } from "./ui/routing.js";
-import { showSeen } from "./ui/seen.js";
+import { showModelInput } from "./ui/model-input.js";
 import { Sliders } from "./ui/sliders.js";
 import { Stages } from "./ui/stages.js";
 import { statusOf } from "./ui/status.js";
@@ -27,7 +27,7 @@ export class Play {
   private readonly invert = byId<HTMLInputElement>("invert");
   private model: Opened | null = null;
   private image: Blob | null = null;
-  private answer: Answer | null = null;
+  private prediction: Prediction | null = null;
   private chosen: number | null = null;
   private speaking = false;
 
@@ -84,7 +84,7 @@ export class Play {
     hideProblem();
     byId("loading").hidden = true;
     byId("main").hidden = false;
-    this.answer = null;
+    this.prediction = null;
     this.chosen = null;
     this.speaking = true;
     this.classes.reset(model.description);
@@ -108,7 +108,7 @@ export class Play {
 
   private choose(index: number): void {
     this.chosen = index;
-    if (this.answer) this.show(this.answer);
+    if (this.prediction) this.show(this.prediction);
   }
 
   private async guarded(task: () => Promise<void>): Promise<void> {
@@ -131,45 +131,45 @@ export class Play {
     const image = this.pixels();
     if (!model || !image) return;
     // What is drawn is drawn in the ink that the model wants; an image is inverted on request.
-    const answer = await this.engine.call("predict", image, image instanceof Blob && this.invert.checked);
+    const prediction = await this.engine.call("predict", image, image instanceof Blob && this.invert.checked);
     if (model !== this.model) return;
-    this.answer = answer;
-    this.stages.show("prepare", answer.milliseconds.prepare);
-    this.stages.show("run", answer.milliseconds.run);
+    this.prediction = prediction;
+    this.stages.show("prepare", prediction.milliseconds.prepare);
+    this.stages.show("run", prediction.milliseconds.run);
     const start = performance.now();
-    showSeen(answer.input, model.description);
-    this.show(answer);
+    showModelInput(prediction.input, model.description);
+    this.show(prediction);
     this.stages.show("draw", performance.now() - start);
   }
 
-  private show(answer: Answer): void {
+  private show(prediction: Prediction): void {
     if (!this.model) return;
-    byId("advice").textContent = adviceOf(answer);
-    this.announce(answer);
+    byId("advice").textContent = adviceOn(prediction);
+    this.announce(prediction);
     if (this.model.description.task === "regression") {
-      this.classes.values(answer);
+      this.classes.values(prediction);
       return;
     }
-    const best = answer.ranking[0]?.index ?? 0;
+    const best = prediction.ranking[0]?.index ?? 0;
     const chosen = this.chosen ?? best;
-    this.classes.show(answer, chosen);
-    if (answer.trace) this.routing.show(answer.trace, chosen);
-    if (answer.poses.data.length) this.sliders.show(poseOf(answer, chosen));
+    this.classes.show(prediction, chosen);
+    if (prediction.trace) this.routing.show(prediction.trace, chosen);
+    if (prediction.poses.data.length) this.sliders.show(poseOf(prediction, chosen));
     if (this.model.description.hasDecoder) void this.decode();
   }
 
   /** The class that is shown, and another that is there. */
-  private pair(answer: Answer): { chosen: number; other: number | null } {
-    const chosen = this.chosen ?? answer.ranking[0]?.index ?? 0;
-    const other = answer.ranking.find(({ index, score }) => index !== chosen && score >= PRESENT)?.index ?? null;
+  private pair(prediction: Prediction): { chosen: number; other: number | null } {
+    const chosen = this.chosen ?? prediction.ranking[0]?.index ?? 0;
+    const other = prediction.ranking.find(({ index, score }) => index !== chosen && score >= PRESENT)?.index ?? null;
     return { chosen, other };
   }
 
   private async decodeNow(): Promise<void> {
-    const { answer, model } = this;
-    if (!answer || !model?.description.hasDecoder) return;
-    const { chosen, other } = this.pair(answer);
-    const poses = [this.sliders.pose(), ...(other === null ? [] : [poseOf(answer, other)])];
+    const { prediction, model } = this;
+    if (!prediction || !model?.description.hasDecoder) return;
+    const { chosen, other } = this.pair(prediction);
+    const poses = [this.sliders.pose(), ...(other === null ? [] : [poseOf(prediction, other)])];
     const start = performance.now();
     const found = await this.engine.call("decode", poses, other === null ? [chosen] : [chosen, other]);
     if (model !== this.model) return;
@@ -183,32 +183,32 @@ export class Play {
   }
 
   /** Tell a screen reader the answer, once for each drawing. */
-  private announce(answer: Answer): void {
+  private announce(prediction: Prediction): void {
     if (!this.speaking || this.pad.empty) return;
     this.speaking = false;
-    const there = answer.ranking.filter(({ score }, k) => k === 0 || score >= PRESENT);
+    const there = prediction.ranking.filter(({ score }, k) => k === 0 || score >= PRESENT);
     const classes = there.map(({ label, score }) => `${label}, ${decimal(score)}`);
-    const values = answer.values.map(({ name, value, unit }) => `${name}, ${Number(value.toPrecision(4))} ${unit}`);
+    const values = prediction.values.map(({ name, value, unit }) => `${name}, ${Number(value.toPrecision(4))} ${unit}`);
     const said = [...classes, ...values].slice(0, SAID).join("; ");
-    byId("live").textContent = `${answer.nothing ? adviceOf(answer) : ""} ${said}`.trim();
+    byId("live").textContent = `${prediction.atypical ? adviceOn(prediction) : ""} ${said}`.trim();
   }
 
   /** Draw everything in the colours that the page has now. */
   private redraw(): void {
     this.pad.draw();
-    if (this.model && this.answer) showSeen(this.answer.input, this.model.description);
+    if (this.model && this.prediction) showModelInput(this.prediction.input, this.model.description);
     this.routing.draw();
     void this.decode();
   }
 }
 
 /** What a person should know of an answer: that the image has nothing to see, or that it seems inverted. */
-function adviceOf({ nothing, hint }: Answer): string {
-  const said = [nothing === null ? "" : `nothing to see: ${nothing}`, hint ?? ""].filter(Boolean);
+function adviceOn({ atypical, hint }: Prediction): string {
+  const said = [atypical === null ? "" : `nothing to see: ${atypical}`, hint ?? ""].filter(Boolean);
   return said.map((text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`).join(" ");
 }
 
-function poseOf(answer: Answer, index: number): Float32Array {
-  const size = answer.poses.dims[1] ?? 0;
-  return answer.poses.data.slice(index * size, (index + 1) * size);
+function poseOf(prediction: Prediction, index: number): Float32Array {
+  const size = prediction.poses.dims[1] ?? 0;
+  return prediction.poses.data.slice(index * size, (index + 1) * size);
 }

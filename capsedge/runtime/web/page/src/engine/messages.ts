@@ -1,5 +1,5 @@
 /** What the page and the worker that runs the model say to each other. */
-import type { Answer, Description, ErrorCode, FloatArray, Provider } from "capsedge";
+import type { Prediction, Description, ErrorCode, FloatArray, Provider } from "capsedge";
 
 /** Where a model comes from: a file of the folder, with its checksum, or a file that was dropped. */
 export type ModelSource = { address: string; bytes: number; sha256: string } | { file: File };
@@ -20,7 +20,7 @@ export interface Opened {
 /** The worker's functions. */
 export interface Calls {
   open(source: ModelSource, provider: Provider): Promise<Opened>;
-  predict(image: PageImage, invert: boolean): Promise<Answer>;
+  predict(image: PageImage, invert: boolean): Promise<Prediction>;
   /** Pictures of one pose each of some classes: `[C, H, W]` of each. */
   decode(poses: Float32Array[], classes: number[]): Promise<FloatArray[]>;
 }

@@ -1,5 +1,5 @@
 /** The classes and how surely each is there; one of them is chosen. */
-import type { Answer, Description } from "capsedge";
+import type { Prediction, Description } from "capsedge";
 import { byId, decimal, make } from "./dom.js";
 
 const MOST = 12; // classes that are shown; of more, the best
@@ -42,13 +42,13 @@ export class Classes {
   }
 
   /** Show an answer, and the chosen class. */
-  show(answer: Answer, chosen: number | null): void {
-    this.list.classList.toggle("nothing", answer.nothing !== null);
-    if (answer.scores.length > MOST) this.shown = answer.ranking.slice(0, MOST).map(({ index }) => index);
-    const labels = new Map(answer.ranking.map(({ index, label }) => [index, label]));
+  show(prediction: Prediction, chosen: number | null): void {
+    this.list.classList.toggle("atypical", prediction.atypical !== null);
+    if (prediction.scores.length > MOST) this.shown = prediction.ranking.slice(0, MOST).map(({ index }) => index);
+    const labels = new Map(prediction.ranking.map(({ index, label }) => [index, label]));
     for (const [k, line] of this.lines.entries()) {
       const index = this.shown[k] ?? k;
-      const score = answer.scores[index] ?? 0;
+      const score = prediction.scores[index] ?? 0;
       line.label.textContent = labels.get(index) ?? line.label.textContent;
       line.score.textContent = decimal(score);
       line.bar.style.transform = `scaleX(${Math.min(1, Math.max(0, score))})`;
@@ -58,8 +58,8 @@ export class Classes {
   }
 
   /** Show what a regression estimates. */
-  values(answer: Answer): void {
-    const rows = answer.values.map(({ name, value, unit }) =>
+  values(prediction: Prediction): void {
+    const rows = prediction.values.map(({ name, value, unit }) =>
       make("p", { className: "value" }, make("span", {}, name), make("b", {}, `${Number(value.toPrecision(4))} ${unit}`)),
     );
     this.list.replaceChildren(...rows);

@@ -182,7 +182,7 @@ pub struct Label<'a> {
 }
 
 /// The result for one image, valid until the prediction is used again.
-pub struct Answer<'a> {
+pub struct ImageResult<'a> {
     labels: &'a [sys::capsedge_label],
     pose_size: usize,
     /// "length" or "probability"; empty for a regression.
@@ -220,7 +220,7 @@ impl Prediction {
     }
 
     /// The result for image `i`.
-    pub fn answer(&self, i: usize) -> Result<Answer<'_>> {
+    pub fn answer(&self, i: usize) -> Result<ImageResult<'_>> {
         let mut found = sys::capsedge_result {
             size: size_of::<sys::capsedge_result>(),
             labels: ptr::null(),
@@ -236,7 +236,7 @@ impl Prediction {
         // SAFETY: what the result points to belongs to the prediction, which the answer borrows.
         unsafe {
             check(sys::capsedge_prediction_result(self.handle, i, &mut found))?;
-            Ok(Answer {
+            Ok(ImageResult {
                 labels: view(found.labels, found.label_count),
                 pose_size: usize::try_from(found.pose_size).unwrap_or(0),
                 score_kind: text(found.score_kind),

@@ -1,0 +1,215 @@
+"""Does a hypothesis compute the same? on random, structured and hard inputs.
+
+The original nodes run in FP64 where they can, so that a hypothesis must agree to six digits of every pose, at
+every size of the input. Constants of the file are FP32, and routing feeds their rounding back through
+exponentials: what a change of the votes by half of FP32's last digit does to the hypothesis is allowed too.
+
+Routing does the same at every place ``n`` of votes ``[n, j, i, p]``. So a few places tell hypotheses apart,
+and each case of a judgement needs only a share of them; the judgement itself looks at every place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from capsedge.graph.fusion.layouts import Layout
+from capsedge.graph.fusion.values import Array, Function
+from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
+
+# Large votes: fewer places while hypotheses are weighed, several hard cases in one tensor
+
+
+LARGE = 1 << 21  # elements of votes
+SIDE_BY_SIDE = "hard cases side by side"
+_FEW = 8  # places
+_TURNS = 2  # that every place takes at the cases
+
+Case = tuple[str, tuple[Array, ...]]
+Cases = Callable[[tuple[int, ...]], Iterator[Case]]
+
+
+def sampled_positions(sizes: Sequence[int]) -> slice | Array:
+    """The places of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or a few of large votes."""
+    if math.prod(sizes) <= LARGE or sizes[0] <= _FEW:
+        return slice(None)
+    return np.linspace(0, sizes[0] - 1, _FEW).astype(int)
+
+
+def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Case]:
+    """The cases, each in tensors of its own; of large votes with many places in tensors that they share.
+
+    Args:
+        cases: draws named tuples of tensors, which begin with the places, for votes of given sizes.
+        sizes: of the votes ``[n, j, i, p]``.
+    """
+    count = _count(cases)
+    if not _shared(sizes, count):
+        yield from cases(sizes)
+        return
+    joined = _joined(cases, (sizes[0] // count, *sizes[1:]))
+    rng = np.random.default_rng(seed)
+    for _ in range(_TURNS):
+        order = rng.permutation(sizes[0]) % len(joined[0])
+        yield SIDE_BY_SIDE, tuple(each[order] for each in joined)
+
+
+def screening_cases(cases: Cases, sizes: tuple[int, ...]) -> tuple[slice | Array, Iterator[Case]]:
+    """Cases that weigh hypotheses before a judgement, and the places to look at.
+
+    All cases and places; of large votes with many places one tensor, in which each case has one place.
+    """
+    count = _count(cases)
+    if not _shared(sizes, count):
+        return slice(None), cases(sizes)
+    joined = _joined(cases, (1, *sizes[1:]))
+    order = np.arange(sizes[0]) % count
+    return np.arange(count), iter([(SIDE_BY_SIDE, tuple(each[order] for each in joined))])
+
+
+def _count(cases: Cases) -> int:
+    return sum(1 for _ in cases((1, 1, 1, 1)))
+
+
+def _shared(sizes: tuple[int, ...], count: int) -> bool:
+    """Whether so many cases share the places of a tensor."""
+    return math.prod(sizes) > LARGE and sizes[0] >= 2 * count
+
+
+def _joined(cases: Cases, sizes: tuple[int, ...]) -> list[Array]:
+    """The tensors of all cases, one after another."""
+    drawn = [arrays for _, arrays in cases(sizes)]
+    return [np.concatenate(parts) for parts in zip(*drawn, strict=True)]
+
+
+# The judgement of a hypothesis: on fresh random, structured and hard inputs, against the original
+# nodes
+
+
+STRICT = 1e-6  # relative to the size of a pose, in FP64
+LOOSE = 2e-5  # in FP32
+ROUNDING = 2.0**-24  # of FP32
+FLOOR = 1e-25  # below it lies nothing that FP32 can tell from zero
+SIZES = (1e-6, 1e-4, 1e-2, 1.0, 3.0, 30.0)
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """How far a hypothesis is from the original.
+
+    Attributes:
+        excess: largest difference divided by what is allowed; up to 1 is accepted.
+        case: the input where it was found.
+        undefined: whether the original gave values that are not finite, which were not compared.
+    """
+
+    excess: float
+    case: str
+    undefined: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        return self.excess <= 1
+
+
+def hard_votes(shape: tuple[int, ...], seed: int) -> Iterator[tuple[str, Array]]:
+    """Named inputs: normal ones of many sizes, uniform, offset, all equal, zero, one spike, a few large."""
+    rng = np.random.default_rng(seed)
+    for size in SIZES:
+        yield f"normal, {size:g}", size * rng.standard_normal(shape)
+    yield "uniform", rng.random(shape)
+    yield "offset", 0.5 + rng.standard_normal(shape)
+    yield "equal", np.full(shape, 0.5)
+    yield "zero", np.zeros(shape)
+    spike = np.zeros(shape)
+    spike.reshape(-1)[spike.size // 2] = 1.0
+    yield "spike", spike
+    sparse = rng.standard_normal(shape) * (rng.random(shape) < 0.1)
+    yield "sparse", 5 * sparse
+
+
+def is_wide(function: Function, x: Array) -> bool:
+    """Whether a function computes in FP64: a change below FP32's resolution changes its result."""
+    base, moved = function(x)[0], function(x * (1 + 1e-10))[0]
+    return bool(np.any(base != moved))
+
+
+def poses_last(function: Function, axis: int) -> Callable[[Array], Array]:
+    """A function of a graph whose poses lie along an axis, as one of poses along the last."""
+    return lambda x: np.moveaxis(function(np.moveaxis(x, -1, axis))[0], axis, -1)
+
+
+def check_equivalence(
+    original: Callable[[Array], Array],
+    hypothesis: Callable[[Array], Array],
+    shape: tuple[int, ...],
+    rtol: float = STRICT,
+    seed: int = 5,
+    *,
+    floor: float = FLOOR,
+    roles: Layout | None = None,
+    ranked: bool = False,
+    stop: bool = False,
+) -> Equivalence:
+    """Compare two functions of votes, a pose (the last axis) at a time.
+
+    Args:
+        original, hypothesis: give poses in the same form.
+        floor: differences up to this size are not counted.
+        roles: of the votes ``[n, j, i, p]``, where their places are independent.
+        ranked: whether hypotheses are ranked by their excess, which then allows for rounding everywhere.
+        stop: whether the first difference ends it, where nothing but acceptance is asked for.
+    """
+    worst, undefined = Equivalence(0.0, ""), False
+    for name, x in _cases(shape, roles, seed):
+        wanted, found = original(x), hypothesis(x)
+        finite = np.isfinite(wanted)
+        undefined |= not finite.all()
+        share = excess_of(found, wanted, rtol, floor)
+        if ranked or not share <= 1:  # what rounding moves is asked only where it matters
+            share = excess_of(found, wanted, rtol, floor, _sensitivity(hypothesis, x, found))
+        if not share <= worst.excess:
+            worst = Equivalence(share, name)
+        if stop and not worst.accepted:
+            break
+    return Equivalence(worst.excess, worst.case, undefined)
+
+
+def _cases(shape: tuple[int, ...], roles: Layout | None, seed: int) -> Iterator[tuple[str, Array]]:
+    if roles is None:
+        yield from hard_votes(shape, seed)
+        return
+
+    def drawn(sizes: tuple[int, ...]) -> Iterator[Case]:
+        return ((name, (x,)) for name, x in hard_votes(sizes, seed))
+
+    for name, (votes,) in batched_cases(drawn, roles.sizes, seed):
+        yield name, roles.write(votes)
+
+
+def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, actual: Array) -> Array:
+    """How far rounding of the votes moves each pose: the largest of a few draws, times 8."""
+    rng = np.random.default_rng(9)
+    moved = [hypothesis(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape))) for _ in range(3)]
+    off = [np.abs(m - actual).max(-1, keepdims=True) for m in moved]
+    return np.asarray(8 * np.max(off, axis=0))
+
+
+def excess_of(
+    actual: Array, expected: Array, rtol: float, floor: float, original_error: Array | float = 0.0
+) -> float:
+    """Largest difference over what is allowed: ``floor + rtol·size of the pose + own``.
+
+    Infinite where ``actual`` is not finite and ``expected`` is.
+    """
+    finite = np.isfinite(expected)
+    clean = np.where(finite, expected, 0)
+    off = np.where(finite, np.abs(actual - clean), 0)
+    if not np.isfinite(off).all():
+        return float("inf")
+    return float(
+        excess(off, clean, Tolerance(floor, rtol), original_error / NOISE_FACTOR).max(initial=0)
+    )

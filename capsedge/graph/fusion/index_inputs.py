@@ -1,0 +1,78 @@
+"""Inputs of a graph that are indices, and the size of the table that they look up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+# What the elements of the first input pass through unchanged, or joined with others.
+_PASSING = frozenset(
+    ("Cast", "Concat", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Identity", "Reshape",
+     "Round", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+)  # fmt: skip
+
+
+def table_sizes(
+    nodes: Sequence[onnx.NodeProto],
+    weights: Mapping[str, NDArray[np.generic]],
+    inputs: Sequence[str],
+) -> dict[str, int]:
+    """Entries of the smallest table that an input indexes, by input.
+
+    Looked at are ``OneHot``, and ``Gather`` and ``GatherElements`` from stored tables, quantized or not.
+    """
+    maker = {o: n for n in nodes for o in n.output if o}
+    found: dict[str, int] = {}
+    for node in nodes:
+        size = _size(node, weights, maker)
+        if size is None:
+            continue
+        at = node.input[0 if node.op_type == "OneHot" else 1]
+        for name in _origins(at, maker, inputs):
+            found[name] = min(size, found.get(name, size))
+    return found
+
+
+def _size(
+    node: onnx.NodeProto,
+    weights: Mapping[str, NDArray[np.generic]],
+    maker: Mapping[str, onnx.NodeProto],
+) -> int | None:
+    """Entries of the table that a node looks up; None where it is no look-up, or the size is not stored."""
+    if node.op_type == "OneHot":
+        depth = weights.get(node.input[1])
+        return None if depth is None or depth.size != 1 else int(depth.reshape(-1)[0])
+    if node.op_type not in ("Gather", "GatherElements"):
+        return None
+    name = node.input[0]
+    while name in maker and maker[name].op_type in ("DequantizeLinear", "Identity", "Cast"):
+        name = maker[name].input[0]
+    table = weights.get(name)
+    if table is None or not table.ndim:
+        return None
+    axis = next((helper.get_attribute_value(a) for a in node.attribute if a.name == "axis"), 0)
+    return int(table.shape[axis]) or None
+
+
+def _origins(name: str, maker: Mapping[str, onnx.NodeProto], inputs: Sequence[str]) -> list[str]:
+    """The inputs that a tensor's elements come from."""
+    found, queue, seen = [], [name], {name}
+    for each in queue:
+        if each in inputs:
+            found.append(each)
+        node = maker.get(each)
+        if node is None:
+            continue
+        if node.op_type in _PASSING:
+            sources = list(node.input) if node.op_type == "Concat" else list(node.input[:1])
+        elif node.op_type == "Where":  # as exporters write indices that may count from the end
+            sources = list(node.input[1:])
+        else:
+            continue
+        queue += [s for s in sources if s and s not in seen]
+        seen.update(sources)
+    return found

@@ -1,0 +1,172 @@
+#include "engine_metadata.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "backend.h"
+#include "failure.h"
+#include "files.h"
+#include "json.h"
+#include "sha256.h"
+
+namespace capsedge::libcapsedge {
+
+namespace {
+
+constexpr int64_t kSchema = 1;
+constexpr int64_t kMostPluginBytes = 1 << 30;
+
+const std::string& text(const Json& object, const char* name) { return object.member(name, Json::kString).text; }
+
+// One of a few words.
+const std::string& word(const Json& object, const char* name, std::initializer_list<const char*> known) {
+  const std::string& found = text(object, name);
+  if (std::find(known.begin(), known.end(), found) == known.end())
+    throw JsonError(std::string(name) + " '" + found.substr(0, 80) + "'");
+  return found;
+}
+
+// A name that needs no quotes in a shell and is not an option.
+bool is_plain(const std::string& name) {
+  const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'); };
+  return !name.empty() && name.size() <= 255 && plain(name[0]) &&
+         std::all_of(name.begin(), name.end(), [&](char c) { return plain(c) || std::string_view("._+-").find(c) != std::string_view::npos; });
+}
+
+// As "8.6" or "12.0".
+bool is_capability(const std::string& text) {
+  const size_t point = text.find('.');
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  return (point == 1 || point == 2) && text.size() == point + 2 && digit(text[0]) && digit(text[point - 1]) && digit(text.back());
+}
+
+// The parts of "10.3.0.26"; words are left out.
+std::vector<int64_t> numbers(const std::string& version) {
+  std::vector<int64_t> parts(1, 0);
+  for (const char c : version) {
+    if (c == '.') parts.push_back(0);
+    else if (c >= '0' && c <= '9' && parts.back() < 1000000) parts.back() = parts.back() * 10 + (c - '0');
+  }
+  return parts;
+}
+
+// TensorRT's Python package leaves out the build number in some releases, its library knows it.
+bool same_tensorrt(const std::string& built, const std::string& here) {
+  const std::vector<int64_t> a = numbers(built), b = numbers(here);
+  const size_t known = std::min(a.size(), b.size());
+  return known >= 3 && std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(known), b.begin());
+}
+
+EngineMetadata parse(const Json& json) {
+  const int64_t schema = json.member("schema", Json::kInteger).integer;
+  if (schema != kSchema)
+    throw JsonError("schema " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(kSchema));
+  json.only({"schema", "engine_sha256", "engine_bytes", "machine", "plugin", "plugin_library", "plugin_sha256", "precision",
+             "layers", "batch", "source", "source_sha256", "metadata", "command", "products", "target", "compute_capabilities"});
+  for (const char* name : {"engine_sha256", "plugin_library", "source_sha256", "command"}) text(json, name);
+  for (const auto& layer : json.member("layers", Json::kObject).members) layer.second.check(Json::kInteger);
+  EngineMetadata p;
+  const Json& machine = json.member("machine", Json::kObject);
+  machine.only({"tensorrt", "cuda", "gpu", "compute_capability", "architecture", "multiprocessors", "power_mode"});
+  if (machine.find("multiprocessors") != nullptr) machine.member("multiprocessors", Json::kInteger);
+  if (machine.find("power_mode") != nullptr) text(machine, "power_mode");
+  p.machine = {text(machine, "tensorrt"), text(machine, "cuda"), text(machine, "gpu"), text(machine, "compute_capability"),
+               text(machine, "architecture")};
+  p.plugin_sha256 = text(json, "plugin_sha256");
+  p.plugin = word(json, "plugin", {"native", "fused"});
+  p.precision = word(json, "precision", {"fp32", "fp16", "int8", "mixed"});
+  p.source = text(json, "source");
+  const std::vector<Json>& batch = json.member("batch", Json::kArray).items;
+  if (batch.size() != 3) throw JsonError("'batch' has " + std::to_string(batch.size()) + " sizes");
+  p.smallest_batch = batch[0].whole(), p.best_batch = batch[1].whole(), p.largest_batch = batch[2].whole();
+  if (p.smallest_batch < 1 || p.smallest_batch > p.best_batch || p.best_batch > p.largest_batch || p.largest_batch > INT32_MAX)
+    throw JsonError("'batch' is not smallest, best and largest");
+  for (const auto& [name, value] : json.member("metadata", Json::kObject).members) p.metadata[name] = value.string();
+  if (json.find("products") != nullptr)
+    for (const auto& product : json.member("products", Json::kObject).members) product.second.check(Json::kInteger);
+  p.portable = json.find("target") != nullptr && word(json, "target", {"tensorrt", "tensorrt-rtx"}) == "tensorrt-rtx";
+  if (json.find("compute_capabilities") != nullptr)
+    for (const Json& one : json.member("compute_capabilities", Json::kArray).items) {
+      if (!is_capability(one.string())) throw JsonError("compute capability '" + one.string().substr(0, 80) + "'");
+      p.compute_capabilities.push_back(one.string());
+    }
+  if (p.portable == p.compute_capabilities.empty()) throw JsonError("'compute_capabilities' do not go with 'target'");
+  return p;
+}
+
+}  // namespace
+
+std::string EngineMetadata::rebuild() const {
+  const std::string low = std::to_string(smallest_batch), high = std::to_string(largest_batch);
+  std::string target;
+  for (const std::string& capability : compute_capabilities)
+    target += (target.empty() ? " --target tensorrt-rtx --compute-capability " : ",") + capability;
+  return "capsedge build " + (is_plain(source) ? source : "MODEL.onnx") + " --plugin " + plugin + target + " --precision " + precision +
+         (low == high ? " --batch " + low : " --dynamic-batch " + low + ":" + std::to_string(best_batch) + ":" + high);
+}
+
+EngineMetadata parse_engine_metadata(std::string_view document) { return parse(parse_json(document)); }
+
+EngineMetadata read_engine_metadata(const std::string& engine, std::string_view bytes) {
+  const std::string path = engine + ".json";
+  if (!is_file(path))
+    throw Failure(CAPSEDGE_ARTEFACT, engine + " has no metadata file.",
+                  path + " should lie beside it and say what the engine was built for.",
+                  "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.");
+  EngineMetadata engine_metadata;
+  try {
+    const Json json = parse_json(read_file(path, kJsonBytes, "a metadata file"));
+    engine_metadata = parse(json);
+    if (json.member("engine_bytes", Json::kInteger).integer != static_cast<int64_t>(bytes.size()) ||
+        text(json, "engine_sha256") != sha256(bytes))
+      throw Failure(CAPSEDGE_ARTEFACT, engine + " is not the engine that its metadata file describes.",
+                    "Its size or its checksum differs: it was replaced, cut off or damaged.",
+                    "Build it again: `" + engine_metadata.rebuild() + "`.");
+  } catch (const JsonError& error) {
+    throw Failure(CAPSEDGE_ARTEFACT, "The metadata file " + path + " cannot be read.", std::string(error.what()) + ".",
+                  "Build the engine again: `capsedge build MODEL.onnx`.");
+  }
+  return engine_metadata;
+}
+
+void check_engine_metadata(const std::string& engine, const EngineMetadata& engine_metadata, const Machine& here, const std::string& plugin) {
+  const Machine& built = engine_metadata.machine;
+  std::string problems;
+  const auto note = [&](const std::string& what) { problems += (problems.empty() ? "" : "; ") + what; };
+  const auto differs = [&](const char* name, const std::string& then, const std::string& now) {
+    note(std::string(name) + " is " + now + ", the engine needs " + then);
+  };
+  const char* const title = engine_metadata.portable ? "TensorRT-RTX" : "TensorRT";
+  if (!same_tensorrt(built.tensorrt, here.tensorrt)) differs(title, built.tensorrt, here.tensorrt);
+  if (built.architecture != here.architecture) differs("CPU architecture", built.architecture, here.architecture);
+  const std::vector<std::string>& listed = engine_metadata.compute_capabilities;
+  EngineMetadata wanted = engine_metadata;
+  if (engine_metadata.portable) {
+    if (std::find(listed.begin(), listed.end(), here.compute_capability) == listed.end()) {
+      note("the GPU " + here.gpu + " has compute capability " + here.compute_capability + ", the engine is for " +
+           joined(listed));
+      wanted.compute_capabilities.push_back(here.compute_capability);
+    }
+  } else {
+    if (built.compute_capability != here.compute_capability)
+      differs("compute capability", built.compute_capability, here.compute_capability);
+    if (built.gpu != here.gpu) differs("GPU", built.gpu, here.gpu);
+  }
+  if (numbers(here.cuda) < numbers(built.cuda))
+    note("the driver is for CUDA " + here.cuda + ", the engine needs " + built.cuda);
+  if (!engine_metadata.plugin_sha256.empty()) {
+    if (plugin.empty()) note("the plugin library of capsedge is not here");
+    else if (sha256(read_file(plugin, kMostPluginBytes, "a plugin library")) != engine_metadata.plugin_sha256)
+      note("the plugin library " + plugin + " is not the one it was built with");
+  }
+  if (!problems.empty())
+    throw Failure(CAPSEDGE_ARTEFACT, engine + " was not built for this machine.",
+                  problems + ". It was built for " +
+                      (engine_metadata.portable ? "RTX GPUs of compute capability " + joined(listed)
+                                         : built.gpu + ", compute capability " + built.compute_capability) +
+                      " on " + built.architecture + ", with " + title + " " + built.tensorrt +
+                      (built.cuda.empty() ? "" : " and CUDA " + built.cuda) + ".",
+                  std::string("Build it ") + (engine_metadata.portable ? "again" : "here") + ": `" + wanted.rebuild() + "`.");
+}
+
+}  // namespace capsedge::libcapsedge

@@ -1,0 +1,41 @@
+// The metadata file of a TensorRT engine, in NAME.engine.json beside it: capsedge/runtime/engine_metadata.py, with the same rules and words.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace capsedge::libcapsedge {
+
+// What an engine depends on; of a portable one, the GPU is empty.
+struct Machine {
+  std::string tensorrt, cuda, gpu, compute_capability, architecture;
+};
+
+struct EngineMetadata {
+  Machine machine;
+  std::string plugin_sha256;  // empty: it needs none
+  std::string plugin, precision, source;
+  int64_t smallest_batch = 1, best_batch = 1, largest_batch = 1;
+  std::map<std::string, std::string> metadata;
+  // An engine of TensorRT-RTX, for GPUs of these compute capabilities; else one of TensorRT, for the machine's own.
+  bool portable = false;
+  std::vector<std::string> compute_capabilities;
+
+  // The command that builds such an engine, made only of checked values and safe to run as printed.
+  std::string rebuild() const;
+};
+
+// Throws JsonError.
+EngineMetadata parse_engine_metadata(std::string_view document);
+
+// The metadata file of the engine with these bytes. Throws Failure (CAPSEDGE_ARTEFACT) where it is missing or damaged, or
+// belongs to other bytes.
+EngineMetadata read_engine_metadata(const std::string& engine, std::string_view bytes);
+
+// Compares an engine's metadata file with this machine, before TensorRT sees the engine. `plugin`: the plugin library that
+// is here; empty: none. Throws Failure (CAPSEDGE_ARTEFACT).
+void check_engine_metadata(const std::string& engine, const EngineMetadata& engine_metadata, const Machine& here, const std::string& plugin);
+
+}  // namespace capsedge::libcapsedge

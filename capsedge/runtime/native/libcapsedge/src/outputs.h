@@ -1,0 +1,39 @@
+// Where the answer of a model is: the outputs that hold scores, poses and values (capsedge/runtime/predictions.py).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backend.h"
+#include "metadata.h"
+
+namespace capsedge::libcapsedge {
+
+// An output that holds a part of the answer.
+struct RoleOutput {
+  size_t port = 0;
+  std::vector<int64_t> shape;  // of one image
+  size_t values = 0;           // of one image
+};
+
+struct OutputRoles {
+  bool possible = false;
+  std::string why_not, fix;           // where they are not
+  std::vector<RoleOutput> outputs;  // of a classification: scores, then poses if there are any; long_way of a cascade
+  bool escalated = false;              // whether the last output is that
+  bool regression = false;
+  bool logits = false;
+  bool several = false;        // labels an image
+  const char* kind = nullptr;  // of scores: "length" or "probability"
+  int32_t classes = 0, pose_size = 0;
+  size_t values = 0;  // of a regression
+  std::vector<std::string> class_names;  // one for each class; numbers where the file has no names
+};
+
+// Why metadata does not fit the graph; empty if it does. `names`: all outputs of the graph, also those not opened.
+std::string misfit(const Metadata& metadata, const Backend& backend, const std::vector<std::string>& names);
+
+// `metadata` is null in a file of another tool.
+OutputRoles output_roles(const Metadata* metadata, const Backend& backend);
+
+}  // namespace capsedge::libcapsedge

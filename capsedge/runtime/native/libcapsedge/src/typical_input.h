@@ -1,0 +1,29 @@
+// Typical input: spans of five measurements, outside of which there is nothing to see in an image (capsedge/runtime/typical_input.py).
+// docs/reference/metadata.md ("Nothing to see") specifies the rule. Built without contraction, as preprocessing.
+#pragma once
+
+#include "preprocessing.h"
+
+namespace capsedge::libcapsedge {
+
+struct Json;
+
+constexpr int32_t kLeastSide = 3;  // a frame, and something inside it
+
+struct Interval {
+  double low = 0, high = 0;
+
+  bool has(double value) const { return low <= value && value <= high; }
+};
+
+struct TypicalInput {
+  Interval contrast, roughness, frame_level, frame_contrast, level;
+};
+
+// The typical input that a file's metadata states. Throws JsonError.
+TypicalInput typical_input_of(const Json& json);
+
+// Why there is nothing to see in a prepared image; null if there is something. The text is static.
+const char* atypical_reason(const TypicalInput& typical, const Preprocessing& preprocessing, const float* image);
+
+}  // namespace capsedge::libcapsedge

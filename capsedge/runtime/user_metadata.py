@@ -1,0 +1,506 @@
+"""`metadata_for`: what a person states of a foreign file, checked by running it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.runtime.load import load_bytes
+from capsedge.runtime.metadata import (
+    CLASSIFICATION,
+    PREFIX,
+    REGRESSION,
+    TASKS,
+    ModelMetadata,
+    Outputs,
+    Preprocessing,
+)
+from capsedge.runtime.onnx_file import summary
+from capsedge.runtime.onnx_file.wire import BYTES, Wire, message
+from capsedge.runtime.score_checks import Probes, check_computed, check_scores, kind_of, run_probes
+from capsedge.runtime.scores import (
+    LENGTHS,
+    LOGITS,
+    POSES,
+    SCORES,
+    ChosenScores,
+    choose_scores,
+    shape_fault,
+)
+from capsedge.runtime.session import Session
+from capsedge.runtime.typical_input import TypicalInput
+from capsedge.spec import limits
+
+# --- Other metadata in an ONNX file whose remaining bytes stay as they are ---
+
+
+_MODEL_METADATA = 14  # of ModelProto, repeated
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+
+
+def with_properties(
+    data: bytes, properties: Mapping[str, str], prefix: str | tuple[str, ...]
+) -> bytes:
+    """The file with ``properties`` in place of all whose keys begin with ``prefix``, or with one of several.
+
+    Args:
+        data: an ONNX file that `onnx_file.summarize` has accepted.
+    """
+    wire = Wire(data)
+    entries = message([(_MODEL_METADATA, _entry(k, v)) for k, v in properties.items()])
+    before: list[bytes] = []
+    after: list[bytes] = []  # fields of higher numbers follow the metadata, as protobuf writes them
+    start = 0
+    for number, kind, a, b in wire.fields(0, len(data)):
+        end = b if kind == BYTES else wire.end_of_number(start)
+        ours = number == _MODEL_METADATA and _key(wire, a, b).startswith(prefix)
+        if not ours:
+            (after if after or number > _MODEL_METADATA else before).append(data[start:end])
+        start = end
+    return b"".join((*before, entries, *after))
+
+
+def _key(wire: Wire, start: int, end: int) -> str:
+    spans = {number: (a, b) for number, a, b in wire.messages(start, end)}
+    return wire.text(*spans[_ENTRY_KEY]) if _ENTRY_KEY in spans else ""
+
+
+def _entry(key: str, value: str) -> bytes:
+    return message(((_ENTRY_KEY, key.encode()), (_ENTRY_VALUE, value.encode())))
+
+
+# What a person states of a network: classes, preprocessing, task, and which output holds what
+
+
+NAMED = "named by the user"
+_KIND_BY_NAME = {LENGTHS: "length", LOGITS: "logits"}
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a person says of a network. What is left out stays as the file has it, or takes its default.
+
+    Attributes:
+        class_names: one per class.
+        preprocessing: how an image becomes the input; a mapping changes some of its fields.
+        task: ``single-label``, ``multi-label`` or ``regression``; ``classification`` is ``single-label``.
+        outputs: which outputs hold scores, poses or values; for a regression the names and units of the
+            values, where a single unit stands for all.
+        typical: measures the typical input, once the preprocessing is known.
+    """
+
+    class_names: Sequence[str] | None = None
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None
+    task: str | None = None
+    outputs: Outputs | None = None
+    typical: Callable[[Preprocessing], TypicalInput] | None = None
+
+    def __post_init__(self) -> None:
+        for name, kinds, wanted in (
+            ("class_names", (list, tuple), "a list of names"),
+            ("preprocessing", (Preprocessing, Mapping), "a capsedge.Preprocessing"),
+            ("task", (str,), f"one of {', '.join(TASKS)}"),
+            ("outputs", (Outputs,), "a capsedge.Outputs"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kinds):
+                raise UsageError(
+                    f"{name} has the type {type(value).__name__}.", f"Wanted: {wanted}.", ""
+                )
+
+    def __bool__(self) -> bool:
+        return self != Description()
+
+
+@dataclass(frozen=True)
+class DescribedModel:
+    """A file with its new metadata.
+
+    Attributes:
+        data: the bytes of the file.
+        metadata: what it states now.
+        warnings: on its scores, for the user.
+    """
+
+    data: bytes
+    metadata: ModelMetadata
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Where the answer is, for people; also what was taken from the outputs' values."""
+        m = self.metadata
+        if m.outputs is None:
+            where = f"{len(m.class_names)} classes"
+        elif m.task == REGRESSION:
+            where = f"{', '.join(m.outputs.names[:16])} in {', '.join(m.outputs.values[:16])}"
+        else:
+            kinds = {"length": "lengths", "probability": "probabilities"}
+            poses = f"poses in {m.outputs.poses}" if m.outputs.poses else "no poses"
+            kind = kinds.get(m.outputs.kind, m.outputs.kind)
+            where = f"{len(m.class_names)} classes, scores ({kind}) in {m.outputs.scores}, {poses}"
+        images = "" if m.preprocessing else "; no preprocessing of images, which --size gives it"
+        typical = f"; typical input: {m.typical_input.summary}" if m.typical_input else ""
+        why = f"; why these scores: {m.chosen_scores.reason}" if m.chosen_scores else ""
+        return f"the file states: {m.task}, {where}{images}{typical}{why}"
+
+
+def describe_model(
+    data: bytes,
+    description: Description,
+    base: ModelMetadata | None = None,
+    name: Path | str = "the model",
+    runnable: bytes | None = None,
+) -> DescribedModel:
+    """An ONNX file with the metadata that a description gives it; all other bytes stay as they are.
+
+    It is read again as `load` reads it, and run on an image, so that nothing is written that a reader would
+    refuse.
+
+    Args:
+        data: the file.
+        description: what to state.
+        base: metadata to begin with; by default the file's own.
+        name: the name of the file in errors.
+        runnable: the same graph, to be run in place of the file.
+
+    Raises:
+        UsageError: the description contradicts itself or does not fit the network.
+        ArtefactError, EnvironmentProblem, UnsupportedModelError: the file cannot be read or run.
+    """
+    path, runnable = Path(name), runnable or data
+    if base is None:
+        base = ModelMetadata.from_properties(summary.summarize(data, str(name)).metadata)
+    base = base or ModelMetadata("", {}, "", 0, (), None)
+    warnings: tuple[str, ...] = ()
+    if description:
+        plain = load_bytes(with_properties(runnable, {}, PREFIX), path)
+        base, warnings = metadata_for(description, plain, base)
+    properties = checked_properties(base, path)
+    _check_read(with_properties(runnable, properties, PREFIX), path)
+    return DescribedModel(with_properties(data, properties, PREFIX), base, warnings)
+
+
+_FITS = (
+    "Correct the argument that says so: class_names, preprocessing, task, outputs or typical "
+    "(docs/reference/metadata.md)."
+)
+_FITS_COMMAND = (
+    "Correct the option that says so: --classes, --size, --range, --mean, --std, --task or --outputs "
+    "(docs/reference/metadata.md)."
+)
+
+
+def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") -> dict[str, str]:
+    """The properties of metadata, which the package reads back.
+
+    Raises:
+        UsageError: it would refuse them.
+    """
+    try:
+        properties = metadata.to_properties()
+        read = ModelMetadata.from_properties(properties)
+        why = (
+            "" if _in_words(read) == _in_words(metadata) else "It would be read as something else."
+        )
+    except (ArtefactError, TypeError, ValueError) as error:
+        why = error.why if isinstance(error, CapsedgeError) else f"{error}."
+    if why:
+        raise UsageError(
+            f"The description of {name} cannot be written.", why, _FITS, command=_FITS_COMMAND
+        )
+    return properties
+
+
+def _in_words(metadata: ModelMetadata | None) -> Any:
+    """What readers act on; the records of export and calibration may hold NaN, which reads as null."""
+    return metadata and dataclasses.replace(metadata, configuration={}, calibration={}, parity={})
+
+
+def _check_read(data: bytes, path: Path) -> None:
+    """Load the file as any reader does, and predict."""
+    try:
+        session = load_bytes(data, path)
+        if session.metadata is not None and session.metadata.preprocessing is not None:
+            p = session.metadata.preprocessing
+            session.predict(np.zeros((1, p.height, p.width, p.channels), np.uint8))
+    except ArtefactError as error:
+        raise UsageError(
+            f"{path} does not fit what is said of it.", error.why, error.fix
+        ) from error
+
+
+def metadata_for(
+    description: Description, session: Session, base: ModelMetadata
+) -> tuple[ModelMetadata, tuple[str, ...]]:
+    """The metadata that a description gives a network, and warnings on its scores.
+
+    Args:
+        session: of the network, read without its metadata.
+        base: what it states so far.
+
+    Raises:
+        UsageError: the description contradicts itself or does not fit the network.
+    """
+    check_takes_images(str(session.path), {p.name: p.shape for p in session.inputs})
+    try:
+        preprocessing = preprocessing_for(
+            description, session.inputs[0].shape[1:], base.preprocessing, str(session.path)
+        )
+        task = task_of(description, base)
+        images, probed = run_probes(session, preprocessing)
+        names: tuple[str, ...] = ()
+        chosen, warnings = None, tuple[str, ...]()
+        if task == REGRESSION:
+            outputs: Outputs | None = _values(
+                description.outputs, base.outputs, probed, len(images.images)
+            )
+        else:
+            names = _classes(description, base)
+            scored = _scores(description.outputs, base, names, probed, images)
+            outputs, chosen = scored.outputs, scored.chosen
+            warnings = check_scores(scored.name, scored.kind, task, probed, images)
+        described = dataclasses.replace(
+            base,
+            task=task,
+            class_names=names,
+            preprocessing=preprocessing,
+            outputs=outputs,
+            typical_input=_typical_input(description, preprocessing, base),
+            chosen_scores=chosen,
+        )
+        return described, warnings
+    except UsageError:  # is a ValueError, too
+        raise
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"The description does not fit {session.path}.",
+            f"{error}.",
+            _FITS,
+            command=_FITS_COMMAND,
+        ) from error
+
+
+def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None]]) -> None:
+    """Refuse a network of other inputs than images.
+
+    Args:
+        name: of the network.
+        inputs: shapes by name.
+
+    Raises:
+        UsageError: it has several, or not one of four axes.
+    """
+    if [len(shape) for shape in inputs.values()] != [4]:
+        shapes = ", ".join(f"{port} {list(shape)}" for port, shape in inputs.items())
+        raise UsageError(
+            f"{name} does not take images.",
+            f"Its inputs: {shapes}; wanted one, [N, channels, height, width] or with the channels last.",
+            "Use `Session.run` with arrays.",
+        )
+
+
+def _typical_input(
+    description: Description, preprocessing: Preprocessing | None, base: ModelMetadata
+) -> TypicalInput | None:
+    """The typical input; one that was measured on images prepared otherwise does not hold any more."""
+    if description.typical is None:
+        return base.typical_input if preprocessing == base.preprocessing else None
+    if preprocessing is None:
+        raise ValueError("typical images need the preprocessing of the model, such as its --size")
+    return description.typical(preprocessing)
+
+
+def preprocessing_for(
+    description: Description,
+    sizes: Sequence[int | str | None],
+    base: Preprocessing | None,
+    name: str,
+) -> Preprocessing | None:
+    """How images become the input ``[N, *sizes]``, by a description and what was known before.
+
+    Args:
+        name: of the network, in errors.
+
+    Raises:
+        UsageError, ValueError: the description does not fit, or leaves a size open.
+    """
+    given = description.preprocessing
+    if given is None or isinstance(given, Preprocessing):
+        return given or base
+    known = {field.name for field in dataclasses.fields(Preprocessing)}
+    if not known >= set(given):
+        raise ValueError(f"preprocessing has no {', '.join(sorted(set(given) - known))}")
+    changes = dict(given)
+    if base is not None:
+        return dataclasses.replace(base, **changes)
+    names = ("channels", "height", "width")
+    if changes.setdefault("layout", _layout(sizes)) == "NHWC":
+        sizes = (sizes[2], sizes[0], sizes[1])
+    for name, found in zip(names, sizes, strict=True):
+        if isinstance(found, int):
+            changes.setdefault(name, found)
+    missing = [name for name in names if name not in changes]
+    if missing:
+        raise UsageError(
+            f"{name} leaves the size of its input open.",
+            f"Not stated: {', '.join(missing)}.",
+            "Give --size HEIGHTxWIDTH, or in Python a Preprocessing.",
+        )
+    return Preprocessing(**changes)
+
+
+def _layout(sizes: Sequence[int | str | None]) -> str:
+    """Pictures have one or three channels, and larger sides."""
+    return "NHWC" if sizes[2] in (1, 3) and sizes[0] not in (1, 3) else "NCHW"
+
+
+def task_of(description: Description, base: ModelMetadata) -> str:
+    """The task that a description gives a network.
+
+    Raises:
+        ValueError: the description contradicts itself.
+    """
+    task = description.task
+    if task is None and description.class_names is not None:
+        task = base.task if base.task in CLASSIFICATION else CLASSIFICATION[0]
+    if task is None and description.outputs is not None:
+        task = REGRESSION if description.outputs.names or description.outputs.values else None
+    task = CLASSIFICATION[0] if task == "classification" else task or base.task
+    if task not in TASKS:
+        raise ValueError(f"task '{task}', known: classification, {', '.join(TASKS)}")
+    if task == REGRESSION and description.class_names is not None:
+        raise ValueError("a regression has no classes but values")
+    declared = description.outputs
+    if task != REGRESSION and declared and (declared.names or declared.units or declared.values):
+        raise ValueError("values, their names and units belong to a regression, not to classes")
+    if task == REGRESSION and declared and (declared.scores or declared.kind or declared.poses):
+        raise ValueError("scores and poses belong to classes, not to a regression")
+    return task
+
+
+def _classes(description: Description, base: ModelMetadata) -> tuple[str, ...]:
+    if description.class_names is None:
+        return base.class_names
+    names = tuple(description.class_names)
+    if not names:
+        raise ValueError("no class is named")
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"the name of class {number} is empty or not text")
+        if len(name) > limits.NAME_CHARACTERS:
+            raise ValueError(
+                f"the name of class {number} has over {limits.NAME_CHARACTERS} characters"
+            )
+    return names
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The output of scores: its name, its kind, what the metadata says of it, and why it was chosen."""
+
+    name: str
+    kind: str
+    outputs: Outputs | None
+    chosen: ChosenScores | None
+
+
+def _scores(
+    requested: Outputs | None,
+    base: ModelMetadata,
+    names: tuple[str, ...],
+    probed: Arrays,
+    images: Probes,
+) -> _Scored:
+    """Which output decides the class; its `outputs` are None where their names say it."""
+    requested, declared = requested or Outputs(), base.outputs or Outputs()
+    scores, chosen = requested.scores, ChosenScores(NAMED) if requested.scores else None
+    if scores == declared.scores:
+        chosen = base.chosen_scores
+    if not scores:
+        scores, chosen = declared.scores, base.chosen_scores
+    named = [name for name in SCORES if name in probed]
+    if not scores and base.class_names and len(named) == 1:  # a file that leaves it to the names
+        scores, chosen = named[0], base.chosen_scores
+    posed = ""
+    if not scores:
+        choice = choose_scores(
+            probed, len(names), inside=images.inside, images=images.images.shape[1:]
+        )
+        check_computed(choice)
+        scores, chosen, posed = choice.output, ChosenScores(choice.reason), choice.poses
+    value = _output(probed, scores, len(images.images))
+    if fault := shape_fault(scores, value.shape[1:], len(names)):
+        raise ValueError(fault)
+    kind = requested.kind or (declared.kind if scores == declared.scores else "")
+    kind = kind or _KIND_BY_NAME.get(scores) or kind_of(value[images.inside])
+    poses = requested.poses or declared.poses or (POSES if _posed(probed, POSES, value) else "")
+    poses = poses or (posed if _posed(probed, posed, value) else "")
+    if poses and (
+        _output(probed, poses, len(value)).ndim < 3 or probed[poses].shape[1] != value.shape[1]
+    ):
+        raise ValueError(f"{poses} has {_sizes(probed[poses])}, not a pose for each class")
+    found = Outputs(scores=scores, kind=kind, poses=poses)
+    only = len(set(SCORES) & set(probed)) == 1
+    made = chosen is not None and chosen.made_of
+    if (
+        only
+        and not made
+        and found == Outputs(scores=scores, kind=_KIND_BY_NAME.get(scores, ""), poses=POSES)
+    ):
+        return _Scored(scores, kind, None, chosen)
+    return _Scored(scores, kind, found, chosen)
+
+
+def _posed(probed: Arrays, name: str, scores: NDArray[Any]) -> bool:
+    poses = probed.get(name)
+    return poses is not None and poses.ndim >= 3 and poses.shape[1] == scores.shape[1]
+
+
+def _values(requested: Outputs | None, base: Outputs | None, probed: Arrays, rows: int) -> Outputs:
+    """The outputs of a regression with a name and a unit for each value."""
+    requested, base = requested or Outputs(), base or Outputs()
+    outputs = requested.values or base.values
+    if not outputs:
+        named = requested.names and set(requested.names) <= set(probed)
+        outputs = requested.names if named else tuple(probed)
+    counts = {name: int(np.prod(_output(probed, name, rows).shape[1:])) for name in outputs}
+    names = requested.names or (base.names if outputs == base.values else ())
+    total = sum(counts.values())
+    if not names or (names == outputs and total != len(names)):
+        names = tuple(
+            name if count == 1 else f"{name}[{k}]"
+            for name, count in counts.items()
+            for k in range(count)
+        )
+    if len(names) != total:
+        sizes = ", ".join(f"{name} {_sizes(probed[name])}" for name in counts)
+        raise ValueError(
+            f"{len(names)} values are named, the outputs have {total}: {sizes}; name the outputs "
+            "that hold them: --values, in Python Outputs(values=...)"
+        )
+    units = requested.units or (base.units if names == base.names else ()) or ("",)
+    units = units * len(names) if len(units) == 1 else units
+    if len(units) != len(names):
+        raise ValueError(f"there are {len(units)} units for {len(names)} values")
+    return Outputs(values=outputs, names=names, units=units)
+
+
+def _output(probed: Arrays, name: str, rows: int) -> NDArray[Any]:
+    if name not in probed:
+        raise ValueError(f"there is no output {name}; the graph has {', '.join(probed)}")
+    value = probed[name]
+    if len(value) != rows or value.dtype.kind != "f":
+        raise ValueError(f"output {name} does not hold floats with the images first")
+    return value
+
+
+def _sizes(value: NDArray[Any]) -> list[int]:
+    return list(value.shape[1:])

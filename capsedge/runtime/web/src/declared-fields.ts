@@ -1,0 +1,289 @@
+/** Fields of the metadata that are objects: origin, cascade, trace, typical input, and why the scores are scores. */
+import {
+  boolean,
+  integer,
+  list,
+  mapping,
+  nullable,
+  object,
+  pair,
+  real,
+  scalar,
+  string,
+  type Decoder,
+} from "./decode.js";
+import { Malformed } from "./errors.js";
+import { ITERATIONS, LAYERS, NAME_CHARACTERS, ORIGIN_CHARACTERS, ORIGIN_ENTRIES, WIDTH } from "./limits.js";
+import { oneOf } from "./preprocessing.js";
+import { printable, short } from "./text.js";
+
+/** Where imported weights come from, as the file claims. */
+export interface Origin {
+  readonly family: string;
+  readonly source: string;
+  /** Empty if the repository states none. */
+  readonly licence: string;
+  readonly dialect: string;
+  /** What is not as in the paper. */
+  readonly differences: readonly string[];
+  readonly file: string;
+  readonly fileSha256: string;
+  /** What was assumed at the import, or changed since. */
+  readonly notes: readonly string[];
+  /** What a comparison with the author's code found; null if there was none. */
+  readonly compared: Readonly<Record<string, string | number | boolean | null>> | null;
+}
+
+/** What images as in training are like: the spans of their measurements. Outside, there is nothing to see. */
+export interface TypicalInput {
+  readonly contrast: readonly [number, number];
+  readonly roughness: readonly [number, number];
+  readonly frameLevel: readonly [number, number];
+  readonly frameContrast: readonly [number, number];
+  readonly level: readonly [number, number];
+  /** Number of images that the spans come from. */
+  readonly images: number;
+}
+
+/** Why the output of scores was taken for that, as the file's maker states it. */
+export interface ChosenScores {
+  readonly reason: string;
+  /** The output that export made the scores of; empty if the network itself computes them. */
+  readonly madeOf: string;
+  /** How many scores were made. */
+  readonly classes: number;
+  /** Whether they are lengths of capsules. */
+  readonly capsules: boolean;
+}
+
+/** A small network that answers, and a large one for images in doubt. */
+export interface Cascade {
+  /** File names of the two networks. */
+  readonly small: string;
+  readonly large: string;
+  /** In doubt below this margin, and below this best score where one is stated. */
+  readonly margin: number;
+  readonly score: number | null;
+  /** Shares of the held-out images: decided as by the large network, and escalated. */
+  readonly agreement: number;
+  readonly share: number;
+}
+
+/** What a file states of a routed layer and its trace. */
+export interface TraceLayer {
+  readonly name: string;
+  readonly routing: string;
+  readonly iterations: number;
+  /** The output of the graph for each kind of value. */
+  readonly outputs: ReadonlyMap<TraceKind, string>;
+  /** Rows and columns of the parents' map; 1 and 1 for a dense layer. */
+  readonly grid: readonly [number, number];
+  /** Rows and columns of the children's map; null where not known. */
+  readonly childGrid: readonly [number, number] | null;
+  /** Of the window that a parent sees, in children's rows and columns; null where not known. */
+  readonly kernel: readonly [number, number] | null;
+  readonly strides: readonly [number, number] | null;
+  /** Whether the children of a window are ordered by type, row and column, instead of by row, column and type. */
+  readonly typesFirst: boolean;
+}
+
+export const TRACE_KINDS = ["couplings", "poses", "agreement", "distances", "activations", "children"] as const;
+export type TraceKind = (typeof TRACE_KINDS)[number];
+const REQUIRED_KINDS = TRACE_KINDS.slice(0, 3);
+const ROUTINGS = ["dynamic", "em", "attention", "self-attention"] as const;
+
+const originFields = object(
+  {
+    family: string,
+    source: string,
+    licence: string,
+    dialect: string,
+    differences: list(string),
+    file: string,
+    file_sha256: string,
+    notes: list(string),
+    compared: nullable(mapping(scalar)),
+  },
+  { notes: [], compared: null },
+);
+
+/** The origin of imported weights. */
+export const originOf: Decoder<Origin> = (value, name) => {
+  const { file_sha256, compared, ...o } = originFields(value, name);
+  const entries = compared === null ? [] : [...compared];
+  if (Math.max(o.differences.length, o.notes.length, entries.length) > ORIGIN_ENTRIES) {
+    throw new Malformed(`the origin has over ${ORIGIN_ENTRIES} entries of one kind`, true);
+  }
+  const single = [o.family, o.source, o.licence, o.dialect, o.file, file_sha256];
+  const texts = [...single, ...o.differences, ...o.notes, ...entries.flat()];
+  if (texts.some((each) => typeof each === "string" && characters(each) > ORIGIN_CHARACTERS)) {
+    throw new Malformed(`a text of the origin has over ${ORIGIN_CHARACTERS} characters`, true);
+  }
+  const plain = (value: string | number | boolean | null) => (typeof value === "string" ? printable(value) : value);
+  return {
+    family: printable(o.family),
+    source: printable(o.source),
+    licence: printable(o.licence),
+    dialect: printable(o.dialect),
+    differences: o.differences.map(printable),
+    file: printable(o.file),
+    fileSha256: printable(file_sha256),
+    notes: o.notes.map(printable),
+    compared:
+      compared === null ? null : Object.fromEntries(entries.map(([key, value]) => [printable(key), plain(value)])),
+  };
+};
+
+const chosenFields = object(
+  { reason: string, made_of: string, classes: integer, capsules: boolean },
+  { made_of: "", classes: 0, capsules: false },
+);
+
+/** Why the output of scores was taken for that. */
+export const chosenScoresOf: Decoder<ChosenScores> = (value, name) => {
+  const { reason, made_of, classes, capsules } = chosenFields(value, name);
+  if (Math.max(characters(reason), characters(made_of)) > ORIGIN_CHARACTERS) {
+    throw new Malformed(`a text on the scores has over ${ORIGIN_CHARACTERS} characters`, true);
+  }
+  if ((made_of !== "") !== (classes >= 1 && classes <= WIDTH)) {
+    throw new Malformed(`${classes} scores made of '${short(made_of)}'`);
+  }
+  return { reason: printable(reason), madeOf: made_of, classes, capsules };
+};
+
+const span = pair(real);
+const typicalInputFields = object(
+  {
+    contrast: span,
+    level: span,
+    roughness: span,
+    frame_level: span,
+    frame_contrast: span,
+    images: integer,
+    data_sha256: string,
+  },
+  { images: 0, data_sha256: "" },
+);
+
+/** The typical input. */
+export const typicalInputOf: Decoder<TypicalInput> = (value, name) => {
+  const c = typicalInputFields(value, name);
+  for (const [low, high] of [c.contrast, c.level, c.roughness, c.frame_level, c.frame_contrast]) {
+    if (!Number.isFinite(low) || !Number.isFinite(high) || low > high)
+      throw new Malformed(`a span is ${low} to ${high}`);
+  }
+  if (c.contrast[0] <= 0) throw new Malformed("the span of contrast begins at 0, where every image is blank");
+  if (c.images < 0 || characters(c.data_sha256) > 64) {
+    throw new Malformed("the images of the spans are not stated as a number and a checksum");
+  }
+  const { contrast, roughness, level, images } = c;
+  return { contrast, roughness, frameLevel: c.frame_level, frameContrast: c.frame_contrast, level, images };
+};
+
+const parentOf = object(
+  { file: string, sha256: string, bytes: integer, precision: string, checkpoint_sha256: string },
+  { precision: "fp32", checkpoint_sha256: "" },
+);
+const cascadeFields = object({
+  small: parentOf,
+  large: parentOf,
+  margin: real,
+  score: nullable(real),
+  min_agreement: real,
+  agreement: real,
+  agreement_at_least: real,
+  share: real,
+  images: integer,
+  data_sha256: string,
+  cost: real,
+});
+
+/** The two networks of a cascade. */
+export const cascadeOf: Decoder<Cascade> = (value, name) => {
+  const c = cascadeFields(value, name);
+  for (const parent of [c.small, c.large]) {
+    if ([parent.file, parent.sha256, parent.checkpoint_sha256].some((each) => characters(each) > NAME_CHARACTERS)) {
+      throw new Malformed("the name or checksum of a parent is too long", true);
+    }
+  }
+  if (![c.min_agreement, c.agreement, c.agreement_at_least, c.share].every((share) => share >= 0 && share <= 1)) {
+    throw new Malformed("an agreement or share is not from 0 to 1");
+  }
+  if (![c.margin, c.score ?? 0, c.cost].every(Number.isFinite) || c.cost < 0) {
+    throw new Malformed("the thresholds and the cost must be finite, and the cost not negative");
+  }
+  if (c.images < 1 || characters(c.data_sha256) > 64) {
+    throw new Malformed("the held-out images are not stated as a number and a checksum");
+  }
+  const { margin, score, agreement, share } = c;
+  return { small: printable(c.small.file), large: printable(c.large.file), margin, score, agreement, share };
+};
+
+const side = nullable(pair(integer));
+const traceFields = object({
+  layers: list(
+    object(
+      {
+        name: string,
+        routing: string,
+        iterations: integer,
+        outputs: mapping(string),
+        grid: pair(integer),
+        child_grid: side,
+        kernel: side,
+        strides: side,
+        types_first: boolean,
+      },
+      { grid: [1, 1], child_grid: null, kernel: null, strides: null, types_first: false },
+    ),
+  ),
+});
+
+/** The traced layers in the order of routing. */
+export const traceOf: Decoder<TraceLayer[]> = (value, name) => {
+  const { layers } = traceFields(value, name);
+  if (!layers.length || layers.length > LAYERS) throw new Malformed(`a trace of ${layers.length} layers`);
+  const names = layers.map((layer) => layer.name);
+  const outputs = layers.flatMap((layer) => [...layer.outputs.values()]);
+  if (new Set(names).size < names.length || new Set(outputs).size < outputs.length) {
+    throw new Malformed("a layer or an output is named twice");
+  }
+  return layers.map((layer) => {
+    checkLayer(layer);
+    const { iterations, grid, kernel, strides } = layer;
+    const kinds = layer.outputs as ReadonlyMap<TraceKind, string>;
+    return {
+      name: printable(layer.name),
+      routing: oneOf(ROUTINGS, layer.routing, "routing"),
+      iterations,
+      outputs: kinds,
+      grid,
+      childGrid: layer.child_grid,
+      kernel,
+      strides,
+      typesFirst: layer.types_first,
+    };
+  });
+};
+
+function checkLayer(layer: ReturnType<typeof traceFields>["layers"][number]): void {
+  if (layer.iterations < 1 || layer.iterations > ITERATIONS) throw new Malformed(`iterations ${layer.iterations}`);
+  const kinds = [...layer.outputs.keys()];
+  const known = kinds.every((kind) => (TRACE_KINDS as readonly string[]).includes(kind));
+  if (!known || !REQUIRED_KINDS.every((kind) => kinds.includes(kind))) {
+    throw new Malformed(`outputs for ${short(kinds.join(", "))}; known: ${TRACE_KINDS.join(", ")}`);
+  }
+  const sides = [layer.grid, layer.child_grid, layer.kernel, layer.strides].flatMap((each) => each ?? []);
+  if (sides.some((each) => each < 1 || each > WIDTH))
+    throw new Malformed(`a side of '${short(layer.name)}' is not 1 to ${WIDTH}`);
+  if ([layer.name, ...layer.outputs.values()].some((each) => characters(each) > NAME_CHARACTERS)) {
+    throw new Malformed(`a name has over ${NAME_CHARACTERS} characters`, true);
+  }
+}
+
+/** Characters of a text, as Unicode counts them. */
+export function characters(text: string): number {
+  let count = 0;
+  for (const _ of text) count++;
+  return count;
+}

@@ -1,0 +1,199 @@
+"""The pictures by name: what each needs of a file, and how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.errors import UsageError
+from capsedge.runtime.capabilities import Capabilities
+from capsedge.runtime.session import Session
+from capsedge.viz import decoder_figures, evidence_figures, routing_figures
+from capsedge.viz.figure import Picture
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """What pictures are made of.
+
+    Attributes:
+        images: files.
+        invert: for dark ink on a light background.
+        labels: the true pair of classes of each image.
+        forced: a pair of classes to draw.
+        of: the class to look at; empty for the best of each image.
+        layer: the routed layer to look at; empty for the classes'.
+        data: a labelled data set; None for none.
+        limit: number of images of the data set to look at; None for all.
+        count: number of its images to show.
+    """
+
+    images: Sequence[Path] = ()
+    invert: bool = False
+    labels: Sequence[Sequence[str]] = ()
+    forced: Sequence[str] = ()
+    of: str = ""
+    layer: str = ""
+    data: Path | None = None
+    limit: int | None = None
+    count: int = evidence_figures.SHOWN
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of picture.
+
+    Attributes:
+        check: raises a UsageError if the file cannot have it, with the command that mends it.
+        compute: makes it.
+        of_data: whether it shows a data set instead of images.
+    """
+
+    check: Callable[[Capabilities], object]
+    compute: Callable[[Session, FigureOptions], Picture]
+    of_data: bool = False
+
+
+def _any(can: Capabilities) -> None:
+    """Every file that classifies has the picture."""
+
+
+def _reconstructions(session: Session, options: FigureOptions) -> Picture:
+    return decoder_figures.compute_reconstructions(session, options.images, invert=options.invert)
+
+
+def _segmentation(session: Session, options: FigureOptions) -> Picture:
+    return decoder_figures.compute_segmentation(
+        session,
+        options.images,
+        labels=options.labels,
+        forced=options.forced,
+        invert=options.invert,
+    )
+
+
+def _dimensions(session: Session, options: FigureOptions) -> Picture:
+    return decoder_figures.compute_dimensions(
+        session, options.images, of=options.of, invert=options.invert
+    )
+
+
+def _iterations(session: Session, options: FigureOptions) -> Picture:
+    return routing_figures.compute_iterations(session, options.images, invert=options.invert)
+
+
+def _couplings(session: Session, options: FigureOptions) -> Picture:
+    return routing_figures.compute_couplings(session, options.images, invert=options.invert)
+
+
+def _agreement(session: Session, options: FigureOptions) -> Picture:
+    return routing_figures.compute_agreement(
+        session, options.images, layer=options.layer, invert=options.invert
+    )
+
+
+def _responsibilities(session: Session, options: FigureOptions) -> Picture:
+    return evidence_figures.compute_responsibilities(
+        session, options.images, of=options.of, invert=options.invert
+    )
+
+
+def _capsules(session: Session, options: FigureOptions) -> Picture:
+    return evidence_figures.compute_capsules(session, options.images, invert=options.invert)
+
+
+def _hardest(session: Session, options: FigureOptions) -> Picture:
+    assert options.data is not None  # `chosen` refuses it
+    return evidence_figures.compute_hardest(
+        session, options.data, count=options.count, limit=options.limit
+    )
+
+
+# The first that fits is the default.
+KINDS: Mapping[str, Kind] = {
+    "reconstructions": Kind(Capabilities.check_reconstruct, _reconstructions),
+    "segmentation": Kind(Capabilities.check_reconstruct, _segmentation),
+    "dimensions": Kind(Capabilities.check_decode, _dimensions),
+    "iterations": Kind(Capabilities.check_trace, _iterations),
+    "couplings": Kind(Capabilities.check_trace, _couplings),
+    "agreement": Kind(Capabilities.check_trace, _agreement),
+    "responsibilities": Kind(Capabilities.check_trace, _responsibilities),
+    "capsules": Kind(_any, _capsules),
+    "hardest": Kind(_any, _hardest, of_data=True),
+}
+
+
+def possible(session: Session, options: FigureOptions) -> list[str]:
+    """The names of the pictures that the file and the request can have, best first."""
+    names = []
+    for name, kind in KINDS.items():
+        if not (options.data if kind.of_data else options.images):
+            continue
+        try:
+            kind.check(session.can)
+        except UsageError:
+            continue
+        names.append(name)
+    return names
+
+
+def chosen(
+    session: Session, options: FigureOptions, names: Sequence[str], several: bool = False
+) -> list[str]:
+    """The pictures to draw: those that were asked for, or the best that the file has.
+
+    Args:
+        session: the model.
+        options: what they are made of.
+        names: of the pictures; empty for the default.
+        several: whether the default is all that the file has.
+
+    Raises:
+        UsageError: one is unknown, lacks its images or its data set, or cannot be had from the file.
+    """
+    if not names:
+        return _default(session, options, several)
+    for name in names:
+        kind = KINDS.get(name)
+        if kind is None:
+            raise UsageError(
+                f"There is no picture '{name}'.", "", f"Choose among {', '.join(KINDS)}."
+            )
+        _check_options(name, kind, options)
+        try:
+            kind.check(session.can)
+        except UsageError as error:
+            others = ", ".join(possible(session, options))
+            raise UsageError(
+                f"The picture '{name}' cannot be drawn: {error.what}",
+                f"{error.why} Pictures that this file has: {others}.",
+                error.fix,
+                command=error.command,
+            ) from error
+    return list(dict.fromkeys(names))
+
+
+def _default(session: Session, options: FigureOptions, several: bool) -> list[str]:
+    if not options.images and options.data is None:
+        raise UsageError(
+            "There is nothing to look at.",
+            "",
+            "Name images, or labelled images with --data.",
+        )
+    names = possible(session, options)
+    if several:
+        return names
+    if options.data is not None:
+        return ["hardest"]
+    pairs = options.labels or options.forced
+    return ["segmentation"] if pairs and "segmentation" in names else names[:1]
+
+
+def _check_options(name: str, kind: Kind, options: FigureOptions) -> None:
+    if kind.of_data and options.data is None:
+        raise UsageError(
+            f"The picture '{name}' needs a data set.", "", "Name labelled images with --data."
+        )
+    if not kind.of_data and not options.images:
+        raise UsageError(f"The picture '{name}' needs images.", "", "Name image files.")

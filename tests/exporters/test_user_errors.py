@@ -1,0 +1,176 @@
+"""Modules with traps: a free batch where there is one, an answer about the module elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import capsedge
+from capsedge.errors import UnsupportedModelError
+from tests.exporters.own_nets import CHILDREN, PARENTS, Own, squash
+
+
+class _Routed(Own):
+    def routes(self, x: Tensor) -> Tensor:
+        return self.routed(self.votes(x), torch.zeros(x.size(0), CHILDREN, PARENTS))
+
+
+class SqueezedByRank(_Routed):
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.routes(x).unsqueeze(1).squeeze()
+        return v.unsqueeze(0) if v.dim() == 2 else v
+
+
+class SqueezedBySize(_Routed):
+    def forward(self, x: Tensor) -> Tensor:
+        v = torch.squeeze(self.routes(x)[..., None])
+        if x.size(0) == 1:
+            v = v[None]
+        return v.norm(dim=-1)
+
+
+class _Squash(nn.Module):
+    def forward(self, s: Tensor) -> Tensor:
+        s = s.squeeze()
+        return squash(s[None] if len(s.shape) < 3 else s)
+
+
+class SqueezedInside(_Routed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = _Squash()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.routes(x)[:, None]).norm(dim=-1)
+
+
+class WritesIntoItsInput(_Routed):
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5).div_(0.5)
+        return self.routes(x).norm(dim=-1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "kind", [SqueezedByRank, SqueezedBySize, SqueezedInside, WritesIntoItsInput]
+)
+def test_the_batch_stays_and_the_routing_is_found(kind: type[nn.Module], tmp_path: Path) -> None:
+    example = torch.rand(2, 4)
+    before = example.clone()
+    report = capsedge.export(kind(), tmp_path / "x.onnx", example=example)
+    assert report.inputs["x"][0] == "N"
+    assert [f.operator for f in report.fusion.fused][:1] == ["DynamicRouting"]
+    assert max(p.reference_error for p in report.parity) == 0  # no allowance was needed
+    assert torch.equal(example, before)
+
+
+class Codes(nn.Module):
+    """Indices as floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(30, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x.long()).mean(1)
+
+
+@pytest.mark.thorough
+def test_hard_inputs_stay_within_the_table(tmp_path: Path) -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).integers(0, 30, (4, 7)))
+    whole = capsedge.export(Codes(), tmp_path / "x.onnx", example=rows)
+    assert len(whole.parity) == 21
+    floats = capsedge.export(Codes(), tmp_path / "x.onnx", example=rows.float())
+    assert any(p.case.startswith("within your example") for p in floats.parity)
+    (note,) = [n for n in floats.notes if "does not take" in n]
+    assert "huge" in note
+    assert "return self.table(x.long()).mean(1)" in note
+
+
+class NotANumberAtZero(_Routed):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.routes(x).norm(dim=-1) / x.sum(1, keepdim=True)
+
+
+@pytest.mark.thorough
+def test_what_the_module_itself_cannot_tell_is_left_out(tmp_path: Path) -> None:
+    report = capsedge.export(NotANumberAtZero(), tmp_path / "x.onnx", example=torch.rand(2, 4))
+    assert any("zero (it gives values that are NaN or infinite)" in n for n in report.notes)
+    assert not any(p.case.startswith("zero") for p in report.parity)
+
+
+class ComplexOut(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(x)
+
+
+class ThroughNumpy(_Routed):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.clip(self.routes(x).numpy(), 0, 1))
+
+
+class NoSuchOperator(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.svd(x.reshape(-1, 2, 2))[1]
+
+
+class Training(_Routed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.train()
+        return self.routes(self.norm(x.view(-1, 1, 2, 2)).view(-1, 4))
+
+
+class Ends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise SystemExit(3)
+
+
+class Nothing(nn.Module):
+    def forward(self, x: Tensor) -> None:
+        x.sum()
+
+
+_REFUSED = {
+    ComplexOut: ("complex numbers", "torch.view_as_real"),
+    ThroughNumpy: ("np.clip(self.routes(x).numpy(), 0, 1)", "torch's functions"),
+    NoSuchOperator: ("aten._linalg_svd", "torch.linalg.svd(x.reshape(-1, 2, 2))"),
+    Training: ("BatchNorm in training", "self.norm(x.view(-1, 1, 2, 2))"),
+    Ends: ("SystemExit: 3", "raise SystemExit(3)"),
+    Nothing: ("forward returns nothing", "Return a tensor"),
+}
+
+
+@pytest.mark.thorough
+def test_each_refusal_says_why_and_where(tmp_path: Path) -> None:
+    wrong = []
+    for kind, words in _REFUSED.items():
+        try:
+            capsedge.export(kind(), tmp_path / "x.onnx", example=torch.rand(2, 4))
+            wrong.append(f"{kind.__name__} is exported")
+        except UnsupportedModelError as error:
+            wrong += [f"{kind.__name__}: no '{w}' in {error}" for w in words if w not in str(error)]
+    assert not wrong
+    assert not (tmp_path / "x.onnx").exists()
+
+
+@pytest.mark.thorough
+def test_stages_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    capsedge.export(
+        SqueezedByRank(), tmp_path / "x.onnx", example=torch.rand(2, 4), progress=said.append
+    )
+    assert said == [
+        "running the module on the example",
+        "capturing it as a graph",
+        "looking for routing",
+        "proving what replaces it",
+        "comparing with PyTorch on 21 inputs",
+    ]
