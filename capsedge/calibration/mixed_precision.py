@@ -177,8 +177,8 @@ def _alone(
 def plot(result: Search, gate: Gate, path: Path) -> None:
     """Plot drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
     whole = max(c.bytes for c in result.candidates)
-    judged_by = result.candidates[0].outcome.metric
-    label, max_drop = UNITS_OF_LOSS[judged_by], gate.limit(judged_by)
+    metric = result.candidates[0].outcome.metric
+    label, max_drop = UNITS_OF_LOSS[metric], gate.limit(metric)
     figure = new_figure(7, 4)
     axis = figure.subplots()
     for fits, colour, title in ((True, "#0b6e4f", "fits"), (False, "#c1121f", "drops too far")):

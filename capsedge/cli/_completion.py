@@ -148,7 +148,7 @@ LISTS: Mapping[str, Known] = {
 # What takes a file besides all that is a path: a name or a file, a file and a class in it, an address.
 FILES = frozenset(
     (
-        *("against", "module", "batch model", "batch output", "batch source", "infer model"),
+        *("module", "reference_code", "batch model", "batch output", "batch source", "infer model"),
         *("prune checkpoint", "see model", "train model", "verify name"),
     )
 )

@@ -105,7 +105,7 @@ def command(
     if found.escalated is not None and not as_json:
         taken = sum(p.escalated is True for p in found.predictions.values())
         _output.say(
-            f"escalated:  {taken} of {len(found.predictions)} images, {found.escalated:.1%}: decided by the "
+            f"escalated: {taken} of {len(found.predictions)} images, {found.escalated:.1%}: decided by the "
             "large network"
         )
     if found.errors:

@@ -290,7 +290,7 @@ def _large_branch(
     for output in outputs:
         found, result = (
             f"{OPERATOR_OUTPUTS}large_{output.name}",
-            _as(output, f"{OPERATOR_OUTPUTS}long_way_{output.name}"),
+            _as(output, f"{OPERATOR_OUTPUTS}escalated_{output.name}"),
         )
         nodes.append(_node("ScatterND", [named[output.name], _INDICES, found], result.name))
         branch.output.append(result)

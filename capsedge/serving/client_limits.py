@@ -35,8 +35,8 @@ class MemoryBudget:
     """Counts the bytes. Belongs to one event loop.
 
     The messages of gRPC cannot be counted while they arrive, so they have places of their own: as many as
-    `limits.RECEIVING`, each for the largest message twice, since it is copied when grpc hands it over. All
-    else shares the rest of `limits.IN_FLIGHT_BYTES`.
+    `limits.CONCURRENT_MESSAGES`, each for the largest message twice, since it is copied when grpc hands it
+    over. All else shares the rest of `limits.IN_FLIGHT_BYTES`.
     """
 
     limit = limits.IN_FLIGHT_BYTES - 2 * limits.CONCURRENT_MESSAGES * limits.REQUEST_BYTES

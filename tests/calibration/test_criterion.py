@@ -100,7 +100,7 @@ def test_what_is_judged_is_said_and_written(tmp_path: Path) -> None:
     assert report.criterion.startswith("the numbers of turned, best (the file names no output")
     record = {p.key: p.value for p in onnx.load(out).metadata_props}
     evaluation = json.loads(record["capsedge_quantization"])["evaluation"]
-    assert evaluation["judged_by"] == "error"
+    assert evaluation["metric"] == "error"
     assert evaluation["max_drop"] == 5
     assert evaluation["max_error"] == 10
     assert evaluation["outputs"][0]["name"] == "turned"

@@ -150,8 +150,8 @@ def test_an_older_program_gets_no_more_than_it_has_room_for() -> None:
         None,
         prediction,
     )
-    old = sized(libcapsedge.Result, nothing=b"untouched")
-    old.size = libcapsedge.Result.nothing.offset
+    old = sized(libcapsedge.Result, atypical=b"untouched")
+    old.size = libcapsedge.Result.atypical.offset
     call("capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(old))
     assert old.atypical == b"untouched"
     assert old.class_count == 3

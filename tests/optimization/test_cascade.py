@@ -394,7 +394,7 @@ def test_infer_states_the_share(place: Path, report: CascadeReport, tmp_path: Pa
     taken = [line["escalated"] for line in document["images"]]
     assert document["escalated_share"] == np.mean(taken)
     assert 0 < sum(taken) < 20
-    said = f"long way: {sum(taken)} of 20 images, {np.mean(taken):.1%}"
+    said = f"escalated: {sum(taken)} of 20 images, {np.mean(taken):.1%}"
     assert said in CliRunner().invoke(app, base).stdout
     single = ["infer", "--model", str(place / "large.onnx"), str(files[0]), "--json"]
     assert "escalated" not in CliRunner().invoke(app, single).stdout

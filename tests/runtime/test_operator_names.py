@@ -71,7 +71,7 @@ def test_the_library_takes_families(value: str | None) -> None:
     "value", ["Squash", "Squash:0", "Squash:257", "Squash:-1", "Conv:2", ":", ",", "Squas:2"]
 )
 def test_the_library_refuses_other_words(value: str) -> None:
-    with pytest.raises(Exception, match=r"in capsedge\.families is not an operator"):
+    with pytest.raises(Exception, match=r"in capsedge\.instances is not an operator"):
         _register(value)
 
 

@@ -75,9 +75,9 @@ def test_a_folder_that_may_not_be_searched(tmp_path: Path):
     code = (
         "import sys\n"
         "from capsedge.errors import UsageError\n"
-        "from capsedge.runtime.files import reading as opening, writing\n"
+        "from capsedge.runtime.files import reading, writing\n"
         "write = lambda path: writing.write_bytes(path, b'')\n"
-        "for call in (opening.kind, writing.sha256, writing.check_writable, write):\n"
+        "for call in (reading.path_kind, writing.sha256, writing.check_writable, write):\n"
         "    try: call(sys.argv[1])\n"
         "    except UsageError as error: print(error.why)"
     )

@@ -13,7 +13,9 @@ import pytest
 from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
 
 ROOMY = SandboxLimits(60, 4 << 30, 1 << 20)
-CONFINE = "from capsedge.runtime.files.sandbox import forbid_new_files, confine\nconfine()\n"
+ENTER = (
+    "from capsedge.runtime.files.sandbox import forbid_new_files, enter_sandbox\nenter_sandbox()\n"
+)
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(program: Path, text: str, bounds: SandboxLimits = ROOMY) -> tuple[int | None, bytes, str]:
-    program.write_text(CONFINE + text)
+    program.write_text(ENTER + text)
     with program.open("rb") as file, run_in_sandbox("program", file, bounds) as ended:
         return ended.exit_code, ended.output.read(), ended.log
 
@@ -36,7 +38,7 @@ def test_it_reads_the_file_and_answers(program: Path) -> None:
 
 
 def test_words_arrive(program: Path) -> None:
-    program.write_text(CONFINE.replace("confine()\n", "print(confine())\n"))
+    program.write_text(ENTER.replace("enter_sandbox()\n", "print(enter_sandbox())\n"))
     with (
         program.open("rb") as file,
         run_in_sandbox("program", file, ROOMY, words=["free", "2"]) as ended,
@@ -90,7 +92,9 @@ def test_closed_doors_stay_closed(program: Path) -> None:
 
 def fork(program: Path, text: str, bounds: SandboxLimits = ROOMY) -> tuple[int | None, bytes, str]:
     body = "".join(f"    {line}\n" for line in text.splitlines())
-    program.write_text(f"import os\n{CONFINE.splitlines()[0]}\ndef main():\n    confine()\n{body}")
+    program.write_text(
+        f"import os\n{ENTER.splitlines()[0]}\ndef main():\n    enter_sandbox()\n{body}"
+    )
     with program.open("rb") as file, run_in_sandbox("program", file, bounds, fork=True) as ended:
         return ended.exit_code, ended.output.read(), ended.log
 

@@ -93,7 +93,7 @@ def test_mutated_files(web: Package) -> None:
     assert any(taken)
     assert not all(taken)
     for data in mutated(seeds, 200, seed=2):
-        error = web.refused("judge", data)
+        error = web.refused("checkFile", data)
         assert error is None or error.code in CODES, str(error)
 
 
@@ -128,7 +128,7 @@ def test_mutated_files(web: Package) -> None:
 )
 def test_what_is_refused_in_words(web: Package, data: bytes, message: str) -> None:
     with pytest.raises(Refused, match=message) as error:
-        web.ask("judge", data)
+        web.ask("checkFile", data)
     assert error.value.hint
 
 

@@ -107,7 +107,7 @@ def test_pictures_of_poses(web: Package) -> None:
 
 def test_the_decoder_is_cut_as_python_cuts_it(web: Package) -> None:
     data = zoo.default_model().read_bytes()
-    _, part = web.ask("cut", data, start="poses", end="reconstruction")
+    _, part = web.ask("extractSubgraph", data, start="poses", end="reconstruction")
     assert part == extract_subgraph(data, "poses", "reconstruction")
 
 

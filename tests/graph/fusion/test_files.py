@@ -185,7 +185,7 @@ def test_one_region_at_fault_does_not_take_the_others_along(
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([self.route(torch.tanh(self.stem(x))), self.route(torch.relu(x))], 1)
 
-    right = matcher.write_dynamic
+    right = matcher.emit_dynamic
 
     def wrong(graph: Any, found: Any, source: Any, tag: str) -> Any:
         written = right(graph, found, source, tag)
@@ -263,7 +263,7 @@ def test_opsets_that_are_too_old(files: Path) -> None:
 
 def test_what_the_whole_file_contradicts_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that is put in wrongly is found out by the comparison of files."""
-    right = matcher.write_dynamic
+    right = matcher.emit_dynamic
 
     def wrong(*given: Any) -> Any:
         written = right(*given)

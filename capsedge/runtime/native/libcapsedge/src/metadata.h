@@ -25,7 +25,7 @@ struct Metadata {
   std::optional<Preprocessing> preprocessing;
   std::optional<DeclaredOutputs> outputs;
   std::optional<TypicalInput> typical_input;
-  bool cascade = false;  // whether the output long_way states who decided
+  bool cascade = false;  // whether the output escalated states who decided
 
   bool regression() const { return task == "regression"; }
 };
