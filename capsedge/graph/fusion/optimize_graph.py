@@ -1,7 +1,7 @@
 """Bytes in, better bytes out: convert, clean, fuse, prove; `python -m` entry of the sandbox.
 
-Calls go one way: from here to the batch (`batching`), to the matcher (`recognition`), which asks `accept` of
-each hypothesis, and to the proof (`finishing`, `proof`).
+Calls go one way: from here to `free_batch`, to `matcher`, which asks `equivalence` of each hypothesis, and to
+`proof`.
 
 The file comes in over the standard input. A line of JSON goes out over the standard output, and after it
 the new file. What is being done goes to the standard error, a line each, for the message of whoever waits.
