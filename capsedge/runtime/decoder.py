@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
-from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited
+from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited, message
 from capsedge.runtime.scores import POSES
 from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input
 
@@ -30,7 +30,7 @@ _GRAPH_NODE, _GRAPH_NAME, _GRAPH_TENSOR = 1, 2, 5
 _GRAPH_INPUT, _GRAPH_OUTPUT, _GRAPH_VALUE = 11, 12, 13
 _NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
 _TENSOR_NAME, _VALUE_NAME, _VALUE_TYPE = 8, 1, 2
-_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS = 6, 11
+_ATTRIBUTE_GRAPHS = (6, 11)
 
 # They leave the elements and their order alone.
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
@@ -210,11 +210,11 @@ class SubgraphError(ValueError):
 @dataclass
 class _Node:
     span: _Span
-    inputs: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    type: str = ""
-    domain: str = ""
-    holds_graphs: bool = False
+    inputs: list[str]
+    outputs: list[str]
+    type: str
+    domain: str
+    holds_graphs: bool
 
 
 class _Graph(Wire):
@@ -238,29 +238,19 @@ class _Graph(Wire):
             elif number == _GRAPH_NODE:
                 self._node(a, b)
             elif number == _GRAPH_TENSOR:
-                self.tensors[self._named(_TENSOR_NAME, a, b)] = a, b
+                self.tensors[self.first_text(a, b, _TENSOR_NAME)] = a, b
             elif number in (_GRAPH_OUTPUT, _GRAPH_VALUE):
-                self.values[self._named(_VALUE_NAME, a, b)] = a, b
+                self.values[self.first_text(a, b, _VALUE_NAME)] = a, b
 
     def _node(self, start: int, end: int) -> None:
-        node = _Node((start, end))
-        for number, a, b in self.messages(start, end):
-            if number == _NODE_INPUT:
-                node.inputs.append(self.text(a, b))
-            elif number == _NODE_OUTPUT:
-                node.outputs.append(self.text(a, b))
-            elif number == _NODE_TYPE:
-                node.type = self.text(a, b)
-            elif number == _NODE_DOMAIN:
-                node.domain = self.text(a, b)
-            elif number == _NODE_ATTRIBUTE:
-                inner = {of for of, _, _ in self.messages(a, b)}
-                node.holds_graphs |= bool(inner & {_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS})
+        inputs, outputs, types, domains = self.texts(
+            start, end, _NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN
+        )
+        attributes = self.spans(start, end, _NODE_ATTRIBUTE)
+        graphs = [span for a, b in attributes for span in self.spans(a, b, *_ATTRIBUTE_GRAPHS)]
+        node = _Node((start, end), inputs, outputs, "".join(types), "".join(domains), bool(graphs))
         self.nodes.append(node)
         self.makers.update(dict.fromkeys(filter(None, node.outputs), node))
-
-    def _named(self, number: int, start: int, end: int) -> str:
-        return next((self.text(a, b) for of, a, b in self.messages(start, end) if of == number), "")
 
     def same_elements(self, name: str) -> list[str]:
         """The value, and those that it only shows in another shape or type, nearest first."""
@@ -306,12 +296,8 @@ class _Graph(Wire):
         types = [self.makers[v].type for v in self.same_elements(start) if v in self.makers]
         if not reshaped or "Cast" in types[: self.same_elements(start).index(name)]:
             return b""
-        a, b = self.values[start]
-        return length_delimited(_VALUE_NAME, name.encode()) + b"".join(
-            length_delimited(_VALUE_TYPE, self.data[c:d])
-            for number, c, d in self.messages(a, b)
-            if number == _VALUE_TYPE
-        )
+        types_of = [self.data[a:b] for a, b in self.spans(*self.values[start], _VALUE_TYPE)]
+        return message([(_VALUE_NAME, name.encode()), *((_VALUE_TYPE, t) for t in types_of)])
 
 
 def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
@@ -355,7 +341,7 @@ def _assembled(
     parts.append((_GRAPH_NAME, graph.name))
     parts += [(_GRAPH_TENSOR, span) for name, span in graph.tensors.items() if name in read]
     parts.append((_GRAPH_OUTPUT, graph.values[end]))
-    content = b"".join(length_delimited(number, data[a:b]) for number, (a, b) in parts)
+    content = message([(number, data[a:b]) for number, (a, b) in parts])
     content += length_delimited(_GRAPH_INPUT, described)
     model, at = [], 0
     for number, kind, _, b in graph.fields(0, len(data)):

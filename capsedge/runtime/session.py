@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -45,9 +46,8 @@ class Session(Summarized):
         path: the file it was loaded from.
         metadata: the metadata of the file; None if it is not a file of capsedge.
         inputs, outputs: name, shape and type of each.
-        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``metadata file``.
+        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``engine_metadata``.
         roles: which outputs mean what.
-        can: what the file can do beside running and predicting, and why it cannot.
         image_input: how an image becomes the input.
 
     Raises:
@@ -62,8 +62,6 @@ class Session(Summarized):
         self.outputs: tuple[Port, ...] = backend.outputs
         self.image_input = ImageInput(path, self.metadata, self.inputs)
         self.roles = OutputRoles(path, self.image_input, self.metadata, self.inputs, self.outputs)
-        whole = backend.engine_metadata is not None
-        self.can = Capabilities(path, self.image_input, self.outputs, decoder, whole)
         self._runner = Runner(path, backend)
         self._decoder = decoder
 
@@ -84,6 +82,12 @@ class Session(Summarized):
         self.backend.close()
         if self._decoder is not None:
             self._decoder.close()
+
+    @cached_property
+    def can(self) -> Capabilities:
+        """What the file can do beside running and predicting, and why it cannot."""
+        whole = self.backend.engine_metadata is not None
+        return Capabilities(self.path, self.image_input, self.outputs, self._decoder, whole)
 
     @property
     def closed(self) -> bool:

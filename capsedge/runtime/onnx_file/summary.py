@@ -8,11 +8,11 @@ bytes. So the wire format (``wire``) is walked here, weights are stepped over, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
@@ -231,15 +231,14 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
 
 
 class _Summarizer(Walker):
-    visited = frozenset(
-        (
-            "NodeProto",
-            "TensorProto",
-            "FunctionProto",
-            "OperatorSetIdProto",
-            "StringStringEntryProto",
-        )
-    )
+    visited: ClassVar[Mapping[str, frozenset[int]]] = {
+        "NodeProto": frozenset(),
+        # The runtime uses only the location; a tensor has no other reason to name a file.
+        "TensorProto": frozenset((_TENSOR_EXTERNAL, _TENSOR_LOCATION)),
+        "FunctionProto": frozenset(),
+        "OperatorSetIdProto": frozenset(),
+        "StringStringEntryProto": frozenset(),
+    }
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -289,7 +288,7 @@ class _Summarizer(Walker):
         if domain == DOMAIN:
             (overload,) = self.text_of(found, _NODE_OVERLOAD)
             self.summary.capsedge_nodes.append((kind, overload))
-            if any(n == _NODE_INPUT and a == b for n, _, a, b in self.fields(*within)):
+            if any(a == b for a, b in self.spans(*within, _NODE_INPUT)):
                 self.summary.unnamed_inputs.add(kind)
         output = found.get(_NODE_OUTPUT)
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
@@ -306,6 +305,5 @@ class _Summarizer(Walker):
             self.summary.capsedge_functions.add((name, overload))
 
     def _tensor(self, found: FieldValues) -> None:
-        # The runtime uses only the location; a tensor has no other reason to name a file.
         if _TENSOR_EXTERNAL in found or found.get(_TENSOR_LOCATION):
             self.summary.external += self.text_of(found, _TENSOR_NAME)

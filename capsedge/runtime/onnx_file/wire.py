@@ -10,7 +10,7 @@ The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -174,6 +174,27 @@ class Wire:
             if wire == BYTES:
                 yield number, a, b
 
+    def spans(self, start: int, end: int, *numbers: int) -> list[tuple[int, int]]:
+        """Where the length-delimited fields of some numbers lie, in order."""
+        return [
+            (a, b) for n, wire, a, b in self.fields(start, end) if wire == BYTES and n in numbers
+        ]
+
+    def texts(self, start: int, end: int, *numbers: int) -> list[list[str]]:
+        """The fields of each number as text."""
+        found: dict[int, list[str]] = {number: [] for number in numbers}
+        for number, wire, a, b in self.fields(start, end):
+            if wire == BYTES and number in found:
+                found[number].append(self.data[a:b].decode())
+        return list(found.values())
+
+    def first_text(self, start: int, end: int, number: int) -> str:
+        """The first field of a number as text; empty if there is none."""
+        for n, wire, a, b in self.fields(start, end):
+            if wire == BYTES and n == number:
+                return self.text(a, b)
+        return ""
+
     def tag(self, at: int, end: int) -> tuple[int, int]:
         """A field's number and wire type: 32 bits to protobuf, which drops any others."""
         tag, after = self.varint(at, end)
@@ -211,10 +232,11 @@ class Walker(Wire):
     """Goes through a whole message by the schema, and tells of the messages that it finds.
 
     Attributes:
-        visited: names of the messages that ``take`` is called for.
+        visited: names of the messages that ``take`` is called for, with the fields of which one must be
+            there; none for all of these messages.
     """
 
-    visited: ClassVar[frozenset[str]] = frozenset()
+    visited: ClassVar[Mapping[str, frozenset[int]]] = {}
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -228,7 +250,7 @@ class Walker(Wire):
         if self._entered > MAX_MESSAGES:
             raise Malformed(f"it has more than {MAX_MESSAGES:,} messages")
         found: FieldValues = {}
-        known, stood = message.fields, 0
+        known, visited, stood = message.fields, self.visited, 0
         for number, wire, a, b in self.fields(start, end):
             entry = known.get(number << 3 | wire)
             if entry is None:
@@ -244,7 +266,8 @@ class Walker(Wire):
             found[number] = a if wire == VARINT else (a, b)
             if entry.message is not None:
                 inner = self.walk(entry.message, a, b, depth + 1)
-                if entry.message.name in self.visited:
+                needed = visited.get(entry.message.name)
+                if needed is not None and (not needed or not needed.isdisjoint(inner)):
                     self.take(message, entry.message, number, inner, (a, b))
         return found
 
@@ -262,7 +285,7 @@ class Walker(Wire):
     def text_of(self, found: FieldValues, *numbers: int) -> list[str]:
         """Fields as text; empty for those that are not there."""
         spans = map(found.get, numbers)
-        return [self.text(*span) if isinstance(span, tuple) else "" for span in spans]
+        return [self.data[slice(*s)].decode() if isinstance(s, tuple) else "" for s in spans]
 
 
 def number_of(found: FieldValues, number: int) -> int:
