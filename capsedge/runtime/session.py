@@ -45,7 +45,7 @@ class Session(Summarized):
         path: the file it was loaded from.
         metadata: the metadata of the file; None if it is not a file of capsedge.
         inputs, outputs: name, shape and type of each.
-        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``metadata file``.
+        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``engine_metadata``.
         roles: which outputs mean what.
         can: what the file can do beside running and predicting, and why it cannot.
         image_input: how an image becomes the input.

@@ -1,8 +1,9 @@
 """A process of its own for libraries that parse untrusted files: bounded in time, memory, files and output.
 
-The parent runs a module of the package with `confined`; the module calls `confine` before it imports
-anything heavy and `forbid_new_files` before it touches the file, from which on it can open no other file.
-A module whose libraries the parent has imported already may run in a fork, which has them at once.
+The parent runs a module of the package with `run_in_sandbox`; the module calls `enter_sandbox` before it
+imports anything heavy and `forbid_new_files` before it touches the file, from which on it can open no
+other file. A module whose libraries the parent has imported already may run in a fork, which has them at
+once.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ def run_in_sandbox(
     """Run a module of the package on an open file, which it finds on its standard input.
 
     Args:
-        module: run as the main module; its first act is `confine`.
+        module: run as the main module; its first act is `enter_sandbox`.
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
         environment: variables to set, of a new process; a fork has its parent's.
-        words: more arguments, which `confine` returns in the process.
+        words: more arguments, which `enter_sandbox` returns in the process.
         on_line: called with each line of its standard error while it runs (not on Windows).
         fork: run the module's ``main`` in a fork of this process, on Linux. It must use the descriptors 0
             to 2, not ``sys.stdin``, start no threads, and compute nothing that libraries share among threads.
