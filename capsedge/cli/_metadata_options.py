@@ -93,7 +93,7 @@ class MetadataOptions:
     score_kind: Annotated[
         str | None,
         _option(
-            "score-path_kind",
+            "score-kind",
             "What that output holds: length, logits or probability; by default judged by its values.",
         ),
     ] = None

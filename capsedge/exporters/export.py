@@ -325,13 +325,13 @@ def to_graph(
     batch: int | None,
     rewrites: Rewrites,
     ops: str = "auto",
-    recognize: bool = True,
+    fuse: bool = True,
     progress: Progress = lambda _: None,
 ) -> _Graph:
     """Capture the module, and make the graph of a file of it.
 
     Args:
-        ops, recognize, progress: as for `graph.passes.lower`.
+        ops, fuse, progress: as for `graph.passes.lower`.
 
     Raises:
         UnsupportedModelError: torch cannot capture the module, it draws random numbers, or a shape depends on
@@ -360,7 +360,7 @@ def to_graph(
         ops,
         outputs=len(subject.outputs),
         passes=len(calls.outputs),
-        recognize=recognize,
+        fuse=fuse,
         write_trace=write_trace if subject.to_trace or traced is not None else None,
         progress=progress,
     )
@@ -373,7 +373,7 @@ def _again(
     """The graph made anew in another way, for `diagnose`."""
     if batch is not None:
         subject = dataclasses.replace(subject, example=sized(subject.example, batch))
-    made = to_graph(subject, opset, batch, rewrites, recognize=fuse)
+    made = to_graph(subject, opset, batch, rewrites, fuse=fuse)
     return made.lowered.runnable, made.program
 
 

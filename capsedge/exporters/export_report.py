@@ -92,8 +92,8 @@ class ExportReport(Summarized):
         operators: nodes by type.
         functions: function bodies in the file.
         rewrites: the effect of each exact rewrite.
-        fusion: routing of a user's own module that became capsule operators (``found``), and what
-            stayed as it was, with the reason (``left``).
+        fusion: routing of a user's own module that became capsule operators (``fused``), and what
+            stayed as it was, with the reason (``not_fused``).
         notes: what a person should know of it.
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.

@@ -88,7 +88,7 @@ def lower(
     *,
     outputs: int,
     passes: int,
-    recognize: bool = True,
+    fuse: bool = True,
     write_trace: WriteTrace | None = None,
     progress: Progress = lambda _: None,
 ) -> Lowered:
@@ -100,7 +100,7 @@ def lower(
             operators only.
         outputs: how many outputs are those of the file; the others keep passes of the routing alive.
         passes: of routing by capsule operators in the module, the graph's and those that reach no output.
-        recognize: whether routing in standard operators is made capsule operators where the module has none
+        fuse: whether routing in standard operators is made capsule operators where the module has none
             of these.
         write_trace: writes the values of every iteration into the graph; None for no trace.
         progress: told what takes long.
@@ -121,7 +121,7 @@ def lower(
     model.graph.value_info.extend(model.graph.output[outputs:])
     del model.graph.output[outputs:]
     fusion, notes = FusionReport(), tuple[str, ...]()
-    if recognize and not passes:
+    if fuse and not passes:
         model, fusion, notes = fuse_routing(model, progress)
     if write_trace is not None:
         model = write_trace(model, fusion)

@@ -73,7 +73,7 @@ def identify(weights: Weights, family_name: str | None = None) -> Identified:
 
 
 def fitting(weights: Weights, family_name: str | None = None) -> list[Identified]:
-    """All families that a file fits, at least one; see `recognize`."""
+    """All families that a file fits, at least one; see `identify`."""
     fits = [Identified(f, f.fit(weights)) for f in FAMILIES]
     whole = [r for r in fits if r.fit.whole] if family_name is None else [_named(fits, family_name)]
     if not whole:

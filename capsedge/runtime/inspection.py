@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
-from capsedge.runtime import engine_metadata as passports
+from capsedge.runtime import engine_metadata as metadata_files
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import Layer
 from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
@@ -422,7 +422,7 @@ def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
         UsageError: there is no such engine.
         ArtefactError: there is no metadata file, it is damaged, or it belongs to other bytes.
     """
-    engine_info = passports.read(path)
+    engine_info = metadata_files.read(path)
     runs, because, timed_for = None, "", ""
     try:
         trt, cuda = import_for(engine_info.target), load_cuda()

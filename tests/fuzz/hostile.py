@@ -508,7 +508,7 @@ def arrays() -> dict[str, bytes]:
     }
 
 
-def passport() -> dict[str, bytes]:
+def engine_metadata() -> dict[str, bytes]:
     """Metadata files."""
     good = json.loads(next(iter(readers.READERS["engine_metadata"].seeds())))
 
@@ -677,7 +677,7 @@ def repository() -> dict[str, bytes]:
 HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "state": state,
     "safetensors": safetensors, "weights": weights, "module": torch,
-    "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "engine_metadata": passport,
+    "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "engine_metadata": engine_metadata,
     "metadata": metadata, "table": table, "repository": repository, "parquet": parquet, "tar": tar,
     "arrays": arrays,
     "JSON requests": requests.hostile_documents, "gRPC requests": requests.hostile_messages,

@@ -70,7 +70,7 @@ def _metadata() -> dict[str, bytes]:
     return found
 
 
-def _passports() -> dict[str, bytes]:
+def _engine_metadata() -> dict[str, bytes]:
     from tests.runtime.models import metadata
 
     machine = ("tensorrt", "cuda", "gpu", "compute_capability", "architecture")
@@ -90,7 +90,7 @@ def _operators() -> dict[str, bytes]:
 SEEDS: dict[str, Callable[[], dict[str, bytes]]] = {
     "onnx": _models,
     "json": _metadata,
-    "engine_metadata": _passports,
+    "engine_metadata": _engine_metadata,
     "operator": _operators,
     "session": _models,
 }

@@ -552,7 +552,7 @@ def _onnx() -> Iterable[bytes]:
         yield onnx.shape_inference.infer_shapes(model).SerializeToString()
 
 
-def _read_passport(data: bytes) -> None:
+def _read_engine_metadata(data: bytes) -> None:
     from capsedge.runtime import engine_metadata
 
     engine = _file("m.engine", b"engine")
@@ -563,7 +563,7 @@ def _read_passport(data: bytes) -> None:
     _each(lambda: issued.model)
 
 
-def _passports() -> Iterable[bytes]:
+def _engine_metadata() -> Iterable[bytes]:
     from capsedge.runtime import engine_metadata
     from capsedge.runtime.files.writing import sha256
 
@@ -697,7 +697,9 @@ READERS: dict[str, Reader] = {
          "capsedge.runtime.load", "capsedge.runtime.decoder", "capsedge.runtime.predictions",
          "capsedge.runtime.backends.onnxruntime_backend", "capsedge.runtime.metadata", *_JSON),
     ),
-    "engine_metadata": Reader(_read_passport, _passports, ("capsedge.runtime.engine_metadata", *_JSON)),
+    "engine_metadata": Reader(
+        _read_engine_metadata, _engine_metadata, ("capsedge.runtime.engine_metadata", *_JSON)
+    ),
     "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
     "repository": Reader(
         _read_repository, _repositories,

@@ -85,7 +85,7 @@ def test_versions_with_and_without_the_build(engine: Any, machine: Machine, vers
         {"command": None},
     ],
 )
-def test_damaged_passports(engine: Any, machine: Machine, values: dict[str, Any]) -> None:
+def test_damaged_metadata(engine: Any, machine: Machine, values: dict[str, Any]) -> None:
     path = engine(default_model())
     change(path, **values)
     with pytest.raises(Failed, match="cannot be read") as failed:
@@ -97,7 +97,7 @@ def test_damaged_passports(engine: Any, machine: Machine, values: dict[str, Any]
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"schema": 1e400}'])
-def test_passports_that_are_none(engine: Any, machine: Machine, text: str) -> None:
+def test_metadata_that_is_none(engine: Any, machine: Machine, text: str) -> None:
     path = engine(default_model())
     engine_metadata.metadata_path(path).write_text(text)
     with pytest.raises(Failed, match="cannot be read") as failed:

@@ -332,7 +332,7 @@ def test_other_devices_are_refused(model: Path):
         capsedge.load(model, device="cuda")
 
 
-def test_engines_without_a_passport_are_refused(tmp_path: Path):
+def test_engines_without_metadata_are_refused(tmp_path: Path):
     (tmp_path / "a.engine").write_bytes(b"x")
     with pytest.raises(ArtefactError, match="no metadata file"):
         capsedge.load(tmp_path / "a.engine")

@@ -61,7 +61,7 @@ def make(model: Path, tmp_path: Path, gpu: Any):  # noqa: F811
     return run
 
 
-def test_engine_and_passport(make: Any, model: Path) -> None:
+def test_engine_and_its_metadata(make: Any, model: Path) -> None:
     told: list[Any] = []
     built = make(told=told)
     stands = json.loads(engine_metadata.metadata_path(built.path).read_text())
@@ -395,10 +395,10 @@ def test_engines_of_other_machines_are_refused(
         ),
     ],
 )
-def test_damaged_passports_are_refused(make: Any, damage: Any) -> None:
+def test_damaged_metadata_is_refused(make: Any, damage: Any) -> None:
     path = make().path
     damage(engine_metadata.metadata_path(path))
-    with pytest.raises(ArtefactError, match="passport"):
+    with pytest.raises(ArtefactError, match="metadata file"):
         capsedge.load(path)
 
 

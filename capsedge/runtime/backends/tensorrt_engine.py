@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.runtime import engine_metadata as passports
+from capsedge.runtime import engine_metadata as metadata_files
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.cuda import Cuda, load_cuda
@@ -55,7 +55,7 @@ class LoadedEngine:
 
     def __init__(self, path: Path, device: int = 0) -> None:
         self.path, self.device = path, device
-        self.engine_metadata = passports.read(path)
+        self.engine_metadata = metadata_files.read(path)
         self._trt = trt = import_for(self.engine_metadata.target)
         self.cuda: Cuda = load_cuda()
         plugin = check_machine(path, self.engine_metadata, trt, self.cuda, device)

@@ -19,7 +19,7 @@ struct RoleOutput {
 struct OutputRoles {
   bool possible = false;
   std::string why_not, fix;           // where they are not
-  std::vector<RoleOutput> outputs;  // of a classification: scores, then poses if there are any; long_way of a cascade
+  std::vector<RoleOutput> outputs;  // of a classification: scores, then poses if there are any; escalated of a cascade
   bool escalated = false;              // whether the last output is that
   bool regression = false;
   bool logits = false;
