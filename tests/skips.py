@@ -37,7 +37,7 @@ TOOLS = (
     (r"librar(y|ies)( is)? not (built|installed)|libcapsedge is not built|not built here|operator library",
      "the compiled libraries are missing; apt-get install g++, and `make test`"),
     (r"C\+\+ compiler|needs g\+\+|those of g\+\+|pip install cmake|binutils", _COMPILER),
-    (r"^apt-get|apt-get install", "packages of the system are missing"),
+    (r"^apt-get|apt-get install|needs bash", "packages of the system are missing"),
     (r"could not import|pip install|No module named|not installed|torch|PyTorch", _PACKAGES),
     (r"superuser|only root|cannot mount|no mount", "rights of the superuser are missing"),
 )  # fmt: skip

@@ -465,7 +465,7 @@ def _compared(
             "The author's code computes something else; nothing was written.",
             f"Of {found.inputs} inputs the {found.output} differ by up to {found.largest_difference:.2g} of "
             f"their size (allowed: {TOLERANCE:g}), with {found.flips} other decisions.",
-            "Check --iters, --variant and --as: equal shapes may belong to different functions.",
+            "Check --iters, --variant and --family: equal shapes may belong to different functions.",
             report=found,
         )
     return found

@@ -196,10 +196,10 @@ def test_parity_gate(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A file that differs from PyTorch is not written: here one agreement too few."""
-    from capsedge.exporters import export
+    from capsedge.graph import passes
     from capsedge.graph.proto import operator_nodes
 
-    attach = export.attach_functions
+    attach = passes.attach_functions
 
     def wrong(model: onnx.ModelProto, rewrites: object = None) -> None:
         for node in operator_nodes(model):
@@ -208,7 +208,7 @@ def test_parity_gate(
                     attribute.i -= 1
         attach(model)
 
-    monkeypatch.setattr(export, "attach_functions", wrong)
+    monkeypatch.setattr(passes, "attach_functions", wrong)
     target = checkpoint.with_name("m.onnx")
     assert _run(monkeypatch, "--checkpoint", checkpoint, "-o", target) == 4
     assert "nothing was written" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.models.ops import unrolled
 from capsedge.runtime.session import Session
+from capsedge.spec.operators import OPERATORS
 from tests.exporters import own_nets as nets
 from tests.graph.fusion import attention_writings, em_writings
 
@@ -52,7 +53,8 @@ def test_written_with_the_operators(tmp_path: Path):
         u = model.stem(IMAGES).permute(0, 2, 3, 1).reshape(-1, 32, 8)
         u = capsedge.ops.squash(u)
         zeros = torch.zeros(32, 3), torch.zeros(3, 8)
-        wanted = unrolled.unroll("DynamicRouting", (u, model.weight, *zeros, 2, False, 1e-8))
+        settings = OPERATORS["DynamicRouting"].complete({"iterations": 2}).values()
+        wanted = unrolled.unroll("DynamicRouting", (u, model.weight, *zeros, None, *settings))
         poses = model(IMAGES)["poses"]
     for kind in ("couplings", "poses", "agreement"):
         np.testing.assert_allclose(getattr(layer, kind), getattr(wanted, kind), atol=1e-5)

@@ -42,7 +42,7 @@ def test_a_profile_has_both_networks(session: capsedge.Session, escalated: bool)
     assert any(label.startswith("large network: ") for label in labels) == escalated
     table = report_text.networks(run)
     assert table is not None
-    assert f"{run.escalated:.1%} of the images on the long way" in table.title
+    assert f"{run.escalated:.1%} of the images escalated" in table.title
     document = json.loads(json.dumps(run.to_dict()))
     assert document["escalated_share"] == run.escalated
     assert [row["name"] for row in document["networks"]] == list(wanted)
