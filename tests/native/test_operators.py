@@ -38,7 +38,7 @@ def _value(value: Value) -> dict[str, Any]:
 
 
 def python_table() -> list[dict[str, Any]]:
-    """The table of `capsedge.schema`, as the native one is given."""
+    """The table of `capsedge.spec`, as the native one is given."""
     return [
         {
             "name": o.name,
