@@ -212,7 +212,8 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@pytest.mark.thorough
+@settings(deadline=None, max_examples=40)
 @given(key=st.sampled_from(sorted(document([]))), value=JSON)
 def test_strange_documents_are_refused(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
