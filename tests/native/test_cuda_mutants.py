@@ -49,8 +49,8 @@ MUTANTS = (
     ),
     Mutant(
         "groups of lanes add up their sums at once", "grouped.h",
-        " + sums[q][h] : sums[q][h];\n      }\n    }\n    b.sync();",
-        " + sums[q][h] : sums[q][h];\n      }\n    }", "portable", DYNAMIC,
+        "sums[q], parent, partial);\n      }\n    }\n    b.sync();",
+        "sums[q], parent, partial);\n      }\n    }", "portable", DYNAMIC,
     ),
     Mutant(
         "votes of a round are read before all are made", "votes.h",

@@ -11,8 +11,8 @@ namespace cuda {
 // Where the parts are: in global memory one behind another, or in the shared memories of a cluster.
 struct StoredParts {
   const float* first;
-  int32_t floats;
-  CAPSEDGE_DEVICE const float* operator()(int part) const { return first + static_cast<int64_t>(part) * floats; }
+  int32_t room;
+  CAPSEDGE_DEVICE const float* operator()(int part) const { return first + static_cast<int64_t>(part) * room; }
 };
 struct ClusterParts {
   const Block& b;
@@ -26,12 +26,13 @@ struct Parent {
   bool there;  // if not, its lanes take part in the sums of others
 };
 
-// The sum over a parent's elements of what `term` gives for each. All lanes of the block get here.
+// The sum over a parent's elements of what `term` gives for the place of each and its number among those of all parents.
+// All lanes of the block get here.
 template <typename Term>
 CAPSEDGE_DEVICE float sum_of(const Block& b, const Layer& l, const Parent& p, const Term& term) {
   float sum = 0.0f;
   if (p.there)
-    for (int h = p.lane; h < l.pose_elements; h += p.width) sum += term(p.number * l.pose_elements + h);
+    for (int h = p.lane; h < l.pose_elements; h += p.width) sum += term(place_of(l, p.number, h), p.number * l.pose_elements + h);
   return b.group_sum(sum, p.width);
 }
 
@@ -39,7 +40,7 @@ CAPSEDGE_DEVICE float sum_of(const Block& b, const Layer& l, const Parent& p, co
 template <typename Step>
 CAPSEDGE_DEVICE void each_of(const Layer& l, const Parent& p, const Step& step) {
   if (p.there)
-    for (int h = p.lane; h < l.pose_elements; h += p.width) step(p.number * l.pose_elements + h);
+    for (int h = p.lane; h < l.pose_elements; h += p.width) step(place_of(l, p.number, h), p.number * l.pose_elements + h);
 }
 
 // Merging: a lane adds all parts of its elements into the first, where no other lane reads or writes them, and knows the
@@ -55,14 +56,14 @@ CAPSEDGE_DEVICE float merge_over_children(const Layer& l, const Parts& parts, co
     return sum;
   };
   const float mass = merged(mass_at);
-  each_of(l, p, [&](int at) { partial[at] = merged(at); });
+  each_of(l, p, [&](int at, int) { partial[at] = merged(at); });
   return mass;
 }
 
 template <typename Parts>
 CAPSEDGE_DEVICE float merge_moments(const Layer& l, const Parts& parts, const Parent& p, float* partial) {
   const int size = l.parents * l.pose_elements, mass_at = 2 * size + p.number;
-  each_of(l, p, [&](int at) {
+  each_of(l, p, [&](int at, int) {
     float mass = partial[mass_at], mean = partial[at], squares = partial[size + at];
     for (int s = 1; s < l.splits; ++s) {
       const float* other = parts(s);
@@ -84,7 +85,7 @@ CAPSEDGE_DEVICE float merge_parts(const Layer& l, const Parts& parts, const Pare
   if (l.over_children) return merge_over_children(l, parts, p, partial);
   if (l.operation == CAPSEDGE_CUDA_EM) return merge_moments(l, parts, p, partial);
   if (l.splits > 1)
-    each_of(l, p, [&](int at) {
+    each_of(l, p, [&](int at, int) {
       float sum = partial[at];
       for (int s = 1; s < l.splits; ++s) sum += parts(s)[at];
       partial[at] = sum;
@@ -96,13 +97,13 @@ template <typename T>
 CAPSEDGE_DEVICE void finish_dynamic(const Block& b, const Layer& l, int64_t to, const Parent& p, const float* sums,
                                     float mass, float* state, bool first, bool last) {
   const float share = l.over_children ? 1.0f / mass : 1.0f;
-  const auto biased = [&](int at) { return fmaf(sums[at], share, load<T>(l.bias, at)); };
-  const float n2 = sum_of(b, l, p, [&](int at) { return biased(at) * biased(at); });
+  const auto biased = [&](int at, int element) { return fmaf(sums[at], share, load<T>(l.bias, element)); };
+  const float n2 = sum_of(b, l, p, [&](int at, int element) { return biased(at, element) * biased(at, element); });
   const float factor = squash_factor(n2, l.epsilon), norm = 1.0f / sqrtf(n2 + l.epsilon);
-  each_of(l, p, [&](int at) {
-    const float s = biased(at), v = s * (l.elementwise ? squash_factor(s * s, l.epsilon) : factor);
+  each_of(l, p, [&](int at, int element) {
+    const float s = biased(at, element), v = s * (l.elementwise ? squash_factor(s * s, l.epsilon) : factor);
     if (last) {
-      store<T>(l.out_pose, to + at, v);
+      store<T>(l.out_pose, to + element, v);
     } else {
       // The logits after t passes are the prior and the scaled vote times v of all of them, or of the last alone.
       const float agreeing = l.agreement_scale * (l.normalize ? s * norm : v);
@@ -117,23 +118,23 @@ CAPSEDGE_DEVICE void finish_self_attention(const Block& b, const Layer& l, int64
                                            const float* sums, float* state, bool last) {
   if (!last) {
     const float scale = l.parents / sqrtf(static_cast<float>(l.pose_elements));
-    each_of(l, p, [&](int at) { state[at] = scale * sums[at]; });
+    each_of(l, p, [&](int at, int) { state[at] = scale * sums[at]; });
     return;
   }
-  const float length = sqrtf(sum_of(b, l, p, [&](int at) { return sums[at] * sums[at]; }));
+  const float length = sqrtf(sum_of(b, l, p, [&](int at, int) { return sums[at] * sums[at]; }));
   const float factor = -expm1f(-length) / (length + l.epsilon);
-  each_of(l, p, [&](int at) { store<T>(l.out_pose, to + at, sums[at] * factor); });
+  each_of(l, p, [&](int at, int element) { store<T>(l.out_pose, to + element, sums[at] * factor); });
 }
 
 template <typename T>
 CAPSEDGE_DEVICE void finish_attention(const Block& b, const Layer& l, int64_t to, const Parent& p, const float* sums) {
   const int P = l.pose_elements, first = p.number * P;
-  const float mean = sum_of(b, l, p, [&](int at) { return sums[at]; }) / P;
-  const float variance = sum_of(b, l, p, [&](int at) { return (sums[at] - mean) * (sums[at] - mean); }) / P;
+  const float mean = sum_of(b, l, p, [&](int at, int) { return sums[at]; }) / P;
+  const float variance = sum_of(b, l, p, [&](int at, int) { return (sums[at] - mean) * (sums[at] - mean); }) / P;
   const float factor = 1.0f / sqrtf(variance + l.epsilon);
-  each_of(l, p, [&](int at) {
-    const float scaled = fmaf((sums[at] - mean) * factor, load<T>(l.scale, at - first), load<T>(l.bias, at - first));
-    store<T>(l.out_pose, to + at, scaled);
+  each_of(l, p, [&](int at, int element) {
+    const int h = element - first;
+    store<T>(l.out_pose, to + element, fmaf((sums[at] - mean) * factor, load<T>(l.scale, h), load<T>(l.bias, h)));
   });
 }
 
@@ -143,11 +144,11 @@ CAPSEDGE_DEVICE void finish_em(const Block& b, const Layer& l, int64_t unit, con
   const int P = l.pose_elements, size = l.parents * P;
   const float inverse = 1.0f / (mass + l.epsilon);
   const float shrink = mass * inverse;  // the specification divides by mass + epsilon, not by the mass
-  const float logarithms = sum_of(b, l, p, [&](int at) {
+  const float logarithms = sum_of(b, l, p, [&](int at, int element) {
     const float centre = partial[at], mean = centre * shrink, gap = centre - mean;
     const float variance = fmaf(fmaf(gap * gap, mass, partial[size + at]), inverse, l.epsilon);
     if (last) {
-      store<T>(l.out_pose, unit * size + at, mean);
+      store<T>(l.out_pose, unit * size + element, mean);
     } else {
       state[at] = mean;
       state[size + at] = 1.0f / variance;
@@ -198,7 +199,8 @@ CAPSEDGE_DEVICE void begin_attention(const Block& b, const Layer& l, int64_t uni
   const int64_t from = l.parent_images == 1 ? unit % l.positions : unit;
   const int size = l.parents * l.pose_elements;
   for (int at = b.thread(); at < size; at += b.threads())
-    state[at] = l.agreement_scale * load<T>(l.parent, from * size + at);
+    state[place_of(l, at / l.pose_elements, at % l.pose_elements)] =
+        l.agreement_scale * load<T>(l.parent, from * size + at);
   b.sync();
 }
 

@@ -64,9 +64,9 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, Part
     const int parent = lane + q * l.group;
 #pragma unroll
     for (int h = 0; h < P; ++h) {
-      sums[q][h] = 0.0f;
-      query[q][h] = !first_pass && parent < l.parents ? state[parent * P + h] : 0.0f;
+      sums[q][h] = query[q][h] = 0.0f;
     }
+    if (!first_pass && parent < l.parents) load_parent<P>(l, state, parent, query[q]);
   }
   const Window window = window_of(l, unit);
   // All groups go round as often, because shuffles want whole warps.
@@ -103,9 +103,13 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, Part
       for (int q = 0; q < Q; ++q) {
         const int parent = lane + q * l.group;
         if (parent >= l.parents) continue;
+        if (turn) {
+          float before[P];
+          load_parent<P>(l, partial, parent, before);
 #pragma unroll
-        for (int h = 0; h < P; ++h)
-          partial[parent * P + h] = turn ? partial[parent * P + h] + sums[q][h] : sums[q][h];
+          for (int h = 0; h < P; ++h) sums[q][h] = before[h] + sums[q][h];
+        }
+        store_parent<P>(l, sums[q], parent, partial);
       }
     }
     b.sync();
@@ -136,8 +140,12 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, Part 
       share[q] = kLowest;
       if (parent >= l.parents) continue;
       make_vote<R, L, T, W>(l, child, parent, vote[q]);
-      const float* known = state + parent * P;
-      share[q] = first_pass ? 0.0f : log_density<P>(vote[q], known, known + size, state[2 * size + parent]);
+      share[q] = 0.0f;
+      if (first_pass) continue;
+      float known[P], precision[P];
+      load_parent<P>(l, state, parent, known);
+      load_parent<P>(l, state + size, parent, precision);
+      share[q] = log_density<P>(vote[q], known, precision, state[2 * size + parent]);
     }
     group_softmax<Q>(b, l, share);
     if (!mine) continue;
@@ -156,14 +164,15 @@ CAPSEDGE_DEVICE void em_pass(const Block& b, const Layer& l, int64_t unit, Part 
         if (parent >= l.parents) continue;
         const float before = turn ? partial[2 * size + parent] : 0.0f;
         partial[2 * size + parent] = before + mass[q];
-#pragma unroll
-        for (int h = 0; h < P; ++h) {
-          const int at = parent * P + h;
-          float centre = turn ? partial[at] : 0.0f, spread = turn ? partial[size + at] : 0.0f;
-          add_moments(before, mass[q], mean[q][h], squares[q][h], centre, spread);
-          partial[at] = centre;
-          partial[size + at] = spread;
+        float centre[P] = {}, spread[P] = {};
+        if (turn) {
+          load_parent<P>(l, partial, parent, centre);
+          load_parent<P>(l, partial + size, parent, spread);
         }
+#pragma unroll
+        for (int h = 0; h < P; ++h) add_moments(before, mass[q], mean[q][h], squares[q][h], centre[h], spread[h]);
+        store_parent<P>(l, centre, parent, partial);
+        store_parent<P>(l, spread, parent, partial + size);
       }
     }
     b.sync();

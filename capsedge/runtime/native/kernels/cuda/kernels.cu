@@ -58,8 +58,8 @@ template <typename Pass, typename T, typename W>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS whole_kernel(const Layer l) {
   const Block b;
   float* state = b.shared();
-  float* partial = state + l.floats;
-  float* round = partial + l.floats;
+  float* partial = state + l.room;
+  float* round = partial + l.room;
   const int64_t unit = b.x();
   const Part own = part_of(l, b.y());
   if (l.operation == CAPSEDGE_CUDA_ATTENTION) begin_attention<T>(b, l, unit, state);
@@ -83,8 +83,8 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
   const int64_t unit = b.x();
   float* round = b.shared();
   float* gathered = round + l.round;  // by groups in turn
-  float* partial = l.partial + (unit * l.splits + b.y()) * l.floats;
-  Pass::template pass<T, W>(b, l, unit, part_of(l, b.y()), l.state + unit * l.floats, nothing_known(l, iteration),
+  float* partial = l.partial + (unit * l.splits + b.y()) * l.room;
+  Pass::template pass<T, W>(b, l, unit, part_of(l, b.y()), l.state + unit * l.room, nothing_known(l, iteration),
                             gathered, round);
   for (int at = b.thread(); at < l.floats; at += b.threads()) partial[at] = gathered[at];
 }
@@ -96,8 +96,8 @@ CAPSEDGE_KERNEL CAPSEDGE_TILED_BOUNDS tiled_kernel(const Layer l, int iteration)
   const int64_t unit = static_cast<int64_t>(b.x()) * (b.threads() / l.group) * U;
   const Part own = part_of(l, b.y());
   tiled_pass<R, L, U, EM, T, W>(b, l, unit, own.first, own.last, l.state, nothing_known(l, iteration),
-                                l.partial + static_cast<int64_t>(b.y()) * l.floats,
-                                static_cast<int64_t>(l.splits) * l.floats);
+                                l.partial + static_cast<int64_t>(b.y()) * l.room,
+                                static_cast<int64_t>(l.splits) * l.room);
 }
 
 template <typename T, typename W>
@@ -105,22 +105,22 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS generic_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = b.x(), part = unit * l.splits + b.y();
   const Part own = part_of(l, b.y());
-  generic_pass<T, W>(b, l, unit, own.first, own.last, l.state + unit * l.floats, nothing_known(l, iteration),
-                     l.partial + part * l.floats, l.scratch + part * kTile * l.parents);
+  generic_pass<T, W>(b, l, unit, own.first, own.last, l.state + unit * l.room, nothing_known(l, iteration),
+                     l.partial + part * l.room, l.scratch + part * kTile * l.parents);
 }
 
 template <typename T>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS begin_kernel(const Layer l) {
   const Block b;
-  begin_attention<T>(b, l, b.x(), l.state + static_cast<int64_t>(b.x()) * l.floats);
+  begin_attention<T>(b, l, b.x(), l.state + static_cast<int64_t>(b.x()) * l.room);
 }
 
 template <typename T>
 CAPSEDGE_KERNEL CAPSEDGE_BOUNDS finish_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = b.x();
-  float* partial = l.partial + unit * l.splits * l.floats;
-  finish<T>(b, l, unit, iteration, StoredParts{partial, l.floats}, partial, l.state + unit * l.floats);
+  float* partial = l.partial + unit * l.splits * l.room;
+  finish<T>(b, l, unit, iteration, StoredParts{partial, l.room}, partial, l.state + unit * l.room);
 }
 
 template <typename T>

@@ -23,13 +23,16 @@ struct Divisor {
 //   dynamic, attention, self-attention: sums[parents][pose]
 //   over the children: sums[parents][pose], mass[parents], top[parents]
 //   EM: mean[parents][pose], squares[parents][pose], mass[parents]
-// Both have the same size, `floats`.
+// Both have the same size, `floats`. [parents][pose] is [pose / 4][parents][4] but in generic kernels: lanes with a parent
+// each then access neighbouring memory, four elements at a time, without conflicts of banks (place_of).
 struct Layer : capsedge_cuda_routing {
   int32_t pose_size;   // of a child
   int32_t pose_elements;  // of a parent
   int32_t positions;   // of one image
   int32_t children;    // of one unit
   int32_t floats;
+  int32_t room;        // floats from one unit or part to the next: a multiple of four
+  int32_t parent_step, four_step;  // from a parent to the next, and from four of its elements to the next four
   int32_t splits;      // parts of a unit's children that go to different blocks
   int32_t part;        // children of one part
   int32_t group;       // lanes of one child
@@ -44,6 +47,23 @@ struct Layer : capsedge_cuda_routing {
   float* votes;        // kept: [units][children][columns / 4][parents][4]; or null, and every pass makes them
   int32_t round;       // floats of the votes of a block's groups in shared memory; 0 if votes are kept or not of vectors
 };
+
+// Place of a parent's element in a unit's or a part's memory.
+CAPSEDGE_BOTH int place_of(const Layer& l, int parent, int element) {
+  return parent * l.parent_step + (element >> 2) * l.four_step + (element & 3);
+}
+
+// A parent's elements from and into such memory, in kernels for this size of pose.
+template <int P>
+CAPSEDGE_DEVICE void load_parent(const Layer& l, const float* from, int parent, float* pose) {
+#pragma unroll
+  for (int h = 0; h < P; h += 4) load4(from + h * l.parents + 4 * parent, pose + h);
+}
+template <int P>
+CAPSEDGE_DEVICE void store_parent(const Layer& l, const float* pose, int parent, float* to) {
+#pragma unroll
+  for (int h = 0; h < P; h += 4) store4(pose + h, to + h * l.parents + 4 * parent);
+}
 
 // Dynamic routing, of capsules or of votes.
 CAPSEDGE_DEVICE bool by_agreement(const Layer& l) {

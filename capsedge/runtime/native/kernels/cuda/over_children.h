@@ -24,10 +24,8 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
     mass[q] = 0.0f;
     top[q] = kLowest;
 #pragma unroll
-    for (int h = 0; h < L; ++h) {
-      sums[q][h] = 0.0f;
-      query[q][h] = !first_pass && parent < l.parents ? state[parent * L + h] : 0.0f;
-    }
+    for (int h = 0; h < L; ++h) sums[q][h] = query[q][h] = 0.0f;
+    if (!first_pass && parent < l.parents) load_parent<L>(l, state, parent, query[q]);
   }
   const Window window = window_of(l, unit);
   // All groups go round as often, because they make votes together.
@@ -59,11 +57,11 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
         const float theirs = turn ? shrunk(before, high) : 0.0f, mine = shrunk(top[q], high);
         partial[size + l.parents + parent] = high;
         partial[size + parent] = (turn ? partial[size + parent] * theirs : 0.0f) + mass[q] * mine;
+        float gathered[L] = {};
+        if (turn) load_parent<L>(l, partial, parent, gathered);
 #pragma unroll
-        for (int h = 0; h < L; ++h) {
-          const int at = parent * L + h;
-          partial[at] = (turn ? partial[at] * theirs : 0.0f) + sums[q][h] * mine;
-        }
+        for (int h = 0; h < L; ++h) gathered[h] = gathered[h] * theirs + sums[q][h] * mine;
+        store_parent<L>(l, gathered, parent, partial);
       }
     }
     b.sync();

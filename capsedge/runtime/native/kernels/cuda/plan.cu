@@ -10,7 +10,7 @@ bool aligned(const void* address, int64_t to) { return reinterpret_cast<uintptr_
 
 Grid whole_grid(const Plan& plan) {
   const Layer& l = plan.layer;
-  return {l.units, l.splits, plan.threads, (2 * l.floats + l.round) * sizeof(float), l.splits};
+  return {l.units, l.splits, plan.threads, (2 * l.room + l.round) * sizeof(float), l.splits};
 }
 
 namespace {
@@ -74,7 +74,7 @@ struct Pieces {
 // For so many parts of all units together.
 Pieces pieces_of(const Layer& l, bool whole, bool generic, int64_t parts, bool keeps) {
   Pieces p{};
-  if (!whole) p = {round_up(l.units * l.floats, 64), round_up(parts * l.floats, 64), 0, 0};
+  if (!whole) p = {round_up(l.units * l.room, 64), round_up(parts * l.room, 64), 0, 0};
   if (generic) p.scratch = round_up(parts * kTile * l.parents, 64);
   if (keeps) p.votes = l.units * l.children * l.parents * l.pose_elements;
   return p;
@@ -142,6 +142,7 @@ Layer sized_layer(const capsedge_cuda_routing& r) {
   l.children = (r.shared ? r.height * r.width : r.kernel_height * r.kernel_width) * r.types;
   const int size = r.parents * l.pose_elements;
   l.floats = r.operation == CAPSEDGE_CUDA_EM ? 2 * size + r.parents : r.over_children ? size + 2 * r.parents : size;
+  l.room = static_cast<int32_t>(round_up(l.floats, 4));
   l.units = static_cast<int64_t>(r.images) * l.positions;
   l.by_types = divisor_of(r.types);
   l.by_across = divisor_of(r.shared ? r.width : r.kernel_width);
@@ -209,8 +210,11 @@ Plan sized_plan(const capsedge_cuda_routing& r, Shape shape) {
   Plan plan{};
   plan.layer = sized_layer(r);
   plan.shape = shape;
+  const bool generic = shape == Shape::kGeneric;
+  plan.layer.parent_step = generic ? plan.layer.pose_elements : 4;
+  plan.layer.four_step = generic ? 4 : 4 * r.parents;
   plan.q = (r.parents + kWarp - 1) / kWarp;
-  plan.threads = threads_of(plan.layer, shape == Shape::kGeneric);
+  plan.threads = threads_of(plan.layer, generic);
   return plan;
 }
 

@@ -48,23 +48,21 @@ CAPSEDGE_DEVICE void begin_unit(const Layer& l, int parent, const float* state, 
   g.mass = 0.0f;
 #pragma unroll
   for (int h = 0; h < P; ++h) {
-    g.query[h] = known ? state[parent * P + h] : 0.0f;
-    g.sums[h] = 0.0f;
-    if (EM) {
-      g.precision[h] = known ? state[size + parent * P + h] : 0.0f;
-      g.squares[h] = 0.0f;
-    }
+    g.query[h] = g.sums[h] = 0.0f;
+    if (EM) g.precision[h] = g.squares[h] = 0.0f;
   }
+  if (!known) return;
+  load_parent<P>(l, state, parent, g.query);
+  if constexpr (EM) load_parent<P>(l, state + size, parent, g.precision);
 }
 
 template <int P, bool EM>
 CAPSEDGE_DEVICE void end_unit(const Layer& l, int parent, const Gathered<P, EM>& g, float* partial) {
   const int size = l.parents * P;
-  if (EM) partial[2 * size + parent] = g.mass;
-#pragma unroll
-  for (int h = 0; h < P; ++h) {
-    partial[parent * P + h] = g.sums[h];
-    if (EM) partial[size + parent * P + h] = g.squares[h];
+  store_parent<P>(l, g.sums, parent, partial);
+  if constexpr (EM) {
+    store_parent<P>(l, g.squares, parent, partial + size);
+    partial[2 * size + parent] = g.mass;
   }
 }
 
@@ -229,7 +227,7 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
   for (int u = 0; u < U; ++u) {
     const int64_t unit = first_unit + b.thread() / l.group * U + u;
     window[u] = window_of(l, unit < l.units ? unit : 0);
-    begin_unit<P, EM>(l, parent, states + unit * l.floats, unit < l.units && !first_pass, gathered[u]);
+    begin_unit<P, EM>(l, parent, states + unit * l.room, unit < l.units && !first_pass, gathered[u]);
   }
   Walk walk = walk_from(l, first);
   for (int begin = first; begin < last;) {

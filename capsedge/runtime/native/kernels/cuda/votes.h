@@ -113,12 +113,6 @@ CAPSEDGE_DEVICE void make_round(const Block& b, const Layer& l, const Window& wi
   b.sync();
 }
 
-template <int L>
-CAPSEDGE_DEVICE void read_columns(const Layer& l, const float* votes, int parent, float* vote) {
-#pragma unroll
-  for (int c = 0; c < L; c += 4) load4(votes + c * l.parents + 4 * parent, vote + c);
-}
-
 // The vote of one lane's parent: the given one, the one that is kept, or that of the round for this group's child.
 template <int L, typename T>
 CAPSEDGE_DEVICE void read_vote(const Layer& l, const Window& window, int64_t unit, const float* round, int group,
@@ -128,9 +122,9 @@ CAPSEDGE_DEVICE void read_vote(const Layer& l, const Window& window, int64_t uni
 #pragma unroll
     for (int c = 0; c < L; c += 4) load4(given + c, vote + c);
   } else if (l.votes) {
-    read_columns<L>(l, l.votes + (unit * l.children + number) * l.parents * L, parent, vote);
+    load_parent<L>(l, l.votes + (unit * l.children + number) * l.parents * L, parent, vote);
   } else {
-    read_columns<L>(l, round + group * l.parents * L, parent, vote);
+    load_parent<L>(l, round + group * l.parents * L, parent, vote);
   }
 }
 
