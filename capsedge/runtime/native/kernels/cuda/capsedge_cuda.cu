@@ -44,6 +44,11 @@ extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate(int32_t multiprocesso
 }
 // The threads of blocks run in another order from here on.
 extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate_order(uint32_t seed) { Emulator::instance().seed(seed); }
+// In floats, from the beginning of what a unit keeps between passes.
+extern "C" CAPSEDGE_CUDA_EXPORT int32_t capsedge_cuda_emulate_place(const capsedge_cuda_routing* layer, int32_t parent,
+                                                                    int32_t element) {
+  return place_of(make_plan(*layer).layer, parent, element);
+}
 #endif
 
 extern "C" int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer) {
@@ -55,7 +60,9 @@ extern "C" int capsedge_cuda_route(const capsedge_cuda_routing* layer, void* wor
   if (const char* why = check_layer(*layer)) return failed(why, error, error_size);
   if (layer->images == 0) return 0;
   Plan plan = make_plan(*layer);
-  if (bytes_of(plan) > workspace_bytes) return failed("the workspace is too small", error, error_size);
+  const int64_t needed = bytes_of(plan);
+  if (needed > 0 && !workspace) return failed("the workspace is missing", error, error_size);
+  if (needed > workspace_bytes) return failed("the workspace is too small", error, error_size);
   if (!aligned(workspace, 16)) return failed("the workspace is not aligned", error, error_size);
   place(plan, workspace);
   return failed(run_layer(plan, stream), error, error_size);

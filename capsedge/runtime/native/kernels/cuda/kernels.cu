@@ -71,7 +71,8 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS whole_kernel(const Layer l) {
     b.sync_cluster();  // the parts have been read: the next pass may write them, and after the last one blocks may end
     if (b.y() == 0 || iteration == l.iterations - 1) continue;
     const float* made = b.shared_of(state, 0);
-    for (int at = b.thread(); at < l.floats; at += b.threads()) state[at] = made[at];
+    const int size = l.over_children ? l.parents * l.pose_elements : l.floats;  // of a state; a part has more
+    for (int at = b.thread(); at < size; at += b.threads()) state[at] = made[at];
     b.sync();
   }
 }

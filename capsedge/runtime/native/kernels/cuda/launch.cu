@@ -33,8 +33,8 @@ int multiprocessors_here() {
   const cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess)
     return count;
-  cudaGetLastError();  // reported here, so that no later call reports it
   const bool old = status == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+  cudaGetLastError();  // reported here, so that no later call reports it
   return old ? CAPSEDGE_CUDA_OLD_DRIVER : 0;
 }
 
@@ -53,7 +53,10 @@ bool clusters_run(WholeKernel kernel, const Grid& grid) {
   static std::mutex mutex;
   static std::map<std::tuple<int, WholeKernel, int, int, size_t>, bool> answers;
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  if (cudaGetDevice(&device) != cudaSuccess) {
+    cudaGetLastError();  // the launch will say what is wrong
+    return false;
+  }
   const std::lock_guard<std::mutex> lock(mutex);
   const auto [answer, asked] = answers.try_emplace({device, kernel, grid.cluster, grid.threads, grid.shared}, false);
   if (asked) {
