@@ -1,4 +1,4 @@
-"""What the CUDA kernels' interface refuses and leaves behind, and how lanes meet the banks of shared memory."""
+"""What the CUDA kernels' interface refuses and leaves behind, and where its lanes meet shared memory."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def mock() -> ctypes.CDLL:
         getattr(library, f"mock_{name}").restype = ctypes.c_void_p
     for name in ("error", "registered", "field_names", "identity", "timing_cache_id"):
         getattr(library, f"mock_{name}").restype = ctypes.c_char_p
-    library.mock_configure.restype = ctypes.c_int64
+    library.mock_configure.restype = library.mock_workspace.restype = ctypes.c_int64
     return library
 
 
@@ -316,6 +316,41 @@ def test_workspace_is_enough_for_every_smaller_batch(mock: ctypes.CDLL) -> None:
     ]
     assert sizes[0] > 0
     assert sizes == sorted(sizes)
+    mock.mock_destroy(plugin)
+
+
+def batch(images: int) -> Tensors:
+    return tensors([(images, 1152, 8), (1152, 10, 16, 8), (1152, 10), (10, 16)])
+
+
+def test_the_workspace_is_that_which_was_asked_for(mock: ctypes.CDLL) -> None:
+    """An engine keeps the number, of all profiles: no batch that needs more runs, and none without memory."""
+    built = create(mock, "DynamicRouting", DYNAMIC)
+    small, large = (mock.mock_configure(built, ctypes.byref(batch(n))) for n in (1, 2048))
+    assert 0 < small < large
+    mock.mock_destroy(built)
+    for asked, words in ((1, "the workspace is too small"), (2048, "the workspace is missing")):
+        built = create(mock, "DynamicRouting", DYNAMIC)
+        other = ctypes.c_void_p(mock.mock_clone(built))  # of another profile
+        mock.mock_configure(other, ctypes.byref(batch(asked)))
+        mock.mock_configure(built, ctypes.byref(batch(1)))
+        mock.mock_destroy(other)
+        loaded = ctypes.c_void_p(mock.mock_round_trip(built))
+        attached = ctypes.c_void_p(mock.mock_attach(loaded))
+        none = (ctypes.c_void_p * 5)()
+        given = ctypes.c_void_p(256 if asked == 1 else 0)
+        assert mock.mock_enqueue(attached, ctypes.byref(batch(2048)), none, none, given) == 1
+        assert words in mock.mock_error().decode()
+        mock.mock_destroy(attached)
+        mock.mock_destroy(loaded)
+
+
+def test_why_there_is_no_workspace(mock: ctypes.CDLL) -> None:
+    """Said in TensorRT's log: the number cannot tell."""
+    plugin = create(mock, "DynamicRouting", DYNAMIC)
+    wrong = tensors([(2, 7, 5), (7, 3, 4, 6), (7, 3), (3, 4)])
+    assert mock.mock_workspace(plugin, ctypes.byref(wrong)) == 0
+    assert "input 'u' has shape [2, 7, 5]" in mock.mock_error().decode()
     mock.mock_destroy(plugin)
 
 

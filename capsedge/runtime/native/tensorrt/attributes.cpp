@@ -163,6 +163,15 @@ std::vector<PluginField> write_fields(Operator op, const Values& values) {
   return fields;
 }
 
+static constexpr const char* kWorkspace = "workspace";
+
+int64_t read_workspace(const nvinfer1::PluginFieldCollection* fields) {
+  const PluginField* field = find_field(fields, kWorkspace);
+  return field && field->type == PluginFieldType::kINT64 ? *static_cast<const int64_t*>(field->data) : kNotAsked;
+}
+
+PluginField workspace_field(const int64_t* bytes) { return {kWorkspace, bytes, PluginFieldType::kINT64, 1}; }
+
 std::vector<PluginField> announce_fields(Operator op) {
   std::vector<PluginField> fields;
   for (const AttributeSpec& a : attributes_of(op)) {

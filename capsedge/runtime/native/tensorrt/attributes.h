@@ -33,6 +33,12 @@ std::string read_fields(Operator op, const nvinfer1::PluginFieldCollection* fiel
 // Fields that point into `values`.
 std::vector<nvinfer1::PluginField> write_fields(Operator op, const Values& values);
 
+// What getWorkspaceSize asked for when an engine was built, which keeps it beside the attributes. kNotAsked: not in the
+// fields, or nobody has asked yet.
+inline constexpr int64_t kNotAsked = -1;
+int64_t read_workspace(const nvinfer1::PluginFieldCollection* fields);
+nvinfer1::PluginField workspace_field(const int64_t* bytes);
+
 // Fields without values, as a creator announces them.
 std::vector<nvinfer1::PluginField> announce_fields(Operator op);
 

@@ -1,7 +1,5 @@
 // The library's face: creators, and what TensorRT looks up when it loads a plugin library. Nothing of libnvinfer is
 // linked: its interfaces are all in its headers.
-#include <atomic>
-
 #include "plugin.h"
 
 namespace capsedge {
@@ -30,7 +28,7 @@ IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* field
   try {
     Values values;
     const std::string why = read_fields(op_, fields, values);
-    if (why.empty()) return new Plugin(op_, values);
+    if (why.empty()) return new Plugin(op_, values, std::make_shared<Workspace>(read_workspace(fields)));
     log_error(std::string(spec_of(op_).name) + ": " + why);
   } catch (...) {
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "shapes.h"
 
@@ -25,8 +26,10 @@ int32_t axis_of(const Values& values, int32_t rank) {
 
 }  // namespace
 
-Plugin::Plugin(Operator op, const Values& values) : op_(op), values_(values), text_(to_text(op, values)) {
+Plugin::Plugin(Operator op, const Values& values, std::shared_ptr<Workspace> workspace)
+    : op_(op), values_(values), text_(to_text(op, values)), workspace_(std::move(workspace)) {
   fields_ = write_fields(op_, values_);
+  if (op_ != Operator::kSquash) fields_.push_back(workspace_field(&written_workspace_));
   collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
 }
 
@@ -41,7 +44,7 @@ IPluginCapability* Plugin::getCapabilityInterface(PluginCapabilityType type) noe
 
 IPluginV3* Plugin::clone() noexcept {
   try {
-    auto made = std::make_unique<Plugin>(op_, values_);
+    auto made = std::make_unique<Plugin>(op_, values_, workspace_);
     made->inputs_ = inputs_;
     return made.release();
   } catch (...) {
@@ -55,7 +58,10 @@ const char* Plugin::getPluginNamespace() const noexcept { return kNamespace; }
 int32_t Plugin::getNbOutputs() const noexcept { return static_cast<int32_t>(spec_of(op_).outputs.size()); }
 const char* Plugin::getTimingCacheID() noexcept { return text_.c_str(); }
 const char* Plugin::getMetadataString() noexcept { return text_.c_str(); }
-const PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept { return &collection_; }
+const PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept {
+  written_workspace_ = *workspace_;
+  return &collection_;
+}
 IPluginV3* Plugin::attachToContext(IPluginResourceContext*) noexcept { return clone(); }
 
 std::string Plugin::check_count(int32_t inputs) const {
@@ -175,10 +181,18 @@ size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t input
     std::vector<Dims> dims;
     for (int32_t k = 0; k < inputs; ++k) dims.push_back(in[k].max);
     capsedge_cuda_routing layer;
-    if (!layer_of(dims.data(), inputs, in[0].desc.type, layer).empty()) return 0;
+    const std::string why = layer_of(dims.data(), inputs, in[0].desc.type, layer);
     // Enough for every smaller batch of the profile, too.
-    return static_cast<size_t>(std::max<int64_t>(0, capsedge_cuda_workspace(&layer)));
+    const int64_t bytes = why.empty() ? capsedge_cuda_workspace(&layer) : -1;
+    if (bytes < 0) {
+      refuse(why.empty() ? capsedge_cuda_describe(&layer) : why);
+      return 0;
+    }
+    int64_t before = *workspace_;
+    while (before < bytes && !workspace_->compare_exchange_weak(before, bytes)) continue;
+    return static_cast<size_t>(bytes);
   } catch (...) {
+    refuse("out of memory");
     return 0;
   }
 }
@@ -215,8 +229,8 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*
     const std::string why = layer_of(dims, inputs_, in_desc[0].type, layer);
     if (!why.empty()) return refuse(why);
     set_addresses(in, out, layer);
-    // getWorkspaceSize has asked for what any batch of the profile needs.
-    const int64_t bytes = capsedge_cuda_workspace(&layer);
+    // TensorRT does not say how much it gives: what it was asked for. Older engines do not say what that was.
+    const int64_t asked = *workspace_, bytes = asked == kNotAsked ? capsedge_cuda_workspace(&layer) : asked;
     return capsedge_cuda_route(&layer, workspace, bytes, stream, error, sizeof error) ? refuse(error) : 0;
   } catch (...) {
     return 1;

@@ -3,6 +3,8 @@
 
 #include <NvInferRuntime.h>
 
+#include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,12 +17,15 @@ namespace tensorrt {
 constexpr const char* kNamespace = "capsedge";
 constexpr const char* kVersion = "1";
 
+// Bytes that getWorkspaceSize has asked for at most, of a plugin and all its clones: one for each profile, perhaps.
+using Workspace = std::atomic<int64_t>;
+
 class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneCore,
                      public nvinfer1::IPluginV3OneBuild,
                      public nvinfer1::IPluginV3OneRuntime {
  public:
-  Plugin(Operator op, const Values& values);
+  Plugin(Operator op, const Values& values, std::shared_ptr<Workspace> workspace);
 
   // IPluginV3
   nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
@@ -78,6 +83,8 @@ class Plugin final : public nvinfer1::IPluginV3,
   const Operator op_;
   const Values values_;
   const std::string text_;
+  const std::shared_ptr<Workspace> workspace_;
+  int64_t written_workspace_ = kNotAsked;  // what a field points to
   // How many the node has, which optional ones follow from: enqueue is not told, onShapeChange before it is. 0: not yet.
   int32_t inputs_ = 0;
   std::vector<nvinfer1::PluginField> fields_;

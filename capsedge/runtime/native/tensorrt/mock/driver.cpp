@@ -162,7 +162,8 @@ EXPORT IPluginV3* mock_round_trip(IPluginV3* plugin) {
   for (int32_t k = 0; k < fields->nbFields; ++k) {
     const PluginField& f = fields->fields[k];
     const char* data = static_cast<const char*>(f.data);
-    stored.push_back({f.name, f.type, f.length, std::vector<char>(data, data + f.length * 4)});
+    const int32_t bytes = f.length * (f.type == PluginFieldType::kINT64 ? 8 : 4);
+    stored.push_back({f.name, f.type, f.length, std::vector<char>(data, data + bytes)});
   }
   delete plugin;
   std::vector<PluginField> given;
@@ -219,14 +220,30 @@ EXPORT int mock_supports(IPluginV3* plugin, int32_t position, const int32_t* typ
   return build(plugin)->supportsFormatCombination(position, all.data(), inputs, outputs);
 }
 
-// Bytes of workspace for these largest shapes, or -1 where the plugin refuses them.
-EXPORT int64_t mock_configure(IPluginV3* plugin, const mock_tensors* in) {
-  std::vector<DynamicPluginTensorDesc> given, made(static_cast<size_t>(build(plugin)->getNbOutputs()));
-  for (const PluginTensorDesc& desc : unpack(*in)) given.push_back({desc, desc.dims, desc.dims, desc.dims});
-  const int32_t inputs = static_cast<int32_t>(given.size()), outputs = static_cast<int32_t>(made.size());
+static std::vector<DynamicPluginTensorDesc> largest(const mock_tensors& in) {
+  std::vector<DynamicPluginTensorDesc> all;
+  for (const PluginTensorDesc& desc : unpack(in)) all.push_back({desc, desc.dims, desc.dims, desc.dims});
+  return all;
+}
+
+// Bytes of workspace for these largest shapes.
+EXPORT int64_t mock_workspace(IPluginV3* plugin, const mock_tensors* in) {
+  const auto given = largest(*in);
+  const std::vector<DynamicPluginTensorDesc> made(static_cast<size_t>(build(plugin)->getNbOutputs()));
   logger.last.clear();
-  if (build(plugin)->configurePlugin(given.data(), inputs, made.data(), outputs)) return -1;
-  return static_cast<int64_t>(build(plugin)->getWorkspaceSize(given.data(), inputs, made.data(), outputs));
+  return static_cast<int64_t>(build(plugin)->getWorkspaceSize(given.data(), static_cast<int32_t>(given.size()), made.data(),
+                                                              static_cast<int32_t>(made.size())));
+}
+
+// Likewise, or -1 where the plugin refuses the shapes.
+EXPORT int64_t mock_configure(IPluginV3* plugin, const mock_tensors* in) {
+  const auto given = largest(*in);
+  const std::vector<DynamicPluginTensorDesc> made(static_cast<size_t>(build(plugin)->getNbOutputs()));
+  logger.last.clear();
+  if (build(plugin)->configurePlugin(given.data(), static_cast<int32_t>(given.size()), made.data(),
+                                     static_cast<int32_t>(made.size())))
+    return -1;
+  return mock_workspace(plugin, in);
 }
 
 EXPORT int mock_enqueue(IPluginV3* plugin, const mock_tensors* in, const void* const* inputs, void* const* outputs,
