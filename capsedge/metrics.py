@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import UnsupportedModelError
+from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
-from capsedge.tolerance import Tolerance, excess, nearest_ratio, undefined
 
 if TYPE_CHECKING:
     from capsedge.runtime.session import Session
@@ -118,7 +117,7 @@ class Decisions:
     def update_poses(self, reference: Array, artefact: Array, scores: Array) -> None:
         """Add the poses ``[n, J, ...]`` of a batch; ``scores`` are the reference's.
 
-        Poses that are not finite have no angle; ``OutputMetrics`` counts them.
+        Poses that are not finite have no angle; ``verification.comparison`` counts them.
         """
         reference, artefact = (x.reshape(*x.shape[:2], -1) for x in (reference, artefact))
         finite = np.isfinite(reference).all((1, 2)) & np.isfinite(artefact).all((1, 2))
@@ -209,6 +208,77 @@ def angles(a: Array, b: Array) -> NDArray[np.float64]:
     u, v = a / np.maximum(na, tiny), b / np.maximum(nb, tiny)
     angle = 2 * np.arctan2(np.linalg.norm(u - v, axis=-1), np.linalg.norm(u + v, axis=-1))
     return np.asarray(np.degrees(np.where((na + nb)[..., 0] > 0, angle, 0.0)), np.float64)
+
+
+# --- Chance: whether so many correct decisions are more than guesses give ---
+
+# So many correct answers are more than guesses give but in one of 20 sets of images; so few are fewer than a
+# network gives that is right halfway between guesses and always, but in one of 100.
+_LUCK, _MISFORTUNE = 0.05, 0.01
+
+
+def binomial_at_most(count: int, trials: int, share: float) -> float:
+    """The probability of at most ``count`` successes in independent trials (binomial distribution)."""
+    if share <= 0.0:
+        return float(count >= 0)
+    if share >= 1.0 or count < 0:
+        return 0.0
+    if count >= trials:
+        return 1.0
+    log_p, log_q, top = math.log(share), math.log1p(-share), math.lgamma(trials + 1)
+    terms = (
+        top - math.lgamma(k + 1) - math.lgamma(trials - k + 1) + k * log_p + (trials - k) * log_q
+        for k in range(count + 1)
+    )
+    return min(1.0, math.fsum(map(math.exp, terms)))
+
+
+def check_above_chance(
+    accuracy: float, images: int, classes: int, scores: str, data: str, what: str = "FP32"
+) -> list[str]:
+    """Refuse to judge by a network whose answers are no better than guesses; warnings where that is open.
+
+    The usual causes are wrong labels, range, preprocessing or output.
+
+    It is refused where its correct answers are no more than guesses give (in 19 of 20 such sets), and too
+    few for one that is right halfway between guesses and always (in 1 of 100). Of a few images this says
+    nothing, and they only warn.
+
+    Args:
+        accuracy: share of correct answers.
+        images: how many were judged.
+        classes: how many there are to guess from.
+        scores: the output that was judged by.
+        data: where the labels come from.
+        what: the network.
+
+    Raises:
+        UsageError: its answers are those of chance.
+    """
+    if classes < 2 or not images:
+        return []
+    right, chance = round(accuracy * images), 1 / classes
+    if 1 - binomial_at_most(right - 1, images, chance) <= _LUCK:
+        return []
+    artefact = (
+        f"{what} is right on {right} of {images} images ({100 * accuracy:.2f} %); guesses among {classes} "
+        f"classes are on {100 * chance:.3g} %"
+    )
+    if binomial_at_most(right, images, (1 + chance) / 2) > _MISFORTUNE:
+        return [f"{artefact}: too few images to tell the two apart. Judge by more"]
+    raise UsageError(
+        f"{what} answers no better than chance, so nothing can be judged by its accuracy.",
+        f"{artefact}. Judged by {scores}, labels of {data}.",
+        "Correct what is wrong of these, and run it again.",
+        details=[
+            f"labels: they must number the {classes} classes from 0 in the order of the model's class names "
+            "(`capsedge inspect` lists them)",
+            "range and preprocessing: `capsedge infer` on an image of known class should name it; if not, "
+            "describe it again with the range, mean and std of training (`capsedge optimize`)",
+            f"output: {scores} must hold the scores; `capsedge inspect` says why it was taken",
+            "weights: a network that was exported untrained guesses",
+        ],
+    )
 
 
 # --- Differences of outputs that are compared as numbers: mean and largest error, run by run ---
@@ -339,128 +409,6 @@ class ErrorCount:
         rms = np.sqrt(self._squares / np.maximum(self._number, 1))
         shares = (float(self.share(value).max()) for value in (self.mean, self.largest, rms))
         return OutputError(self.name, mean, largest, *shares)
-
-
-# --- Outputs: differences and elements beyond tolerance, batch by batch ---
-
-
-@dataclass
-class OutputMetrics:
-    """Differences of one output over all images seen.
-
-    Attributes:
-        name: name of the output.
-        tolerance: an element passes if its ``tolerance.excess`` is at most 1.
-        max_abs, mean_abs: largest and mean absolute difference.
-        relative: ``max_abs`` over the reference's largest magnitude.
-        nmse: ``Σ (found - reference)² / Σ reference²``.
-        worst: the largest difference of any element, as a multiple of the allowed one.
-        worst_image: number of the image with the worst element.
-        over: elements beyond their tolerance.
-        undefined: elements beyond it where rounding alone moves FP64 by more than a tolerance may grow.
-        not_finite: elements that are NaN or infinite in the artefact and not in the reference.
-    """
-
-    name: str
-    tolerance: Tolerance
-    elements: int = 0
-    max_abs: float = 0.0
-    worst: float = 0.0
-    worst_image: int | None = None
-    over: int = 0
-    not_finite: int = 0
-    undefined: int = 0
-    _images: int = 0
-    _sum_abs: float = 0.0
-    _largest: float = 0.0
-    _error: float = 0.0
-    _signal: float = 0.0
-
-    def images_over(self, reference: Array, artefact: Array, noise: Array | float = 0.0) -> Array:
-        """Which images of a batch ``[n, ...]`` are beyond the tolerance ``[n]``; nothing is added."""
-        expected = np.nan_to_num(reference.astype(np.float64))
-        difference = np.nan_to_num(artefact.astype(np.float64)) - expected
-        ratio = excess(difference, expected, self.tolerance, noise)
-        return np.asarray((ratio > 1).reshape(len(ratio), -1).any(1))
-
-    def update(
-        self,
-        reference: Array,
-        artefact: Array,
-        noise: Array | float = 0.0,
-        exact: Array | None = None,
-        conditioning: Array | float = 0.0,
-    ) -> None:
-        """Add a batch ``[n, ...]``.
-
-        Args:
-            noise: the error of FP32 itself, measured against FP64; widens the tolerance.
-            exact: the reference in FP64: an element passes that is near enough to it, too.
-            conditioning: how far rounding moves the exact values; widens the tolerance around them.
-        """
-        expected, actual = reference.astype(np.float64), artefact.astype(np.float64)
-        finite = np.isfinite(expected)
-        lost = finite & ~np.isfinite(actual)
-        self.not_finite += int(lost.sum())
-        both = finite & ~lost
-        difference = np.subtract(actual, expected, out=np.zeros_like(expected), where=both)
-        expected = np.where(both, expected, 0.0)
-        size = np.abs(difference)
-        ratio = excess(difference, expected, self.tolerance, noise)
-        if exact is not None:
-            truth = np.where(both, np.nan_to_num(exact), 0.0)
-            found_there = np.where(both, actual, 0.0)
-            ratio = nearest_ratio(ratio, found_there, truth, self.tolerance, conditioning)
-            self.undefined += int((undefined(truth, conditioning) & (ratio > 1)).sum())
-        self.over += int((ratio > 1).sum())
-        if ratio.size and (self.worst_image is None or ratio.max() > self.worst):
-            self.worst = float(ratio.max())
-            self.worst_image = self._images + int(np.unravel_index(ratio.argmax(), ratio.shape)[0])
-        self.elements += size.size
-        self.max_abs = max(self.max_abs, float(size.max(initial=0.0)))
-        self._sum_abs += float(size.sum())
-        self._largest = max(self._largest, float(np.abs(expected).max(initial=0.0)))
-        self._error += float(np.square(difference).sum())
-        self._signal += float(np.square(expected).sum())
-        self._images += len(reference)
-
-    @property
-    def mean_abs(self) -> float:
-        """Mean absolute difference."""
-        return self._sum_abs / self.elements if self.elements else 0.0
-
-    @property
-    def relative(self) -> float:
-        """Largest difference over the reference's largest magnitude."""
-        return self.max_abs / self._largest if self._largest else float(self.max_abs > 0)
-
-    @property
-    def nmse(self) -> float:
-        """Normalised mean squared error; scale-free."""
-        return self._error / self._signal if self._signal else float(self._error > 0)
-
-    @property
-    def passed(self) -> bool:
-        """Whether all elements are within tolerance and finite."""
-        return self.over == 0 and self.not_finite == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
-        return {
-            "name": self.name,
-            "atol": self.tolerance.atol,
-            "rtol": self.tolerance.rtol,
-            "elements": self.elements,
-            "max_abs": self.max_abs,
-            "mean_abs": self.mean_abs,
-            "relative": self.relative,
-            "nmse": self.nmse,
-            "worst_over_tolerance": self.worst if math.isfinite(self.worst) else None,
-            "worst_image": self.worst_image,
-            "over": self.over,
-            "not_finite": self.not_finite,
-            "passed": self.passed,
-        }
 
 
 # --- The comparison of a regression's values, each in its own unit ---

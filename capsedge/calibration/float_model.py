@@ -27,12 +27,12 @@ from capsedge.calibration.quantizable_layers import (
 )
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
-from capsedge.datasets.chance import check_above_chance
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.graph.cleanup import to_normal_form
 from capsedge.graph.proto import Graph, opset_of
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.target_runtimes import finalize
+from capsedge.metrics import check_above_chance
 from capsedge.runtime.files import reading
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing, how_to_export_again

@@ -62,7 +62,7 @@ def _check_repository(path: Path) -> None:
 
 
 def check_model(path: Path) -> None:
-    from capsedge.runtime.engine_metadata import is_engine
+    from capsedge.runtime.files.formats import is_engine
     from capsedge.runtime.onnx_file.summary import check_file
 
     if is_engine(path):

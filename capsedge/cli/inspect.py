@@ -11,7 +11,7 @@ from capsedge.cli._output import print_table
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS
 from capsedge.errors import UsageError
-from capsedge.runtime.engine_metadata import is_engine
+from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:

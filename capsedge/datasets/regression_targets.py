@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets import array_files, folders
+from capsedge.datasets import array_files
 from capsedge.datasets.image_set import ImageSet
-from capsedge.datasets.read import as_images, read_images
+from capsedge.datasets.read import as_images, read_images, read_pixels
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.writing import DATA, as_path
@@ -88,7 +88,7 @@ def _of_table(
     files = [source / file for file, _ in rows]
     return ImageSet(
         source.name,
-        folders.read_pixels(files, prep),
+        read_pixels(files, prep),
         preprocessing=prep,
         names=tuple(file for file, _ in rows),
         whole=limit is None or len(rows) < limit,

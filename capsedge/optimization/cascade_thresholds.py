@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets.chance import binomial_at_most
+from capsedge.metrics import binomial_at_most
 from capsedge.runtime.cascade_metadata import CONFIDENCE
 
 _STEPS = 100  # of a bisection to the last bit of a double

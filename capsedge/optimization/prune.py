@@ -16,8 +16,8 @@ from torch import Tensor
 
 from capsedge.calibration.accuracy import Gate, Outcome, of_scores
 from capsedge.datasets import ImageSet, read_split
-from capsedge.datasets.chance import check_above_chance
 from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.configs import ModelConfig

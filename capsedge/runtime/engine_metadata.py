@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files import formats, json_documents
+from capsedge.runtime.files import json_documents
 from capsedge.runtime.files.json_documents import Malformed, decode
-from capsedge.runtime.files.reading import FILE, file_size, open_regular_file, path_kind
+from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.writing import sha256, with_suffix_appended, write_text
 from capsedge.runtime.metadata import ModelMetadata
 
 SCHEMA = 1
 MAX_BATCH = 2**31 - 1
-SUFFIX = ".engine"
 TENSORRT = "tensorrt"
 TENSORRT_RTX = "tensorrt-rtx"
 TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}
@@ -160,14 +159,6 @@ class EngineMetadata:
     def to_json(self) -> str:
         """The document."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, sort_keys=True) + "\n"
-
-
-def is_engine(path: Path | str) -> bool:
-    """Whether a file is an engine: by its first bytes, and by its name where they say nothing."""
-    found = formats.identify_path(path) if path_kind(path) == FILE else None
-    if found is not None and found.key != "text":
-        return found.key == "tensorrt"
-    return Path(path).suffix == SUFFIX
 
 
 def metadata_path(engine: Path) -> Path:

@@ -15,8 +15,9 @@ from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import Layer
 from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
 from capsedge.runtime.backends.tensorrt_rtx import import_for
-from capsedge.runtime.engine_metadata import EngineMetadata, is_engine
+from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files import text
+from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.json_documents import Malformed
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header

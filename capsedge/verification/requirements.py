@@ -6,114 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from capsedge.datasets import ImageSet
-from capsedge.errors import ArtefactError
 from capsedge.metrics import (
     Decisions,
-    ErrorCount,
-    OutputMetrics,
-    RegressionErrors,
     allowed_share,
-    has_columns,
 )
 from capsedge.runtime.session import Session
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
-from capsedge.verification.reference import Arrays
-
-# --- Metrics of the outputs, added up batch by batch ---
-
-
-@dataclass
-class Comparison:
-    """Metrics of one set of images."""
-
-    session: Session
-    outputs: dict[str, OutputMetrics]
-    decisions: Decisions | None
-    regression: RegressionErrors | None
-    errors: dict[str, ErrorCount]
-
-    @classmethod
-    def of(
-        cls, session: Session, tolerances: Mapping[str, Tolerance], tie: float = 0.0
-    ) -> Comparison:
-        """A comparison of no images yet; ``tie`` as for `Decisions`."""
-        outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
-        errors = {
-            port.name: ErrorCount(port.name, has_columns([port.shape], batched=True))
-            for port in session.outputs
-            if port.name in tolerances
-        }
-        return cls(
-            session, outputs, Decisions.of(session, tie), RegressionErrors.of(session), errors
-        )
-
-    def images_over(
-        self,
-        expected: Arrays,
-        artefact: Arrays,
-        noise: Mapping[str, NDArray[np.float64]] | None = None,
-    ) -> NDArray[np.intp]:
-        """The images of a batch with an output beyond its tolerance; nothing is added."""
-        over = [
-            m.images_over(expected[n], artefact[n], 0.0 if noise is None else noise[n])
-            for n, m in self.outputs.items()
-            if expected[n].shape == artefact[n].shape and expected[n].ndim
-        ]
-        return np.flatnonzero(np.any(over, axis=0)) if over else np.zeros(0, np.intp)
-
-    def update(
-        self,
-        expected: Arrays,
-        artefact: Arrays,
-        noise: Mapping[str, NDArray[np.float64]] | None = None,
-        labels: NDArray[np.int64] | None = None,
-        exact: Arrays | None = None,
-        conditioning: Arrays | None = None,
-    ) -> None:
-        """Add a batch of the reference's and the artefact's outputs; as `OutputMetrics.update`.
-
-        Raises:
-            ArtefactError: an output's shape is not that of the reference.
-        """
-        for name, metrics in self.outputs.items():
-            if expected[name].shape != artefact[name].shape:
-                raise ArtefactError(
-                    f"Output '{name}' has the shape {list(artefact[name].shape)}.",
-                    f"The reference's has {list(expected[name].shape)}.",
-                    "Name the checkpoint that the file was exported from with --checkpoint.",
-                )
-            metrics.update(
-                expected[name],
-                artefact[name],
-                0.0 if noise is None else noise[name],
-                None if exact is None else exact[name],
-                0.0 if conditioning is None else conditioning[name],
-            )
-            self.errors[name].update(expected[name], artefact[name])
-        scores, poses = self.session.roles.scores, self.session.roles.poses
-        if self.decisions is not None and scores is not None:
-            self.decisions.update(expected[scores], artefact[scores], labels)
-            if poses is not None and expected[poses].ndim > 2:
-                self.decisions.update_poses(expected[poses], artefact[poses], expected[scores])
-        if self.regression is not None:
-            self.regression.update(
-                self.session.roles.estimates(expected), self.session.roles.estimates(artefact)
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
-        return {
-            "outputs": [m.to_dict() for m in self.outputs.values()],
-            "decisions": None if self.decisions is None else self.decisions.to_dict(),
-            **({} if self.regression is None else {"estimates": self.regression.to_dict()}),
-        }
-
-
-# --- Requirements ---
+from capsedge.verification.comparison import Comparison, OutputMetrics
 
 
 @dataclass(frozen=True)

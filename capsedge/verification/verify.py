@@ -16,10 +16,9 @@ from torch import nn
 
 from capsedge import __version__
 from capsedge.datasets import ImageSet
-from capsedge.datasets.chance import check_above_chance
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
-from capsedge.metrics import Decisions
+from capsedge.metrics import Decisions, check_above_chance
 from capsedge.models.user_module import UserModule
 from capsedge.runtime.cascade_metadata import Parent
 from capsedge.runtime.ensemble import Ensemble
@@ -32,6 +31,7 @@ from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.tolerance import NOISE_FACTOR
 from capsedge.verification.certificate import Certificate, Link
+from capsedge.verification.comparison import Comparison
 from capsedge.verification.reference import (
     Arrays,
     Reference,
@@ -40,7 +40,7 @@ from capsedge.verification.reference import (
     find_checkpoint,
     load_reference,
 )
-from capsedge.verification.requirements import Comparison, Requirements, failures_of
+from capsedge.verification.requirements import Requirements, failures_of
 from capsedge.verification.sample_inputs import (
     UserArrays,
     array_runs,

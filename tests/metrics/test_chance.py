@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capsedge.datasets.chance import binomial_at_most, check_above_chance
 from capsedge.errors import UsageError
+from capsedge.metrics import binomial_at_most, check_above_chance
 
 
 @pytest.mark.parametrize(

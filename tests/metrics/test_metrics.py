@@ -11,7 +11,7 @@ import pytest
 
 import capsedge
 from capsedge.errors import UsageError
-from capsedge.metrics import Decisions, OutputMetrics, angles
+from capsedge.metrics import Decisions, angles
 from capsedge.tolerance import (
     DEFAULTS,
     MAX_GROWTH,
@@ -23,6 +23,7 @@ from capsedge.tolerance import (
     tolerances,
     undefined,
 )
+from capsedge.verification.comparison import OutputMetrics
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, metadata, save
 

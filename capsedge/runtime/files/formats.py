@@ -1,4 +1,4 @@
-"""Tell what a file is by its first bytes, never by its name, and which command takes it.
+"""Tell what a file is by its first bytes, and which command takes it.
 
 Only the standard library is used: every reader asks here when a file is not what it expected. Nothing
 is unpacked or interpreted: an archive is judged by the names of its members, and a PyTorch file by
@@ -17,6 +17,7 @@ from capsedge.runtime.files.reading import FILE, FOLDER, list_folder, open_regul
 from capsedge.spec import limits
 
 HEAD_BYTES = 4096
+_ENGINE_SUFFIX = ".engine"
 _CONFIG_KEY = b"capsedge.config"  # in the header of our safetensors checkpoints
 
 
@@ -202,6 +203,14 @@ def identify_path(path: Path | str) -> Format | None:
         if head.startswith(b"PK"):
             return _FORMATS[_archive(file)]
     return identify_bytes(head)
+
+
+def is_engine(path: Path | str) -> bool:
+    """Whether a file is an engine of TensorRT: by its first bytes, and by its name where they say nothing."""
+    found = identify_path(path) if path_kind(path) == FILE else None
+    if found is not None and found.key != "text":
+        return found.key == "tensorrt"
+    return Path(path).suffix == _ENGINE_SUFFIX
 
 
 def identify_content(content: bytes) -> Format | None:

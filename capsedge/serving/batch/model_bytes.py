@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime import engine_metadata
+from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.load import load_bytes, model_path
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.session import Session
@@ -58,7 +58,7 @@ def read_model(model: str | os.PathLike[str]) -> ModelBytes:
             raise ArtefactError(f"{model} is too large for an ONNX file.")
         return ModelBytes(model, data, hashlib.sha256(data).hexdigest())
     path = model_path(plain(model) if isinstance(model, str) else model)
-    if engine_metadata.is_engine(path):
+    if is_engine(path):
         raise UsageError(
             f"{path} is a TensorRT engine.",
             "It runs only on a GPU like the one that it was built on.",

@@ -16,6 +16,7 @@ from capsedge.runtime import engine_metadata, zoo
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.files import reading
+from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.profiling.profile import random_inputs
@@ -294,7 +295,7 @@ def read_server_model(
     path = zoo.zoo_model(file) or Path(file)
     if not path.suffix and not reading.path_kind(path):
         raise zoo.unknown_model(file)
-    if engine_metadata.is_engine(path):
+    if is_engine(path):
         return ServerEngine(name, path, _engine_metadata(path))
     data, summary = onnx_file.read_harmless(path)
     with load_bytes(data, path, ops="portable" if on_gpu else ops) as session:
