@@ -18,7 +18,7 @@ TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(T
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-serve bench-serve runtimes web test-web wheels docs conformance fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-serve test-gpu-code bench-serve runtimes web test-web wheels docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang, th
 mutants: $(READY) ## Put faults into the code and count which tests find them (two hours; SUBJECT=metadata: one of the nine)
 	$(BIN)/python $(INSTALL) 'capsedge[mutants]'
 	$(BIN)/python -m tools.mutants $(SUBJECT:%=--only %)
+
+test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, all cases, three architectures (needs nvcc of CUDA 13)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx -m "slow or not slow"
 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow

@@ -1,0 +1,103 @@
+"""nvcc's own code for the CUDA kernels, executed on the CPU: results, races, bounds; and faults are found.
+
+`make test-gpu-code` runs everything here, for three architectures; `make test-all` a sample for one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.native import cuda_library
+from tools.ptx import build
+
+from . import checks, mutants
+
+pytestmark = pytest.mark.skipif(bool(build.unavailable()), reason=build.unavailable())
+SAMPLE = "kind=(normal|huge)"
+
+
+def python(*words: str, **variables: str) -> str:
+    """What a process says that ends well."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words], env={**os.environ, **variables}, cwd=ROOT, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def conformance(architecture: int, scheme: str, dtype: str, *words: str) -> None:
+    """All cases, none of which is skipped that has a kernel."""
+    said = python(
+        "tests.conformance", "test", "--backend", f"cuda-ptx-{scheme}", "--dtype", dtype, *words,
+        CAPSEDGE_PTX_ARCHITECTURE=str(architecture),
+    )  # fmt: skip
+    counted = re.search(r"^test: (\d+) ok", said, re.M)
+    assert counted, said[-500:]
+    assert int(counted[1]) > 100
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("scheme", "dtype"), [("auto", "float32"), ("auto", "float16"), ("cluster", "float32")]
+)
+def test_sample(scheme: str, dtype: str) -> None:
+    conformance(90, scheme, dtype, "--light", "--filter", SAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
+@pytest.mark.parametrize("architecture", build.ARCHITECTURES)
+def test_whole_registry(architecture: int, scheme: str, dtype: str) -> None:
+    conformance(architecture, scheme, dtype, "--light")
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", checks.CHECKS)
+def test_the_runtime(name: str) -> None:
+    python("tests.native.ptx.checks", name, **checks.compiled().variables())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("architecture", [75, 87])
+def test_limits_of_other_architectures(architecture: int) -> None:
+    python("tests.native.ptx.checks", "limits", **checks.compiled(architecture).variables())
+
+
+IN_ALL = ("a barrier is missing", "the end of an output is passed")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, id=m.name.replace(" ", "-"),
+                  marks=pytest.mark.thorough if m.name in IN_ALL else pytest.mark.slow)
+     for m in mutants.MUTANTS],
+)  # fmt: skip
+def test_mutants_are_found(mutant: mutants.Mutant, tmp_path: Path) -> None:
+    code, said = mutants.run(mutant.scheme, mutant.cases, mutants.mutated(mutant, tmp_path))
+    assert (code == 0) == (mutant.name == "nothing"), said[-2000:]
+    assert mutant.words in said, said[-2000:]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("architecture", [90])
+def test_what_is_not_known_is_named(architecture: int, tmp_path: Path) -> None:
+    """An instruction that the execution does not have is an error, not a guess."""
+    own = build.built(architecture)
+    text = (own.folder / "kernels.ptx").read_text().replace("\tbar.sync", "\tbar.red.popc", 1)
+    (tmp_path / "kernels.ptx").write_text(text)
+    code, said = mutants.run("auto", mutants.DYNAMIC, tmp_path)
+    assert "an instruction that is not known: bar.red.popc" in said
+    assert "no GPU" in said or code

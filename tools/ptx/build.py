@@ -1,0 +1,220 @@
+"""The kernels' library, its PTX and the libcudart that executes it, built once for each of their states."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from capsedge.errors import EnvironmentProblem
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "ptx"
+NATIVE = Path(__file__).with_name("native")
+KERNELS = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
+ARCHITECTURES = (75, 87, 90)
+# Vectors of eight for the lanes of a warp; no assumption that changes a result.
+HOST = "-fPIC,-O3,-mavx2,-mfma,-mf16c,-fno-math-errno,-fno-trapping-math,-Wall,-Wextra"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compilation for one architecture.
+
+    Attributes:
+        folder: with ``kernels.ptx`` and ``resources.txt``, the registers and spilled bytes of each kernel.
+        library: the kernels' library.
+        cudart: the libcudart that executes the PTX.
+    """
+
+    folder: Path
+    library: Path
+    cudart: Path
+
+    def variables(self, code: Path | None = None) -> dict[str, str]:
+        """The environment in which the project finds all three; `code`: a folder with other PTX."""
+        return {
+            "CAPSEDGE_PTX": str(code or self.folder),
+            "CAPSEDGE_CUDART": str(self.cudart),
+            "CAPSEDGE_CUDA_LIBRARY": str(self.library),
+            "CAPSEDGE_CUDA_FILL": "0",  # what no kernel wrote stays unwritten
+        }
+
+
+@lru_cache(maxsize=1)
+def nvcc() -> str | None:
+    """The compiler, or None."""
+    return shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+
+
+@lru_cache(maxsize=1)
+def unavailable() -> str:
+    """What this machine lacks; empty if nothing."""
+    if nvcc() is None:
+        return "needs nvcc: install CUDA 13"
+    if shutil.which("g++") is None:
+        return "the libcudart of the tests needs g++"
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    if not re.search(r"\bavx2\b.*", flags) or not re.search(r"\bf16c\b", flags):
+        return "the libcudart of the tests needs a processor with AVX2"
+    if "release 13" not in _version():
+        return "needs nvcc of CUDA 13: its code calls other functions of libcudart than CUDA 12's"
+    return ""
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    return subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True).stdout
+
+
+def _digest(files: Iterable[Path], *words: str) -> str:
+    made = hashlib.sha256("\0".join((_version(), *words)).encode())
+    for file in sorted(files):
+        made.update(file.name.encode() + b"\0" + file.read_bytes())
+    return made.hexdigest()[:16]
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(["nice", "-n", "10", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EnvironmentProblem(
+            "The GPU's code could not be compiled.", f"{done.stdout[-1000:]}{done.stderr[-3000:]}",
+            "Look at the compiler's message.",
+        )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def _once(target: Path) -> Any:
+    """Yields a folder to fill, or None where the target is there; processes wait for each other."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.is_dir():
+            yield None
+            return
+        with TemporaryDirectory(dir=target.parent) as name:
+            made = Path(name) / "made"
+            made.mkdir()
+            yield made
+            made.replace(target)
+
+
+def cudart(*flags: str) -> Path:
+    """The libcudart that executes PTX.
+
+    Args:
+        flags: more for the host's compiler, such as those of gcov.
+    """
+    target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, *flags)}"
+    with _once(target) as made:
+        if made:
+            _run(
+                str(nvcc()), "-std=c++17", "-cudart", "none", "-shared", "-Xcompiler", HOST, *flags,
+                "-Xlinker", "-soname=libcudart.so.13",
+                "-Xlinker", f"--version-script={NATIVE / 'exports.map'}",
+                *map(str, sorted(NATIVE.glob("*.cpp"))), "-o", str(made / "libcudart.so.13"),
+            )  # fmt: skip
+    return target / "libcudart.so.13"
+
+
+def resources(said: str) -> dict[str, tuple[int, int]]:
+    """Registers and spilled bytes of each kernel, from what ``ptxas -v`` reports."""
+    found, name, spilled = {}, "", 0
+    for line in said.splitlines():
+        if match := re.search(r"Function properties for (\S+)", line):
+            name = match[1]
+        elif match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            spilled = int(match[1]) + int(match[2])
+        elif match := re.search(r"Used (\d+) registers", line):
+            found[name] = int(match[1]), spilled
+    return found
+
+
+def built(architecture: int, *, kernels: Path = KERNELS) -> Built:
+    """The kernels for an architecture such as 90, compiled if they have changed: a minute and a half.
+
+    Raises:
+        EnvironmentProblem: the compiler refuses them.
+    """
+    files = [file for file in kernels.iterdir() if file.suffix in (".cu", ".h")]
+    target = BUILD / f"sm{architecture}-{_digest(files, str(architecture), 'shared cudart')}"
+    with _once(target) as made:
+        if made:
+            _compile(architecture, files, made)
+    return Built(target, target / "libcapsedge_cuda.so", cudart())
+
+
+def _compile(architecture: int, files: list[Path], target: Path) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        sources = folder / "cuda"
+        sources.mkdir()
+        for file in files:  # as they are now, whatever changes while nvcc works
+            shutil.copy(file, sources)
+        common = [str(nvcc()), "-std=c++17", f"-arch=sm_{architecture}", f"-I{sources}"]
+        common += ["-cudart", "shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        objects = []
+        for unit in sorted(sources.glob("*.cu")):
+            objects.append(str(folder / f"{unit.stem}.o"))
+            own = folder / unit.stem
+            own.mkdir()
+            keep = ("-Xptxas=-v", "--keep", f"--keep-dir={own}")
+            said = _run(*common, *keep, "-c", str(unit), "-o", objects[-1])
+            if found := resources(said):
+                shutil.copy(own / f"{unit.stem}.ptx", target / "kernels.ptx")
+                lines = (
+                    f"{kernel} {used} {spilled}\n"
+                    for kernel, (used, spilled) in sorted(found.items())
+                )
+                (target / "resources.txt").write_text("".join(lines))
+        _run(*common, "-shared", *objects, "-o", str(target / "libcapsedge_cuda.so"))
+
+
+class Executor:
+    """The libcudart of the tests in this process, with what it has beyond CUDA."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.library.ptx_fault.restype = self.library.ptx_counts.restype = ctypes.c_char_p
+        self.library.ptx_refuse.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
+
+    def fault(self) -> str:
+        """What ended all work, if anything: why, kernel, thread and line of the PTX."""
+        return str(self.library.ptx_fault().decode())
+
+    def kernels(self) -> int:
+        """How many the PTX has."""
+        return int(self.library.ptx_kernels())
+
+    def refuse(self, call: str, code: int, after: int = 0) -> None:
+        """Let a call of the CUDA runtime fail once, after so many of them."""
+        self.library.ptx_refuse(call.encode(), after, code)
+
+    def reset(self) -> None:
+        """Forget the launches so far."""
+        self.library.ptx_reset()
+
+    def launches(self) -> list[Mapping[str, Any]]:
+        """Every launch since the last reset with its counts."""
+        made: list[Mapping[str, Any]] = json.loads(self.library.ptx_counts())
+        return made
+
+
+def use(architecture: int, code: Path | None = None) -> Executor:
+    """Make this process use the executed code in place of a GPU; before anything loads CUDA."""
+    own = built(architecture)
+    os.environ.update(own.variables(code))
+    return Executor(own.cudart)
