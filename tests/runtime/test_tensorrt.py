@@ -48,10 +48,12 @@ def test_providers_that_do_not_fit_the_device(model: Path, provider: str, device
 def test_chains() -> None:
     assert onnxruntime_versions.chain(onnxruntime_versions.CPU, None) == [onnxruntime_versions.CPU]
     assert onnxruntime_versions.chain(onnxruntime_versions.CUDA, 1) == [
-        (onnxruntime_versions.CUDA, {"device_id": "1"})
+        (onnxruntime_versions.CUDA, {"device_id": "1", "use_tf32": "0"})
     ]
-    names = [name for name, _ in onnxruntime_versions.chain(onnxruntime_versions.TENSORRT, 0)]
-    assert names == [onnxruntime_versions.TENSORRT, onnxruntime_versions.CUDA]
+    assert onnxruntime_versions.chain(onnxruntime_versions.TENSORRT, 0) == [
+        (onnxruntime_versions.TENSORRT, {"device_id": "0"}),
+        (onnxruntime_versions.CUDA, {"device_id": "0", "use_tf32": "0"}),
+    ]
 
 
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt"])

@@ -1,8 +1,8 @@
 """Run models with ONNX Runtime, plain or with its profiler.
 
-For `capsedge.load`, this is the only module that uses ONNX Runtime's API. Profiling's plain peers,
-the exporter's checks and the readers of executed precision make sessions of their own; the import
-contract ``packages`` in pyproject.toml lists them all.
+For `capsedge.load`, this module makes the sessions, and `onnxruntime_gpu` runs them on a GPU.
+Profiling's plain peers, the exporter's checks and the readers of executed precision make sessions of
+their own; the import contract ``packages`` in pyproject.toml lists them all.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from capsedge.spec.operators import DOMAIN, INSTANCES_KEY, instance_counts
 if TYPE_CHECKING:
     import onnxruntime
     from typing_extensions import Self
+
+    from capsedge.runtime.backends.onnxruntime_gpu import PinnedRuns
 
 _FATAL = (
     4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
@@ -196,7 +198,7 @@ class OnnxRuntimeBackend:
 
     Raises:
         EnvironmentProblem: ONNX Runtime is missing, the library does not load into it, or the provider
-            is not available.
+            or, on a GPU, the CUDA runtime library is not available.
         UnsupportedModelError: part of the model would run on the CPU although a GPU was requested.
         ArtefactError: ONNX Runtime refuses the model.
     """
@@ -242,6 +244,7 @@ class OnnxRuntimeBackend:
             ) from error
         onnxruntime_versions.check_used(session, settings.provider)
         self._session: onnxruntime.InferenceSession | None = session
+        self._pinned = None if settings.gpu is None else _pinned_runs(settings.gpu, self.outputs)
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = _FATAL
         self._run_options.only_execute_path_to_fetches = True
@@ -313,7 +316,12 @@ class OnnxRuntimeBackend:
         """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
         session = self.session
         try:
-            values = session.run(outputs, feeds, self._run_options)
+            if self._pinned is None:
+                values = session.run(outputs, feeds, self._run_options)
+            else:
+                values = self._pinned.run(session, outputs, feeds, self._run_options)
+        except EnvironmentProblem:
+            raise  # of CUDA, not of the file
         except Exception as error:
             shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
             raise ArtefactError(
@@ -335,11 +343,20 @@ class OnnxRuntimeBackend:
     def close(self) -> None:
         """Free the model; calls that still run are not disturbed. A second call does nothing."""
         self._session = None
+        if self._pinned is not None:
+            self._pinned.close()
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called; the attributes stay known."""
         return self._session is None
+
+
+def _pinned_runs(gpu: int, outputs: Sequence[Port]) -> PinnedRuns:
+    """Imported here: nothing of CUDA is loaded for the CPU."""
+    from capsedge.runtime.backends.onnxruntime_gpu import PinnedRuns
+
+    return PinnedRuns(gpu, outputs)
 
 
 def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:

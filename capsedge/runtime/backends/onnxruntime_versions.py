@@ -70,11 +70,16 @@ def resolve(provider: str, gpu: int | None) -> str:
 
 
 def chain(provider: str, gpu: int | None) -> list[Any]:
-    """The list for ONNX Runtime: the provider, followed for TensorRT by the CUDA provider."""
+    """The list for ONNX Runtime: the provider, followed for TensorRT by the CUDA provider.
+
+    FP32 is FP32: the CUDA provider would use TF32, which keeps 10 bits, where the GPU has it. The TensorRT
+    provider has no such option.
+    """
     if gpu is None:
         return [provider]
-    chosen = [provider] if provider == CUDA else [provider, CUDA]
-    return [(name, {"device_id": str(gpu)}) for name in chosen]
+    device = {"device_id": str(gpu)}
+    cuda = (CUDA, {**device, "use_tf32": "0"})
+    return [cuda] if provider == CUDA else [(provider, device), cuda]
 
 
 def check_available(ort: Any, provider: str) -> None:
