@@ -24,8 +24,8 @@ from capsedge.graph.functions import (
     inline_functions,
 )
 from capsedge.graph.fusion import FusionReport
+from capsedge.graph.fusion.execution import first_line
 from capsedge.graph.fusion.optimize_graph import optimize_model
-from capsedge.graph.fusion.values import first_line
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import (
     UnknownShapeError,

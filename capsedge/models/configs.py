@@ -1,6 +1,7 @@
 """Define the configurations: what builds a model, and what its checkpoint stores. No torch needed.
 
-Each family has its model in a module of its own; the configurations of all are here.
+Each family has its model in a module of its own; the configurations of all are here, two of them from files
+of their own (`capsule_stack_config`, `fsanet_config`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from capsedge.errors import UsageError
+from capsedge.models.capsule_stack_config import CapsuleStackConfig, RoutedLayer, StemLayer
 from capsedge.models.config_base import (
     CapsuleConv,
     Conv,
@@ -19,8 +21,8 @@ from capsedge.models.config_base import (
     check_padding,
     check_range,
 )
+from capsedge.models.fsanet_config import FSANetConfig, PooledFSANetConfig
 from capsedge.runtime.files.json_documents import Malformed, check, decode
-from capsedge.runtime.metadata import REGRESSION, Outputs
 from capsedge.spec import limits
 
 # --- CapsNet ---
@@ -391,236 +393,6 @@ class PSCapsNetConfig(ModelConfig):
             )
         if not 0 < self.epsilon < math.inf:
             raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
-
-
-# --- Capsule stack ---
-
-
-@dataclass(frozen=True)
-class StemLayer:
-    """A layer of a `CapsuleStackConfig` before the capsules, with the names and defaults of Keras.
-
-    Attributes:
-        kind: ``conv``, ``norm`` (batch normalization), ``max``, ``average`` (pooling) or ``activation``.
-        channels: of a convolution; elsewhere those that come in.
-        kernel, stride: rows and columns.
-        same: padding; ``valid`` otherwise.
-        bias: of a convolution.
-        activation: ``linear``, ``relu``, ``tanh`` or ``sigmoid``.
-        epsilon: of batch normalization.
-        name: of the layer that it was imported from.
-    """
-
-    kind: str
-    channels: int
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    same: bool = False
-    bias: bool = True
-    activation: str = "linear"
-    epsilon: float = 1e-3
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        for what, value, known in (
-            ("kind", self.kind, ("conv", "norm", "max", "average", "activation")),
-            ("activation", self.activation, ("linear", "relu", "tanh", "sigmoid")),
-        ):
-            if value not in known:
-                raise UsageError(f"A layer's {what} is '{value}'.", f"Known: {', '.join(known)}.")
-        check_range(1, limits.WIDTH, channels=self.channels)
-        for size in (*self.kernel, *self.stride):
-            check_range(1, limits.KERNEL, kernel=size)
-        if (
-            self.same
-            and self.kind in ("max", "average")
-            and not self.kernel == self.stride == (2, 2)
-        ):
-            raise UsageError("Pooling with padding is there for windows of 2x2 and strides of 2.")
-        if not 0 < self.epsilon < math.inf or len(self.name) > limits.NAME_CHARACTERS:
-            raise UsageError("A layer's epsilon is a finite number above 0, and its name is short.")
-
-    def size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns that it makes of a grid.
-
-        Raises:
-            UsageError: its window is larger.
-        """
-        if self.kind in ("norm", "activation"):
-            return grid
-        pairs = list(zip(grid, self.kernel, self.stride, strict=True))
-        if self.same:
-            rows, columns = (-(-n // s) for n, _, s in pairs)
-        else:
-            rows, columns = ((n - k) // s + 1 for n, k, s in pairs)
-        if min(rows, columns) < 1:
-            raise UsageError(f"A window of {self.kernel} does not fit a map of {grid}.")
-        return rows, columns
-
-
-@dataclass(frozen=True)
-class RoutedLayer:
-    """A layer of routed capsules.
-
-    Attributes:
-        capsules, dim: of the parents.
-        shared: all children have one weight.
-        name: of the layer that it was imported from.
-    """
-
-    capsules: int
-    dim: int
-    shared: bool = True
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        check_range(1, limits.WIDTH, capsules=self.capsules, capsule_dim=self.dim)
-        if len(self.name) > limits.NAME_CHARACTERS:
-            raise UsageError(f"A layer's name has over {limits.NAME_CHARACTERS:,} characters.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CapsuleStackConfig(ModelConfig):
-    """Any stem, its map as capsules, and layers of routed capsules: the ``Capsule`` layer of Keras' examples.
-
-    ``squash(s) = s·√q / (offset + q)`` with ``q = |s|² + epsilon``.
-
-    Attributes:
-        layers: the stem.
-        primary_dim: elements of a capsule: channels of one position, or parts of them.
-        routed: the layers of capsules; the last one has a capsule for each class.
-        replaced: agreements replace the logits, instead of being added to them.
-        offset, epsilon: of the squash.
-    """
-
-    architecture: ClassVar[str] = "capsule-stack"
-    routing: ClassVar[str] = "dynamic"
-
-    stem: tuple[Conv, ...] = ()
-    primary_types: int = 1
-    layers: tuple[StemLayer, ...] = ()
-    primary_dim: int
-    routed: tuple[RoutedLayer, ...]
-    replaced: bool = True
-    offset: float = 1.0
-    epsilon: float = 1e-7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(0, limits.LAYERS, layers=len(self.layers))
-        check_range(1, limits.LAYERS, routed=len(self.routed))
-        check_range(1, limits.WIDTH, primary_dim=self.primary_dim)
-        if self.stem or self.capsule_layers:
-            raise UsageError("A capsule stack has its stem in layers, and its capsules in routed.")
-        if self.routed[-1].capsules != self.classes:
-            raise UsageError(
-                f"{self.classes} classes are named.",
-                f"The last layer has {self.routed[-1].capsules} capsules.",
-            )
-        if not (0 < self.epsilon < math.inf and 0 < self.offset < math.inf):
-            raise UsageError("The offset and epsilon of a squash are finite numbers above 0.")
-
-
-# --- FSA-Net ---
-
-
-@dataclass(frozen=True, kw_only=True)
-class FSANetConfig(ModelConfig):
-    """FSA-Net: head pose, or other values, by stage-wise regression (Yang et al. 2019).
-
-    Attributes:
-        value_names, units: of the values.
-        ranges: the largest size of each value.
-        scorings: one part for each, whose mean is the answer. How a part scores the places of its maps:
-            ``convolution`` (1x1, sigmoid), ``variance`` of the channels, ``uniform``, or ``none``: every
-            place is a capsule.
-        rows: capsules are mixed from the features of ``positions`` (the paper), or from ``channels``:
-            maps ``[C, H, W]`` read as ``[H·W, C]``.
-        primary_types: capsules of each stage that fine-grained mapping makes.
-        mixtures: rank of a mapping (m in the paper).
-        capsule_dim: elements of a stage's capsule.
-        bins: of each stage.
-        second_stream: activation of the second stream's first block.
-        depthwise_bias: whether depthwise convolutions have a bias.
-        norm_epsilon: of batch normalization.
-        epsilon: of the squash.
-    """
-
-    architecture: ClassVar[str] = "fsa-net"
-    routing: ClassVar[str] = "dynamic"
-    tasks: ClassVar[tuple[str, ...]] = (REGRESSION,)
-
-    class_names: tuple[str, ...] = ()
-    stem: tuple[Conv, ...] = ()
-    primary_types: int = 7
-    iterations: int = 2
-    task: str = REGRESSION
-    value_names: tuple[str, ...] = ("yaw", "pitch", "roll")
-    units: tuple[str, ...] = ("degrees", "degrees", "degrees")
-    ranges: tuple[float, ...] = (99.0, 99.0, 99.0)
-    scorings: tuple[str, ...] = ("convolution",)
-    rows: str = "positions"
-    mixtures: int = 5
-    capsule_dim: int = 16
-    bins: int = 3
-    second_stream: str = "tanh"
-    depthwise_bias: bool = False
-    norm_epsilon: float = 1e-3
-    epsilon: float = 1e-7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, values, known in (
-            ("scorings", self.scorings, ("convolution", "variance", "uniform", "none")),
-            ("rows", (self.rows,), ("positions", "channels")),
-            ("second_stream", (self.second_stream,), ("relu", "tanh")),
-        ):
-            unknown = [v for v in values if v not in known]
-            if unknown:
-                raise UsageError(f"{name} is '{unknown[0]}'.", f"Known: {', '.join(known)}.")
-        if self.class_names or self.stem or self.capsule_layers:
-            raise UsageError("FSA-Net has values, and neither classes nor layers to choose.")
-        if not len(self.value_names) == len(self.units) == len(self.ranges):
-            raise UsageError("FSA-Net needs as many units and ranges as values.")
-        if max(map(len, (*self.value_names, *self.units)), default=0) > limits.NAME_CHARACTERS:
-            raise UsageError(f"A name or unit has over {limits.NAME_CHARACTERS:,} characters.")
-        if not all(map(math.isfinite, self.ranges)):
-            raise UsageError("The ranges of FSA-Net are finite numbers.")
-        if not (0 < self.epsilon < math.inf and 0 < self.norm_epsilon < math.inf):
-            raise UsageError("epsilon and norm_epsilon are finite numbers above 0.")
-        check_range(1, limits.LAYERS, parts=len(self.scorings))
-        check_range(
-            1, limits.WIDTH, values=len(self.value_names), mixtures=self.mixtures, bins=self.bins
-        )
-        check_range(9, limits.WIDTH, capsule_dim=self.capsule_dim)
-        check_range(
-            8, limits.IMAGE_SIDE, height=self.preprocessing.height, width=self.preprocessing.width
-        )
-
-    @property
-    def outputs(self) -> Outputs:
-        """The values."""
-        return Outputs(values=("values",), names=self.value_names, units=self.units)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PooledFSANetConfig(FSANetConfig):
-    """FSA-Net without capsules, which its authors compare with: nothing is routed.
-
-    Attributes:
-        pooling: what makes the features of the stages: ``metric``, two linear maps, or ``netvlad``.
-    """
-
-    architecture: ClassVar[str] = "fsa-net-pooled"
-    routing: ClassVar[str] = ""
-
-    iterations: int = 1
-    pooling: str = "metric"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pooling not in ("metric", "netvlad"):
-            raise UsageError(f"pooling is '{self.pooling}'.", "Known: metric, netvlad.")
 
 
 __all__ = [

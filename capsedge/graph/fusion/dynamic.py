@@ -1,4 +1,4 @@
-"""Fit and write DynamicRouting and VoteRouting.
+"""Fit dynamic routing, which `emit_dynamic` writes as DynamicRouting or VoteRouting.
 
 The procedure is fitted in stages:
 
@@ -16,13 +16,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.equivalence import (
     LOOSE,
     STRICT,
@@ -32,11 +30,14 @@ from capsedge.graph.fusion.equivalence import (
     sampled_positions,
 )
 from capsedge.graph.fusion.formulas import Dynamic, difference
-from capsedge.graph.fusion.layouts import Layout, grouped_layouts, layouts, vote_layouts
+from capsedge.graph.fusion.layouts import (
+    Layout,
+    grouped_layouts,
+    layouts,
+    result_roles,
+    vote_layouts,
+)
 from capsedge.graph.fusion.values import Array, Values
-from capsedge.graph.fusion.votes import VoteSource, order_of
-
-# --- Fitting ---
 
 _ENDS = 24  # tensors after the last softmax that may be the result
 _KEPT = 12  # hypotheses that go on to the second stage
@@ -147,12 +148,6 @@ def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
             "sum of votes"
         )
     return found[:_ENDS]
-
-
-def result_roles(roles: Layout) -> tuple[list[tuple[int, ...]], int | None]:
-    """The roles ``[n, j, p]`` of a result of votes, and which of them counts images."""
-    parts = [roles.part(0), roles.part(1), roles.part(3)]
-    return parts, None if roles.batch is None else 0
 
 
 def _first_stage(
@@ -337,216 +332,3 @@ def _epsilon(
     errors = [max(difference(k(u), w) for u, w in probes) for k in kinds]
     least = min(errors)
     return next(k for k, e in zip(kinds, errors, strict=True) if e <= 2 * least + 1e-12)
-
-
-# --- Writing, if the operator computes the same ---
-
-STAND_IN = 1e-16  # for no epsilon: below FP32's smallest difference in any product of the squash
-MOST_ADDED = 1e-6  # epsilon added to a norm; what stands for it differs by less than half of it
-ATOL, RTOL = 5e-7, 1e-6
-
-
-@dataclass(frozen=True)
-class Expressed:
-    """Routing in the operators' own terms.
-
-    Attributes:
-        kind: what they compute, of votes multiplied by ``gain``.
-        gain: of votes and bias.
-        notes: what to say of it.
-    """
-
-    kind: Dynamic
-    gain: float = 1.0
-    notes: tuple[str, ...] = ()
-
-    def __call__(self, votes: Array) -> Array:
-        return self.kind(self.gain * votes)
-
-
-@dataclass(frozen=True)
-class EmittedDynamic:
-    """The nodes, their operator and what to say of them."""
-
-    edit: Edit
-    operator: str
-    notes: tuple[str, ...]
-
-
-def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
-    """The operators' own kind of routing that stands for a kind.
-
-    Raises:
-        NoMatch: there is none.
-    """
-    kind = match.kind
-    other = _other(kind, match.roles.sizes[3])
-    if other:
-        raise NoMatch(f"{other}: no operator has that")
-    if kind.batch_mean and (free or batch != 1):
-        raise NoMatch(
-            "dynamic routing whose agreements are averaged over the batch: an image's answer depends on the "
-            "others (fix the batch at 1 where that is what is wanted)"
-        )
-    form = replace(kind, form="B", group=1, batch_mean=False)
-    gain = 1.0
-    notes: tuple[str, ...] = ()
-    if kind.form == "A":
-        if kind.epsilon > MOST_ADDED:
-            raise NoMatch(f"a squash with {kind.epsilon:g} added to the norm: no operator has that")
-        most = f"{kind.epsilon / 2:.1g} at most"
-        notes = (f"the epsilon {kind.epsilon:.3g} added to the norm stands under the root: {most}",)
-        form = replace(form, epsilon=max(kind.epsilon**2, STAND_IN))
-    elif kind.form in "FH":
-        if kind.epsilon > MOST_ADDED:
-            raise NoMatch(
-                f"a squash with {kind.epsilon:g} added to the squared norm: no operator has that"
-            )
-        notes = (f"{STAND_IN:g} stands for the epsilon {kind.epsilon:.3g} added to squared norms",)
-        form = replace(form, epsilon=STAND_IN)
-        if kind.form == "H":  # s·n/(½+n²) is the squash of √2·s
-            gain = 2**0.5
-            form = replace(form, bias=gain * kind.bias, scale=kind.scale / gain)
-    elif not kind.epsilon:
-        notes = (f"no epsilon in the squash: {STAND_IN:g} stands for it",)
-        form = replace(form, epsilon=STAND_IN)
-    if kind.normalize:
-        form = replace(form, norm_epsilon=form.epsilon)
-    return Expressed(form, gain, notes)
-
-
-def _other(kind: Dynamic, pose: int) -> str:
-    """What a kind has that no operator has; empty where there is nothing."""
-    if kind.group > 1 and pose == 1:
-        return "one logit for each element of a pose"
-    features = {
-        "a softmax over children and parents together": kind.over == "ji",
-        "a softmax over some of the parents": kind.over == "groups",
-        "a squash over the parents": kind.axis == "j",
-        "a squash over the poses of all positions together": kind.axis == "group",
-        "the squash (1 - exp -n)·s/n": kind.form == "E",
-    }
-    said = " and ".join(text for text, is_so in features.items() if is_so)
-    return f"dynamic routing with {said}" if said else ""
-
-
-def emit_dynamic(
-    graph: Values, match: DynamicMatch, vote_source: VoteSource | None, tag: str
-) -> EmittedDynamic:
-    """The nodes.
-
-    Args:
-        vote_source: where the votes come from; None routes the votes as they are given.
-
-    Raises:
-        NoMatch: no operator computes the same.
-    """
-    form = expressed(match, graph.batch, graph.free)
-    _check(graph, match, form)
-    edit = Edit(graph, tag)
-    if vote_source is None:
-        operator, v = _over_votes(edit, match, form)
-    else:
-        operator, v = _over_capsules(edit, match, form, vote_source)
-    n, j, _, p = match.roles.sizes
-    edit.describe(v, (n, j, p))
-    edit.write(v, match.layout, match.result)
-    notes = form.notes
-    if match.equivalence.undefined:
-        notes = (*notes, "where the original is not a number (zero votes), the operator gives zero")
-    return EmittedDynamic(edit, operator, notes)
-
-
-def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
-    if form.kind == match.kind:
-        return
-    function = graph.function([match.votes], [match.result])
-    verdict = check_equivalence(
-        lambda x: match.layout.read(function(x)[0]),
-        lambda x: form(match.roles.read(x)),
-        graph.shapes[match.votes],
-        RTOL,
-        seed=6,
-        floor=ATOL,
-        roles=match.roles,
-    )
-    if not verdict.accepted:
-        raise NoMatch(
-            f"the operator would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
-        )
-
-
-def _attributes(kind: Dynamic) -> dict[str, Any]:
-    """Of ``DynamicRouting`` and ``VoteRouting``."""
-    return {
-        "iterations": kind.iterations,
-        "leaky": int(kind.leaky),
-        "over_children": int(kind.over == "i"),
-        "replace": int(kind.replace),
-        "normalize": int(kind.normalize),
-        "elementwise": int(kind.axis == "element"),
-        "agreement_scale": float(kind.scale),
-        "epsilon": float(kind.epsilon),
-    }
-
-
-def _over_votes(edit: Edit, match: DynamicMatch, form: Expressed) -> tuple[str, str]:
-    n, j, i, p = match.roles.sizes
-    votes = edit.read(match.votes, _children_first(match.roles), (n, i, j, p))
-    if form.gain != 1:
-        gain = edit.constant(np.array(form.gain), "gain")
-        votes = edit.describe(edit.op("Mul", [votes, gain]), (n, i, j, p))
-    prior = np.broadcast_to(form.kind.prior, (j, i)).T
-    bias = np.broadcast_to(form.kind.bias, (j, p))
-    inputs = [votes, edit.constant(prior, "log_prior"), edit.constant(bias, "bias")]
-    (v,) = edit.capsule("VoteRouting", inputs, **_attributes(form.kind))
-    return "VoteRouting", v
-
-
-def _children_first(roles: Layout) -> Layout:
-    """``[n, i, j, p]`` of ``[n, j, i, p]``."""
-    a, b, c, d = roles.groups
-    order = roles.order
-    swapped = (*order[:a], *order[a + b : a + b + c], *order[a : a + b], *order[a + b + c :])
-    return replace(roles, order=swapped, groups=(a, c, b, d))
-
-
-def _over_capsules(
-    edit: Edit, match: DynamicMatch, form: Expressed, vote_source: VoteSource
-) -> tuple[str, str]:
-    n, j, i, p = match.roles.sizes
-    images = edit.graph.batch
-    weight = form.gain * vote_source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
-    prior = np.broadcast_to(form.kind.prior, (j, i)).T
-    constant = None
-    if vote_source.constant is not None and vote_source.constant.any():
-        constant = form.gain * vote_source.constant[0].transpose(1, 0, 2)
-    at = order_of(vote_source.index)
-    if at is not None:
-        u = edit.read(vote_source.tensor, vote_source.layout, (images, i, vote_source.depth))
-        weight, prior = weight[at], prior[at]
-        constant = None if constant is None else constant[at]
-    else:
-        u = edit.read(
-            vote_source.tensor, vote_source.layout, (images, vote_source.cells, vote_source.depth)
-        )
-        chosen = edit.constant(vote_source.index.reshape(-1), "children")
-        u = edit.op("Gather", [u, chosen], axis=1)
-        if len(vote_source.index) > 1:
-            u = edit.reshape(u, (n, i, vote_source.depth), 0)
-        edit.describe(u, (n, i, vote_source.depth))
-    inputs = [
-        u,
-        edit.constant(_once(weight), "weight"),
-        edit.constant(prior, "log_prior"),
-        edit.constant(np.broadcast_to(form.kind.bias, (j, p)), "bias"),
-    ]
-    if constant is not None:
-        inputs.append(edit.constant(_once(constant), "vote_bias"))
-    (v,) = edit.capsule("DynamicRouting", inputs, **_attributes(form.kind))
-    return "DynamicRouting", v
-
-
-def _once(values: Array) -> Array:
-    """The first of several children's values, where all are the same."""
-    return values[:1] if (values == values[:1]).all() else values

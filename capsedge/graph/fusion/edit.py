@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.layouts import Layout
-from capsedge.graph.fusion.values import Array, Values, inputs_of_each
+from capsedge.graph.fusion.values import Array, Values, inputs_of
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION
 
@@ -175,7 +175,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
         NoMatch: some read from each other in a circle.
     """
     maker = {o: k for k, n in enumerate(nodes) for o in n.output if o}
-    needs = [sorted({maker[i] for i in read if i in maker}) for read in inputs_of_each(nodes)]
+    needs = [sorted({maker[i] for i in read if i in maker}) for read in map(inputs_of, nodes)]
     done: set[int] = set()
     begun: set[int] = set()
     found: list[onnx.NodeProto] = []

@@ -18,7 +18,6 @@ import numpy as np
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.dynamic import result_roles
 from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.equivalence import (
     FLOOR,
@@ -47,7 +46,7 @@ from capsedge.graph.fusion.grids import (
     windows_of,
     write_parents,
 )
-from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
+from capsedge.graph.fusion.layouts import Layout, layouts, result_roles, vote_layouts
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
 

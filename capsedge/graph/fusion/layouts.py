@@ -226,3 +226,9 @@ def _merging(target: list[int], dims: tuple[int, ...]) -> Iterator[tuple[int, ..
             yield from extend((*used, k), at + whole, 1 if whole else filled * size)
 
     yield from extend((), 0, 1)
+
+
+def result_roles(roles: Layout) -> tuple[list[tuple[int, ...]], int | None]:
+    """The roles ``[n, j, p]`` of a result of votes, and which of them counts images."""
+    parts = [roles.part(0), roles.part(1), roles.part(3)]
+    return parts, None if roles.batch is None else 0

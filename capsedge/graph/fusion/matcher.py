@@ -11,9 +11,10 @@ import onnx
 from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
 from capsedge.graph.fusion.attention import emit_attention, fit_attention, fit_uniform
 from capsedge.graph.fusion.candidates import Candidate, Softmax, find_candidates
-from capsedge.graph.fusion.dynamic import DynamicMatch, emit_dynamic, fit_dynamic
+from capsedge.graph.fusion.dynamic import DynamicMatch, fit_dynamic
 from capsedge.graph.fusion.edit import Edit, splice
 from capsedge.graph.fusion.em import emit_em, fit_em
+from capsedge.graph.fusion.emit_dynamic import emit_dynamic
 from capsedge.graph.fusion.grids import Children
 from capsedge.graph.fusion.self_attention import emit_self_attention, fit_self_attention
 from capsedge.graph.fusion.squash import emit_squash, match_squashes

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
 import onnx
 import onnx.helper
 import onnx.inliner
@@ -27,7 +26,9 @@ import onnx.version_converter
 from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
 from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
+from capsedge.graph.fusion.constant_shapes import constant_shapes
 from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
+from capsedge.graph.fusion.execution import first_line
 from capsedge.graph.fusion.free_batch import with_batch
 from capsedge.graph.fusion.matcher import (
     Replacement,
@@ -45,95 +46,12 @@ from capsedge.graph.fusion.proof import (
     prove,
 )
 from capsedge.graph.fusion.unroll import unroll
-from capsedge.graph.fusion.values import Array, Values, first_line, session_of
-from capsedge.graph.proto import copy_of, initializer, opset_of, replace
+from capsedge.graph.fusion.values import Values
+from capsedge.graph.proto import copy_of, opset_of, replace
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.rewrites import write_exact_sigmoids
 from capsedge.graph.shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
-
-# --- Constants that a file computes: sizes, bounds of slices, targets of Reshapes ---
-
-_BATCHES = (2, 3, 5)
-_LARGEST = 1 << 20  # elements of a value that becomes an initializer
-
-
-def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """A copy with initializers for values that depend on fixed sizes alone; how many.
-
-    Such a value is made of shapes and constants and is looked at for three batches. One that never differs
-    is constant; of a Reshape's target one entry may differ where no other is 0 or -1, and -1 in its place
-    says the same, since a Reshape keeps the number of elements. Dequantized weights stay integers.
-    """
-    try:
-        graph = Values(model)
-    except NoMatch:
-        return model, 0
-    if not graph.free:
-        return model, 0
-    targets = {n.input[1] for n in graph.nodes if n.op_type == "Reshape"}
-    wanted = sorted(
-        {
-            name
-            for users in (n.input for n in graph.nodes if n.output[0] not in graph.constant)
-            for name in users
-            if name in graph.constant and name not in graph.weights and not graph.is_quantized(name)
-        }
-    )
-    if not wanted:
-        return model, 0
-    views = [n.output[0] for n in graph.nodes if n.op_type == "Reshape" and n.input[1] in wanted]
-    probe = copy_of(model)
-    del probe.graph.output[:]
-    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in (*wanted, *views))
-    try:
-        session = session_of(probe)
-        runs = [session.run([*wanted, *views], graph.feeds(b)) for b in _BATCHES]
-    except Exception:  # ONNX Runtime's errors have no common public base
-        return model, 0
-    seen = [r[: len(wanted)] for r in runs]
-    shapes = zip(*([np.array(np.shape(v)) for v in r[len(wanted) :]] for r in runs), strict=True)
-    known: dict[str, Array] = {}
-    for name, values in zip(wanted, zip(*seen, strict=True), strict=True):
-        value = _constant([np.asarray(v) for v in values], name in targets)
-        if value is not None and value.size <= _LARGEST:
-            known[name] = value
-    copy = copy_of(model)
-    # A target with -1 of its own says less than the shape that comes out of it.
-    found = {name: _constant(list(each), True) for name, each in zip(views, shapes, strict=True)}
-    made = 0
-    for node in copy.graph.node:
-        shape = found.get(node.output[0]) if node.output else None
-        if shape is not None and node.input[1] not in known:
-            node.input[1] = f"{node.output[0]}/shape"
-            copy.graph.initializer.append(initializer(node.input[1], shape))
-            made += 1
-    for name, value in known.items():
-        copy.graph.initializer.append(initializer(f"{name}/constant", value))
-    for node in copy.graph.node:
-        for k, name in enumerate(node.input):
-            # A target with -1 in it is none for other nodes.
-            if name in known and (-1 not in known[name] or (node.op_type == "Reshape" and k == 1)):
-                node.input[k] = f"{name}/constant"
-    remove_dead_nodes(copy)
-    return copy, len(known) + made
-
-
-def _constant(runs: list[Array], target: bool) -> Array | None:
-    """What runs at several batches say that a value is; None where it is not constant."""
-    first = runs[0]
-    if any(r.shape != first.shape or r.dtype != first.dtype for r in runs):
-        return None
-    varying = np.any([r != first for r in runs], axis=0)
-    if not varying.any():
-        return first
-    rest = first[~varying] if target and first.ndim == 1 else np.zeros(1)
-    if varying.sum() > 1 or (rest == 0).any() or (rest == -1).any():
-        return None
-    return np.where(varying, -1, first).astype(np.int64)
-
-
-# --- The optimization ---
 
 OLDEST, LEAST, WANTED = 8, 18, 20
 Stage = Callable[[str], None]
@@ -470,7 +388,7 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
     from capsedge.errors import CapsedgeError
-    from capsedge.graph.fusion.values import first_line
+    from capsedge.graph.fusion.execution import first_line
 
     data = sys.stdin.buffer.read()
     model = b""

@@ -12,7 +12,8 @@ import onnx
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion.edit import store_halves
-from capsedge.graph.fusion.values import Array, Values, first_line, session_of
+from capsedge.graph.fusion.execution import first_line, session_of
+from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.portable import merge_views
 from capsedge.graph.proto import copy_of
 from capsedge.graph.rewrites import replace_layer_norms, write_exact_sigmoids

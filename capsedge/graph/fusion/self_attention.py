@@ -15,8 +15,8 @@ import numpy as np
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.dynamic import result_roles
 from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.emit_dynamic import read_children
 from capsedge.graph.fusion.equivalence import (
     LOOSE,
     STRICT,
@@ -26,9 +26,9 @@ from capsedge.graph.fusion.equivalence import (
     sampled_positions,
 )
 from capsedge.graph.fusion.formulas import SelfAttention, difference
-from capsedge.graph.fusion.layouts import Layout, layouts, vote_layouts
+from capsedge.graph.fusion.layouts import Layout, layouts, result_roles, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values
-from capsedge.graph.fusion.votes import VoteSource, order_of
+from capsedge.graph.fusion.votes import VoteSource
 
 # --- Fitting ---
 
@@ -228,19 +228,8 @@ def emit_self_attention(
     edit = Edit(graph, tag)
     weight = vote_source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
     bias = np.broadcast_to(kind.bias, (j, i)).T
-    at = order_of(vote_source.index)
-    if at is None:
-        u = edit.read(
-            vote_source.tensor,
-            vote_source.layout,
-            (graph.batch, vote_source.cells, vote_source.depth),
-        )
-        u = edit.op("Gather", [u, edit.constant(vote_source.index.reshape(-1), "children")], axis=1)
-        if len(vote_source.index) > 1:
-            u = edit.reshape(u, (n, i, vote_source.depth), 0)
-        edit.describe(u, (n, i, vote_source.depth))
-    else:
-        u = edit.read(vote_source.tensor, vote_source.layout, (graph.batch, i, vote_source.depth))
+    u, at = read_children(edit, vote_source, (n, i))
+    if at is not None:
         weight, bias = weight[at], bias[at]
     inputs = [u, edit.constant(weight, "weight"), edit.constant(bias, "bias")]
     epsilon = kind.epsilon or STAND_IN

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.dynamic import ATOL, MOST_ADDED, RTOL, STAND_IN
 from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.emit_dynamic import ATOL, MOST_ADDED, RTOL, STAND_IN
 from capsedge.graph.fusion.equivalence import LOOSE, STRICT, check_equivalence, is_wide, poses_last
 from capsedge.graph.fusion.formulas import difference, squash
 from capsedge.graph.fusion.values import Values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.execution import first_line, session_of, to_fp64
 from capsedge.graph.fusion.index_inputs import table_sizes
-from capsedge.graph.proto import copy_of
-from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
+from capsedge.graph.proto import captured_by, copy_of
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -34,51 +34,14 @@ ALWAYS = (1, 2, 3)  # batches that a file with a free one runs at, whatever it w
 _LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
 MOST_NODES = 20_000
 MOST_ELEMENTS = 1 << 28  # of an input
-MOST_BYTES = (
-    1 << 28
-)  # of all values together at more than two images: more of them tell nothing new
+# Of all values together at more than two images: more of them tell nothing new.
+MOST_BYTES = 1 << 28
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
-
-
-def session_of(
-    model: onnx.ModelProto, optimized: bool = False, arena: bool = False
-) -> onnxruntime.InferenceSession:
-    """Load a model in ONNX Runtime on the CPU.
-
-    Args:
-        arena: whether it keeps its memory for the next run, which then takes no pages from the system.
-    """
-    onnxruntime = import_onnxruntime()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    keep_to_itself(options)
-    options.enable_cpu_mem_arena = arena
-    if not optimized:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
 
 
 def inputs_of(node: onnx.NodeProto) -> list[str]:
     """What a node reads, and the graphs inside it from outside of them."""
-    inner = [name for a in node.attribute for g in (a.g, *a.graphs) for name in _outside(g)]
-    return [name for name in (*node.input, *inner) if name]
-
-
-def inputs_of_each(nodes: Iterable[onnx.NodeProto]) -> list[list[str]]:
-    """`inputs_of` each of several nodes."""
-    return [inputs_of(node) for node in nodes]
-
-
-def _outside(graph: onnx.GraphProto) -> list[str]:
-    """The names that a graph inside a node reads and does not make."""
-    made = {v.name for v in (*graph.input, *graph.initializer)}
-    found = []
-    for node in graph.node:
-        found += [name for name in inputs_of(node) if name not in made]
-        made.update(node.output)
-    return found + [o.name for o in graph.output if o.name not in made]
+    return [name for name in (*node.input, *sorted(captured_by(node))) if name]
 
 
 def _bytes(values: Iterable[Any]) -> int:
@@ -455,44 +418,6 @@ class Values:
             opset_imports=list(self.model.opset_import),
             ir_version=min(self.model.ir_version, 10),
         )
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of another library says, in a line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-# --- Nodes in FP64 ---
-
-
-def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
-    for node in nodes:
-        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
-            yield from _written_out(node)
-            continue
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        for attribute in copy.attribute:
-            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
-                attribute.i = TensorProto.DOUBLE
-            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
-                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
-                attribute.t.CopyFrom(numpy_helper.from_array(wide))
-        yield copy
-
-
-def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
-    x, y = node.input[0], node.output[0]
-    soft = node.op_type == "Softplus"
-    one = numpy_helper.from_array(np.array(1.0))
-    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
-    if not soft:
-        yield helper.make_node("Neg", [x], [f"{y}/negative"])
-    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
-    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
-    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
 
 
 # --- What is remembered of a tensor, which itself is not kept ---

@@ -19,8 +19,9 @@ from torch import Tensor
 import capsedge
 from capsedge.cli import app
 from capsedge.graph.fusion import free_batch
+from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
-from capsedge.graph.fusion.values import Values, session_of
+from capsedge.graph.fusion.values import Values
 from tests.graph.fusion import attention_writings as A  # noqa: N812
 from tests.graph.fusion import dynamic_writings as D  # noqa: N812
 from tests.graph.fusion import em_writings as E  # noqa: N812

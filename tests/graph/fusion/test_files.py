@@ -19,9 +19,9 @@ from click.testing import CliRunner
 import capsedge
 from capsedge.cli import app
 from capsedge.graph.fusion import matcher, optimize_graph
+from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.fusion.unroll import unroll
-from capsedge.graph.fusion.values import session_of
 from capsedge.spec import limits
 from tests.graph.fusion import dynamic_writings as D  # noqa: N812
 from tests.graph.fusion.making import exported

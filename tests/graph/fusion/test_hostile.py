@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import capsedge
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.edit import in_order
+from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import optimize_model
-from capsedge.graph.fusion.values import session_of
 
 PLAIN = """<ir_version: 8, opset_import: ["": 17]> net (float[N,12,4] x) => (float[N,5,6] v)
 {

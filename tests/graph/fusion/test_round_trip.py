@@ -13,8 +13,8 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 import torch
 
+from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import optimize_model
-from capsedge.graph.fusion.values import session_of
 from capsedge.graph.proto import operator_nodes
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.configs import CapsuleConv

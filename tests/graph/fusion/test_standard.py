@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 import torch
 
 from capsedge.graph.fusion import standard
+from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.matcher import STANDARD
 from capsedge.graph.fusion.optimize_graph import optimize_model
-from capsedge.graph.fusion.values import session_of
 from tests.graph.fusion import dynamic_writings as D  # noqa: N812
 from tests.graph.fusion import grouped_writings as G  # noqa: N812
 from tests.graph.fusion.making import exported

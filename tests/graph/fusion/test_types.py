@@ -17,8 +17,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantiz
 from torch import Tensor, nn
 
 from capsedge.graph.fusion.edit import store_halves, widened
+from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
-from capsedge.graph.fusion.values import session_of
 from tests.graph.fusion import attention_writings as A  # noqa: N812
 from tests.graph.fusion import dynamic_writings as D  # noqa: N812
 from tests.graph.fusion import em_writings as E  # noqa: N812

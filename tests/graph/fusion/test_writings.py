@@ -12,9 +12,9 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 import torch
 
+from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.matcher import STANDARD
 from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
-from capsedge.graph.fusion.values import session_of
 from tests.graph.fusion import (
     attention_writings,
     dynamic_writings,

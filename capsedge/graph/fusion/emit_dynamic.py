@@ -1,0 +1,237 @@
+"""Write dynamic routing as DynamicRouting or VoteRouting, if the operator computes the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.dynamic import DynamicMatch
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.equivalence import check_equivalence
+from capsedge.graph.fusion.formulas import Dynamic
+from capsedge.graph.fusion.layouts import Layout
+from capsedge.graph.fusion.values import Array, Values
+from capsedge.graph.fusion.votes import VoteSource, order_of
+
+STAND_IN = 1e-16  # for no epsilon: below FP32's smallest difference in any product of the squash
+MOST_ADDED = 1e-6  # epsilon added to a norm; what stands for it differs by less than half of it
+ATOL, RTOL = 5e-7, 1e-6
+
+
+@dataclass(frozen=True)
+class Expressed:
+    """Routing in the operators' own terms.
+
+    Attributes:
+        kind: what they compute, of votes multiplied by ``gain``.
+        gain: of votes and bias.
+        notes: what to say of it.
+    """
+
+    kind: Dynamic
+    gain: float = 1.0
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, votes: Array) -> Array:
+        return self.kind(self.gain * votes)
+
+
+@dataclass(frozen=True)
+class EmittedDynamic:
+    """The nodes, their operator and what to say of them."""
+
+    edit: Edit
+    operator: str
+    notes: tuple[str, ...]
+
+
+def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
+    """The operators' own kind of routing that stands for a kind.
+
+    Raises:
+        NoMatch: there is none.
+    """
+    kind = match.kind
+    other = _other(kind, match.roles.sizes[3])
+    if other:
+        raise NoMatch(f"{other}: no operator has that")
+    if kind.batch_mean and (free or batch != 1):
+        raise NoMatch(
+            "dynamic routing whose agreements are averaged over the batch: an image's answer depends on the "
+            "others (fix the batch at 1 where that is what is wanted)"
+        )
+    form = replace(kind, form="B", group=1, batch_mean=False)
+    gain = 1.0
+    notes: tuple[str, ...] = ()
+    if kind.form == "A":
+        if kind.epsilon > MOST_ADDED:
+            raise NoMatch(f"a squash with {kind.epsilon:g} added to the norm: no operator has that")
+        most = f"{kind.epsilon / 2:.1g} at most"
+        notes = (f"the epsilon {kind.epsilon:.3g} added to the norm stands under the root: {most}",)
+        form = replace(form, epsilon=max(kind.epsilon**2, STAND_IN))
+    elif kind.form in "FH":
+        if kind.epsilon > MOST_ADDED:
+            raise NoMatch(
+                f"a squash with {kind.epsilon:g} added to the squared norm: no operator has that"
+            )
+        notes = (f"{STAND_IN:g} stands for the epsilon {kind.epsilon:.3g} added to squared norms",)
+        form = replace(form, epsilon=STAND_IN)
+        if kind.form == "H":  # s·n/(½+n²) is the squash of √2·s
+            gain = 2**0.5
+            form = replace(form, bias=gain * kind.bias, scale=kind.scale / gain)
+    elif not kind.epsilon:
+        notes = (f"no epsilon in the squash: {STAND_IN:g} stands for it",)
+        form = replace(form, epsilon=STAND_IN)
+    if kind.normalize:
+        form = replace(form, norm_epsilon=form.epsilon)
+    return Expressed(form, gain, notes)
+
+
+def _other(kind: Dynamic, pose: int) -> str:
+    """What a kind has that no operator has; empty where there is nothing."""
+    if kind.group > 1 and pose == 1:
+        return "one logit for each element of a pose"
+    features = {
+        "a softmax over children and parents together": kind.over == "ji",
+        "a softmax over some of the parents": kind.over == "groups",
+        "a squash over the parents": kind.axis == "j",
+        "a squash over the poses of all positions together": kind.axis == "group",
+        "the squash (1 - exp -n)·s/n": kind.form == "E",
+    }
+    said = " and ".join(text for text, is_so in features.items() if is_so)
+    return f"dynamic routing with {said}" if said else ""
+
+
+def emit_dynamic(
+    graph: Values, match: DynamicMatch, vote_source: VoteSource | None, tag: str
+) -> EmittedDynamic:
+    """The nodes.
+
+    Args:
+        vote_source: where the votes come from; None routes the votes as they are given.
+
+    Raises:
+        NoMatch: no operator computes the same.
+    """
+    form = expressed(match, graph.batch, graph.free)
+    _check(graph, match, form)
+    edit = Edit(graph, tag)
+    if vote_source is None:
+        operator, v = _over_votes(edit, match, form)
+    else:
+        operator, v = _over_capsules(edit, match, form, vote_source)
+    n, j, _, p = match.roles.sizes
+    edit.describe(v, (n, j, p))
+    edit.write(v, match.layout, match.result)
+    notes = form.notes
+    if match.equivalence.undefined:
+        notes = (*notes, "where the original is not a number (zero votes), the operator gives zero")
+    return EmittedDynamic(edit, operator, notes)
+
+
+def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
+    if form.kind == match.kind:
+        return
+    function = graph.function([match.votes], [match.result])
+    verdict = check_equivalence(
+        lambda x: match.layout.read(function(x)[0]),
+        lambda x: form(match.roles.read(x)),
+        graph.shapes[match.votes],
+        RTOL,
+        seed=6,
+        floor=ATOL,
+        roles=match.roles,
+    )
+    if not verdict.accepted:
+        raise NoMatch(
+            f"the operator would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
+        )
+
+
+def _attributes(kind: Dynamic) -> dict[str, Any]:
+    """Of ``DynamicRouting`` and ``VoteRouting``."""
+    return {
+        "iterations": kind.iterations,
+        "leaky": int(kind.leaky),
+        "over_children": int(kind.over == "i"),
+        "replace": int(kind.replace),
+        "normalize": int(kind.normalize),
+        "elementwise": int(kind.axis == "element"),
+        "agreement_scale": float(kind.scale),
+        "epsilon": float(kind.epsilon),
+    }
+
+
+def _over_votes(edit: Edit, match: DynamicMatch, form: Expressed) -> tuple[str, str]:
+    n, j, i, p = match.roles.sizes
+    votes = edit.read(match.votes, _children_first(match.roles), (n, i, j, p))
+    if form.gain != 1:
+        gain = edit.constant(np.array(form.gain), "gain")
+        votes = edit.describe(edit.op("Mul", [votes, gain]), (n, i, j, p))
+    prior = np.broadcast_to(form.kind.prior, (j, i)).T
+    bias = np.broadcast_to(form.kind.bias, (j, p))
+    inputs = [votes, edit.constant(prior, "log_prior"), edit.constant(bias, "bias")]
+    (v,) = edit.capsule("VoteRouting", inputs, **_attributes(form.kind))
+    return "VoteRouting", v
+
+
+def _children_first(roles: Layout) -> Layout:
+    """``[n, i, j, p]`` of ``[n, j, i, p]``."""
+    a, b, c, d = roles.groups
+    order = roles.order
+    swapped = (*order[:a], *order[a + b : a + b + c], *order[a : a + b], *order[a + b + c :])
+    return replace(roles, order=swapped, groups=(a, c, b, d))
+
+
+def _over_capsules(
+    edit: Edit, match: DynamicMatch, form: Expressed, vote_source: VoteSource
+) -> tuple[str, str]:
+    n, j, i, p = match.roles.sizes
+    weight = form.gain * vote_source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]
+    prior = np.broadcast_to(form.kind.prior, (j, i)).T
+    constant = None
+    if vote_source.constant is not None and vote_source.constant.any():
+        constant = form.gain * vote_source.constant[0].transpose(1, 0, 2)
+    u, at = read_children(edit, vote_source, (n, i))
+    if at is not None:
+        weight, prior = weight[at], prior[at]
+        constant = None if constant is None else constant[at]
+    inputs = [
+        u,
+        edit.constant(_once(weight), "weight"),
+        edit.constant(prior, "log_prior"),
+        edit.constant(np.broadcast_to(form.kind.bias, (j, p)), "bias"),
+    ]
+    if constant is not None:
+        inputs.append(edit.constant(_once(constant), "vote_bias"))
+    (v,) = edit.capsule("DynamicRouting", inputs, **_attributes(form.kind))
+    return "DynamicRouting", v
+
+
+def read_children(
+    edit: Edit, vote_source: VoteSource, sizes: tuple[int, int]
+) -> tuple[str, Array | None]:
+    """The children ``[n, i, depth]`` that votes are made of, and the cells in whose order they stand.
+
+    Where cells are chosen, the order is that of the votes: None.
+
+    Args:
+        sizes: n and i.
+    """
+    images, depth = edit.graph.batch, vote_source.depth
+    at = order_of(vote_source.index)
+    if at is not None:
+        return edit.read(vote_source.tensor, vote_source.layout, (images, sizes[1], depth)), at
+    u = edit.read(vote_source.tensor, vote_source.layout, (images, vote_source.cells, depth))
+    u = edit.op("Gather", [u, edit.constant(vote_source.index.reshape(-1), "children")], axis=1)
+    if len(vote_source.index) > 1:
+        u = edit.reshape(u, (*sizes, depth), 0)
+    return edit.describe(u, (*sizes, depth)), None
+
+
+def _once(values: Array) -> Array:
+    """The first of several children's values, where all are the same."""
+    return values[:1] if (values == values[:1]).all() else values

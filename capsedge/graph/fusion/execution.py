@@ -1,0 +1,70 @@
+"""Run pieces of a foreign graph as they are in ONNX Runtime, in FP32 or with their nodes in FP64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+def session_of(
+    model: onnx.ModelProto, optimized: bool = False, arena: bool = False
+) -> onnxruntime.InferenceSession:
+    """Load a model in ONNX Runtime on the CPU.
+
+    Args:
+        arena: whether it keeps its memory for the next run, which then takes no pages from the system.
+    """
+    onnxruntime = import_onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    keep_to_itself(options)
+    options.enable_cpu_mem_arena = arena
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in a line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
+    for node in nodes:
+        if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
+            yield from _written_out(node)
+            continue
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        for attribute in copy.attribute:
+            if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.DOUBLE
+            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT:
+                wide = numpy_helper.to_array(attribute.t).astype(np.float64)
+                attribute.t.CopyFrom(numpy_helper.from_array(wide))
+        yield copy
+
+
+def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
+    x, y = node.input[0], node.output[0]
+    soft = node.op_type == "Softplus"
+    one = numpy_helper.from_array(np.array(1.0))
+    yield helper.make_node("Constant", [], [f"{y}/one"], value=one)
+    if not soft:
+        yield helper.make_node("Neg", [x], [f"{y}/negative"])
+    yield helper.make_node("Exp", [x if soft else f"{y}/negative"], [f"{y}/power"])
+    yield helper.make_node("Add", [f"{y}/power", f"{y}/one"], [f"{y}/sum"])
+    yield helper.make_node("Log" if soft else "Reciprocal", [f"{y}/sum"], [y])
