@@ -33,7 +33,8 @@ import capsedge
 from benchmarks.common import machine
 from capsedge.importers.reference_check import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
-from capsedge.models.user_module import UserModuleSpec, load_user_module, on_cpu
+from capsedge.models.user_code import on_cpu
+from capsedge.models.user_module import UserModuleSpec, load_user_module
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, Entry, compare
 from capsedge.runtime.profiling.compare_models import TORCH_WORKER
 from capsedge.runtime.profiling.worker import Limits, Specification

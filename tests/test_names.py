@@ -90,8 +90,8 @@ ALLOWED = {
     "runtime.onnx_file.forecast:_IN_PLACE": "operators that work in place",
     "runtime.files.pickles:_mark": "MARK is an opcode of pickles",
     "runtime.files.text:_MARKS": "marks of Markdown",
-    "models.layers:places": "a buffer of a module",
-    "models.layers:seen": "a buffer of a module",
+    "models.em_layers:places": "a buffer of a module",
+    "models.em_layers:seen": "a buffer of a module",
 }
 
 _DEFINITION = re.compile(

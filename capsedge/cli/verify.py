@@ -13,7 +13,7 @@ from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_DATA, READS_MODEL, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
-from capsedge.runtime.metadata import SUMMARY_FIELDS
+from capsedge.runtime.origin import SUMMARY_FIELDS
 
 if TYPE_CHECKING:
     from capsedge.verification.certificate import Certificate

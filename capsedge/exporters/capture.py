@@ -32,7 +32,7 @@ from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_subject import Flat, NoFreeBatch, PerImage, sized
 from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.graph.proto import copy_of, initializer, replace
-from capsedge.models.user_module import code_location, first_line, is_user_code, line_of, node_lines
+from capsedge.models.user_code import code_location, first_line, is_user_code, line_of, node_lines
 from capsedge.spec.operators import OPERATORS, Operator
 
 # --- A free batch, from two captures at different batch sizes ---

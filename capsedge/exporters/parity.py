@@ -17,7 +17,7 @@ from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_subject import run_fp64, to_fp64
 from capsedge.graph import Rewrites
-from capsedge.models.user_module import first_line, line_of, node_lines
+from capsedge.models.user_code import first_line, line_of, node_lines
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.routing_trace import PREFIX
 from capsedge.tolerance import TRACE, Tolerance, excess, undefined

@@ -11,7 +11,7 @@ import torch
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.graph.passes import is_foreign
-from capsedge.models.user_module import first_line, line_of, node_lines
+from capsedge.models.user_code import first_line, line_of, node_lines
 
 _NODE = re.compile(r"while running (?P<kind>\w+) node\. Name:'(?P<name>[^']*)'")
 _WAY_OUT = (

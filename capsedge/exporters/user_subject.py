@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.determinism import check_repeatable
 from capsedge.exporters.subject import Subject
-from capsedge.models.user_module import (
+from capsedge.models.user_code import (
     first_line,
     is_user_code,
     line_of,

@@ -40,14 +40,8 @@ from capsedge.runtime.files.writing import (
     check_writable,
     sha256,
 )
-from capsedge.runtime.metadata import (
-    NOT_COMPARED,
-    ORIGIN_KEY,
-    REGRESSION,
-    Origin,
-    Outputs,
-    Preprocessing,
-)
+from capsedge.runtime.metadata import REGRESSION, Outputs, Preprocessing
+from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
 # --- The network of a file's weights ---

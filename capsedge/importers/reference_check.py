@@ -20,7 +20,8 @@ from capsedge.errors import UsageError
 from capsedge.exporters.determinism import check_repeatable
 from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
-from capsedge.models.user_module import UserModuleSpec, first_line, load_user_module, on_cpu
+from capsedge.models.user_code import first_line, on_cpu
+from capsedge.models.user_module import UserModuleSpec, load_user_module
 from capsedge.runtime.metadata import REGRESSION, Preprocessing
 from capsedge.verification.sample_inputs import Floats, generated, hard_cases, prepared
 

@@ -25,7 +25,7 @@ from capsedge.runtime.files.reading import FILE, file_size, open_regular_file, p
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
 from capsedge.runtime.inspection import CONFIG_KEY
-from capsedge.runtime.metadata import origin_of
+from capsedge.runtime.origin import origin_of
 from capsedge.runtime.typical_input import typical_input_of
 from capsedge.spec import limits
 

@@ -160,7 +160,7 @@ class MatrixCapsulesConfig(ModelConfig):
             computes that normalizes ``R a`` over the parents.
         patches: of the convolutional capsule layers: ``windows``, or patches ``[K, K, H', W']`` read as
             ``[H', W', K, K]``: ``kernel``.
-        statistics: of the ``paper``, or ``clamped`` (`capsedge.models.layers`), where ``patches`` are of
+        statistics: of the ``paper``, or ``clamped`` (`capsedge.models.em_layers`), where ``patches`` are of
             poses, as in ``AttentionCapsulesConfig``.
     """
 

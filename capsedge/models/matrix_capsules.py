@@ -9,13 +9,8 @@ from torch import Tensor, nn
 
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import MatrixCapsulesConfig
-from capsedge.models.layers import (
-    ClampedEMCapsules,
-    EMCapsules,
-    PrimaryCapsules,
-    output_size,
-    positions,
-)
+from capsedge.models.em_layers import ClampedEMCapsules, EMCapsules
+from capsedge.models.layers import PrimaryCapsules, output_size, positions
 
 
 class MatrixCapsules(CapsuleModel):

@@ -43,7 +43,7 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_text,
 )
-from capsedge.runtime.metadata import PRUNING_KEY, Pruned, pruned_of
+from capsedge.runtime.origin import PRUNING_KEY, Pruned, pruned_of
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 from capsedge.spec import limits

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from capsedge.models import CapsuleModel, build
 from capsedge.models.attention_capsules import AttentionCapsules as AttentionNetwork
 from capsedge.models.configs import ModelConfig
-from capsedge.models.layers import AttentionCapsules, ClampedEMCapsules, DynamicCapsules, EMCapsules
+from capsedge.models.em_layers import ClampedEMCapsules, EMCapsules
+from capsedge.models.layers import AttentionCapsules, DynamicCapsules
 from capsedge.optimization.prune_groups import Group, Kept
 
 # --- Importance: first-order Taylor expansion, or look-ahead magnitudes ---

@@ -17,7 +17,8 @@ from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.images.decoding import SupportsRead
 from capsedge.runtime.images.inputs import folder_images
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.predictions import KEEP, Prediction, Predictor, choose
+from capsedge.runtime.output_roles import choose
+from capsedge.runtime.predictions import KEEP, Prediction, Predictor
 from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
 

@@ -24,7 +24,8 @@ from capsedge.runtime.images.inputs import (
     read_for_members,
 )
 from capsedge.runtime.metadata import REGRESSION
-from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction, choose
+from capsedge.runtime.output_roles import choose
+from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.runner import run_size
 from capsedge.runtime.session import Session

@@ -1,25 +1,18 @@
-"""Interpret outputs: which of them mean what, and the predictions that they make."""
+"""Define predictions and what predicts, and find images whose colours may be the other way round."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.cascade_metadata import ESCALATED
-from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
+from capsedge.runtime.images.inputs import Images, OneImage
+from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-from capsedge.runtime.scores import POSES, SCORES, shape_fault
-from capsedge.runtime.tensors import check_rows, shape_fits
 from capsedge.runtime.typical_input import Floats, Measurements, TypicalInput, measure, measure_all
 
 CONFIDENT = 0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
@@ -27,7 +20,6 @@ DEFAULT_THRESHOLD = CONFIDENT
 INVERT = "mostly light, and the answer is not confident: try --invert (in Python invert=True)"
 KEEP = "mostly light once inverted, and the answer is not confident: try without --invert"
 _SHOWN = 5  # labels and values in a summary
-_KINDS = {"lengths": "length", "logits": "logits"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -214,343 +206,10 @@ class Predictor(Protocol):
         """Whether `close` was called."""
 
 
-def scores_of(
-    output: NDArray[Any], kind: str, multi_label: bool
-) -> tuple[NDArray[np.float64], str]:
-    """Scores ``[N, J]`` and their kind, from the model's output of ``length``, ``logits`` or ``probability``.
-
-    docs/reference/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
-    """
-    values = output.astype(np.float64)
-    if kind != "logits":
-        return values, kind
-    if multi_label:
-        # the two halves never overflow
-        small = _exp(-np.abs(values))
-        return np.where(values >= 0, 1.0, small) / (1.0 + small), "probability"
-    values = _exp(values - values.max(axis=-1, keepdims=True))
-    # sum() would add in another order
-    return values / np.add.accumulate(values, axis=-1)[..., -1:], "probability"
-
-
-def _exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The C library's ``exp``, as in C++; numpy's own differs in the last bit between processors."""
-    return np.array([math.exp(v) for v in values.ravel()], np.float64).reshape(values.shape)
-
-
-def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:
-    """Class numbers, best first, ties in ascending order: scores of at least ``threshold``, at most
-    ``top_k`` classes."""
-    order = [int(j) for j in np.argsort(-scores, kind="stable")]
-    if threshold is not None:
-        order = [j for j in order if scores[j] >= threshold]
-    return order[:top_k]
-
-
-class OutputRoles:
-    """Which outputs of a model mean what, and what their values mean.
-
-    Args:
-        path: the file, for errors.
-        image_input: of the model.
-        metadata: what the file states; None for a file of another tool, whose outputs have a role by their
-            names.
-        inputs, outputs: of the model.
-
-    Attributes:
-        scores: the output that decides the class; None if there is none, as for a regression.
-        kind: of the scores: ``length``, ``logits`` or ``probability``; empty if there are none.
-        poses: the output with a pose for each class; None if there is none.
-        values: the outputs of a regression; empty for a classification.
-        escalated: of a cascade, the output ``[N]`` of the images that its large network decided; else None.
-        all: the outputs that a prediction is made of.
-        multi_label: whether an image may have any number of classes; also False if the file does not state
-            it.
-
-    Raises:
-        ArtefactError: the metadata does not fit the graph.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        image_input: ImageInput,
-        metadata: ModelMetadata | None,
-        inputs: Sequence[Port],
-        outputs: Sequence[Port],
-    ) -> None:
-        self._path, self._image_input = path, image_input
-        try:
-            named = _named_outputs(metadata, inputs, outputs)
-        except _RolesError as error:
-            raise ArtefactError(
-                f"The metadata of {path} does not fit its graph.",
-                str(error),
-                "Export the model again with `capsedge export`, or describe it again with "
-                "`capsedge optimize`.",
-            ) from error
-        self.scores, self.kind, self.poses = named.scores, named.kind, named.poses
-        self.values, self.escalated = named.values, named.escalated
-        self.multi_label = metadata is not None and metadata.task == "multi-label"
-        self._names = () if metadata is None else metadata.class_names
-        self.all = tuple(named.all)
-
-    def class_name(self, index: int) -> str:
-        """The name of a class; its number if the file does not name classes."""
-        return self._names[index] if self._names else str(index)
-
-    def choice(self, top_k: int | None, threshold: float | None) -> tuple[int | None, float | None]:
-        """The labels to choose: what is asked for, or the default of the task; none of a regression.
-
-        Raises:
-            UsageError: a number is wrong, or the model has no classes to choose from.
-            ArtefactError: the file does not state what its answer is.
-        """
-        declared = self._image_input.metadata.outputs
-        if declared is not None and declared.values:
-            if top_k is not None or threshold is not None:
-                raise UsageError(
-                    f"{self._path} estimates {', '.join(declared.names[:8])}.",
-                    "top_k and threshold choose among classes, and it has none.",
-                    "Leave them out.",
-                )
-            return None, None
-        if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
-            raise UsageError(
-                f"top_k is {top_k!r}.", "It is a whole number from 1.", "Leave it out for the best."
-            )
-        if threshold is not None and not (
-            isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1
-        ):
-            raise UsageError(
-                f"threshold is {threshold!r}.",
-                "Scores go from 0 to 1.",
-                "Use a number between them.",
-            )
-        if top_k is None and threshold is None:
-            return (None, DEFAULT_THRESHOLD) if self.multi_label else (1, None)
-        return top_k, threshold
-
-    def predictions(
-        self,
-        images: NDArray[Any],
-        outputs: Mapping[str, NDArray[Any]],
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-    ) -> list[Prediction]:
-        """The predictions that outputs of the model mean, as `Session.predict` returns them.
-
-        Args:
-            images: what was run, prepared: ``[N, C, H, W]`` in the model's layout.
-            outputs: at least those of `all`, each ``[N, ...]``.
-            top_k, threshold: as for `Session.predict`.
-            invert: whether the images were inverted when they were prepared.
-
-        Returns:
-            One prediction per image.
-
-        Raises:
-            UsageError: as `choice`.
-            ArtefactError: values are NaN or infinite, or more or fewer than there are images, or than the
-                metadata names.
-        """
-        top_k, threshold = self.choice(top_k, threshold)
-        check_rows(self._path, outputs, len(images))
-        metadata = self._image_input.metadata
-        if metadata.outputs is not None and metadata.outputs.values:
-            found = self._estimates(metadata.outputs, outputs)
-        else:
-            found = self._classified(metadata, outputs, top_k, threshold)
-        return list(with_hints(found, images, metadata, invert))
-
-    def estimates(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """The values of a regression ``[N, K]``, in the order of their names, from the model's outputs.
-
-        Raises:
-            ArtefactError: one is NaN or infinite, or there are more or fewer than the metadata names.
-        """
-        parts = [outputs[name].astype(np.float64) for name in self.values]
-        rows = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-        self._check_finite(", ".join(self.values), rows)
-        declared = self._image_input.metadata.outputs
-        if declared is None or rows.shape[1] != len(declared.names):
-            raise self._other_size(rows.shape[1], len(declared.names) if declared else 0, "values")
-        return rows
-
-    def _estimates(
-        self, declared: Outputs, outputs: Mapping[str, NDArray[Any]]
-    ) -> Iterator[Prediction]:
-        none = np.zeros(0), np.zeros((0, 0), np.float32)
-        for row in self.estimates(outputs):
-            named = zip(declared.names, row.tolist(), declared.units, strict=True)
-            values = tuple(Value(name, value, unit) for name, value, unit in named)
-            yield Prediction((), *none, "", values)
-
-    def _classified(
-        self,
-        metadata: ModelMetadata,
-        outputs: Mapping[str, NDArray[Any]],
-        top_k: int | None,
-        threshold: float | None,
-    ) -> Iterator[Prediction]:
-        assert self.scores is not None  # a classification has one
-        found = outputs[self.scores]
-        self._check_finite(self.scores, found)
-        named = len(metadata.class_names)
-        if found.ndim != 2 or (named and found.shape[1] != named):
-            raise self._other_size(int(np.prod(found.shape[1:])), named, "scores")
-        scores, kind = scores_of(found, self.kind, self.multi_label)
-        none = np.zeros((*scores.shape, 0), np.float32)
-        of_poses = none if self.poses is None else outputs[self.poses]
-        if of_poses.shape[:2] != scores.shape:
-            raise self._other_size(int(np.prod(of_poses.shape[1:2])), scores.shape[1], "poses")
-        taken: NDArray[Any] | list[None] = [None] * len(scores)
-        if self.escalated is not None:
-            taken = outputs[self.escalated]
-            if taken.ndim != 1:
-                raise self._other_size(int(np.prod(taken.shape[1:])), 1, "decisions of the cascade")
-        for row, poses, long in zip(scores, of_poses, taken, strict=True):
-            poses = poses.astype(np.float32).reshape(len(row), -1)
-            labels = tuple(
-                Label(self.class_name(j), j, float(row[j]), poses[j])
-                for j in choose(row, top_k, threshold)
-            )
-            escalated = None if long is None else bool(long)
-            yield Prediction(labels, row, poses, kind, escalated=escalated)
-
-    def _check_finite(self, name: str, values: NDArray[Any]) -> None:
-        if not np.isfinite(values).all():
-            raise ArtefactError(
-                f"{self._path} computed {name} that are NaN or infinite.",
-                "The weights may be damaged, or their range too large for the file's precision.",
-                "Run `capsedge verify` on the file.",
-            )
-
-    def _other_size(self, found: int, named: int, what: str) -> ArtefactError:
-        return ArtefactError(
-            f"{self._path} computed {found} {what} of an image.",
-            f"Its metadata names {named}.",
-            "Describe it again with `capsedge optimize`.",
-        )
-
-
-class _RolesError(ValueError):
-    """The metadata of a file does not fit its graph; the message says why."""
-
-
-@dataclass(frozen=True)
-class _NamedOutputs:
-    """Outputs by their role, as in `OutputRoles`."""
-
-    scores: str | None = None
-    kind: str = ""
-    poses: str | None = None
-    values: tuple[str, ...] = ()
-    escalated: str | None = None
-
-    @property
-    def all(self) -> list[str]:
-        return [name for name in (self.scores, self.poses, *self.values, self.escalated) if name]
-
-
-def _named_outputs(
-    metadata: ModelMetadata | None, inputs: Sequence[Port], outputs: Sequence[Port]
-) -> _NamedOutputs:
-    """The outputs of a file by their role.
-
-    Raises:
-        _Unfit: the metadata names what the graph does not have, or has another size.
-    """
-    ports = {port.name: port for port in outputs}
-    if metadata is None:
-        return _by_name(ports)
-    _check_input(metadata, inputs)
-    names = ", ".join(ports)
-    declared = metadata.outputs
-    if declared is None:
-        found = _by_name(ports)
-        if len(set(SCORES) & set(ports)) != 1 or found.poses is None:
-            raise _RolesError(f"It needs the outputs lengths or logits, and poses; it has {names}.")
-    else:
-        found = _NamedOutputs(
-            declared.scores or None, declared.kind, declared.poses or None, declared.values
-        )
-        missing = [name for name in found.all if name not in ports]
-        if missing:
-            raise _RolesError(f"It names the output {missing[0]}; the graph has {names}.")
-    if metadata.task == REGRESSION:
-        _check_values(metadata, [ports[name] for name in found.values])
-    else:
-        assert found.scores is not None  # both kinds of metadata have one
-        poses = None if found.poses is None or declared is None else ports[found.poses]
-        _check_classes(metadata, ports[found.scores], poses)
-    return found if metadata.cascade is None else _of_cascade(found, ports)
-
-
-def _of_cascade(found: _NamedOutputs, ports: dict[str, Port]) -> _NamedOutputs:
-    port = ports.get(ESCALATED)
-    if port is None or port.dtype != "bool" or len(port.shape) != 1:
-        raise _RolesError(
-            f"It states a cascade; the graph has no output {ESCALATED} [N] of type bool."
-        )
-    return replace(found, escalated=ESCALATED)
-
-
-def _by_name(ports: dict[str, Port]) -> _NamedOutputs:
-    scores = next(
-        (n for n, port in ports.items() if n in SCORES and not shape_fault(n, port.shape[1:])), None
-    )
-    poses = POSES if POSES in ports else None
-    return _NamedOutputs(scores, _KINDS.get(scores or "", ""), poses)
-
-
-def _check_input(metadata: ModelMetadata, inputs: Sequence[Port]) -> None:
-    if len(inputs) != 1 or len(inputs[0].shape) != 4:
-        raise _RolesError(f"It has {len(inputs)} inputs, not one, images [N, C, H, W].")
-    p, found = metadata.preprocessing, inputs[0].shape[1:]
-    if p is not None and not shape_fits(p.shape, found):
-        raise _RolesError(f"It prepares images {list(p.shape)} for an input {list(found)}.")
-
-
-def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) -> None:
-    count, sizes = len(metadata.class_names), scores.shape[1:]
-    if shape_fault(scores.name, sizes, count) and (count or metadata.outputs is not None):
-        raise _RolesError(f"It names {count} classes, {scores.name} has {list(sizes)}.")
-    if poses is None:
-        return
-    classes = count or sizes[0]
-    if len(poses.shape) < 3 or (
-        isinstance(classes, int) and not shape_fits((classes,), poses.shape[1:2])
-    ):
-        raise _RolesError(f"{poses.name} has {list(poses.shape[1:])}, not a pose for each class.")
-
-
-def _elements(port: Port) -> int | None:
-    """Values of one image in an output; None if the file leaves it open."""
-    sizes = port.shape[1:]
-    return math.prod(s for s in sizes if isinstance(s, int)) if _fixed(sizes) else None
-
-
-def _fixed(sizes: Sequence[int | str | None]) -> bool:
-    return all(isinstance(size, int) for size in sizes)
-
-
-def _check_values(metadata: ModelMetadata, ports: Sequence[Port]) -> None:
-    assert metadata.outputs is not None  # ModelMetadata refuses a regression without
-    named = len(metadata.outputs.names)
-    counts = [_elements(port) for port in ports]
-    known = sum(count for count in counts if count is not None)
-    wrong = known > named if None in counts else known != named
-    if wrong or not all(port.shape for port in ports):
-        of = ", ".join(f"{port.name} {list(port.shape[1:])}" for port in ports)
-        raise _RolesError(f"It names {named} values, the outputs have {of}.")
-
-
 def with_hints(
     predictions: Iterable[Prediction], images: Floats, metadata: ModelMetadata, inverted: bool
 ) -> Iterator[Prediction]:
-    """Predictions with `Prediction.nothing` and `Prediction.hint`.
+    """Predictions with `Prediction.atypical` and `Prediction.hint`.
 
     Args:
         images: the prepared images, one for each prediction.
@@ -563,12 +222,12 @@ def with_hints(
     measured = repeat(None, len(images)) if criterion is None else measure_all(images, p.layout)
     for prediction, image, found in zip(predictions, images, measured, strict=True):
         typical = "" if criterion is None or found is None else criterion.atypical_reason(found)
-        told = ""
+        hint = ""
         if p.channels == 1 and len(prediction.scores):
             score = 0.0 if typical else float(prediction.scores.max())
             if to_invert(image, p.layout, score, criterion, found):
-                told = KEEP if inverted else INVERT
-        yield replace(prediction, atypical=typical, hint=told) if typical or told else prediction
+                hint = KEEP if inverted else INVERT
+        yield replace(prediction, atypical=typical, hint=hint) if typical or hint else prediction
 
 
 def to_invert(

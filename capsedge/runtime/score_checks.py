@@ -11,8 +11,14 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
-from capsedge.runtime.predictions import scores_of
-from capsedge.runtime.scores import AS_IT_IS, ONE_LINE, ScoresChoice, mask_of, score_warnings_of
+from capsedge.runtime.scores import (
+    AS_IT_IS,
+    ONE_LINE,
+    ScoresChoice,
+    mask_of,
+    score_warnings_of,
+    scores_of,
+)
 from capsedge.runtime.session import Session
 
 # --- Probes: plain images, shapes, noise, and values beyond the range ---

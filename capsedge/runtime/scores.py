@@ -1,7 +1,8 @@
-"""Find the output with the scores of the classes, by what values do, not by names."""
+"""Find the output with a network's scores by what values do, not by names, and read scores from it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2, prod
@@ -441,3 +442,27 @@ def _no_scores(outputs: Arrays, classes: int, fits: Callable[[int], bool]) -> Us
         f"The outputs for one image: {sizes}.",
         f"Let forward return a score for each class, {line}; or name as many classes as there are scores.",
     )
+
+
+def scores_of(
+    output: NDArray[Any], kind: str, multi_label: bool
+) -> tuple[NDArray[np.float64], str]:
+    """Scores ``[N, J]`` and their kind, from the model's output of ``length``, ``logits`` or ``probability``.
+
+    docs/reference/runtime.md ("Scores") specifies them, so that C++ computes the same bits.
+    """
+    values = output.astype(np.float64)
+    if kind != "logits":
+        return values, kind
+    if multi_label:
+        # the two halves never overflow
+        small = _exp(-np.abs(values))
+        return np.where(values >= 0, 1.0, small) / (1.0 + small), "probability"
+    values = _exp(values - values.max(axis=-1, keepdims=True))
+    # sum() would add in another order
+    return values / np.add.accumulate(values, axis=-1)[..., -1:], "probability"
+
+
+def _exp(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The C library's ``exp``, as in C++; numpy's own differs in the last bit between processors."""
+    return np.array([math.exp(v) for v in values.ravel()], np.float64).reshape(values.shape)

@@ -18,7 +18,8 @@ from capsedge.runtime.capabilities import Capabilities
 from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_of
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.predictions import OutputRoles, Prediction
+from capsedge.runtime.output_roles import OutputRoles
+from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.routing_trace import Trace, run_traced
 from capsedge.runtime.runner import Runner, run_size

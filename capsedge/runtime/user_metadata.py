@@ -23,7 +23,7 @@ from capsedge.runtime.metadata import (
     Preprocessing,
 )
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.onnx_file.wire import BYTES, Wire, message
+from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.score_checks import Probes, check_computed, check_scores, kind_of, run_probes
 from capsedge.runtime.scores import (
     LENGTHS,
@@ -37,45 +37,6 @@ from capsedge.runtime.scores import (
 from capsedge.runtime.session import Session
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
-
-# --- Replacing the metadata in a file's bytes ---
-
-_MODEL_METADATA = 14  # of ModelProto, repeated
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2
-
-
-def with_properties(
-    data: bytes, properties: Mapping[str, str], prefix: str | tuple[str, ...]
-) -> bytes:
-    """The file with ``properties`` in place of all whose keys begin with ``prefix``, or with one of several.
-
-    Args:
-        data: an ONNX file that `onnx_file.summarize` has accepted.
-    """
-    wire = Wire(data)
-    entries = message([(_MODEL_METADATA, _entry(k, v)) for k, v in properties.items()])
-    before: list[bytes] = []
-    after: list[bytes] = []  # fields of higher numbers follow the metadata, as protobuf writes them
-    start = 0
-    for number, kind, a, b in wire.fields(0, len(data)):
-        end = b if kind == BYTES else wire.end_of_number(start)
-        ours = number == _MODEL_METADATA and _key(wire, a, b).startswith(prefix)
-        if not ours:
-            (after if after or number > _MODEL_METADATA else before).append(data[start:end])
-        start = end
-    return b"".join((*before, entries, *after))
-
-
-def _key(wire: Wire, start: int, end: int) -> str:
-    spans = {number: (a, b) for number, a, b in wire.messages(start, end)}
-    return wire.text(*spans[_ENTRY_KEY]) if _ENTRY_KEY in spans else ""
-
-
-def _entry(key: str, value: str) -> bytes:
-    return message(((_ENTRY_KEY, key.encode()), (_ENTRY_VALUE, value.encode())))
-
-
-# --- The description: classes, preprocessing, task, and which output holds what ---
 
 NAMED = "named by the user"
 _KIND_BY_NAME = {LENGTHS: "length", LOGITS: "logits"}

@@ -22,7 +22,7 @@ from capsedge.exporters.determinism import check_repeatable
 from capsedge.exporters.traced_layers import trace_routing
 from capsedge.exporters.user_subject import Scored, default_fp64, named_outputs
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.models.user_module import on_cpu
+from capsedge.models.user_code import on_cpu
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata, Provenance, provenance_of, reference_options
 from capsedge.runtime.profiling.worker import Run, Specification, main

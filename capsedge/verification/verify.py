@@ -25,8 +25,8 @@ from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.writing import DATA, WEIGHTS, as_path, sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
-from capsedge.runtime.metadata import pruned_of
 from capsedge.runtime.onnx_file.summary import read_harmless
+from capsedge.runtime.origin import pruned_of
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.tolerance import NOISE_FACTOR

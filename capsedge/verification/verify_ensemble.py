@@ -17,8 +17,8 @@ from capsedge.runtime.ensemble import Ensemble, mean
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
-from capsedge.runtime.predictions import scores_of
 from capsedge.runtime.result_summary import Row, Summary, short
+from capsedge.runtime.scores import scores_of
 from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Verdict
 from capsedge.verification.reference import Arrays

@@ -17,7 +17,7 @@ from capsedge.exporters import parity
 from capsedge.exporters.capture import GraphsDiffer, merge
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.graph import functions, passes
-from capsedge.models.user_module import on_cpu
+from capsedge.models.user_code import on_cpu
 from capsedge.tolerance import Tolerance
 from tests.exporters import own_nets as nets
 from tests.exporters.nets import network

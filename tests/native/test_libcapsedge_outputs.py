@@ -12,11 +12,8 @@ pytest.importorskip("onnxruntime")
 
 from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
-from capsedge.runtime.user_metadata import (  # noqa: E402
-    Description,
-    describe_model,
-    with_properties,
-)
+from capsedge.runtime.onnx_file.wire import with_properties  # noqa: E402
+from capsedge.runtime.user_metadata import Description, describe_model  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model  # noqa: E402
 
 from . import libcapsedge  # noqa: E402

@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.typical_input import (
     REASONS,
     TYPICAL_INPUT_KEY,
@@ -22,7 +23,7 @@ from capsedge.runtime.typical_input import (
     measure,
     spans_of,
 )
-from capsedge.runtime.user_metadata import Description, describe_model, with_properties
+from capsedge.runtime.user_metadata import Description, describe_model
 from tests.runtime.models import capsule_model, foreign_model, metadata
 
 from . import libcapsedge

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.user_metadata import with_properties
+from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.serving.deploy.preview_server import ADDRESS, FolderServer
 from tests.conftest import ROOT
 from tests.page.browser import play

@@ -16,11 +16,8 @@ from capsedge.errors import ArtefactError, UsageError  # noqa: E402
 from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
 from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
-from capsedge.runtime.user_metadata import (  # noqa: E402
-    Description,
-    describe_model,
-    with_properties,
-)
+from capsedge.runtime.onnx_file.wire import with_properties  # noqa: E402
+from capsedge.runtime.user_metadata import Description, describe_model  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model, metadata  # noqa: E402
 
 PREP = Preprocessing(8, 8, 1)

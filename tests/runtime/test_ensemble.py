@@ -17,7 +17,8 @@ from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime import load as loading
 from capsedge.runtime.ensemble import average, mean
 from capsedge.runtime.metadata import Outputs, Preprocessing
-from capsedge.runtime.predictions import Prediction, scores_of
+from capsedge.runtime.predictions import Prediction
+from capsedge.runtime.scores import scores_of
 from capsedge.spec import limits
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, encoded

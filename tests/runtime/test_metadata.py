@@ -12,7 +12,8 @@ import pytest
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.cascade_metadata import Cascade, Parent
-from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Origin, Outputs, Preprocessing
+from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.origin import Origin
 from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
 from capsedge.runtime.scores import ChosenScores
 from capsedge.runtime.typical_input import TypicalInput

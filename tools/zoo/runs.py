@@ -17,7 +17,8 @@ from capsedge.models.training.evaluate import typical_input_of_training
 from capsedge.optimization.prune import TRAINING_KEY
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.metadata import PRUNING_KEY, Preprocessing
+from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.origin import PRUNING_KEY
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 from capsedge.runtime.zoo import zoo_checkpoint
 

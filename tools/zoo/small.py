@@ -12,7 +12,7 @@ from capsedge.models import CapsuleModel, build
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.files.writing import sha256, temporary_folder, write_text
-from capsedge.runtime.metadata import pruned_of
+from capsedge.runtime.origin import pruned_of
 from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
 from tools.zoo.routed import confusion
 from tools.zoo.runs import commands, facts, is_in, test_split, write_checkpoint

@@ -1,4 +1,4 @@
-"""Define the wire format of ONNX files: the fields of their messages, and the walk over the bytes.
+"""Define the wire format of ONNX files: fields of their messages, the walk over the bytes, new metadata.
 
 The messages are those of ``onnx.proto`` in ONNX 1.23 (IR version 14): for each, the numbers of its
 fields and what they hold. ``*`` marks a repeated field, ``|`` a member of the message's one
@@ -310,3 +310,40 @@ def _varint(value: int) -> bytes:
         found.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes((*found, value))
+
+
+# --- Replacing the metadata in a file's bytes ---
+
+_MODEL_METADATA = 14  # of ModelProto, repeated
+_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+
+
+def with_properties(
+    data: bytes, properties: Mapping[str, str], prefix: str | tuple[str, ...]
+) -> bytes:
+    """The file with ``properties`` in place of all whose keys begin with ``prefix``, or with one of several.
+
+    Args:
+        data: an ONNX file that `onnx_file.summarize` has accepted.
+    """
+    wire = Wire(data)
+    entries = message([(_MODEL_METADATA, _entry(k, v)) for k, v in properties.items()])
+    before: list[bytes] = []
+    after: list[bytes] = []  # fields of higher numbers follow the metadata, as protobuf writes them
+    start = 0
+    for number, kind, a, b in wire.fields(0, len(data)):
+        end = b if kind == BYTES else wire.end_of_number(start)
+        ours = number == _MODEL_METADATA and _key(wire, a, b).startswith(prefix)
+        if not ours:
+            (after if after or number > _MODEL_METADATA else before).append(data[start:end])
+        start = end
+    return b"".join((*before, entries, *after))
+
+
+def _key(wire: Wire, start: int, end: int) -> str:
+    spans = {number: (a, b) for number, a, b in wire.messages(start, end)}
+    return wire.text(*spans[_ENTRY_KEY]) if _ENTRY_KEY in spans else ""
+
+
+def _entry(key: str, value: str) -> bytes:
+    return message(((_ENTRY_KEY, key.encode()), (_ENTRY_VALUE, value.encode())))

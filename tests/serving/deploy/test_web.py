@@ -13,7 +13,7 @@ import pytest
 import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.user_metadata import with_properties
+from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.serving.deploy import web
 from capsedge.serving.deploy import web as models
 from tests.paths.table import ZOO

@@ -1,4 +1,4 @@
-// Where the answer of a model is: the outputs that hold scores, poses and values (capsedge/runtime/predictions.py).
+// Where the answer of a model is: the outputs that hold scores, poses and values (capsedge/runtime/output_roles.py).
 #pragma once
 
 #include <string>
