@@ -104,6 +104,20 @@ class FloatModel:
         self.criterion = Criterion.of(self.session, scores)
         self._outputs: dict[int, tuple[ImageSet, CriterionOutputs]] = {}
 
+    @property
+    def user_module(self) -> str:
+        """The class of the user's module; a model of the package has its configuration in the file."""
+        metadata = self.metadata
+        return "" if metadata is None or metadata.configuration else metadata.architecture
+
+    @property
+    def criterion_in_words(self) -> str:
+        """The outputs that are judged, in words."""
+        judge = self.criterion
+        if judge.scores is not None:
+            return f"the class of {judge.scores} ({judge.reason})"
+        return f"the numbers of {', '.join(judge.numbers)} ({judge.reason})"
+
     def _check_single(self) -> None:
         if self.metadata is not None and self.metadata.cascade is not None:
             small = self.metadata.cascade.small.file

@@ -329,3 +329,16 @@ def _rounded(
         copy.graph.node.extend([node, *after])
     del copy.graph.value_info[:]
     return copy
+
+
+@dataclass(frozen=True)
+class SensitivityReport:
+    """The damage that each layer and each routing iteration does alone in 8 bits.
+
+    Attributes:
+        damage: the largest first.
+        warnings: warnings about the images, for the user.
+    """
+
+    damage: tuple[Damage, ...]
+    warnings: tuple[str, ...]

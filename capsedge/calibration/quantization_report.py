@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import onnx
 from onnx import TensorProto
 
 from capsedge.calibration import mixed_precision
-from capsedge.calibration.accuracy import ERROR, Gate, Outcome
-from capsedge.calibration.quantizable_layers import KeptNode
-from capsedge.errors import ArtefactError
+from capsedge.calibration.accuracy import AGREEMENT, ERROR, Gate, Outcome
+from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
+from capsedge.errors import ArtefactError, ParityError
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import register_operators
 from capsedge.runtime.files.text import format_bytes
@@ -129,6 +130,21 @@ def executed_precision(data: bytes, name: str = "the file") -> list[ExecutedPrec
     return [ExecutedPrecision(op, precision, n) for (op, precision), n in sorted(counts.items())]
 
 
+def check_executed(
+    runs: list[ExecutedPrecision], assignment: Mapping[str, str], layers: list[QuantizableLayer]
+) -> None:
+    """Refuse a file whose layers are not executed in 8 bits as they should; some only store weights."""
+    computing = {layer.name for layer in layers if layer.kind != "linear"}
+    integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
+    if integers and not any(e.precision.startswith("int8") for e in runs):
+        raise ArtefactError(
+            "ONNX Runtime runs nothing of this file in 8 bits.",
+            "Its optimized graph has: "
+            + ", ".join(f"{e.count} {e.op} {e.precision}" for e in runs),
+            "Report this with the version of ONNX Runtime.",
+        )
+
+
 # --- The report ---
 
 
@@ -234,3 +250,29 @@ class QuantizationReport(Summarized):
             "images": self.images,
             "warnings": list(self.warnings),
         }
+
+
+class Rejected(ParityError):
+    """More was lost than the gate allows."""
+
+    def __init__(self, report: QuantizationReport) -> None:
+        o = report.outcome
+        if o.metric == AGREEMENT:
+            measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
+        elif o.metric == ERROR or o.accuracy is None or o.reference is None:
+            measured = "Compared with FP32"
+        else:
+            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
+        mixed = report.precision == "mixed"
+        other, option = ("", "") if mixed else ("`precision='mixed'`, ", "--precision mixed, ")
+        super().__init__(
+            f"The {report.precision} file loses too much.",
+            f"{measured} on {o.images} images ({report.images['evaluated_on']})"
+            + (f"; kept as {report.output}. " if report.output is not None else ". ")
+            + " ".join(report.gate.failures(o)),
+            f"Try {other}another `method=`, more `calib_images=`, or allow more with "
+            "`max_drop=`" + (" and `max_error=`." if o.metric == ERROR else "."),
+            report=report,
+            command=f"Try {option}another --method, more --calib-images, or allow more with "
+            "--max-drop" + (" and --max-error." if o.metric == ERROR else "."),
+        )

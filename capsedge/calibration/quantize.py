@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from capsedge.calibration import mixed_precision
-from capsedge.calibration.accuracy import AGREEMENT, DEFAULT_MAX_ERROR, ERROR, Gate, Outcome
+from capsedge.calibration.accuracy import DEFAULT_MAX_ERROR, Gate, Outcome
 from capsedge.calibration.collect import check_calibration, check_disjoint, check_fits
 from capsedge.calibration.float_model import (
     MADE_BY,
@@ -23,18 +23,20 @@ from capsedge.calibration.float_model import (
     rounded_outcome,
     uniform_assignment,
 )
-from capsedge.calibration.mixed_precision import Damage
+from capsedge.calibration.mixed_precision import SensitivityReport
 from capsedge.calibration.mixed_precision import sensitivity as measure_sensitivity
-from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
+from capsedge.calibration.quantizable_layers import KeptNode
 from capsedge.calibration.quantization_report import (
     ExecutedPrecision,
     QuantizationReport,
+    Rejected,
+    check_executed,
     executed_precision,
 )
 from capsedge.calibration.ranges import CalibrationTable, range_method
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.read import as_images
-from capsedge.errors import ArtefactError, ParityError, UsageError
+from capsedge.errors import UsageError
 from capsedge.graph.shapes import write_shapes
 from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
 from capsedge.runtime.files.writing import (
@@ -49,7 +51,6 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_bytes,
 )
-from capsedge.runtime.metadata import ModelMetadata
 
 # --- From the FP32 file to the quantized one ---
 
@@ -213,7 +214,7 @@ def quantize_float_model(
     content = made.model.SerializeToString()
     runs = executed_precision(content, MADE_BY)
     if options.precision != "fp16" and options.target == "ort-cpu":
-        _check_executed(runs, made.assignment, float_model.layers)
+        check_executed(runs, made.assignment, float_model.layers)
     passed = options.gate.passes(outcome)
     index = output if passed or output is None else with_suffix_appended(output, REJECTED)
     report = _report(float_model, splits, options, made, outcome, index, content, runs)
@@ -263,7 +264,7 @@ def _report(
         assignment=made.assignment,
         search=made.search,
         gate=options.gate,
-        criterion=_criterion_in_words(float_model),
+        criterion=float_model.criterion_in_words,
         images={
             "calibration": len(splits.calibration),
             "search": len(splits.search) if made.search is not None else 0,
@@ -273,24 +274,11 @@ def _report(
         warnings=splits.warnings,
         model=content,
         foreign=float_model.metadata is None or not float_model.metadata.architecture,
-        user_module=_user_module(float_model.metadata),
+        user_module=float_model.user_module,
         checkpoint_sha256=""
         if float_model.metadata is None
         else float_model.metadata.checkpoint_sha256,
     )
-
-
-def _user_module(metadata: ModelMetadata | None) -> str:
-    """The class of the user's module; a model of the package has its configuration in the file."""
-    return "" if metadata is None or metadata.configuration else metadata.architecture
-
-
-def _criterion_in_words(float_model: FloatModel) -> str:
-    """The outputs that were judged, in words."""
-    judge = float_model.criterion
-    if judge.scores is not None:
-        return f"the class of {judge.scores} ({judge.reason})"
-    return f"the numbers of {', '.join(judge.numbers)} ({judge.reason})"
 
 
 def _description(
@@ -325,32 +313,6 @@ def _check_choices(precision: str, target: str, prefer: str) -> None:
             raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
 
 
-class Rejected(ParityError):
-    """More was lost than the gate allows."""
-
-    def __init__(self, report: QuantizationReport) -> None:
-        o = report.outcome
-        if o.metric == AGREEMENT:
-            measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
-        elif o.metric == ERROR or o.accuracy is None or o.reference is None:
-            measured = "Compared with FP32"
-        else:
-            measured = f"{100 * o.reference:.2f} % in FP32, {100 * o.accuracy:.2f} % afterwards,"
-        mixed = report.precision == "mixed"
-        other, option = ("", "") if mixed else ("`precision='mixed'`, ", "--precision mixed, ")
-        super().__init__(
-            f"The {report.precision} file loses too much.",
-            f"{measured} on {o.images} images ({report.images['evaluated_on']})"
-            + (f"; kept as {report.output}. " if report.output is not None else ". ")
-            + " ".join(report.gate.failures(o)),
-            f"Try {other}another `method=`, more `calib_images=`, or allow more with "
-            "`max_drop=`" + (" and `max_error=`." if o.metric == ERROR else "."),
-            report=report,
-            command=f"Try {option}another --method, more --calib-images, or allow more with "
-            "--max-drop" + (" and --max-error." if o.metric == ERROR else "."),
-        )
-
-
 def _searched(
     float_model: FloatModel,
     table: CalibrationTable,
@@ -374,38 +336,10 @@ def _searched(
     return result, best.assignment
 
 
-def _check_executed(
-    runs: list[ExecutedPrecision], assignment: Mapping[str, str], layers: list[QuantizableLayer]
-) -> None:
-    """Refuse a file whose layers are not executed in 8 bits as they should; some only store weights."""
-    computing = {layer.name for layer in layers if layer.kind != "linear"}
-    integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
-    if integers and not any(e.precision.startswith("int8") for e in runs):
-        raise ArtefactError(
-            "ONNX Runtime runs nothing of this file in 8 bits.",
-            "Its optimized graph has: "
-            + ", ".join(f"{e.count} {e.op} {e.precision}" for e in runs),
-            "Report this with the version of ONNX Runtime.",
-        )
-
-
 # --- ``capsedge.quantize``, and the sensitivity of layers and iterations ---
 
 OPS = ("auto", "fused")
 Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
-
-
-@dataclass(frozen=True)
-class SensitivityReport:
-    """The damage that each layer and each routing iteration does alone in 8 bits.
-
-    Attributes:
-        damage: the largest first.
-        warnings: warnings about the images, for the user.
-    """
-
-    damage: tuple[Damage, ...]
-    warnings: tuple[str, ...]
 
 
 def quantize(

@@ -111,8 +111,8 @@ def command(
 ) -> None:
     """Train a model; writes model.safetensors, history.jsonl and the state to resume from."""
     require("torch", what="Training needs torch.", fix="pip install 'capsedge[export]'")
+    from capsedge.models.training.recipe import Recipe
     from capsedge.models.training.run import train_model
-    from capsedge.models.training.train import Recipe
 
     recipe = Recipe(
         epochs, batch, schedule, learning_rate, shift, rotate, zoom, flip, pairs, average, seed,

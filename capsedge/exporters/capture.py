@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 import capsedge.models.ops  # noqa: F401  (registers the torch operators)
 from capsedge.errors import CapsedgeError, UnsupportedModelError
+from capsedge.exporters.flat_module import Flat, PerImage, sized
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.user_subject import Flat, NoFreeBatch, PerImage, sized
+from capsedge.exporters.user_subject import NoFreeBatch
 from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.graph.proto import copy_of, initializer, replace
 from capsedge.models.user_code import code_location, first_line, is_user_code, line_of, node_lines

@@ -19,6 +19,7 @@ from capsedge.exporters import parity as checks
 from capsedge.exporters import subject as modules
 from capsedge.exporters.capture import capture
 from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
+from capsedge.exporters.flat_module import sized
 from capsedge.exporters.options import (
     Inputs,
     batch_of,
@@ -32,7 +33,7 @@ from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.traced_layers import RoutingCalls, Traced
 from capsedge.exporters.user_errors import explain_module_errors
-from capsedge.exporters.user_subject import NoFreeBatch, of_module, sized
+from capsedge.exporters.user_subject import NoFreeBatch, of_module
 from capsedge.exporters.user_traced_layers import traced_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.fusion import FusionReport

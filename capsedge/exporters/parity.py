@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.export_report import CaseParity, ExportReport
+from capsedge.exporters.flat_module import run_fp64, to_fp64
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.user_subject import run_fp64, to_fp64
 from capsedge.graph import Rewrites
 from capsedge.models.user_code import first_line, line_of, node_lines
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capsedge.errors import UsageError
+from capsedge.exporters.flat_module import Flat, Scored
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.user_subject import Flat, Scored
 from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
 from capsedge.runtime.score_checks import kind_of, probes
 from capsedge.runtime.scores import AS_IT_IS, CAPSULES, LENGTHS, ChosenScores, choose_scores

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.determinism import check_repeatable
+from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
 from capsedge.exporters.subject import Subject
 from capsedge.models.user_code import (
     first_line,
@@ -27,166 +25,6 @@ from capsedge.models.user_code import (
     reductions_over_batch,
 )
 from capsedge.runtime.metadata import ModelMetadata
-
-# --- Modules with a plain tuple of outputs: in batches, one image at a time, in FP64 ---
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Scores ``[N, J]`` made of an output.
-
-    Attributes:
-        output: its number among the values.
-        classes: J.
-        capsules: whether it holds capsules, whose lengths are the scores; otherwise it has axes of 1 more.
-    """
-
-    output: int
-    classes: int
-    capsules: bool
-
-    def __call__(self, values: Sequence[Tensor]) -> Tensor:
-        """The scores; axes of 1 do not count."""
-        flat = values[self.output].flatten(1)
-        if not self.capsules:
-            return flat
-        capsules = flat.reshape(flat.shape[0], self.classes, flat.shape[1] // self.classes)
-        lengths: Tensor = torch.linalg.vector_norm(capsules, dim=-1)
-        return lengths
-
-
-class Flat(nn.Module):
-    """A user's module whose output, of any form, is made a plain tuple of tensors.
-
-    Args:
-        module: the user's.
-        ranks: dimensions of each output, where they are known: ``squeeze()`` at batch 1 is undone.
-        each: whether the module takes one image at a time; a batch is then taken apart.
-        scored: makes scores of one of the outputs, the last output then; None for none.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        ranks: Sequence[int] | None = None,
-        each: bool = False,
-        scored: Scored | None = None,
-    ) -> None:
-        super().__init__()
-        self.module, self.each, self.scored = module, each, scored
-        self.ranks = None if ranks is None else tuple(ranks)
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        if self.each and inputs[0].shape[0] != 1:
-            rows = [self._whole(*(x[k : k + 1] for x in inputs)) for k in range(len(inputs[0]))]
-            return tuple(torch.cat(column) for column in zip(*rows, strict=True))
-        return self._whole(*inputs)
-
-    def _whole(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        copies = [x.clone() for x in inputs]  # code may write into its input, which others read
-        with on_cpu():
-            result = self.module(*copies)
-        values = _copy_outputs(tuple(named_outputs(result).values()), inputs)
-        if self.ranks is not None and len(self.ranks) == len(values):
-            values = tuple(
-                v[None] if v.ndim == rank - 1 and inputs[0].shape[0] == 1 else v
-                for v, rank in zip(values, self.ranks, strict=True)
-            )
-        return values if self.scored is None else (*values, self.scored(values))
-
-
-def _copy_outputs(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Outputs that are no input and no other output: in a file each has a name of its own."""
-    found: list[Tensor] = []
-    for value in values:
-        known = any(value is other for other in (*inputs, *found))
-        found.append(value * 1 if known else value)
-    return tuple(found)
-
-
-class PerImage(nn.Module):
-    """A flat module applied to every image on its own, however its code treats the batch."""
-
-    def __init__(self, flat: Flat) -> None:
-        super().__init__()
-        self.flat = flat
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        def one(*image: Tensor) -> tuple[Tensor, ...]:
-            return tuple(v.reshape(v.shape[1:]) for v in self.flat(*(x[None] for x in image)))
-
-        result = torch.func.vmap(one)(*inputs)
-        return tuple(result)
-
-
-def named_outputs(result: Any) -> dict[str, Tensor]:
-    """The tensors of a module's output by name: keys, fields, or ``output_0``, ``output_1``, ...
-
-    Names of nested outputs are joined by ``_``. None stands for an output that is not there.
-
-    Raises:
-        UnsupportedModelError: there is something else in it, or nothing.
-    """
-    found: dict[str, Tensor] = {}
-    wrong: list[str] = []
-
-    def walk(name: str, value: Any) -> None:
-        if isinstance(value, Tensor) and value.is_complex():
-            wrong.append(f"{name or 'the output'} (complex numbers: return torch.view_as_real(x))")
-        elif isinstance(value, Tensor):
-            found[name or "output"] = value
-        elif isinstance(value, Mapping):
-            for key, each in value.items():
-                walk(f"{name}_{key}" if name else str(key), each)
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            walk(name, dict(zip(value._fields, value, strict=True)))
-        elif isinstance(value, (tuple, list)):
-            for k, each in enumerate(value):
-                walk(f"{name or 'output'}_{k}", each)
-        elif value is not None:
-            wrong.append(f"{name or 'the output'} ({type(value).__name__})")
-
-    walk("", result)
-    if wrong or not found:
-        raise UnsupportedModelError(
-            "The module's outputs cannot be exported.",
-            f"Not a tensor of real numbers: {', '.join(wrong)}."
-            if wrong
-            else "forward returns nothing.",
-            "Return a tensor, a tuple, a named tuple or a dict of tensors.",
-        )
-    return found
-
-
-def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
-    """The first image of each, repeated to a batch; a copy, which code may write into."""
-    return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
-
-
-def to_fp64(module: nn.Module) -> nn.Module:
-    """A copy in FP64."""
-    return copy.deepcopy(module).double()
-
-
-def run_fp64(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A flat module's outputs in FP64; tensors that its code makes are FP64 too."""
-    with default_fp64():
-        result = module(*(t.double() if t.dtype.is_floating_point else t for t in inputs))
-    return tuple(result)
-
-
-@contextlib.contextmanager
-def default_fp64() -> Iterator[None]:
-    """Tensors that code makes without a type are FP64 while it lasts."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-# --- The subject ---
 
 Example = Tensor | Sequence[Tensor]
 _LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with

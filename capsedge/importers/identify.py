@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.importers.families import FAMILIES
-from capsedge.importers.family import Family, Fit, MissingChoice, Weights
+from capsedge.importers.family import Family, MissingChoice, Weights
+from capsedge.importers.key_patterns import Fit
 
 LISTED = 40  # tensors of an unknown file
 NEAREST = 3  # families that are named beside it

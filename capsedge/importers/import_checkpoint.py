@@ -8,26 +8,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from capsedge.datasets import ImageSet, read_images, read_targets
-from capsedge.errors import ArtefactError, CapsedgeError, ParityError, UsageError
-from capsedge.importers.family import (
-    Family,
-    ImportChoices,
-    MissingChoice,
-    Sizes,
-    Weights,
-    combine_errors,
-    without_counters,
+from capsedge.datasets import ImageSet
+from capsedge.errors import ParityError, UsageError
+from capsedge.importers.build_network import (
+    alternatives,
+    chosen_by_data,
+    network,
+    questions,
+    read_data,
 )
-from capsedge.importers.identify import Identified, fitting, identify, others
+from capsedge.importers.family import ImportChoices, MissingChoice, Weights, combine_errors
+from capsedge.importers.identify import Identified, fitting, identify
 from capsedge.importers.key_map import apply, read_key_map
-from capsedge.importers.measure import Measured, clearly_best, measure
+from capsedge.importers.measure import Measured, measure
 from capsedge.importers.reference_check import TOLERANCE, ReferenceCheck, compare
 from capsedge.importers.weights_file import read_together
-from capsedge.models import CapsuleModel, build
+from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.runtime.files.json_documents import dump
@@ -40,201 +36,9 @@ from capsedge.runtime.files.writing import (
     check_writable,
     sha256,
 )
-from capsedge.runtime.metadata import REGRESSION, Outputs, Preprocessing
+from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-
-# --- The network of a file's weights ---
-
-
-def network(
-    family: Family, weights: Weights, choices: ImportChoices, notes: list[str]
-) -> CapsuleModel:
-    """The network with its weights, in evaluation mode.
-
-    Args:
-        notes: what was assumed is added to them.
-
-    Raises:
-        UsageError: answers are missing, all of which it names; or one does not fit.
-        ArtefactError: the weights are not those of the configuration, or not finite.
-    """
-    names = family.names(weights.tensors)
-    tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
-    choices = replace(choices, stored=weights.config)
-    config = _configured(family, family.fit(weights).sizes, choices, notes)
-    _check_inverse_temperature(family, config, choices.inverse_temperature)
-    try:
-        made = family.convert(tensors, config)
-    except ValueError as error:  # shapes that no pattern speaks of
-        raise ArtefactError(
-            f"The weights do not make a network of the family {family.name}.",
-            f"{str(error)[:1].upper()}{str(error)[1:]}.",
-            "Check --size, --map and the file.",
-        ) from error
-    broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
-    if broken:
-        raise ArtefactError(
-            "The weights are not all numbers.",
-            f"'{broken[0]}' has NaN or infinite values: the training diverged.",
-            "Use an earlier checkpoint.",
-        )
-    with torch.device("meta"):
-        state = build(config).state_dict()
-    wanted = {k: tuple(v.shape) for k, v in without_counters(state).items()}
-    wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
-    if wrong:
-        has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"
-        raise ArtefactError(
-            f"The weights do not make a network of the family {family.name}.",
-            f"'{wrong[0]}' is {has}, wanted {list(wanted.get(wrong[0], ()))}.",
-            "Check --size, --map and the file.",
-        )
-    model = build(config)
-    ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
-    model.load_state_dict(ready, strict=False)  # all but counters of batches are there
-    return model.eval()
-
-
-def _configured(
-    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
-) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: answers are missing, or one does not fit.
-    """
-    try:
-        return family.configure(family, sizes, choices, notes)
-    except MissingChoice:
-        raise combine_errors(questions(family, sizes, choices)) from None
-
-
-def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
-    """What the file leaves open, with stand-ins for the answers so far; until one does not fit."""
-    found: list[MissingChoice] = []
-    while True:
-        try:
-            family.configure(family, sizes, choices, [])
-        except MissingChoice as missing:
-            found.append(missing)
-            if not missing.assumed:
-                return found
-            choices = _with(choices, missing.assumed)
-        except CapsedgeError:
-            return found
-        else:
-            return found
-
-
-def _with(choices: ImportChoices, assumed: Mapping[str, Any]) -> ImportChoices:
-    fields = dict(assumed)
-    fields["preprocessing"] = {**choices.preprocessing, **fields.get("preprocessing", {})}
-    return replace(choices, **fields)
-
-
-def _check_inverse_temperature(family: Family, config: ModelConfig, choice: float | None) -> None:
-    if choice is not None and getattr(config, "inverse_temperature", None) != choice:
-        raise UsageError(
-            f"The family {family.name} has no inverse temperature to give.",
-            "The author's code fixes it, or has none.",
-            "Leave out inverse_temperature.",
-            command="Leave out --inverse-temperature.",
-        )
-
-
-# --- Deciding by data: which function the tensors compute, and what it may be mistaken for ---
-
-
-def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
-    """Images with classes, or with values for a regression.
-
-    Raises:
-        UsageError: they cannot be read, or have neither.
-    """
-    prep = config.preprocessing
-    if config.task == REGRESSION and config.outputs is not None:
-        return read_targets(data, prep, config.outputs.names, limit)
-    images = read_images(data, prep, "test", limit)
-    if images.labels is None:
-        raise UsageError(
-            f"{images.source} has no labels.",
-            "Accuracy needs them.",
-            "Leave out --data, or add them.",
-        )
-    return images
-
-
-def chosen_by_data(
-    weights: Weights,
-    family: str | None,
-    choices: ImportChoices,
-    data: Path | str,
-    limit: int,
-    notes: list[str],
-) -> tuple[Identified, ImportChoices]:
-    """Family and answers; where the file leaves several functions, the one that is clearly best on data.
-
-    Raises:
-        UsageError: none is.
-    """
-    possible: dict[str, tuple[Identified, ImportChoices]] = {}
-    whole = fitting(weights, family)
-    for found in whole:
-        f = found.family
-        name = f"family '{f.name}'" if len(whole) > 1 else ""
-        if choices.variant or f.variant or not f.variants:
-            possible[name] = found, choices
-            continue
-        for variant in f.variants:
-            words = ", ".join(w for w in (name, f"variant '{variant.name}'") if w)
-            possible[words] = found, replace(choices, variant=variant.name)
-    if len(possible) == 1:
-        return next(iter(possible.values()))
-    models = {words: network(r.family, weights, a, []) for words, (r, a) in possible.items()}
-    images = read_data(data, next(iter(models.values())).config, limit)
-    best, achieved = clearly_best(models, images)
-    said = "; ".join(f"{words}: {text}" for words, text in achieved.items())
-    if best is None:
-        raise UsageError(
-            "The data does not tell which function the network computes.",
-            f"On {len(images)} images: {said}.",
-            "Give --family and --variant (family=, variant= in Python), or more images.",
-        )
-    notes.append(f"{best} by the data: {said}")
-    return possible[best]
-
-
-def alternatives(
-    model: CapsuleModel, found: Identified, weights: Weights, choices: ImportChoices
-) -> dict[str, CapsuleModel]:
-    """Networks of the same tensors, by the option that makes them."""
-    tries: dict[str, Callable[[], CapsuleModel]] = {}
-    family = found.family
-    declared = model.config.iterations - family.extra_iterations
-
-    def with_choices(**changes: Any) -> Callable[[], CapsuleModel]:
-        return lambda: network(family, weights, replace(choices, **changes), [])
-
-    for count in (declared - 1, declared + 1):
-        if count + family.extra_iterations >= 1:
-            tries[f"--iters {count}"] = with_choices(iterations=count)
-    chosen = choices.variant or family.variant
-    for variant in family.variants:
-        if variant.name != chosen:
-            tries[f"--variant {variant.name}"] = with_choices(variant=variant.name)
-    for other in others(weights, family):
-        tries[f"--family {other.name}"] = lambda other=other: network(other, weights, choices, [])  # type: ignore[misc]
-    made = {}
-    for words, make in tries.items():
-        try:
-            made[words] = make()
-        except CapsedgeError:  # it needs answers that were not given
-            continue
-    return made
-
-
-# --- ``capsedge.import_checkpoint`` ---
 
 IMAGES = 1000  # of a data set, at most
 

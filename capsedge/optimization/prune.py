@@ -5,33 +5,31 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from capsedge.calibration.accuracy import Gate, Outcome, of_scores
-from capsedge.datasets import ImageSet, read_split
+from capsedge.calibration.accuracy import Gate, Outcome
+from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.models.configs import ModelConfig
-from capsedge.models.training.evaluate import predict_all, to_input
+from capsedge.models.training.evaluate import to_input
+from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of, training_of
 from capsedge.models.training.run_files import MODEL
-from capsedge.models.training.train import Progress, Recipe, batch_loss, train
+from capsedge.models.training.train import Progress, batch_loss, train
 from capsedge.optimization import prune_criteria
 from capsedge.optimization.prune_criteria import choose, multiply_adds, parameters
+from capsedge.optimization.prune_data import Evaluator, PruningImages, read, read_test
 from capsedge.optimization.prune_exact import remove_exactly
 from capsedge.optimization.prune_groups import groups, keep_units
 from capsedge.optimization.prune_report import PruningReport, Round, Size
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.reading import open_regular_file, path_kind
-from capsedge.runtime.files.safetensors import field_of
 from capsedge.runtime.files.writing import (
     REJECTED,
     WEIGHTS,
@@ -44,108 +42,8 @@ from capsedge.runtime.files.writing import (
     write_text,
 )
 from capsedge.runtime.origin import PRUNING_KEY, Pruned, pruned_of
-from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 from capsedge.spec import limits
-
-# --- Images: to fine-tune on, to search by, and to report on ---
-
-_HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
-_FEWEST = 20  # images held out
-
-
-@dataclass(frozen=True)
-class PruningImages:
-    """The training images of a data set, in two parts.
-
-    Attributes:
-        training: fine-tuned on, and what the criterion measures on.
-        held_out: by which the search decides.
-    """
-
-    training: ImageSet
-    held_out: ImageSet
-
-
-def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> PruningImages:
-    """Read and divide the training images; the test images are not touched.
-
-    Args:
-        limit: only the first so many images.
-
-    Raises:
-        UsageError: they cannot be read, have no labels, or are too few.
-    """
-    whole = read_split(data, "train", config.preprocessing, limit)
-    if whole.classes.max(initial=0) >= config.classes:
-        raise UsageError(
-            f"The data has class {whole.classes.max()}.",
-            f"The model has {config.classes} classes.",
-        )
-    count = int(len(whole) * _HELD_OUT)
-    if count < _FEWEST:
-        raise UsageError(
-            f"{len(whole)} training images are too few to prune by.",
-            f"A twelfth of them is held out to decide by, and that is at least {_FEWEST} images.",
-            f"Give {12 * _FEWEST} or more; without data, only what changes no output is removed.",
-        )
-    order = np.random.default_rng(seed).permutation(len(whole))
-    return PruningImages(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
-
-
-def read_test(
-    data: Path, config: ModelConfig, limit: int | None, images: PruningImages
-) -> ImageSet | None:
-    """The test images, read once and last; None where the data has none.
-
-    Raises:
-        UsageError: some are among the training images.
-    """
-    try:
-        test = read_split(data, "test", config.preprocessing, limit)
-    except UsageError:
-        return None
-    if not test.split:
-        return None  # the data is one set, which is trained on
-    common = int((test.occurs_in(images.training) | test.occurs_in(images.held_out)).sum())
-    if common:
-        raise UsageError(
-            "The test images are among the training images.",
-            f"{common} of {len(test)} are.",
-            "Give a data set whose splits have no image in common.",
-        )
-    return test
-
-
-class Evaluator:
-    """The parent's answers on some images, computed once, against which pruned networks are judged."""
-
-    def __init__(self, parent: CapsuleModel, data: ImageSet) -> None:
-        self._data, self._expected = data, predict_all(parent, data).numpy()
-        self._multi_label = parent.config.task == "multi-label"
-        self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
-
-    def check_parent(self) -> list[str]:
-        """Refuse to prune by an accuracy that is chance; warnings where the images are too few to tell.
-
-        Raises:
-            UsageError: the parent answers no better than guesses.
-        """
-        labels = self._data.labels
-        if self._multi_label or labels is None:
-            return []
-        accuracy = float((self._expected.argmax(1) == labels).mean())
-        classes = self._expected.shape[1]
-        return check_above_chance(
-            accuracy, len(labels), classes, "the scores", self._data.source, "the checkpoint"
-        )
-
-    def outcome(self, pruned: CapsuleModel) -> Outcome:
-        """A pruned network's answers against the parent's."""
-        labels = None if self._multi_label else self._data.labels
-        removable = predict_all(pruned, self._data).numpy()
-        return of_scores(self._expected, removable, labels, self._multi_label, self._threshold)
-
 
 # --- The work folder: one training run per round, so that a pruning can be resumed ---
 
@@ -180,38 +78,6 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
             "",
             "Repeat the settings that it was begun with, or remove the folder.",
         )
-
-
-# --- How a checkpoint was trained, by its metadata ---
-
-TRAINING_KEY = "capsedge.models.training"  # of a checkpoint's metadata
-
-
-@dataclass(frozen=True)
-class Training:
-    """The recipe, and what the last epoch reached."""
-
-    recipe: Recipe
-    last: Mapping[str, Any]
-
-
-def training_of(path: Path | str) -> Training | None:
-    """How a checkpoint was trained; None if it does not say.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
-    return field_of(Training, path, TRAINING_KEY, "how it was trained", "Train it again.")
-
-
-def recipe_of(path: Path | str) -> Recipe | None:
-    """The recipe of a checkpoint; None if it states none.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
-    training = training_of(path)
-    return None if training is None else training.recipe
 
 
 # --- ``capsedge.prune`` ---

@@ -25,11 +25,12 @@ from capsedge.runtime.files.safetensors import field as checkpoint_field
 from capsedge.runtime.files.writing import MODEL_OR_BYTES, ModelLike, as_file, as_path, sha256
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.onnx_file.costs import votes_of
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
 from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value, read_structure
 from capsedge.runtime.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, votes_of
+from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
 
 LARGEST = 5  # intermediate values listed
 _WIDTHS = {

@@ -155,7 +155,7 @@ def test_words_are_those_that_the_verbs_take() -> None:
     from capsedge.exporters.tensorrt.build import PLUGIN_MODES
     from capsedge.graph import passes
     from capsedge.graph.target_runtimes import TARGETS
-    from capsedge.models.training import train
+    from capsedge.models.training import recipe
     from capsedge.optimization.sweep_candidates import COUPLINGS, PRECISIONS
     from capsedge.runtime import engine_metadata
 
@@ -172,8 +172,8 @@ def test_words_are_those_that_the_verbs_take() -> None:
         "build --target": engine_metadata.TARGETS,
         "sweep --couplings": COUPLINGS,
         "sweep --precision": PRECISIONS,
-        "train --schedule": train.SCHEDULES,
-        "train --pairs": train.PAIRS,
+        "train --schedule": recipe.SCHEDULES,
+        "train --pairs": recipe.PAIRS,
         "export --range": _metadata_options._RANGES,
         "export --resize": _metadata_options._RESIZE,
         "export --order": _metadata_options._ORDERS,

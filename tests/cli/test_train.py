@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from capsedge.cli import app
 from capsedge.errors import UsageError
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.optimization.prune import training_of
+from capsedge.models.training.recipe import training_of
 from tests.conftest import ROOT
 
 RUN = ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--json"]

@@ -15,9 +15,9 @@ from capsedge.cli import app
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.models import get_config
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.models.training.train import Recipe, train
-from capsedge.optimization import prune as pruning_data
-from capsedge.optimization.prune import recipe_of
+from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of
+from capsedge.models.training.train import train
+from capsedge.optimization import prune_data
 from capsedge.optimization.prune_criteria import multiply_adds
 from capsedge.optimization.prune_report import Round
 from capsedge.runtime.files.writing import sha256
@@ -150,13 +150,13 @@ def test_the_search_never_reads_the_test_images(
 ) -> None:
     """They are read once, after all rounds."""
     order: list[str] = []
-    read_split = pruning_data.read_split
+    read_split = prune_data.read_split
 
     def recording(source: Path, split: str, *rest: object) -> object:
         order.append(split)
         return read_split(source, split, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pruning_data, "read_split", recording)
+    monkeypatch.setattr(prune_data, "read_split", recording)
     capsedge.prune(
         checkpoint, tmp_path / "s.safetensors", data=data, target_speedup=2, max_drop=100,
         round_done=lambda number, _: order.append(f"round {number}"), **FAST,
@@ -304,6 +304,6 @@ def test_a_hostile_recipe_is_an_error_of_the_file(data: Path, tmp_path: Path, te
 
     config = DYNAMIC.replace(class_names=("a", "b", "c", "d"))
     path = tmp_path / "m.safetensors"
-    save_checkpoint(build(config), path, {"capsedge.models.training": text})
+    save_checkpoint(build(config), path, {TRAINING_KEY: text})
     with pytest.raises(ArtefactError, match="how it was trained"):
         capsedge.prune(path, tmp_path / "s.safetensors", data=data, target_speedup=2)

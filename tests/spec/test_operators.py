@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from capsedge.runtime.onnx_file.costs import Votes, votes_of
 from capsedge.spec.operators import (
     DENSE,
     OPERATORS,
     ROUTING_OPERATORS,
     IterationValue,
     Operator,
-    Votes,
     iteration_value_in,
     iteration_value_name,
     parse_iteration_value,
-    votes_of,
 )
 
 SPECIFICATION = (Path(__file__).parents[2] / "docs" / "reference" / "operators.md").read_text()

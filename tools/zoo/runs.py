@@ -14,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import typical_input_of_training
-from capsedge.optimization.prune import TRAINING_KEY
+from capsedge.models.training.recipe import TRAINING_KEY
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import Preprocessing

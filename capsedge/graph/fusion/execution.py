@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx
@@ -14,10 +14,10 @@ from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, ke
 if TYPE_CHECKING:
     import onnxruntime
 
+Session: TypeAlias = "onnxruntime.InferenceSession"
 
-def session_of(
-    model: onnx.ModelProto, optimized: bool = False, arena: bool = False
-) -> onnxruntime.InferenceSession:
+
+def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = False) -> Session:
     """Load a model in ONNX Runtime on the CPU.
 
     Args:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,12 +19,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.execution import first_line, session_of, to_fp64
+from capsedge.graph.fusion.execution import Session, first_line, session_of, to_fp64
 from capsedge.graph.fusion.index_inputs import table_sizes
 from capsedge.graph.proto import captured_by, copy_of
-
-if TYPE_CHECKING:
-    import onnxruntime
 
 Array = NDArray[Any]
 Function = Callable[..., list[Array]]
@@ -157,9 +154,7 @@ class Values:
             return result
         raise NoMatch(f"it does not run: {why or 'its values need too much memory'}")
 
-    def _rows_that_count(
-        self, session: onnxruntime.InferenceSession, values: dict[str, Array]
-    ) -> int:
+    def _rows_that_count(self, session: Session, values: dict[str, Array]) -> int:
         """The images that the outputs have rows for: all, or the first ones, which a trace took apart."""
         names = [o.name for o in self.model.graph.output]
         rows = len(values[names[0]]) if np.ndim(values[names[0]]) else 0
@@ -172,7 +167,7 @@ class Values:
         same = all(np.array_equal(values[n], m) for n, m in zip(names, moved, strict=True))
         return rows if same else self.batch
 
-    def _bytes_of_an_image(self, session: onnxruntime.InferenceSession) -> int:
+    def _bytes_of_an_image(self, session: Session) -> int:
         """Of all values; 0 where the graph does not run with two images."""
         try:
             return _bytes(session.run(None, self.feeds(2))) // 2
@@ -190,7 +185,7 @@ class Values:
         likely = [b for b, _ in counts.most_common() if 1 < b <= _LARGEST_BATCH]
         return [b for b in likely if b not in BATCHES][:_GUESSED]
 
-    def _runs_at(self, session: onnxruntime.InferenceSession, batches: Iterable[int]) -> bool:
+    def _runs_at(self, session: Session, batches: Iterable[int]) -> bool:
         """Whether a batch that is free in name is so indeed."""
         for batch in batches:
             if batch == self.batch:

@@ -19,8 +19,6 @@ from capsedge.importers.family import (
     Family,
     Floats,
     ImportChoices,
-    Patterns,
-    Shapes,
     Sizes,
     Tensors,
     Variant,
@@ -31,6 +29,7 @@ from capsedge.importers.family import (
     weighted_sums_of,
     with_fields,
 )
+from capsedge.importers.key_patterns import Patterns, Shapes
 from capsedge.models.configs import AttentionCapsulesConfig, CapsuleConv, Conv, ModelConfig, ResNet
 from capsedge.models.registry import CIFAR10, CIFAR100
 

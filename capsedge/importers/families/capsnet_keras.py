@@ -15,10 +15,8 @@ from capsedge.importers.families import capsnet_base
 from capsedge.importers.family import (
     DataSet,
     Family,
-    Fit,
     Floats,
     ImportChoices,
-    Shapes,
     Sizes,
     Tensors,
     Variant,
@@ -27,6 +25,7 @@ from capsedge.importers.family import (
     unknown_size,
     variant_of,
 )
+from capsedge.importers.key_patterns import Fit, Shapes
 from capsedge.models.configs import (
     CapsNetConfig,
     CapsuleStackConfig,

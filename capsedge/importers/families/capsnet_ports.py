@@ -24,11 +24,11 @@ from capsedge.importers.family import (
     Family,
     Floats,
     ImportChoices,
-    Patterns,
     Sizes,
     Tensors,
     Variant,
 )
+from capsedge.importers.key_patterns import Patterns
 from capsedge.models.configs import CapsNetConfig, ModelConfig
 
 _NO_BIAS = "class capsules without bias"

@@ -18,8 +18,6 @@ from capsedge.importers.family import (
     Family,
     Floats,
     ImportChoices,
-    Patterns,
-    Shapes,
     Sizes,
     Tensors,
     Variant,
@@ -30,6 +28,7 @@ from capsedge.importers.family import (
     weighted_sums_of,
     with_fields,
 )
+from capsedge.importers.key_patterns import Patterns, Shapes
 from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig
 
 _CELLS = range(4)

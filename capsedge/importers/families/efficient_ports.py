@@ -17,7 +17,6 @@ from capsedge.importers.family import (
     Family,
     Floats,
     ImportChoices,
-    Patterns,
     Sizes,
     Tensors,
     classes_of,
@@ -25,6 +24,7 @@ from capsedge.importers.family import (
     weighted_sums_of,
     with_fields,
 )
+from capsedge.importers.key_patterns import Patterns
 from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
 from capsedge.models.registry import DIGITS
 

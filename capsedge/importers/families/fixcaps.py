@@ -12,8 +12,6 @@ from capsedge.importers.family import (
     Family,
     Floats,
     ImportChoices,
-    Patterns,
-    Shapes,
     Sizes,
     Tensors,
     classes_of,
@@ -22,6 +20,7 @@ from capsedge.importers.family import (
     weighted_sums_of,
     with_fields,
 )
+from capsedge.importers.key_patterns import Patterns, Shapes
 from capsedge.models.configs import CapsNetConfig, Conv, ModelConfig
 
 # FixCaps of Woodman718: a large convolution, fractional max pooling, attention, routing over the classes.

@@ -1,4 +1,4 @@
-"""Import FSA-Net: head pose as yaw, pitch and roll in degrees, from PyTorch, Keras or several.
+"""Import FSA-Net from PyTorch: head pose as yaw, pitch and roll in degrees, by one network or several.
 
 Several networks estimate the mean of their angles.
 """
@@ -9,7 +9,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 from capsedge.errors import UsageError
@@ -17,16 +16,14 @@ from capsedge.importers.family import (
     Family,
     Floats,
     ImportChoices,
-    Patterns,
-    Shapes,
     Sizes,
     Tensors,
     Variant,
-    fit,
     variant_of,
     weighted_sums_of,
 )
-from capsedge.models.configs import FSANetConfig, ModelConfig, PooledFSANetConfig
+from capsedge.importers.key_patterns import Patterns, Shapes, fit
+from capsedge.models.configs import FSANetConfig, ModelConfig
 from capsedge.runtime.metadata import Preprocessing
 
 # --- PyTorch ---
@@ -58,7 +55,7 @@ def _configure_torch(
     scoring = "convolution" if "F1" in sizes else "variance"
     own = _TORCH_IMAGES[choices.variant or family.variant]
     return FSANetConfig(
-        preprocessing=_preprocessing(sizes["P"], own, choices, notes),
+        preprocessing=square_preprocessing(sizes["P"], own, choices, notes),
         primary_types=sizes["I"] // 3,
         iterations=weighted_sums_of(family, choices, notes),
         scorings=(scoring,),
@@ -70,11 +67,11 @@ def _configure_torch(
         depthwise_bias=True,
         norm_epsilon=1e-5,
         epsilon=1e-16,
-        **_named(sizes["V"], choices, notes, fields),
+        **named_values(sizes["V"], choices, notes, fields),
     ).replace(**choices.fields)
 
 
-def _named(
+def named_values(
     count: int, choices: ImportChoices, notes: list[str], fields: Mapping[str, object]
 ) -> dict[str, Any]:
     """Names, units and ranges of the values.
@@ -98,7 +95,7 @@ def _named(
     return {"value_names": names, "units": ("degrees",) * count, **fields}
 
 
-def _preprocessing(
+def square_preprocessing(
     places: int, own: Mapping[str, object], choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
     """Square images that leave this many places after three poolings; prepared as the author does.
@@ -218,234 +215,6 @@ PYTORCH = Family(
 )
 
 
-# --- Keras, by its first author ---
-
-_G, _S, _F = "ssr_G_model", "ssr_S_model", "ssr_F_Cap_model"
-_RENAMES = (  # Keras 3
-    (rf"{_S}/feat_S_model/(.*)", rf"{_S}/\1"),
-    (r"ssr_Cap_model/caps/0", "ssr_Cap_model/caps/W"),
-    # Networks without capsules, whose layers of a kind are counted too.
-    (r"(ssr_Metric_model|ssr_Agg_model)/(?:mat_mul_layer|net_vlad)(?:_\d+)?/(\w+)", r"\1/\2"),
-    (r"ssr_F_model/(.*)", rf"{_F}/\1"),
-)
-_METRIC, _VLAD = "ssr_Metric_model", "ssr_Agg_model"
-_POSITIONS = 64  # of a network that does not tell
-_KERAS_BLOCKS = 7
-_KERAS_STREAMS = {
-    "average": 0,
-    "largest": _KERAS_BLOCKS,
-}  # separable convolutions of the one, then of the other
-_KERAS_MAPS = {
-    "average": (5, 3, 1),
-    "largest": (4, 2, 0),
-}  # 1x1 convolutions, the last stage's first
-_KERAS_NORM = {
-    "weight": "gamma",
-    "bias": "beta",
-    "running_mean": "moving_mean",
-    "running_var": "moving_variance",
-}
-_KERAS_IMAGES = {"scale": 1.0, "order": "BGR"}
-
-
-def _configure_keras(
-    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
-) -> ModelConfig:
-    """The configuration."""
-    parts: dict[str, Any]
-    if "P" in sizes:
-        scoring = "convolution" if "F1" in sizes else "variance"
-        parts = {"primary_types": sizes["I"] // 3, "mixtures": sizes["Q"] // (3 * sizes["P"])}
-    else:
-        scoring, parts = "none", {}
-    outputs = sizes.get("P", sizes["I"] // 3)
-    notes.append("the author's demo also stretches each face to 0..255 (--per-image of export)")
-    config = FSANetConfig(
-        preprocessing=_preprocessing(outputs, _KERAS_IMAGES, choices, notes),
-        iterations=weighted_sums_of(family, choices, notes),
-        scorings=(scoring,),
-        capsule_dim=sizes["O"],
-        bins=sizes["B"] // sizes["V"],
-        **parts,
-        **_named(sizes["V"], choices, notes, {}),
-    )
-    return config.replace(**choices.fields)
-
-
-def _convert_keras(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors.
-
-    Shift is made of a capsule's elements 4 to 7 there, and scale of the first four; routing does not know
-    their order, so they change places in its weight.
-    """
-    assert isinstance(config, FSANetConfig)
-    made: Tensors = {}
-
-    def convolution(theirs: str, ours: str, kernel: str = "kernel", bias: bool = True) -> None:
-        axes = (2, 3, 0, 1) if kernel == "depthwise_kernel" else (3, 2, 0, 1)
-        made[f"{ours}.weight"] = found[f"{theirs}/{kernel}"].transpose(axes)
-        if bias:
-            made[f"{ours}.bias"] = found[f"{theirs}/bias"]
-
-    def dense(theirs: str, ours: str) -> None:
-        made[f"{ours}.weight"] = found[f"{theirs}/kernel"].T
-        made[f"{ours}.bias"] = found[f"{theirs}/bias"]
-
-    for stream, first in _KERAS_STREAMS.items():
-        for k in range(_KERAS_BLOCKS):
-            block, ours = f"{_G}/separable_conv2d_{first + k}", f"{stream}.blocks.{k}"
-            convolution(block, f"{ours}.depthwise", "depthwise_kernel", bias=False)
-            convolution(block, f"{ours}.pointwise", "pointwise_kernel")
-            for part, theirs in _KERAS_NORM.items():
-                norm = f"{_G}/batch_normalization_{first + k}/{theirs}"
-                made[f"{ours}.norm.{part}"] = found[norm]
-        for k, at in enumerate(_KERAS_MAPS[stream]):
-            convolution(f"{_G}/conv2d_{at}", f"{stream}.maps.{k}")
-    if config.scorings == ("convolution",):
-        convolution(f"{_S}/conv2d_0", "mapping.score")
-    if config.scorings != ("none",):
-        dense(f"{_S}/dense_0", "mapping.right")
-        dense(f"{_S}/dense_1", "mapping.left")
-    made |= _stages(found, config)
-    for k in range(3):
-        dense(f"{_F}/local_delta_stage{k + 1}", f"stages.{k}.shift")
-        dense(f"{_F}/delta_s{k + 1}", f"stages.{k}.scale")
-        dense(f"{_F}/dense_{k}", f"stages.{k}.share")
-    return {f"parts.0.{name}": value for name, value in made.items()}
-
-
-def _stages(weights: Mapping[str, Floats], config: FSANetConfig) -> Tensors:
-    """What makes the stages' features."""
-    order = [4, 5, 6, 7, 0, 1, 2, 3, *range(8, config.capsule_dim)]
-    if not isinstance(config, PooledFSANetConfig):
-        return {"weight": weights["ssr_Cap_model/caps/W"].swapaxes(0, 1)[:, :, order]}
-    if config.pooling == "metric":
-        elements, shares = (weights[f"{_METRIC}/kernel_type{k}"] for k in (1, 2))
-        return {"pooling.elements": elements.T[order], "pooling.shares": shares}
-    linear = weights[f"{_VLAD}/kernel_H1"].T
-    return {
-        "pooling.assignment.weight": weights[f"{_VLAD}/kernel_W1"].T,
-        "pooling.assignment.bias": weights[f"{_VLAD}/kernel_B1"],
-        "pooling.centers": weights[f"{_VLAD}/kernel_W2"][0],
-        "pooling.map": linear.reshape(3, -1, linear.shape[1])[:, order].reshape(linear.shape),
-    }
-
-
-def _keras_keys() -> dict[str, str]:
-    widths = (3, 16, 32, 32, 64, 64, 128, 128)
-    keys: dict[str, str] = {}
-    for k in range(2 * _KERAS_BLOCKS):
-        a, b = widths[k % _KERAS_BLOCKS], widths[k % _KERAS_BLOCKS + 1]
-        block = f"{_G}/separable_conv2d_{k}"
-        keys |= {
-            f"{block}/depthwise_kernel": f"3 3 {a} 1",
-            f"{block}/pointwise_kernel": f"1 1 {a} {b}",
-            f"{block}/bias": f"{b}",
-            **{f"{_G}/batch_normalization_{k}/{part}": f"{b}" for part in _KERAS_NORM.values()},
-        }
-    for k, width in enumerate((128, 128, 64, 64, 32, 32)):
-        keys |= {f"{_G}/conv2d_{k}/kernel": f"1 1 {width} 64", f"{_G}/conv2d_{k}/bias": "64"}
-    for k in range(3):
-        for name in (f"delta_s{k + 1}", f"local_delta_stage{k + 1}"):
-            keys |= {f"{_F}/{name}/kernel": "4 V", f"{_F}/{name}/bias": "V"}
-        keys |= {f"{_F}/dense_{k}/kernel": "E B", f"{_F}/dense_{k}/bias": "B"}
-    return keys
-
-
-_MAPPING = {
-    f"{_S}/dense_0/kernel": "P Q",
-    f"{_S}/dense_0/bias": "Q",
-    f"{_S}/dense_1/kernel": "R L",
-    f"{_S}/dense_1/bias": "L",
-}
-
-_CAPSULES = {"ssr_Cap_model/caps/W": "3 I O 64"}
-_CONVOLUTION = {f"{_S}/conv2d_0/kernel": "1 1 64 F1", f"{_S}/conv2d_0/bias": "F1"}
-
-KERAS = Family(
-    name="fsanet-keras",
-    source="github.com/shamangary/FSA-Net, lib/FSANET_model.py",
-    licence="Apache-2.0",
-    dialect="FSA-Net as in the paper: dynamic routing of stages, regression of yaw, pitch and roll",
-    differences=(
-        "epsilon 1e-7 under the root of the squash",
-        "images are blue, green, red from 0 to 255",
-    ),
-    keys={**_keras_keys(), **_MAPPING, **_CAPSULES},
-    optional=(_CONVOLUTION,),
-    renames=_RENAMES,
-    counted=rf"(?P<name>({_G}|{_S}|{_F})/(separable_conv2d|batch_normalization|conv2d|dense))"
-    r"(_(?P<number>\d+))?(?=/)",
-    configure=_configure_keras,
-    convert=_convert_keras,
-    iterations=2,
-    iterations_at="the third number of the file's name",
-)
-KERAS_WITHOUT_MAPPING = dataclasses.replace(
-    KERAS,
-    name="fsanet-keras-no-mapping",
-    dialect="FSA-Net without fine-grained mapping: every place of its maps is a capsule",
-    keys={**_keras_keys(), **_CAPSULES},
-    optional=(),
-)
-
-
-def _configure_pooled(
-    family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], *, pooling: str
-) -> ModelConfig:
-    """The configuration of a network without capsules."""
-    parts: dict[str, Any] = {"scorings": ("none",)}
-    if "P" in sizes:
-        mixtures = sizes["Q"] // (3 * sizes["P"])
-        parts = {
-            "scorings": ("convolution" if "F1" in sizes else "variance",),
-            "mixtures": mixtures,
-            "primary_types": sizes["L"] // mixtures,
-        }
-    elsewhere = sizes["I"] // 3 if "I" in sizes else _POSITIONS
-    config = PooledFSANetConfig(
-        preprocessing=_preprocessing(sizes.get("P", elsewhere), _KERAS_IMAGES, choices, notes),
-        capsule_dim=sizes["E"] + 8,
-        bins=sizes["B"] // sizes["V"],
-        pooling=pooling,
-        **parts,
-        **_named(sizes["V"], choices, notes, {}),
-    )
-    return config.replace(**choices.fields)
-
-
-def _pooled(pooling: str, dialect: str, keys: Mapping[str, str]) -> Family:
-    return dataclasses.replace(
-        KERAS,
-        name=f"fsanet-keras-{pooling}",
-        dialect=dialect,
-        differences=(
-            "no capsules: the authors' comparison",
-            "images are blue, green, red, 0 to 255",
-        ),
-        keys={**_keras_keys(), **keys},
-        optional=(_MAPPING, _CONVOLUTION),
-        configure=partial(_configure_pooled, pooling=pooling),
-        iterations=1,
-        iterations_at="nothing is routed",
-    )
-
-
-KERAS_METRIC = _pooled(
-    "metric",
-    "FSA-Net without capsules: two linear maps make the features of its stages",
-    {f"{_METRIC}/kernel_type1": "64 O", f"{_METRIC}/kernel_type2": "I 3"},
-)
-KERAS_NETVLAD = _pooled(
-    "netvlad",
-    "FSA-Net without capsules: NetVLAD makes the features of its stages",
-    {
-        f"{_VLAD}/kernel_W1": "64 3", f"{_VLAD}/kernel_B1": "3", f"{_VLAD}/kernel_W2": "1 64 3",
-        f"{_VLAD}/kernel_H1": "192 SO",
-    },
-)  # fmt: skip
-
-
 # --- Ensembles: the mean of several networks' angles, as in the authors' demos ---
 
 _T = TypeVar("_T")
@@ -549,7 +318,8 @@ def _convert_ensemble(found: Mapping[str, Floats], config: ModelConfig, member: 
     return made
 
 
-def _ensemble(name: str, *members: Family) -> Family:
+def ensemble(name: str, *members: Family) -> Family:
+    """The family of files with several networks of one family, or of these."""
     first = members[0]
 
     def bound(function: Callable[..., object]) -> Callable[..., object]:
@@ -568,5 +338,4 @@ def _ensemble(name: str, *members: Family) -> Family:
     )
 
 
-PYTORCH_ENSEMBLE = _ensemble("fsanet-ensemble", PYTORCH)
-KERAS_ENSEMBLE = _ensemble("fsanet-keras-ensemble", KERAS, KERAS_WITHOUT_MAPPING)
+PYTORCH_ENSEMBLE = ensemble("fsanet-ensemble", PYTORCH)

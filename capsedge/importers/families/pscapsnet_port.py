@@ -14,8 +14,6 @@ from capsedge.importers.family import (
     Family,
     Floats,
     ImportChoices,
-    Patterns,
-    Shapes,
     Sizes,
     Tensors,
     Variant,
@@ -26,6 +24,7 @@ from capsedge.importers.family import (
     weighted_sums_of,
     with_fields,
 )
+from capsedge.importers.key_patterns import Patterns, Shapes
 from capsedge.models.configs import ModelConfig, PSCapsNetConfig, ResNet
 
 _FIRST = 2  # number of the first residual stage

@@ -13,8 +13,9 @@ from capsedge.errors import UsageError
 from capsedge.models import get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
+from capsedge.models.training.recipe import Recipe
 from capsedge.models.training.run_files import MODEL
-from capsedge.models.training.train import Progress, Recipe, train
+from capsedge.models.training.train import Progress, train
 from capsedge.runtime.files import reading
 
 

@@ -11,8 +11,9 @@ import torch
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.importers import key_map
 from capsedge.importers.families import FAMILIES
-from capsedge.importers.family import Family, Weights, fit
+from capsedge.importers.family import Family, Weights
 from capsedge.importers.identify import UnknownNetwork, identify
+from capsedge.importers.key_patterns import fit
 from capsedge.importers.weights_file import read_weights
 from tests.conftest import ROOT
 from tests.importers.families import networks

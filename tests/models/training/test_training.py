@@ -27,7 +27,8 @@ from capsedge.models.training.evaluate import (
     normalize,
     predict_all,
 )
-from capsedge.models.training.train import Recipe, batch_loss, fast_math, train
+from capsedge.models.training.recipe import Recipe
+from capsedge.models.training.train import batch_loss, fast_math, train
 
 PREP = get_config("digits-em").preprocessing
 
@@ -363,3 +364,10 @@ def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
     fresh = build(config).get_parameter("primary_pose.conv.weight")
     torch.testing.assert_close(found.get_parameter("primary_pose.conv.weight"), fresh)
     assert not torch.equal(given.get_parameter("primary_pose.conv.weight"), fresh)
+
+
+def test_the_trained_models_say_how_they_were_trained() -> None:
+    from capsedge.models.training.recipe import recipe_of
+    from capsedge.runtime.zoo import ROUTINGS, checkpoint_of_routing
+
+    assert all(recipe_of(checkpoint_of_routing(routing)) for routing in ROUTINGS)

@@ -1,0 +1,96 @@
+"""Say how to train, and read from a checkpoint how it was trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import UsageError
+from capsedge.runtime.files.safetensors import field_of
+
+SCHEDULES = ("one-cycle", "exponential", "multistep")
+PAIRS = ("none", "overlap", "diverse")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Attributes:
+        epochs, batch: as usual.
+        schedule: ``one-cycle`` (Adam), ``exponential`` (Adam, times 0.96 every 2000 steps: the released
+            code of Sabour et al. 2017) or ``multistep`` (SGD with momentum 0.9 and weight decay 5e-4,
+            a tenth at 3/7 and 5/7 of the epochs: the released code of Tsai et al. 2020).
+        learning_rate: the peak.
+        shift: largest random shift in pixels.
+        rotate: largest random rotation in degrees.
+        zoom: largest random change of size, as a fraction.
+        flip: random mirroring.
+        pairs: ``none``, ``overlap`` (MultiMNIST) or ``diverse`` (DiverseMultiMNIST).
+        average: decay of the moving average of the weights that is kept and evaluated; 0 keeps the
+            weights as they are.
+        seed: of initial weights, order and augmentation.
+        fast: convolutions in BF16 and compiled routing: about 2.4 times faster on a processor with AMX.
+    """
+
+    epochs: int = 10
+    batch: int = 128
+    schedule: str = "one-cycle"
+    learning_rate: float = 3e-3
+    shift: int = 2
+    rotate: float = 0.0
+    zoom: float = 0.0
+    flip: bool = False
+    pairs: str = "none"
+    average: float = 0.0
+    seed: int = 1
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UsageError(
+                f"Unknown schedule '{self.schedule}'.", "", f"Known: {', '.join(SCHEDULES)}."
+            )
+        if self.pairs not in PAIRS:
+            raise UsageError(f"Unknown pairing '{self.pairs}'.", "", f"Known: {', '.join(PAIRS)}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise UsageError(
+                f"The learning rate is {self.learning_rate:g}.", "It is above 0.", "Use 0.003."
+            )
+        if min(self.epochs, self.batch) < 1:
+            raise UsageError("Epochs and batch size start at 1.")
+
+
+# --- How a checkpoint was trained, by its metadata ---
+
+TRAINING_KEY = "capsedge.training"  # of a checkpoint's metadata
+
+
+@dataclass(frozen=True)
+class Training:
+    """The recipe, and what the last epoch reached."""
+
+    recipe: Recipe
+    last: Mapping[str, Any]
+
+
+def training_of(path: Path | str) -> Training | None:
+    """How a checkpoint was trained; None if it does not say.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    return field_of(Training, path, TRAINING_KEY, "how it was trained", "Train it again.")
+
+
+def recipe_of(path: Path | str) -> Recipe | None:
+    """The recipe of a checkpoint; None if it states none.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    training = training_of(path)
+    return None if training is None else training.recipe

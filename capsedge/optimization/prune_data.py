@@ -1,0 +1,113 @@
+"""Read the images to prune by: fine-tuned on, searched by, reported on; judge pruned networks by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from capsedge.calibration.accuracy import Outcome, of_scores
+from capsedge.datasets import ImageSet, read_split
+from capsedge.errors import UsageError
+from capsedge.metrics import check_above_chance
+from capsedge.models import CapsuleModel
+from capsedge.models.configs import ModelConfig
+from capsedge.models.training.evaluate import predict_all
+from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+
+_HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
+_FEWEST = 20  # images held out
+
+
+@dataclass(frozen=True)
+class PruningImages:
+    """The training images of a data set, in two parts.
+
+    Attributes:
+        training: fine-tuned on, and what the criterion measures on.
+        held_out: by which the search decides.
+    """
+
+    training: ImageSet
+    held_out: ImageSet
+
+
+def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> PruningImages:
+    """Read and divide the training images; the test images are not touched.
+
+    Args:
+        limit: only the first so many images.
+
+    Raises:
+        UsageError: they cannot be read, have no labels, or are too few.
+    """
+    whole = read_split(data, "train", config.preprocessing, limit)
+    if whole.classes.max(initial=0) >= config.classes:
+        raise UsageError(
+            f"The data has class {whole.classes.max()}.",
+            f"The model has {config.classes} classes.",
+        )
+    count = int(len(whole) * _HELD_OUT)
+    if count < _FEWEST:
+        raise UsageError(
+            f"{len(whole)} training images are too few to prune by.",
+            f"A twelfth of them is held out to decide by, and that is at least {_FEWEST} images.",
+            f"Give {12 * _FEWEST} or more; without data, only what changes no output is removed.",
+        )
+    order = np.random.default_rng(seed).permutation(len(whole))
+    return PruningImages(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
+
+
+def read_test(
+    data: Path, config: ModelConfig, limit: int | None, images: PruningImages
+) -> ImageSet | None:
+    """The test images, read once and last; None where the data has none.
+
+    Raises:
+        UsageError: some are among the training images.
+    """
+    try:
+        test = read_split(data, "test", config.preprocessing, limit)
+    except UsageError:
+        return None
+    if not test.split:
+        return None  # the data is one set, which is trained on
+    common = int((test.occurs_in(images.training) | test.occurs_in(images.held_out)).sum())
+    if common:
+        raise UsageError(
+            "The test images are among the training images.",
+            f"{common} of {len(test)} are.",
+            "Give a data set whose splits have no image in common.",
+        )
+    return test
+
+
+class Evaluator:
+    """The parent's answers on some images, computed once, against which pruned networks are judged."""
+
+    def __init__(self, parent: CapsuleModel, data: ImageSet) -> None:
+        self._data, self._expected = data, predict_all(parent, data).numpy()
+        self._multi_label = parent.config.task == "multi-label"
+        self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
+
+    def check_parent(self) -> list[str]:
+        """Refuse to prune by an accuracy that is chance; warnings where the images are too few to tell.
+
+        Raises:
+            UsageError: the parent answers no better than guesses.
+        """
+        labels = self._data.labels
+        if self._multi_label or labels is None:
+            return []
+        accuracy = float((self._expected.argmax(1) == labels).mean())
+        classes = self._expected.shape[1]
+        return check_above_chance(
+            accuracy, len(labels), classes, "the scores", self._data.source, "the checkpoint"
+        )
+
+    def outcome(self, pruned: CapsuleModel) -> Outcome:
+        """A pruned network's answers against the parent's."""
+        labels = None if self._multi_label else self._data.labels
+        removable = predict_all(pruned, self._data).numpy()
+        return of_scores(self._expected, removable, labels, self._multi_label, self._threshold)
