@@ -13,9 +13,11 @@ namespace cuda {
 namespace {
 
 // Passes by the shape of a vote: R rows, L columns, Q parents per lane.
-// `round` is shared memory for the votes of a round.
+// `round` is shared memory for the votes of a round. kBlocks: on a multiprocessor at once, as the planner counts on, but where
+// registers of two parents would go to memory.
 template <int R, int L, int Q>
 struct Sums {
+  static constexpr int kBlocks = R == 1 || Q == 1 ? 2 : 1;
   template <typename T, typename W>
   CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
                                    bool first_pass, float* partial, float* round) {
@@ -24,6 +26,7 @@ struct Sums {
 };
 template <int R, int L, int Q>
 struct Moments {
+  static constexpr int kBlocks = Q == 1 ? 2 : 1;
   template <typename T, typename W>
   CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
                                    bool first_pass, float* partial, float*) {
@@ -33,6 +36,7 @@ struct Moments {
 
 template <int L, int Q>
 struct OverChildren {
+  static constexpr int kBlocks = 2;
   template <typename T, typename W>
   CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
                                    bool first_pass, float* partial, float* round) {
@@ -46,16 +50,16 @@ CAPSEDGE_DEVICE bool nothing_known(const Layer& l, int iteration) {
 
 #ifdef CAPSEDGE_EMULATE
 #define CAPSEDGE_BOUNDS
-#define CAPSEDGE_TILED_BOUNDS
+#define CAPSEDGE_BLOCKS(number)
 #else
 #define CAPSEDGE_BOUNDS __launch_bounds__(kThreads)
-#define CAPSEDGE_TILED_BOUNDS __launch_bounds__(kThreads, 2)
+#define CAPSEDGE_BLOCKS(number) __launch_bounds__(kThreads, number)
 #endif
 
 // One block per unit, all iterations; everything between them stays in shared memory. With parts, one cluster of blocks
 // per unit: the first block adds what the others have gathered, and they copy the result.
 template <typename Pass, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS whole_kernel(const Layer l) {
+CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) whole_kernel(const Layer l) {
   const Block b;
   float* state = b.shared();
   float* partial = state + l.room;
@@ -79,7 +83,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS whole_kernel(const Layer l) {
 
 // One block per part of a unit's children, one pass.
 template <typename Pass, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
+CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) part_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = b.x();
   float* round = b.shared();
@@ -92,7 +96,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS part_kernel(const Layer l, int iteration) {
 
 // One block for several units and a part of their children, one pass.
 template <int R, int L, int U, bool EM, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_TILED_BOUNDS tiled_kernel(const Layer l, int iteration) {
+CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(2) tiled_kernel(const Layer l, int iteration) {
   const Block b;
   const int64_t unit = static_cast<int64_t>(b.x()) * (b.threads() / l.group) * U;
   const Part own = part_of(l, b.y());
