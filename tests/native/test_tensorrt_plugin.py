@@ -75,7 +75,12 @@ def mock() -> ctypes.CDLL:
             check=True,
         )  # fmt: skip
         made.replace(target)
-    library = ctypes.CDLL(str(target))
+    return bound(target)
+
+
+def bound(path: Path) -> ctypes.CDLL:
+    """The mock with its signatures."""
+    library = ctypes.CDLL(str(path))
     for name in ("create", "round_trip", "clone", "attach"):
         getattr(library, f"mock_{name}").restype = ctypes.c_void_p
     for name in ("error", "registered", "field_names", "identity", "timing_cache_id"):

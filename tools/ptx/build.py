@@ -45,7 +45,9 @@ class Built:
 
     def variables(self, code: Path | None = None) -> dict[str, str]:
         """The environment in which the project finds all three; `code`: a folder with other PTX."""
+        paths = [str(self.cudart.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         return {
+            "LD_LIBRARY_PATH": ":".join(paths),  # before another libcudart that the system has
             "CAPSEDGE_PTX": str(code or self.folder),
             "CAPSEDGE_CUDART": str(self.cudart),
             "CAPSEDGE_CUDA_LIBRARY": str(self.library),
@@ -69,18 +71,21 @@ def unavailable() -> str:
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
     if not re.search(r"\bavx2\b.*", flags) or not re.search(r"\bf16c\b", flags):
         return "the libcudart of the tests needs a processor with AVX2"
-    if "release 13" not in _version():
+    if not version().startswith("nvcc 13"):
         return "needs nvcc of CUDA 13: its code calls other functions of libcudart than CUDA 12's"
     return ""
 
 
 @lru_cache(maxsize=1)
-def _version() -> str:
-    return subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True).stdout
+def version() -> str:
+    """Of nvcc, as in "nvcc 13.0.88"."""
+    said = subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"\bV([\d.]+)", said)
+    return f"nvcc {found[1] if found else '?'}"
 
 
 def _digest(files: Iterable[Path], *words: str) -> str:
-    made = hashlib.sha256("\0".join((_version(), *words)).encode())
+    made = hashlib.sha256("\0".join((version(), *words)).encode())
     for file in sorted(files):
         made.update(file.name.encode() + b"\0" + file.read_bytes())
     return made.hexdigest()[:16]
@@ -143,21 +148,24 @@ def resources(said: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def built(architecture: int, *, kernels: Path = KERNELS) -> Built:
+def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Built:
     """The kernels for an architecture such as 90, compiled if they have changed: a minute and a half.
+
+    Args:
+        flags: more for the host's compiler, separated by commas, such as those of gcov.
 
     Raises:
         EnvironmentProblem: the compiler refuses them.
     """
     files = [file for file in kernels.iterdir() if file.suffix in (".cu", ".h")]
-    target = BUILD / f"sm{architecture}-{_digest(files, str(architecture), 'shared cudart')}"
+    target = BUILD / f"sm{architecture}-{_digest(files, str(architecture), flags)}"
     with _once(target) as made:
         if made:
-            _compile(architecture, files, made)
+            _compile(architecture, files, made, flags)
     return Built(target, target / "libcapsedge_cuda.so", cudart())
 
 
-def _compile(architecture: int, files: list[Path], target: Path) -> None:
+def _compile(architecture: int, files: list[Path], target: Path, flags: str) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         sources = folder / "cuda"
@@ -165,10 +173,11 @@ def _compile(architecture: int, files: list[Path], target: Path) -> None:
         for file in files:  # as they are now, whatever changes while nvcc works
             shutil.copy(file, sources)
         common = [str(nvcc()), "-std=c++17", f"-arch=sm_{architecture}", f"-I{sources}"]
-        common += ["-cudart", "shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        common += ["-cudart", "shared"]
+        common += ["-Xcompiler", f"-fPIC,-fvisibility=hidden{flags and ','}{flags}"]
         objects = []
         for unit in sorted(sources.glob("*.cu")):
-            objects.append(str(folder / f"{unit.stem}.o"))
+            objects.append(str(target / f"{unit.stem}.o"))
             own = folder / unit.stem
             own.mkdir()
             keep = ("-Xptxas=-v", "--keep", f"--keep-dir={own}")

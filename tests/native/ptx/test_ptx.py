@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.native import cuda_library
+from tests.native import test_tensorrt_plugin as plugin
 from tools.ptx import build
 
 from . import checks, mutants
@@ -75,6 +78,71 @@ def test_limits_of_other_architectures(architecture: int) -> None:
     python("tests.native.ptx.checks", "limits", **checks.compiled(architecture).variables())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["clusters", "determinism", "graphs", "streams"])
+def test_behaviour(name: str) -> None:
+    """What the day with a GPU asks of it: equal bits in every run, in CUDA graphs and on several streams."""
+    python("tests.native.cuda_behaviour", name, **build.built(90).variables())
+
+
+TENSORRT = ROOT / "capsedge" / "runtime" / "native" / "tensorrt"
+COVERAGE = "--coverage,-O0"
+
+
+def executed_lines(folder: Path, counters: Path) -> dict[str, dict[int, int]]:
+    """How often each line of the host's code ran, by file: gcov's counts of the objects in a folder."""
+    found: dict[str, dict[int, int]] = {}
+    for notes in folder.rglob("*.gcno"):
+        data = next(counters.rglob(notes.with_suffix(".gcda").name), None)
+        if data is None:
+            continue
+        shutil.copy(data, notes.parent)
+        said = subprocess.run(
+            ["gcov", "--stdout", "--json-format", notes.name], cwd=notes.parent, capture_output=True,
+            text=True, check=True,
+        ).stdout  # fmt: skip
+        for file in json.loads(said)["files"]:
+            lines = found.setdefault(Path(file["file"]).name, {})
+            for line in file["lines"]:
+                number = int(line["line_number"])
+                lines[number] = lines.get(number, 0) + int(line["count"])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_of_the_launch_code_runs(tmp_path: Path) -> None:
+    """Every line of launch.cu, launch.h and the plugin's enqueue, error returns too, on nvcc's own stubs."""
+    own = build.built(90, flags=COVERAGE)
+    shutil.copytree(own.folder, tmp_path / "kernels")
+    mock = tmp_path / "plugin" / "libplugin.so"
+    mock.parent.mkdir()
+    sources = [TENSORRT / f"{name}.cpp" for name in (*plugin.SOURCES, "mock/driver")]
+    folders = (TENSORRT / "mock", TENSORRT, TENSORRT.parent / "kernels", build.KERNELS)
+    subprocess.run(
+        ["g++", "-std=c++17", "-O0", "--coverage", "-shared", "-fPIC", "-fvisibility=hidden",
+         *(f"-I{folder}" for folder in folders), *map(str, sources),
+         str(TENSORRT.parent / "kernels" / "operators.cpp"), str(own.library), "-o", str(mock)],
+        cwd=mock.parent, check=True,
+    )  # fmt: skip
+    counters = {"GCOV_PREFIX": str(tmp_path / "counters"), "CAPSEDGE_PLUGIN_MOCK": str(mock)}
+    for name in ("launches", "enqueue"):
+        python("tests.native.ptx.host_code", name, **own.variables(), **counters)
+    found = executed_lines(tmp_path, tmp_path / "counters")
+    for file in ("launch.cu", "launch.h"):
+        assert len(found[file]) > 5
+        assert [line for line, count in found[file].items() if not count] == [], file
+    text = (TENSORRT / "plugin.cpp").read_text().splitlines()
+    start = next(k for k, line in enumerate(text, 1) if "Plugin::enqueue" in line)
+    missed = {
+        text[n - 1].strip() for n, count in found["plugin.cpp"].items() if n > start and not count
+    }
+    assert missed <= UNREACHABLE, missed
+
+
+# Of the plugin's enqueue: what onShapeChange has refused before, and exceptions of memory.
+UNREACHABLE = {"} catch (...) {", "return 1;", "}"}
 IN_ALL = ("a barrier is missing", "the end of an output is passed")
 
 

@@ -166,7 +166,8 @@ const char* ptx_counts() {
       out << '}';
     }
     out << ", \"fp32\": " << c.fp32 << ", \"global_requests\": " << c.global_requests << ", \"sectors\": " << c.sectors
-        << ", \"shared_requests\": " << c.shared_requests << ", \"turns\": " << c.turns << ", \"least_turns\": " << c.least_turns
+        << ", \"shared_requests\": " << c.shared_requests << ", \"turns\": " << c.turns << ", \"phased_turns\": " << c.phased_turns
+        << ", \"least_turns\": " << c.least_turns
         << ", \"divergent\": " << c.divergent << '}';
     comma = ", ";
   }
@@ -319,26 +320,6 @@ cudaError_t cudaGetLastError() {
   return found;
 }
 cudaError_t cudaPeekAtLastError() { return runtime().sticky ? runtime().sticky : last; }
-const char* cudaGetErrorString(cudaError_t code) {
-  switch (static_cast<int>(code)) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
-    case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
-    case cudaErrorLaunchFailure: return "unspecified launch failure";
-    case cudaErrorMisalignedAddress: return "misaligned address";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-    default: return "another error";
-  }
-}
-const char* cudaGetErrorName(cudaError_t code) { return cudaGetErrorString(code); }
 
 // Memory.
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {

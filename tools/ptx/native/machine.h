@@ -30,7 +30,8 @@ struct Counts {
   std::array<uint64_t, kKinds> issued{}, lanes{};  // instructions of warps, and of their active lanes
   uint64_t fp32 = 0;                               // of warps, on the FP32 units
   uint64_t global_requests = 0, sectors = 0;       // of warps; 32 bytes each
-  uint64_t shared_requests = 0, turns = 0, least_turns = 0;  // of the 32 banks; what conflict-free requests would take
+  // Turns of the 32 banks; phased, by parts of a warp; the least, without conflicts.
+  uint64_t shared_requests = 0, turns = 0, phased_turns = 0, least_turns = 0;
   uint64_t divergent = 0;                          // branches that split a warp
 };
 
@@ -125,6 +126,9 @@ char* generic_access(const Instruction& i, Warp& w, int lane, uint64_t address, 
 char* global_access(const Instruction& i, Warp& w, int lane, uint64_t address, int size, bool writes);
 void start_copy(const Instruction& i, Warp& w, int lane, uint64_t to, uint64_t from);
 void finish_copies(const Instruction& i, Warp& w);
+// Counts a request of a warp's active lanes; `same`: all have one address.
+void count_sectors(Warp& w, const uint64_t* at, bool same);
+void count_turns(Warp& w, const uint64_t* at, int size, bool same);
 [[noreturn]] void fault(const Instruction& i, const Warp& w, int lane, int code, const std::string& why);
 
 // Of generic addresses: those of shared memory, by the block's rank.

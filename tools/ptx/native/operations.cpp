@@ -170,6 +170,17 @@ void narrow_half(const Instruction& i, Warp& w) {
   fill<uint16_t>(i, w, i.d[0], [&](int l) { return made[l]; });
 }
 
+// A field of bits with its sign, from one place on, of one length.
+struct Field {
+  int32_t operator()(int32_t a, int32_t from, int32_t length) const {
+    const int first = from & 255, bits = length & 255;
+    if (bits == 0) return 0;
+    const int64_t moved = static_cast<int64_t>(a) >> (first < 32 ? first : 31);
+    return bits < 32 ? static_cast<int32_t>(moved << (64 - bits) >> (64 - bits)) : static_cast<int32_t>(moved);
+  }
+};
+struct Ones { uint32_t operator()(uint32_t a) const { return static_cast<uint32_t>(__builtin_popcount(a)); } };
+
 // Comparisons; the unordered ones hold for NaN.
 struct Eq { template <typename T> bool operator()(T a, T b) const { return a == b; } };
 struct Ne { template <typename T> bool operator()(T a, T b) const { return a != b; } };
@@ -236,11 +247,9 @@ bool addresses_of(const Instruction& i, Warp& w, uint32_t operand, uint64_t* to)
   return !other;
 }
 
-void count_sectors(Warp& w, const uint64_t* at, int size, bool same);
-void count_turns(Warp& w, const uint64_t* at, int size, bool same);
 void count(Warp& w, const uint64_t* at, int size, bool same, Accessor access) {
   if (access == shared_access || (access == generic_access && at[__builtin_ctz(w.mask)] & kWindow)) count_turns(w, at, size, same);
-  else count_sectors(w, at, size, same);
+  else count_sectors(w, at, same);
 }
 
 template <typename M, typename R, int V, typename A, Accessor ACCESS>
@@ -300,67 +309,12 @@ void load_parameter(const Instruction& i, Warp& w) {
 void copy_sixteen(const Instruction& i, Warp& w) {
   uint64_t to[kLanes], from[kLanes];
   const bool same_to = addresses_of<uint32_t>(i, w, i.a, to), same_from = addresses_of<uint64_t>(i, w, i.b, from);
-  count_sectors(w, from, 16, same_from);
+  count_sectors(w, from, same_from);
   count_turns(w, to, 16, same_to);
   for (int l = 0; l < kLanes; ++l)
     if (w.mask >> l & 1) start_copy(i, w, l, to[l], from[l]);
 }
 void nothing(const Instruction&, Warp&) {}
-
-// Distinct 32-byte sectors of the active lanes.
-void count_sectors(Warp& w, const uint64_t* at, int size, bool same) {
-  Counts& counts = w.cta->launch->counts;
-  ++counts.global_requests;
-  if (same) {
-    ++counts.sectors;
-    return;
-  }
-  uint64_t seen[kLanes];
-  int number = 0;
-  uint64_t before = ~0ull;
-  for (int l = 0; l < kLanes; ++l) {
-    const uint64_t sector = at[l] / 32;
-    if (!(w.mask >> l & 1) || sector == before) continue;
-    before = sector;
-    bool known = false;
-    for (int k = 0; k < number && !known; ++k) known = seen[k] == sector;
-    if (!known) seen[number++] = sector;
-  }
-  counts.sectors += static_cast<uint64_t>(number);
-  (void)size;  // a vector of 16 bytes at most never straddles: addresses are aligned
-}
-
-// Turns of the banks: as many as the fullest bank has different words. Requests of 8 and 16 bytes a lane go by halves and
-// quarters of a warp (CUDA C++ Programming Guide, shared memory; Nsight Compute counts wavefronts the same way).
-void count_turns(Warp& w, const uint64_t* at, int size, bool same) {
-  Counts& counts = w.cta->launch->counts;
-  ++counts.shared_requests;
-  const int words = size < 4 ? 1 : size / 4, lanes = kLanes / words;
-  if (same) {
-    ++counts.turns;
-    ++counts.least_turns;
-    return;
-  }
-  for (int first = 0; first < kLanes; first += lanes) {
-    uint64_t seen[32][kLanes];
-    int number[32] = {}, most = 0, all = 0;
-    for (int l = first; l < first + lanes; ++l) {
-      if (!(w.mask >> l & 1)) continue;
-      for (int k = 0; k < words; ++k) {
-        const uint64_t word = at[l] / 4 + static_cast<uint64_t>(k);
-        const int bank = static_cast<int>(word % 32);
-        bool known = false;
-        for (int n = 0; n < number[bank] && !known; ++n) known = seen[bank][n] == word;
-        if (known) continue;
-        seen[bank][number[bank]++] = word;
-        ++all;
-        most = most < number[bank] ? number[bank] : most;
-      }
-    }
-    counts.turns += static_cast<uint64_t>(most);
-    counts.least_turns += static_cast<uint64_t>((all + 31) / 32);
-  }
-}
 
 // The table. Letters as in Operation; behind a colon, the classes of registers that a form is for.
 using Table = std::unordered_map<std::string, Operation>;
@@ -484,6 +438,7 @@ Table make_table() {
   whole_numbers<s64, u64>(t, "64", "ddd", "dd", "ddw", "pdd");
   const Kind n = Kind::kInteger;
   t["mad.lo.s32"] = t["mad.lo.u32"] = {ternary<u32, MulAdd>, "wwww", n};
+  t["mad.lo.s64"] = t["mad.lo.u64"] = {ternary<u64, MulAdd>, "dddd", n};
   t["mul.wide.s32"] = {binary<s64, s32, Wide<s64>>, "dww", n};
   t["mul.wide.u32"] = {binary<u64, u32, Wide<u64>>, "dww", n};
   for (const char* type : {"b32", "u32", "s32"}) t[std::string("selp.") + type] = {select<u32>, "wwwp", n};
@@ -492,6 +447,18 @@ Table make_table() {
   t["cvt.s64.s32:dd"] = {convert<s64, u64, s32>, "dd", n};
   t["cvt.u64.u32:dw"] = {convert<u64, u32, u32>, "dw", n};
   t["cvt.u64.u32:dd"] = {convert<u64, u64, u32>, "dd", n};
+  t["cvt.s32.s16"] = {convert<s32, u16, s16>, "wh", n};
+  t["cvt.s32.s8:ww"] = {convert<s32, u32, int8_t>, "ww", n};
+  t["cvt.s32.s8:wh"] = {convert<s32, u16, int8_t>, "wh", n};
+  t["cvt.s64.s8:dd"] = {convert<s64, u64, int8_t>, "dd", n};
+  t["cvt.s64.s8:dw"] = {convert<s64, u32, int8_t>, "dw", n};
+  t["cvt.s64.s8:dh"] = {convert<s64, u16, int8_t>, "dh", n};
+  t["cvt.s8.s32:hw"] = {convert<s16, u32, int8_t>, "hw", n};
+  t["cvt.s8.s32:ww"] = {convert<s32, u32, int8_t>, "ww", n};
+  t["cvt.u64.u16"] = {convert<u64, u16, u16>, "dh", n};
+  t["mul.wide.s16"] = {binary<s32, s16, Wide<s32>>, "whh", n};
+  t["bfe.s32"] = {ternary<s32, Field>, "wwww", n};
+  t["popc.b32"] = {unary<u32, u32, Ones>, "ww", n};
   t["cvt.u32.u64"] = {convert<u32, u64, u32>, "wd", n};
   t["cvt.u16.u32"] = {convert<u16, u32, u16>, "hw", n};
   t["cvt.u32.u16"] = {convert<u32, u16, u16>, "wh", n};

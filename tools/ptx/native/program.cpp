@@ -87,15 +87,18 @@ class Reader {
     std::istringstream words(text);
     std::string word, type, name;
     uint32_t align = 0, count = 1;
+    bool pointer = false;  // its alignment is that of what it points to
     while (words >> word) {
       if (word == ".align") words >> align;
-      else if (word != ".param" && word[0] == '.') type = word.substr(1);
+      else if (word == ".ptr") pointer = true;
+      else if (word == ".param") continue;
+      else if (word[0] == '.') type = word.substr(1);
       else name = word;
     }
     const uint32_t size = static_cast<uint32_t>(std::stoi(type.substr(1))) / 8;
     const size_t bracket = name.find('[');
     if (bracket != std::string::npos) count = static_cast<uint32_t>(std::stoi(name.substr(bracket + 1)));
-    align = align ? align : size;
+    if (!align || pointer) align = size;
     const uint32_t offset = (kernel_.parameter_bytes + align - 1) / align * align;
     symbols_[name.substr(0, bracket)] = offset;
     kernel_.parameters.push_back({offset, size * count});

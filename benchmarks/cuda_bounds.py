@@ -1,17 +1,52 @@
-"""A lower bound of a layer's time from its counts, and the roofline of its algorithm. Both are estimates."""
+"""A lower bound of a layer's time from what its kernels do, and the roofline of its algorithm: estimates.
+
+Sources of the rates: CUDA C++ Programming Guide, "Arithmetic Instructions" (results per clock); Jetson Orin
+Nano and Orin NX series data sheets (8 GB and 16 GB modules at MAXN SUPER), H100 Tensor Core GPU data sheet
+and architecture white paper (SXM5), L4 data sheet, GeForce RTX 5090 (Blackwell architecture white paper).
+Clocks are the highest documented; sustained ones are lower.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.operators import Layer
-from benchmarks.sass.devices import ISSUE, MULTIPROCESSORS, SHARED_BYTES, Device
-from benchmarks.sass.launches import Launch
-from benchmarks.sass.measure import Count
 
 LANES = 32
+SECTOR = 32  # bytes
+ISSUE = 4  # warp instructions per clock and multiprocessor: one for each of its four schedulers
+FMA = 4  # warp instructions of FP32 arithmetic, likewise
+TURNS = 1  # of the 32 banks of shared memory, likewise
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU.
+
+    Attributes:
+        clock: Hz.
+        bandwidth: bytes per second of DRAM.
+        cache: bytes of the second-level cache.
+    """
+
+    name: str
+    architecture: int
+    multiprocessors: int
+    clock: float
+    bandwidth: float
+    cache: int
+
+
+DEVICES = (
+    Device("Orin Nano 8 GB", 87, 8, 1.020e9, 102.4e9, 2 << 20),
+    Device("Orin NX 16 GB", 87, 8, 1.173e9, 102.4e9, 2 << 20),
+    Device("L4", 89, 58, 2.040e9, 300e9, 48 << 20),
+    Device("H100 SXM", 90, 132, 1.980e9, 3350e9, 50 << 20),
+    Device("RTX 5090", 120, 170, 2.407e9, 1792e9, 96 << 20),
+)
 
 
 @dataclass(frozen=True)
@@ -84,31 +119,40 @@ class Bound:
         return self.total / self.roofline
 
 
-def bound(device: Device, work: Work, launches: Sequence[tuple[Launch, Count]]) -> Bound:
+def bound(device: Device, work: Work, launches: Sequence[Mapping[str, Any]]) -> Bound:
     """The largest of issue, FMA, shared-memory and DRAM time of every launch, summed over the launches.
 
     The first three are those of the multiprocessor with the most blocks, ``ceil(blocks / multiprocessors)``
-    of them. A launch reads no more from DRAM than it requests or than the layer has: in every launch if
-    that exceeds the cache, else once. Latency, occupancy, tails, launch overhead and the second-level
-    cache's rate are not in it.
+    of them. Moves of registers are not counted, for ptxas removes them. A launch reads no more from DRAM
+    than it requests or than the layer has: in every launch if that exceeds the cache, else once. Latency,
+    occupancy, tails, launch overhead and the second-level cache's rate are not in it.
+
+    Args:
+        launches: as `tools.ptx.build.Executor.launches` has them.
     """
-    rates = MULTIPROCESSORS[device.architecture]
     sums = {"issue": 0.0, "fma": 0.0, "shared": 0.0, "dram": 0.0}
     total, left = 0.0, float(work.footprint)
-    for launch, count in launches:
-        blocks = math.ceil(launch.blocks / device.multiprocessors)
-        requested = count.global_bytes * launch.blocks
-        moved = min(requested, work.footprint if work.footprint > device.cache else left)
+    for launch in launches:
+        blocks = math.prod(launch["grid"])
+        share = math.ceil(blocks / device.multiprocessors) / blocks / device.clock
+        moved = min(
+            launch["sectors"] * SECTOR, work.footprint if work.footprint > device.cache else left
+        )
         left -= min(moved, left)
         times = {
-            "issue": blocks * count.issued / (ISSUE * device.clock),
-            "fma": blocks * count.fma / (rates.fma * device.clock),
-            "shared": blocks * count.shared_bytes / (SHARED_BYTES * device.clock),
+            "issue": share * issued(launch) / ISSUE,
+            "fma": share * launch["fp32"] / FMA,
+            "shared": share * launch["turns"] / TURNS,
             "dram": moved / device.bandwidth,
         }
         for name, value in times.items():
             sums[name] += value
         total += max(times.values())
-    lanes = device.multiprocessors * rates.fma * LANES * device.clock
+    lanes = device.multiprocessors * FMA * LANES * device.clock
     roofline = max(work.votes * work.arithmetic / lanes, work.footprint / device.bandwidth)
     return Bound(**sums, total=total, roofline=roofline)
+
+
+def issued(launch: Mapping[str, Any]) -> int:
+    """Warp instructions without moves of registers."""
+    return int(sum(launch["warps"].values()) - launch["warps"]["move"])

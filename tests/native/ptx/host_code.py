@@ -1,0 +1,115 @@
+"""The host's half of the kernels and of the TensorRT plugin, over executed PTX.
+
+``python -m tests.native.ptx.host_code NAME``. Every call that can fail does so once. TensorRT's interface
+is the project's own mock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.backends.tensorrt_library import PLUGINS
+from tests.conformance.cases import make
+from tests.native import cuda_library
+from tests.native import test_tensorrt_plugin as plugin
+from tests.native.cuda_behaviour import first
+from tests.native.library import NativeError
+from tools.ptx import build
+
+OLD_DRIVER, NO_DEVICE, RESOURCES = 35, 100, 701
+
+
+def wrong_launches(executor: build.Executor) -> None:
+    """What the runtime refuses is said, and the next call knows nothing of it."""
+    library = cuda_library.bind(Path(os.environ["CAPSEDGE_CUDA_LIBRARY"]))
+    memory = cuda_library.Gpu()
+    executor.refuse("cudaGetDevice", OLD_DRIVER)
+    assert library.capsedge_cuda_multiprocessors() == -1
+    executor.refuse("cudaGetDevice", NO_DEVICE)
+    assert library.capsedge_cuda_multiprocessors() == 0
+    executor.refuse("cudaDeviceGetAttribute", NO_DEVICE)
+    assert library.capsedge_cuda_multiprocessors() == 0
+    assert library.capsedge_cuda_multiprocessors() > 0
+    dynamic, attention = first("DynamicRouting", N=7, I=128), first("AttentionRouting", C=16)
+    for case, scheme, launches, images in (
+        (dynamic, "auto", 1, 7), (dynamic, "portable", 2, 1), (dynamic, "split", 2, 7),
+        (attention, "split", 3, 1), (first("Squash"), "auto", 1, 1),
+    ):  # fmt: skip
+        inputs = dict(make(case, "float32").inputs)
+        if case is dynamic:
+            inputs["u"] = inputs["u"][:images]
+        call, outputs = cuda_library.prepare(
+            library, memory, case.operator, case.attributes, inputs, scheme=scheme
+        )
+        call()
+        right = [memory.get(x) for x in outputs]
+        for after in range(launches):
+            executor.refuse("cudaLaunchKernelExC", RESOURCES, after)
+            with pytest.raises(NativeError, match="too many resources"):
+                call()
+            call()
+            for found, wanted in zip(map(memory.get, outputs), right, strict=True):
+                np.testing.assert_array_equal(found, wanted)
+    # A GPU that does not say what it can is taken to have no clusters, and the launch says the rest.
+    layer = cuda_library.layer_of(
+        "DynamicRouting", dynamic.attributes, make(dynamic, "float32").inputs
+    )
+    layer.scheme, layer.multiprocessors = cuda_library.SCHEMES["cluster"], 100
+    for call_name in ("cudaGetDevice", "cudaDeviceGetAttribute"):
+        layer.images += 1  # the answer for a grid is kept
+        layer.types += 8
+        executor.refuse(call_name, NO_DEVICE)
+        assert b"a cluster" not in library.capsedge_cuda_describe(ctypes.byref(layer))
+
+
+def enqueue(executor: build.Executor) -> None:
+    """Plugins from ONNX attributes to results, on the code that an engine would run."""
+    mock = plugin.bound(Path(os.environ["CAPSEDGE_PLUGIN_MOCK"]))
+    cuda = load_cuda()
+    for case in [c for c in plugin.LIGHT if c.operator in PLUGINS]:
+        for dtype in ("float32", "float16"):
+            example = make(case, dtype)
+            arrays = [np.ascontiguousarray(x) for x in example.inputs.values()]
+            given = plugin.tensors([x.shape for x in arrays], dtype)
+            made = plugin.create(mock, case.operator, case.attributes)
+            own = ctypes.c_void_p(mock.mock_attach(made))
+            shapes = plugin.shapes_of(mock, own, given)
+            size = mock.mock_configure(own, ctypes.byref(given))
+            assert size >= 0
+            inputs, outputs = [], []
+            for x in arrays:
+                inputs.append(cuda.allocate(x.nbytes))
+                cuda.to_device(inputs[-1], x.ctypes.data, x.nbytes, 0)
+            results = [np.full(shape, np.nan, dtype) for shape in shapes]
+            outputs = [cuda.allocate(x.nbytes) for x in results]
+            workspace = cuda.allocate(size)
+            call = (
+                own, ctypes.byref(given), (ctypes.c_void_p * len(inputs))(*inputs),
+                (ctypes.c_void_p * len(outputs))(*outputs), ctypes.c_void_p(workspace),
+            )  # fmt: skip
+            if results[0].size:  # else nothing is launched
+                executor.refuse("cudaLaunchKernelExC", RESOURCES)
+                assert mock.mock_enqueue(*call) == 1
+                assert b"too many resources" in mock.mock_error()
+            assert mock.mock_enqueue(*call) == 0, mock.mock_error()
+            for name, found, address in zip(example.wanted, results, outputs, strict=False):
+                cuda.to_host(found.ctypes.data, address, found.nbytes, 0)
+                excess = example.tolerances[name].excess(found, example.wanted[name])
+                assert excess <= 1, (case, dtype, name, excess)
+            for address in (*inputs, *outputs, workspace):
+                cuda.free(address)
+            mock.mock_destroy(own)
+            mock.mock_destroy(made)
+
+
+if __name__ == "__main__":
+    {"enqueue": enqueue, "launches": wrong_launches}[sys.argv[1]](
+        build.Executor(Path(os.environ["CAPSEDGE_CUDART"]))
+    )
