@@ -69,6 +69,52 @@ def wrong_launches(executor: build.Executor) -> None:
         assert b"a cluster" not in library.capsedge_cuda_describe(ctypes.byref(layer))
 
 
+WIDE: tuple[tuple[int, str, dict[str, int], int], ...] = (  # over the children, a case, and how many parents
+    (0, "DynamicRouting", {"N": 3, "J": 10}, 40), (1, "DynamicRouting", {"N": 3, "J": 10}, 40),
+    (0, "EMRouting", {"N": 2, "M": 5, "P": 16}, 40),
+    (0, "AttentionRouting", {"N": 2, "H": 6, "M": 3, "P": 16}, 39),
+    (0, "DynamicRouting", {"Pout": 8}, 0),  # one image of these, whose votes are kept
+)  # fmt: skip
+
+
+def wide(executor: build.Executor) -> None:
+    """Kernels that no light case has, most for more parents than lanes: as the generic one has it."""
+    library = cuda_library.bind(Path(os.environ["CAPSEDGE_CUDA_LIBRARY"]))
+    memory = cuda_library.Gpu()
+    executor.reset()
+    for over, operator, dims, wanted_parents in WIDE:
+        for name in (operator, f"Quantized{operator}"):
+            case = first(name, **dims)
+            parents = case.dims.get("J") or case.dims["M"]
+            attributes = {**case.attributes, **({"over_children": over} if "J" in dims else {})}
+            for dtype, close in (("float32", 1e-4), ("float16", 2e-2)):
+                inputs = {}
+                for key, x in make(case, dtype).inputs.items():
+                    axes = [k for k, size in enumerate(x.shape) if size == parents]
+                    many = wanted_parents // parents
+                    inputs[key] = x.repeat(many, axes[-1]) if axes and many else x
+                if not wanted_parents:
+                    attributes["iterations"] = 3
+                    inputs["u"] = inputs["u"][:1].repeat(4, -1)
+                    inputs["weight"] = inputs["weight"].repeat(4, -1)
+                found = {}
+                for scheme in ("generic", "portable", "split", "cluster"):
+                    call, outputs = cuda_library.prepare(
+                        library, memory, name, attributes, inputs, scheme=scheme
+                    )
+                    call()
+                    found[scheme] = [memory.get(x).astype(np.float32) for x in outputs]
+                for own in found.values():
+                    for got, wanted in zip(own, found["generic"], strict=True):
+                        np.testing.assert_allclose(got, wanted, rtol=close, atol=close)
+    ran = {launch["kernel"] for launch in executor.launches()}
+    assert sum("votes_kernelILi8E" in kernel for kernel in ran) == 4
+    assert sum("Li2EEE" in kernel for kernel in ran) >= WIDEST, sorted(ran)
+
+
+WIDEST = 28  # kernels with two parents for each lane
+
+
 def enqueue(executor: build.Executor) -> None:
     """Plugins from ONNX attributes to results, on the code that an engine would run."""
     mock = plugin.bound(Path(os.environ["CAPSEDGE_PLUGIN_MOCK"]))
@@ -110,6 +156,6 @@ def enqueue(executor: build.Executor) -> None:
 
 
 if __name__ == "__main__":
-    {"enqueue": enqueue, "launches": wrong_launches}[sys.argv[1]](
+    {"enqueue": enqueue, "launches": wrong_launches, "wide": wide}[sys.argv[1]](
         build.Executor(Path(os.environ["CAPSEDGE_CUDART"]))
     )

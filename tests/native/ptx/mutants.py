@@ -167,8 +167,8 @@ def executed(scheme: str, cases: str) -> frozenset[int]:
         ranges = (line.split() for line in file.read_text().splitlines())
         return frozenset(
             line
-            for _, first, last, ran in ranges
-            if ran == "1"
+            for _, first, last, _, runs in ranges
+            if runs != "0"
             for line in range(int(first), int(last) + 1)
         )
 

@@ -62,7 +62,7 @@ def test_sample(scheme: str, dtype: str) -> None:
 @pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
 @pytest.mark.parametrize("architecture", build.ARCHITECTURES)
 def test_whole_registry(architecture: int, scheme: str, dtype: str) -> None:
-    conformance(architecture, scheme, dtype, "--light")
+    conformance(architecture, scheme, dtype, *(() if scheme == "auto" else ("--light",)))
 
 
 @pytest.mark.thorough
@@ -76,6 +76,13 @@ def test_the_runtime(name: str) -> None:
 @pytest.mark.parametrize("architecture", [75, 87])
 def test_limits_of_other_architectures(architecture: int) -> None:
     python("tests.native.ptx.checks", "limits", **checks.compiled(architecture).variables())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("architecture", build.ARCHITECTURES)
+def test_more_parents_than_lanes(architecture: int) -> None:
+    python("tests.native.ptx.host_code", "wide", **build.built(architecture).variables())
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <numeric>
 #include <sstream>
 
 namespace ptx {
@@ -25,7 +26,7 @@ void read_resources(const std::string& path, Module& module) {
   }
 }
 
-// Lines of kernel, first line, last line, 1 or 0: which blocks of its PTX have run.
+// Lines of kernel, first line, last line, instructions, runs by warps: of each block of the PTX.
 void write_executed() {
   std::ofstream file(std::getenv("CAPSEDGE_PTX_EXECUTED"), std::ios::app);
   std::ostringstream text;  // at once: several processes may write
@@ -33,7 +34,9 @@ void write_executed() {
     for (size_t b = 0; b < kernel.blocks.size(); ++b) {
       const bool last = b + 1 == kernel.blocks.size();
       const size_t end = last ? kernel.first_line + kernel.source.size() : kernel.blocks[b + 1].line;
-      text << name << ' ' << kernel.blocks[b].line << ' ' << end - 1 << ' ' << (b < kernel.executed.size() && kernel.executed[b]) << '\n';
+      const uint32_t* const kinds = kernel.blocks[b].kinds;
+      text << name << ' ' << kernel.blocks[b].line << ' ' << end - 1 << ' ' << std::accumulate(kinds, kinds + kKinds, 0u) << ' '
+           << (b < kernel.executed.size() ? kernel.executed[b] : 0) << '\n';
     }
   file << text.str();
 }
