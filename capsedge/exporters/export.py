@@ -31,10 +31,10 @@ from capsedge.exporters.options import (
 from capsedge.exporters.parity import accepted_inputs, diagnose
 from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.traced_layers import RoutingCalls, Traced
+from capsedge.exporters.traced_routing import RoutingCalls, Traced
 from capsedge.exporters.user_errors import explain_module_errors
 from capsedge.exporters.user_subject import NoFreeBatch, of_module
-from capsedge.exporters.user_traced_layers import traced_graph
+from capsedge.exporters.user_traced_routing import traced_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, Progress, lower

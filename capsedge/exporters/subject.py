@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
-from capsedge.exporters.traced_layers import RoutingCalls, Traced, trace_routing
+from capsedge.exporters.traced_routing import RoutingCalls, Traced, trace_routing
 from capsedge.models import CapsuleModel
 from capsedge.runtime.metadata import ModelMetadata
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
-from capsedge.exporters.determinism import check_repeatable
 from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
+from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.subject import Subject
 from capsedge.models.user_code import (
     first_line,

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from capsedge.models import ops
 from capsedge.models.layers import SideBySide, positions
-from capsedge.models.ops.common import votes, windows
+from capsedge.models.ops.operator_inputs import votes, windows
 
 
 def corners(grid: tuple[int, int], side: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from capsedge.errors import UsageError
 from capsedge.models import ops
 from capsedge.models.ops.attention import EPSILON
-from capsedge.models.ops.common import windows
+from capsedge.models.ops.operator_inputs import windows
 from capsedge.models.ops.squash import EPSILON as EPSILON_OF_SQUASH
 
 # --- Patches that are not plain windows (docs/how-to/import.md) ---

@@ -25,7 +25,7 @@ from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.backend import usable_cores
 from capsedge.runtime.load import load
 from capsedge.runtime.session import Session
-from capsedge.serving.batching import DynamicBatcher
+from capsedge.serving.dynamic_batching import DynamicBatcher
 from capsedge.serving.requests import PreparedRequest, read_request
 from capsedge.serving.responses import (
     PLATFORM,

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
-from capsedge.exporters.determinism import check_repeatable
 from capsedge.exporters.flat_module import Scored, default_fp64, named_outputs
-from capsedge.exporters.traced_layers import trace_routing
+from capsedge.exporters.repeatability import check_repeatable
+from capsedge.exporters.traced_routing import trace_routing
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.models.user_code import on_cpu
 from capsedge.runtime.files.writing import sha256

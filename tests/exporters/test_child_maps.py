@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from capsedge.exporters.user_traced_layers import ChildMap, child_map
+from capsedge.exporters.user_traced_routing import ChildMap, child_map
 
 ROWS, COLUMNS, TYPES, POSE = 3, 2, 4, 5
 

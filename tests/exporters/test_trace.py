@@ -11,7 +11,7 @@ import torch
 
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.exporters import traced_layers
+from capsedge.exporters import traced_routing
 from capsedge.models import build, with_iterations
 from capsedge.models.configs import CapsuleConv
 from capsedge.runtime.metadata import ModelMetadata
@@ -215,7 +215,7 @@ def test_responsibilities_after_an_iteration_are_the_couplings_of_the_next(made:
 
 
 def test_a_trace_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(traced_layers, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(traced_routing, "_MOST_BYTES", 1000)
     with pytest.raises(UsageError, match="MiB for each image"):
         capsedge.export(network("em"), tmp_path / "m.onnx", extra_outputs=["trace"])
     assert not (tmp_path / "m.onnx").exists()

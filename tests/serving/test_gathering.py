@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.serving.batching import DynamicBatcher
+from capsedge.serving.dynamic_batching import DynamicBatcher
 from tests.serving.running import SECONDS
 
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from capsedge.graph import Rewrites
 from capsedge.graph.bodies import attention, dynamic, elementwise, em, self_attention
 from capsedge.graph.bodies import attention as uniform
-from capsedge.graph.bodies.body_builder import Body, Shape
+from capsedge.graph.bodies.body import Body, Shape
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
 _BUILDERS = {

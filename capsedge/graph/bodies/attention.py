@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsedge.graph.bodies.body_builder import (
+from capsedge.graph.bodies.body import (
     Body,
     agreement,
     grid,

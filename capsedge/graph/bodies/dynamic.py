@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capsedge.graph.bodies.body_builder import Body, agreement, row, votes, weighted_sum
+from capsedge.graph.bodies.body import Body, agreement, row, votes, weighted_sum
 from capsedge.graph.bodies.elementwise import squash, squash_elements
 
 

@@ -6,7 +6,7 @@ import math
 
 from onnx import helper
 
-from capsedge.graph.bodies.body_builder import Body
+from capsedge.graph.bodies.body import Body
 from capsedge.spec.operators import OPERATORS
 
 # --- Squash ---

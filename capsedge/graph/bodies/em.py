@@ -6,15 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from capsedge.graph.bodies.body_builder import (
-    Body,
-    grid,
-    row,
-    votes,
-    weighted_sum,
-    window_index,
-    windows,
-)
+from capsedge.graph.bodies.body import Body, grid, row, votes, weighted_sum, window_index, windows
 
 # Most children that one matrix product sums. Runtimes add its terms one after another, so that the rounding
 # error grows with their number; the mean's is divided by the deviations, which may be a thousandth of it.

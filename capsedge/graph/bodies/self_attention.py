@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capsedge.graph.bodies.body_builder import Body, agreement, row, votes, weighted_sum
+from capsedge.graph.bodies.body import Body, agreement, row, votes, weighted_sum
 from capsedge.graph.bodies.elementwise import exponential_squash
 
 

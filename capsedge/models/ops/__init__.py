@@ -4,9 +4,9 @@ Needs torch (``pip install 'capsedge[export]'``).
 """
 
 from capsedge.models.ops.attention import attention_routing
-from capsedge.models.ops.common import decompositions
 from capsedge.models.ops.dynamic import dynamic_routing, vote_routing
 from capsedge.models.ops.em import em_routing
+from capsedge.models.ops.registration import decompositions
 from capsedge.models.ops.self_attention import self_attention_routing
 from capsedge.models.ops.squash import exponential_squash, squash
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from capsedge.models.ops.common import (
+from capsedge.models.ops.operator_inputs import (
     accumulation_dtype,
     expect,
     expect_same_dtype,
     expect_shape,
     matrix_side,
     output_grid,
-    register,
     votes,
     windows,
 )
+from capsedge.models.ops.registration import register
 
 EPSILON = 1e-5
 

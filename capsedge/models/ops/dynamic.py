@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from capsedge.models.ops.common import (
+from capsedge.models.ops.operator_inputs import (
     accumulation_dtype,
     expect,
     expect_same_dtype,
     expect_shape,
-    register,
 )
+from capsedge.models.ops.registration import register
 from capsedge.models.ops.squash import EPSILON
 from capsedge.models.ops.squash import _define as _squash
 
@@ -85,6 +85,26 @@ def checked(
         iterations, leaky, over_children, update == "replace", normalize, elementwise,
         float(agreement_scale), epsilon,
     )  # fmt: skip
+
+
+def _prior_and_bias(
+    name: str,
+    like: Tensor,
+    log_prior: Tensor | None,
+    bias: Tensor | None,
+    sizes: tuple[int, int, int],
+) -> tuple[Tensor, Tensor]:
+    """Start logits ``[I, J]`` and bias ``[J, P]`` for ``sizes`` I, J, P: zeros where they are left out.
+
+    Raises:
+        ShapeError: one has another shape.
+    """
+    i, j, p = sizes
+    log_prior = like.new_zeros((i, j)) if log_prior is None else log_prior
+    bias = like.new_zeros((j, p)) if bias is None else bias
+    expect_shape(name, "log_prior", log_prior, [i, j])
+    expect_shape(name, "bias", bias, [j, p])
+    return log_prior, bias
 
 
 def _couplings(logits: Tensor, how: Agreement) -> Tensor:
@@ -170,13 +190,14 @@ def dense_votes(u: Tensor, weight: Tensor, vote_bias: Tensor | None = None) -> T
     return votes
 
 
-def _fake(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+def dense_outputs(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """Poses and couplings of a dense layer without values, for PyTorch's tracing."""
     n, i = u.shape[:2]
     j, out = weight.shape[1:3]
     return u.new_empty((n, j, out)), u.new_empty((n, i, j))
 
 
-_op = register("dynamic_routing", _define, _fake, 5)
+_op = register("dynamic_routing", _define, dense_outputs, 5)
 
 
 def dynamic_routing(
@@ -236,10 +257,7 @@ def dynamic_routing(
     shared = weight.ndim == 4 and weight.shape[0] == 1
     expect_shape(name, "weight", weight, [1 if shared else children, "J", "Pout", u.shape[2]])
     j, out = weight.shape[1:3]
-    log_prior = weight.new_zeros((children, j)) if log_prior is None else log_prior
-    bias = weight.new_zeros((j, out)) if bias is None else bias
-    expect_shape(name, "log_prior", log_prior, [children, j])
-    expect_shape(name, "bias", bias, [j, out])
+    log_prior, bias = _prior_and_bias(name, weight, log_prior, bias, (children, j, out))
     how = checked(
         name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
     )
@@ -324,10 +342,7 @@ def vote_routing(
     name = "VoteRouting"
     expect_shape(name, "votes", votes, ["N", "I", "J", "P"])
     i, j, p = votes.shape[1:]
-    log_prior = votes.new_zeros((i, j)) if log_prior is None else log_prior
-    bias = votes.new_zeros((j, p)) if bias is None else bias
-    expect_shape(name, "log_prior", log_prior, [i, j])
-    expect_shape(name, "bias", bias, [j, p])
+    log_prior, bias = _prior_and_bias(name, votes, log_prior, bias, (i, j, p))
     expect_same_dtype(name, votes=votes, log_prior=log_prior, bias=bias)
     how = checked(
         name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon

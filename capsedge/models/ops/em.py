@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from capsedge.models.ops.common import (
+from capsedge.models.ops.operator_inputs import (
     accumulation_dtype,
     expect,
     expect_same_dtype,
     expect_shape,
     matrix_side,
     output_grid,
-    register,
     votes,
     windows,
 )
+from capsedge.models.ops.registration import register
 
 EPSILON = 1e-6
 
@@ -34,6 +34,15 @@ def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tens
     return add[None, :, :, None, :]
 
 
+def _window(
+    pose: Tensor, weight: Tensor, strides: Sequence[int], shared: bool
+) -> tuple[tuple[int, int], Sequence[int]]:
+    """Rows and columns that a parent sees, and the strides: all of them where the weight is shared."""
+    if shared:
+        return (pose.shape[1], pose.shape[2]), (1, 1)
+    return (weight.shape[0], weight.shape[1]), strides
+
+
 def gaussian_votes(
     pose: Tensor, weight: Tensor, added: Tensor | None, strides: Sequence[int], shared: bool
 ) -> tuple[Tensor, tuple[int, int], Sequence[int]]:
@@ -44,12 +53,11 @@ def gaussian_votes(
     dtype = accumulation_dtype(pose)
     height, width, types, size = pose.shape[1:]
     side = matrix_side("EMRouting", size)
-    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
+    kernel, strides = _window(pose, weight, strides, shared)
     m = weight.shape[3]
     w = weight.to(dtype)
     if shared:
         w = w.expand(height, width, types, m, side, side)
-        strides = (1, 1)
     w = w.reshape(-1, m, side, side)
 
     v = votes(windows(pose.to(dtype), kernel, strides), w, side)
@@ -144,7 +152,7 @@ def _fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, height, width, types, size = pose.shape
     m = weight.shape[3]
-    kernel = (height, width) if shared else (weight.shape[0], weight.shape[1])
+    kernel, strides = _window(pose, weight, strides, shared)
     grid = (1, 1) if shared else output_grid("EMRouting", height, width, kernel, strides)
     return (
         pose.new_empty((n, *grid, m, size)),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from capsedge.models.ops.common import (
+from capsedge.models.ops.dynamic import dense_outputs, dense_votes
+from capsedge.models.ops.operator_inputs import (
     accumulation_dtype,
     expect,
     expect_same_dtype,
     expect_shape,
-    register,
 )
-from capsedge.models.ops.dynamic import dense_votes
+from capsedge.models.ops.registration import register
 from capsedge.models.ops.squash import EXPONENTIAL_EPSILON, exponential
 
 
@@ -24,13 +24,7 @@ def _define(u: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Te
     return v.to(u.dtype), c.to(u.dtype).contiguous()
 
 
-def _fake(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    n, i = u.shape[:2]
-    j, out = weight.shape[1:3]
-    return u.new_empty((n, j, out)), u.new_empty((n, i, j))
-
-
-_op = register("self_attention_routing", _define, _fake, 3)
+_op = register("self_attention_routing", _define, dense_outputs, 3)
 
 
 def self_attention_routing(

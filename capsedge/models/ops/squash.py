@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from capsedge.models.ops.common import accumulation_dtype, expect, register
+from capsedge.models.ops.operator_inputs import accumulation_dtype, expect
+from capsedge.models.ops.registration import register
 
 EPSILON = 1e-8
 EXPONENTIAL_EPSILON = 1e-20

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsedge.models.ops.common import accumulation_dtype, votes, windows
 from capsedge.models.ops.dynamic import dense_votes
 from capsedge.models.ops.em import acting_children, added_coordinates, gaussian_votes
+from capsedge.models.ops.operator_inputs import accumulation_dtype, votes, windows
 from capsedge.spec.operators import OPERATORS
 
 

@@ -24,7 +24,7 @@ from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
-from capsedge.models.ops.common import compiled
+from capsedge.models.ops.registration import compiled
 from capsedge.models.training import augment
 from capsedge.models.training.evaluate import (
     centre,

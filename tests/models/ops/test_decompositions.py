@@ -70,7 +70,7 @@ def test_every_operator_has_one() -> None:
     ("kernel", "strides"), [((1, 1), (1, 1)), ((3, 2), (2, 1)), ((6, 7), (1, 1)), ((2, 7), (3, 2))]
 )
 def test_windows_are_those_of_unfold(kernel: tuple[int, int], strides: tuple[int, int]) -> None:
-    from capsedge.models.ops.common import windows
+    from capsedge.models.ops.operator_inputs import windows
 
     x = torch.randn(2, 6, 7, 3, 4)
     wanted = x.unfold(1, kernel[0], strides[0]).unfold(2, kernel[1], strides[1])

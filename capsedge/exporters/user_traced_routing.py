@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.parity import session_of
-from capsedge.exporters.traced_layers import RoutingCall, Traced, checked, layers_of
+from capsedge.exporters.traced_routing import RoutingCall, Traced, checked, layers_of
 from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import attach_functions
