@@ -19,10 +19,10 @@ from capsedge.importers.family import (
     Sizes,
     Weights,
     combine_errors,
-    without_counters,
 )
 from capsedge.importers.identify import Identified, fitting, others
 from capsedge.importers.measure import clearly_best
+from capsedge.importers.weights_file import without_counters
 from capsedge.models import CapsuleModel, build
 from capsedge.models.configs import ModelConfig
 from capsedge.runtime.metadata import REGRESSION

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,14 +67,6 @@ def combine_errors(questions: Sequence[MissingChoice]) -> UsageError:
 # --- What every reader returns ---
 
 Floats = NDArray[np.float32]
-T = TypeVar("T")
-# Batches that a normalization has seen, and what the profiler thop leaves behind: no part of the function.
-_COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
-
-
-def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
-    """What is stored under names that are not those of counters."""
-    return {name: tensor for name, tensor in tensors.items() if not _COUNTERS.search(name)}
 
 
 @dataclass(frozen=True)
@@ -390,7 +382,7 @@ def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
     return config.replace(**fields)
 
 
-def preprocessing_of(
+def _preprocessing_of(
     family: Family, size: tuple[int, int], channels: int, choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
     """How pixels become the input: as the user says, or as the author's code does for its own data set.
@@ -443,7 +435,7 @@ def data_set_of(family: Family, size: tuple[int, int], channels: int) -> DataSet
     return next((d for d in family.data_sets if (d.channels, d.side, d.side) == wanted), None)
 
 
-def classes_of(
+def _classes_of(
     family: Family,
     count: int,
     size: tuple[int, int],
@@ -477,3 +469,27 @@ def classes_of(
         return own.classes
     notes.append("classes without names (--classes names them)")
     return tuple(f"class {k}" for k in range(count))
+
+
+def images_and_classes(
+    family: Family,
+    count: int,
+    channels: int,
+    choices: ImportChoices,
+    notes: list[str],
+    size: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Class names and preprocessing, as fields of a configuration.
+
+    Args:
+        count: of classes.
+        size: height and width, where the weights tell them.
+
+    Raises:
+        UsageError: an answer is missing, or does not fit the network.
+    """
+    size = size or size_of(family, count, channels, choices, notes)
+    return {
+        "class_names": _classes_of(family, count, size, channels, choices, notes),
+        "preprocessing": _preprocessing_of(family, size, channels, choices, notes),
+    }

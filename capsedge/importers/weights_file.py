@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from capsedge.datasets.array_files import Arrays
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.importers import keras_file
-from capsedge.importers.family import Floats, Weights, without_counters
+from capsedge.importers.family import Floats, Weights
 from capsedge.importers.keras_file import BadHdf5
 from capsedge.models.weights import WRAPPERS, StateDict, candidates_of_torch, without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
@@ -196,3 +198,13 @@ def _alike(candidate: StateDict, best: StateDict) -> bool:
 
 def _in_words(candidate: StateDict) -> str:
     return "".join(f"['{key}']" for key in candidate.location)
+
+
+T = TypeVar("T")
+# Batches that a normalization has seen, and what the profiler thop leaves behind: no part of the function.
+_COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
+
+
+def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
+    """What is stored under names that are not those of counters."""
+    return {name: tensor for name, tensor in tensors.items() if not _COUNTERS.search(name)}

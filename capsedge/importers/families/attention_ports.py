@@ -7,6 +7,7 @@ windows; F1, F2 ... children of fully connected layers; D, S elements and side o
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -22,8 +23,7 @@ from capsedge.importers.family import (
     Sizes,
     Tensors,
     Variant,
-    classes_of,
-    preprocessing_of,
+    images_and_classes,
     size_of,
     variant_of,
     weighted_sums_of,
@@ -104,8 +104,7 @@ def configure(
     size = size_of(family, classes, channels, choices, notes)
     stem, primary, *strides = _strides(size, sizes, layers, notes)
     config = AttentionCapsulesConfig(
-        class_names=classes_of(family, classes, size, channels, choices, notes),
-        preprocessing=preprocessing_of(family, size, channels, choices, notes),
+        **images_and_classes(family, classes, channels, choices, notes, size),
         stem=_stem_config(sizes, stem),
         primary_types=sizes["CD"] // sizes["D"],
         primary_kernel=sizes["P"],
@@ -233,17 +232,10 @@ APPLE = Family(
     variants=_VARIANTS,
     variant="concurrent",
 )
-YAOHUNGT = Family(
+YAOHUNGT = dataclasses.replace(
+    APPLE,
     name="yaohungt",
     source="github.com/yaohungt/Capsules-Inverted-Attention-Routing, src/layers.py since 14 February 2020",
-    licence="Apple's own (LICENSE in the repository)",
     dialect="attention routing as in the paper",
     differences=(),
-    keys=keys,
-    configure=configure,
-    convert=convert,
-    iterations_at=_AT,
-    data_sets=_DATA_SETS,
-    variants=_VARIANTS,
-    variant="concurrent",
 )

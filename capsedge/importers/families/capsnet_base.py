@@ -21,9 +21,8 @@ from capsedge.importers.family import (
     ImportChoices,
     Sizes,
     Tensors,
-    classes_of,
     data_set_of,
-    preprocessing_of,
+    images_and_classes,
     unknown_size,
     variant_of,
     weighted_sums_of,
@@ -65,8 +64,7 @@ def configure(
     channels = sizes["A"]
     decoder = tuple(sizes[h] for h in ("H1", "H2") if h in sizes)
     config = CapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
-        preprocessing=preprocessing_of(family, size, channels, choices, notes),
+        **images_and_classes(family, sizes["J"], channels, choices, notes, size),
         stem=(Conv(sizes["C"], sizes["K"]),),
         primary_types=_types(sizes),
         primary_dim=sizes["D"],

@@ -20,8 +20,7 @@ from capsedge.importers.family import (
     Sizes,
     Tensors,
     Variant,
-    classes_of,
-    preprocessing_of,
+    images_and_classes,
     unknown_size,
     variant_of,
 )
@@ -322,8 +321,7 @@ def _configure_chain(
     if choices.iterations is None and len(counts) != 1:
         raise UsageError("The layers have several numbers of iterations.", f"{counts}.", "")
     config = CapsuleStackConfig(
-        class_names=classes_of(family, routed[-1].capsules, sides, channels, choices, notes),
-        preprocessing=preprocessing_of(family, sides, channels, choices, notes),
+        **images_and_classes(family, routed[-1].capsules, channels, choices, notes, sides),
         layers=tuple(layers),
         primary_dim=dim,
         routed=tuple(routed),

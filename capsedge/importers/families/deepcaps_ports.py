@@ -21,9 +21,7 @@ from capsedge.importers.family import (
     Sizes,
     Tensors,
     Variant,
-    classes_of,
-    preprocessing_of,
-    size_of,
+    images_and_classes,
     variant_of,
     weighted_sums_of,
     with_fields,
@@ -45,7 +43,6 @@ def _configure(
     Raises:
         UsageError: an answer is missing.
     """
-    size = size_of(family, sizes["J"], sizes["A"], choices, notes)
     if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         notes.append(
             "pixels from 0 to 1, as in the author's code (otherwise: --range, --mean, --std)"
@@ -53,8 +50,7 @@ def _configure(
         choices = replace(choices, preprocessing={**choices.preprocessing, "scale": 1 / 255})
     notes.append("a decoder is left out: it has convolutions")
     config = DeepCapsConfig(
-        class_names=classes_of(family, sizes["J"], size, sizes["A"], choices, notes),
-        preprocessing=preprocessing_of(family, size, sizes["A"], choices, notes),
+        **images_and_classes(family, sizes["J"], sizes["A"], choices, notes),
         capsule_dim=sizes["O"],
         iterations=weighted_sums_of(family, choices, notes),
         task=choices.task or "single-label",

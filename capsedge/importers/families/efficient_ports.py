@@ -19,8 +19,7 @@ from capsedge.importers.family import (
     ImportChoices,
     Sizes,
     Tensors,
-    classes_of,
-    preprocessing_of,
+    images_and_classes,
     weighted_sums_of,
     with_fields,
 )
@@ -57,8 +56,7 @@ def _configure(
     )
     hidden = tuple(sizes[h] for h in ("H1", "H2") if h in sizes)
     config = EfficientCapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, sizes["A"], choices, notes),
-        preprocessing=preprocessing_of(family, size, sizes["A"], choices, notes),
+        **images_and_classes(family, sizes["J"], sizes["A"], choices, notes, size),
         stem=stem,
         primary_types=sizes["I"],
         primary_dim=sizes["D"],

@@ -14,9 +14,7 @@ from capsedge.importers.family import (
     ImportChoices,
     Sizes,
     Tensors,
-    classes_of,
-    preprocessing_of,
-    size_of,
+    images_and_classes,
     weighted_sums_of,
     with_fields,
 )
@@ -91,10 +89,8 @@ def _configure_fixcaps(
     family = dataclasses.replace(family, data_sets=own)
     stem = _stem(sizes, notes)
     channels = sizes["I0"] * stem[0].groups
-    size = size_of(family, sizes["J"], channels, choices, notes)
     config = CapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
-        preprocessing=preprocessing_of(family, size, channels, choices, notes),
+        **images_and_classes(family, sizes["J"], channels, choices, notes),
         stem=stem,
         primary_types=sizes["T"],
         primary_dim=sizes["D"],
@@ -252,11 +248,8 @@ def _configure_hr(
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
-    channels = sizes["A"]
-    size = size_of(family, sizes["J"], channels, choices, notes)
     config = CapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
-        preprocessing=preprocessing_of(family, size, channels, choices, notes),
+        **images_and_classes(family, sizes["J"], sizes["A"], choices, notes),
         stem=tuple(
             Conv(sizes[f"C{k}"], 3, s, 1, bias=False, batch_norm=True, squeeze=sizes[f"H{k}"])
             for k, s in enumerate(_HR_STRIDES)

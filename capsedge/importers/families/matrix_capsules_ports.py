@@ -23,9 +23,7 @@ from capsedge.importers.family import (
     Sizes,
     Tensors,
     Variant,
-    classes_of,
-    preprocessing_of,
-    size_of,
+    images_and_classes,
     variant_of,
     weighted_sums_of,
     with_fields,
@@ -50,10 +48,8 @@ def _configured(
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
-    size = size_of(family, sizes["E"], sizes["I"], choices, notes)
     return MatrixCapsulesConfig(
-        class_names=classes_of(family, sizes["E"], size, sizes["I"], choices, notes),
-        preprocessing=preprocessing_of(family, size, sizes["I"], choices, notes),
+        **images_and_classes(family, sizes["E"], sizes["I"], choices, notes),
         stem=(stem,),
         primary_types=sizes["B"],
         capsule_layers=tuple(

@@ -17,9 +17,7 @@ from capsedge.importers.family import (
     Sizes,
     Tensors,
     Variant,
-    classes_of,
-    preprocessing_of,
-    size_of,
+    images_and_classes,
     variant_of,
     weighted_sums_of,
     with_fields,
@@ -66,14 +64,11 @@ def configure(
     Raises:
         UsageError: an answer is missing or does not fit the file.
     """
-    channels = sizes["A"]
-    size = size_of(family, sizes["J"], channels, choices, notes)
     stages = sorted(int(k[1:]) for k in sizes if re.fullmatch(r"X\d+", k))
     if "I" in sizes:
         notes.append(f"the map is averaged to {_POOLED}x{_POOLED}, as with --capsule_type fc")
     config = PSCapsNetConfig(
-        class_names=classes_of(family, sizes["J"], size, channels, choices, notes),
-        preprocessing=preprocessing_of(family, size, channels, choices, notes),
+        **images_and_classes(family, sizes["J"], sizes["A"], choices, notes),
         stem=ResNet(
             tuple((sizes[f"C{s}"], sizes[f"X{s}"], 1 if s == _FIRST else 2) for s in stages)
         ),
