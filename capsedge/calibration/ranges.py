@@ -158,8 +158,7 @@ def range_method(method: str) -> Callable[[Histogram], Range]:
 
 # --- The calibration table: ranges, histograms and their origin ---
 
-SCHEMA = 2
-PREPARED_DIGEST = 1  # in this schema data_sha256 is the digest of prepared inputs
+SCHEMA = 1
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -183,7 +182,6 @@ class CalibrationTable:
         images: number of calibration images.
         source: where the images came from.
         entries: entries by tensor name.
-        schema: schema of the file that the table was read from.
     """
 
     model_sha256: str
@@ -192,7 +190,6 @@ class CalibrationTable:
     images: int
     source: str
     entries: dict[str, TensorRange] = field(default_factory=dict)
-    schema: int = SCHEMA
 
     @classmethod
     def from_histograms(
@@ -220,17 +217,10 @@ class CalibrationTable:
         """Refuse a table for another model, other data or another method, or without one of the tensors.
 
         Raises:
-            ArtefactError: the table is stale or incomplete, or its digest of the data is of an older kind.
+            ArtefactError: the table is stale or incomplete.
         """
         _check_same("model", self.model_sha256, model_sha256, path)
         _check_same("method", self.method, method, path)
-        if self.schema == PREPARED_DIGEST:
-            raise ArtefactError(
-                f"The calibration table {path} cannot be matched to these images.",
-                "It has an older digest, of prepared inputs instead of stored images and labels. "
-                "Model and method are the same.",
-                _anew(path),
-            )
         _check_same("calibration data", self.data_sha256, data_sha256, path)
         missing = [name for name in tensors if name not in self.entries]
         if missing:
@@ -243,7 +233,7 @@ class CalibrationTable:
             UsageError: the path cannot be written.
         """
         document: dict[str, Any] = {
-            "schema": self.schema,
+            "schema": SCHEMA,
             "model_sha256": self.model_sha256,
             "data_sha256": self.data_sha256,
             "method": self.method,
@@ -275,8 +265,8 @@ class CalibrationTable:
         """
         try:
             document = decode(_Document, json_documents.read(Path(path)))
-            if document.schema not in (PREPARED_DIGEST, SCHEMA):
-                raise Malformed(f"schema {document.schema}; known: {PREPARED_DIGEST} and {SCHEMA}")
+            if document.schema != SCHEMA:
+                raise Malformed(f"schema {document.schema}, not {SCHEMA}")
         except Malformed as error:
             raise _damaged(path, str(error)) from error
         return cls(
@@ -286,7 +276,6 @@ class CalibrationTable:
             document.images,
             document.source,
             {name: entry.read() for name, entry in document.tensors.items()},
-            document.schema,
         )
 
 
@@ -339,12 +328,8 @@ def _check_same(name: str, actual: str, current: str, path: Path | str) -> None:
         raise ArtefactError(
             f"The calibration table {path} is stale.",
             f"It was made for another {name}: {actual[:16]}, now {current[:16]}.",
-            _anew(path),
+            f"Delete it to calibrate anew: rm {shlex.quote(str(path))}",
         )
-
-
-def _anew(path: Path | str) -> str:
-    return f"Delete it to calibrate anew: rm {shlex.quote(str(path))}"
 
 
 def _check_range(low: float, high: float) -> None:

@@ -96,7 +96,7 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         document = asdict(self)
-        return {"schema": 2, **document, "points": list(document["points"])}
+        return {"schema": 1, **document, "points": list(document["points"])}
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_json_is_one_document(made) -> None:
     checkpoint, path = made
     _, text, _ = _run(path, "--checkpoint", checkpoint, "--limit", 2, "--json")
     document = json.loads(text)
-    assert document["schema"] == 2
+    assert document["schema"] == 1
     assert document["samples"]["images"] == 2
 
 
