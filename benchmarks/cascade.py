@@ -47,10 +47,10 @@ def two_sessions(small: Session, large: Session, thresholds: Thresholds) -> Run:
 
     def run(images: np.ndarray) -> list[np.ndarray]:
         found = first(images)
-        doubted = thresholds.escalates(margins_of(found[0], None), found[0].max(axis=1))
-        if doubted.any():
-            for values, certain in zip(found, second(images[doubted]), strict=True):
-                values[doubted] = certain
+        escalated = thresholds.escalates(margins_of(found[0], None), found[0].max(axis=1))
+        if escalated.any():
+            for values, certain in zip(found, second(images[escalated]), strict=True):
+                values[escalated] = certain
         return found
 
     return run

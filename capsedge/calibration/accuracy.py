@@ -328,14 +328,14 @@ def criterion_outputs(
     """
     names = [criterion.scores] if criterion.scores is not None else list(criterion.numbers)
     found: CriterionOutputs = {name: [] for name in names}
-    done = held = 0
+    done = kept = 0
     for count, _, outputs in runs(session, data):
         done += count
         for name in names:
             value = np.asarray(outputs[name])
             found[name].append(_scores(value, count) if criterion.scores is not None else value)
-            held += found[name][-1].nbytes
-        if held > limits.ARRAY_BYTES:
+            kept += found[name][-1].nbytes
+        if kept > limits.ARRAY_BYTES:
             raise UsageError(
                 "The outputs of these samples are too large to be compared.",
                 f"They take over {limits.ARRAY_BYTES // limits.GIB} GiB after {done} of {len(data)}.",

@@ -245,14 +245,14 @@ def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
         UsageError: there is only one image, or all values of all images are the same.
     """
     if len(data) < 2:
-        told = "One image is" if subject in (None, 1) else f"{subject} images are"
+        subject_text = "One image is" if subject in (None, 1) else f"{subject} images are"
         kept = (
             ""
             if subject in (None, 1)
             else f"Of the {subject}, 1 is left to calibrate on and the others compare. "
         )
         raise UsageError(
-            f"{told} not enough to calibrate on.",
+            f"{subject_text} not enough to calibrate on.",
             f"{kept}Every activation would get the range of one image, and other images would be clipped.",
             "Give 100 or more images like those that the model will see.",
         )

@@ -203,8 +203,8 @@ def quantize_float_model(
         check_writable(file)
     tables = [] if options.table is None else [options.table]
     check_apart([*outputs, *tables], [float_model.path])
-    doubts = float_model.check_reference(splits.evaluation, progress)
-    splits = replace(splits, warnings=(*splits.warnings, *doubts))
+    warnings = float_model.check_reference(splits.evaluation, progress)
+    splits = replace(splits, warnings=(*splits.warnings, *warnings))
     made = _made(float_model, splits, options, progress)
     outcome = float_model.outcome(made.model, splits.evaluation, progress)
     float_model.with_metadata(
@@ -438,12 +438,12 @@ def sensitivity(
         model, calib_data, calib_images, data, limit, method, target, "auto", seed, scores
     ) as (float_model, splits):
         float_model.check_opset("int8", target)
-        doubts = float_model.check_reference(splits.evaluation, progress)
+        warnings = float_model.check_reference(splits.evaluation, progress)
         ranges = float_model.calibrate(splits.calibration, method, table, progress)
         damage = measure_sensitivity(
             float_model, ranges, splits.evaluation, splits.calibration, target
         )
-        return SensitivityReport(tuple(damage), (*splits.warnings, *doubts))
+        return SensitivityReport(tuple(damage), (*splits.warnings, *warnings))
 
 
 @contextmanager

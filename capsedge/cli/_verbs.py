@@ -68,7 +68,7 @@ VERBS = {
     ),
     "cascade": Verb(
         "cascade:command",
-        "Join two networks: the small one answers, the large one decides the images in doubt.",
+        "Join two networks: the small one answers, and escalates unsure images to the large one.",
         SMALLER,
     ),
     "build": Verb(

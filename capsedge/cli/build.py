@@ -177,12 +177,12 @@ def _bytes(text: str | None) -> int | None:
 def _progress() -> Iterator[Listener]:
     """A bar on a terminal; elsewhere a line for every tenth of the work."""
     if not sys.stderr.isatty():
-        told = -1
+        shown = -1
 
         def say(share: float, phase: str, left: float | None) -> None:
-            nonlocal told
-            if int(share * 10) > told:
-                told = int(share * 10)
+            nonlocal shown
+            if int(share * 10) > shown:
+                shown = int(share * 10)
                 rest = "" if left is None else f", about {left:.0f} s left"
                 log(f"building: {share:.0%} ({phase}){rest}")
 

@@ -1,4 +1,4 @@
-"""``capsedge cascade``: joins a small network and a large one, for images in doubt, in a file."""
+"""``capsedge cascade``: joins a small network and a large one, which decides what the small one escalates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Small = Annotated[
     Path, Argument(help="The ONNX file that runs first, on every image."), READS_MODEL
 ]
 Large = Annotated[
-    Path, Argument(help="The ONNX file that decides the images in doubt."), READS_MODEL
+    Path, Argument(help="The ONNX file that decides the escalated images."), READS_MODEL
 ]
 Data = Annotated[
     Path,
@@ -66,7 +66,7 @@ def command(
     seed: Seed = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Join two networks: the small one answers, the large one decides the images in doubt.
+    """Join two networks: the small one answers, and escalates unsure images to the large one.
 
     If the agreement is not reached, or too many images are escalated, no file is written and the exit
     code is 4.

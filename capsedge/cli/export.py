@@ -428,7 +428,7 @@ def _print_fusion(report: ExportReport) -> None:
     """What became of the user's own routing."""
     for found in report.fusion.fused:
         read = ", ".join(f"{k} {v}" for k, v in found.parameters.items())
-        say(f"recognized {found.operator}: {read}")
+        say(f"fused {found.operator}: {read}")
     for places, reason in by_reason((e.tensor, e.reason) for e in report.fusion.not_fused):
         say(f"left       {places}, as standard operators: {reason}")
     notes = (*report.notes, *(n for f in report.fusion.fused for n in f.notes))

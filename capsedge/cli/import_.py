@@ -36,9 +36,10 @@ Files = Annotated[
     ),
     READS,
 ]
-Listed = Annotated[bool, Option("--list", help="Show the families that are recognized.")]
+Listed = Annotated[bool, Option("--list", help="Show the families that are known.")]
 As = Annotated[
-    str | None, Option("--family", help="The family, where it is not recognized; see --list.")
+    str | None,
+    Option("--family", help="The family, where the file does not identify it; see --list."),
 ]
 Iterations = Annotated[
     int | None,

@@ -77,7 +77,7 @@ def _print(done: OptimizationReport) -> None:
             [f["operator"], f["tensor"], ", ".join(f"{k} {v}" for k, v in f["parameters"].items())]
             for f in done.fused
         ]
-        print_table("recognized", ["operator", "makes", "read off"], rows)
+        print_table("fused", ["operator", "makes", "read off"], rows)
     if done.not_fused:
         print_table(
             "left as it was",

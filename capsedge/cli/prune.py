@@ -146,11 +146,11 @@ def show(report: PruningReport) -> None:
         rows.append(("outputs", "the same: nothing was removed that an output depends on"))
     else:
         o = report.outcome
-        told = f"agreement {100 * o.agreement:.2f} % of {o.images} images"
+        text = f"agreement {100 * o.agreement:.2f} % of {o.images} images"
         if o.accuracy is not None and o.reference is not None:
-            told = (
+            text = (
                 f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.change} "
                 f"(allowed {report.gate.max_drop:g}); {o.images} images"
             )
-        rows.append((f"on the {report.images['evaluated_on']}", told))
+        rows.append((f"on the {report.images['evaluated_on']}", text))
     print_table("Pruned", ("", ""), rows)

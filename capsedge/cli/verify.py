@@ -305,7 +305,7 @@ def _show_routing_errors(errors: dict[str, Any]) -> None:
 
     if errors["rows"]:
         print_table(
-            "Routing ledger (error of the allowed error, against FP64; iteration 0: the layer's input)",
+            "Routing errors (error of the allowed error, against FP64; iteration 0: the layer's input)",
             ("layer", "iteration", "couplings", "pose", "length"),
             [
                 (

@@ -27,7 +27,7 @@ _IDX_STEMS = {"train": "train", "test": "t10k"}
 # Names of the files or folders of a split, the one that is meant first.
 _NAMES = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
 _SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(_NAMES["test"][1:], "validation")
-# What may be read as data; other formats that are recognized are refused by name.
+# What may be read as data; other known formats are refused by name.
 _DATA = ("npz", "zip", "npy", "image", "idx", "compressed", "folder")
 
 

@@ -187,14 +187,14 @@ def export(
     if declared is None and subject.traced:
         declared = _no_metadata(model, checkpoint_sha256)
     data, notes = lowered.model.SerializeToString(), tuple[str, ...]()
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if declared is not None and all(p.passed or p.outside for p in parity):
         declared = dataclasses.replace(declared, parity=_measured(parity, atol, rtol, fixed))
         # A fused file runs only with the kernels, so it is read with its function bodies.
         runnable = data if ops != "fused" else lowered.runnable.SerializeToString()
         annotated, notes = _described(subject, data, runnable, description, declared, path)
         if annotated is not None:
-            data, declared, doubts = annotated.data, annotated.metadata, annotated.warnings
+            data, declared, warnings = annotated.data, annotated.metadata, annotated.warnings
     report = ExportReport(
         path=path,
         size=len(data),
@@ -219,7 +219,7 @@ def export(
         parity=parity,
         dry_run=dry_run,
         scores=scores_output(declared, subject.outputs),
-        score_warnings=doubts,
+        score_warnings=warnings,
     )
     if not report.passed:
         progress("looking for the node that differs")

@@ -164,7 +164,7 @@ class ExportReport(Summarized):
         """A sentence for each output that differs on hard cases outside the range of the user's inputs, and
         the warnings about the scores."""
         failed = [p for p in self.parity if p.outside and not p.passed]
-        said = []
+        parts = []
         for name in dict.fromkeys(p.output for p in failed):
             cases = [p for p in failed if p.output == name]
             worst = max(cases, key=lambda p: p.excess)
@@ -172,13 +172,13 @@ class ExportReport(Summarized):
                 f"'{name}' differs on {len(cases)} hard cases outside the range of your inputs, "
             )
             if math.isfinite(worst.max_abs):
-                said.append(
+                parts.append(
                     f"{where}at worst by {worst.max_abs:.3g} ({worst.case}, {worst.excess:.3g} times the "
                     "tolerance)"
                 )
             else:
-                said.append(f"{where}and is not finite in the file on '{worst.case}'")
-        return (*said, *self.score_warnings)
+                parts.append(f"{where}and is not finite in the file on '{worst.case}'")
+        return (*parts, *self.score_warnings)
 
     def check(self, cause: str = "") -> None:
         """Raise if a comparison failed.

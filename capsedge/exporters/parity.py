@@ -378,7 +378,7 @@ def _refusal(module: nn.Module, tensors: Sequence[Tensor]) -> str:
             outputs = module(*tensors)
     except Exception as error:  # of the user's code: any kind
         where = line_of(error)
-        said = f"{type(error).__name__}: {first_line(error)}"
-        return f"{said}; {where}" if where else said
+        text = f"{type(error).__name__}: {first_line(error)}"
+        return f"{text}; {where}" if where else text
     finite = all(torch.isfinite(v).all() for v in outputs if v.is_floating_point())
     return "" if finite else _NOT_FINITE

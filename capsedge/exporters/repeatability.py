@@ -107,8 +107,8 @@ def _differing(
     changed = [n for n, t in before.items() if n in after and not torch.equal(t, after[n])]
     if changed:
         why += f" Each run changes the buffer '{changed[0]}'."
-    said = () if changed else _ELSEWHERE
-    lines = next((found for words in said if (found := lines_with(module, words))), [])
+    elsewhere = () if changed else _ELSEWHERE
+    lines = next((found for words in elsewhere if (found := lines_with(module, words))), [])
     return UnsupportedModelError(
         "Two runs of the module on the same input differ, so there is nothing to prove.",
         why,
@@ -137,7 +137,7 @@ def _called(draws: Draws) -> list[str]:
 
 
 def _advice(draws: Draws) -> str:
-    said = " ".join(draws.lines).lower()
-    if "gumbel" in said:
+    code = " ".join(draws.lines).lower()
+    if "gumbel" in code:
         return _GUMBEL
-    return _DROPOUT if "drop" in said else _KEEP
+    return _DROPOUT if "drop" in code else _KEEP

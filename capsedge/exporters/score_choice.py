@@ -96,9 +96,9 @@ def with_scores(
     kind = given.kind or kind_of(values[images.inside])
     sized = outputs[choice.poses].shape[1:2] if choice.poses else ()
     poses = choice.poses if sized == (choice.classes,) else ""
-    said = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
-    declared = dataclasses.replace(declared, outputs=said, chosen_scores=chosen)
-    return subject, dataclasses.replace(description, outputs=said), declared
+    roles = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
+    declared = dataclasses.replace(declared, outputs=roles, chosen_scores=chosen)
+    return subject, dataclasses.replace(description, outputs=roles), declared
 
 
 def _outputs(

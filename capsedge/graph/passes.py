@@ -52,11 +52,11 @@ OPS = ("auto", "fused", "portable")
 TORCH_DOMAIN = "capsedge.torch"  # of the operators in a captured graph; never in a file
 Progress = Callable[[str], None]
 WriteTrace = Callable[[onnx.ModelProto, FusionReport], onnx.ModelProto]
-"""A graph of ``capsedge`` nodes, and what was recognized in it, to the graph with its trace as outputs."""
+"""A graph of ``capsedge`` nodes, and what was fused in it, to the graph with its trace as outputs."""
 
 # Packages whose errors have no common base.
 _FOREIGN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "torch")
-_STAGES = {"recognizing": "looking for routing", "proving": "proving what replaces it"}
+_STAGES = {"fusing": "looking for routing", "proving": "proving what replaces it"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +130,11 @@ def lower(
     write_exact_sigmoids(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
-    said = _effects(rewrites, model, passes - kept, linear)
+    effects = _effects(rewrites, model, passes - kept, linear)
     model, runnable = _in_form(model, ops, rewrites)
     _check(model)
     write_shapes(model, runnable)
-    return Lowered(model, runnable, said, fusion, notes, operator_counts(model))
+    return Lowered(model, runnable, effects, fusion, notes, operator_counts(model))
 
 
 def _version() -> str:
@@ -181,7 +181,7 @@ def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) 
 def fuse_routing(
     model: onnx.ModelProto, progress: Progress = lambda _: None
 ) -> tuple[onnx.ModelProto, FusionReport, tuple[str, ...]]:
-    """A model with its routing recognized and without function bodies, what was found, and notes.
+    """A model with its routing fused and without function bodies, what was found, and notes.
 
     The work is that of ``capsedge.optimize``, and so is its proof against the model that comes in. A model
     that has capsule operators stays as it is.
@@ -218,12 +218,12 @@ def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int)
     """The effect of each rewrite; one without an operator to work on has none."""
     routing = any(OPERATORS[operator_of(n.op_type)].layout for n in operator_nodes(model))
     on = "on" if routing else "on, without effect: there is no capsule operator that routes"
-    said = {k: on if v else "off" for k, v in dataclasses.asdict(rewrites).items()}
+    effects = {k: on if v else "off" for k, v in dataclasses.asdict(rewrites).items()}
     if rewrites.light_cone and dead:
-        said["light_cone"] = f"on: {dead} dead passes left out"
+        effects["light_cone"] = f"on: {dead} dead passes left out"
     if rewrites.first_pass_uniform and linear:
-        said["first_pass_uniform"] = f"on: {linear} attention passes made linear layers"
-    return said
+        effects["first_pass_uniform"] = f"on: {linear} attention passes made linear layers"
+    return effects
 
 
 def _in_form(

@@ -175,14 +175,14 @@ def chosen_by_data(
     models = {words: network(r.family, weights, a, []) for words, (r, a) in possible.items()}
     images = read_data(data, next(iter(models.values())).config, limit)
     best, achieved = clearly_best(models, images)
-    said = "; ".join(f"{words}: {text}" for words, text in achieved.items())
+    achievements = "; ".join(f"{words}: {text}" for words, text in achieved.items())
     if best is None:
         raise UsageError(
             "The data does not tell which function the network computes.",
-            f"On {len(images)} images: {said}.",
+            f"On {len(images)} images: {achievements}.",
             "Give --family and --variant (family=, variant= in Python), or more images.",
         )
-    notes.append(f"{best} by the data: {said}")
+    notes.append(f"{best} by the data: {achievements}")
     return possible[best]
 
 

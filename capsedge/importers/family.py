@@ -203,7 +203,7 @@ class Family:
         variants: functions that the file cannot tell apart; empty if there is only one.
         variant: the default; empty if it is asked for.
         variant_at: how a user finds out.
-        by_configuration: recognizes files by the configuration that they store, instead of by ``keys``.
+        by_configuration: identifies files by the configuration that they store, instead of by ``keys``.
         signature: regular expression of a key by which a file without a configuration is seen to be of such a
             family, and refused.
         lambdas: names of Lambda layers (regular expression) that ``configure`` accounts for.
@@ -257,7 +257,7 @@ class Family:
         return named
 
     def has_signature(self, keys: Iterable[str]) -> bool:
-        """Whether keys are of this family, which is recognized by a configuration that a file may lack."""
+        """Whether keys are of this family, which is identified by a configuration that a file may lack."""
         return bool(self.signature) and any(re.fullmatch(self.signature, key) for key in keys)
 
     def fit(self, weights: Weights) -> Fit:

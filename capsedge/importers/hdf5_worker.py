@@ -51,8 +51,8 @@ def main() -> None:
     except MemoryError:
         answer.write(json.dumps({"refused": "it needs too much memory"}).encode() + b"\n")
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, UnicodeError) as error:
-        said = f"it is damaged: {type(error).__name__}: {error}"
-        answer.write(json.dumps({"refused": said[:500]}).encode() + b"\n")
+        reason = f"it is damaged: {type(error).__name__}: {error}"
+        answer.write(json.dumps({"refused": reason[:500]}).encode() + b"\n")
     answer.close()
 
 

@@ -40,7 +40,7 @@ class Identified:
 
     @property
     def in_words(self) -> str:
-        """What it was recognized by."""
+        """What it was identified by."""
         first = [key for key in self.fit.matched if not key.endswith("bias")][-1:]
         sizes = ", ".join(f"{letter}={n}" for letter, n in self.fit.sizes.items())
         return f"{len(self.fit.matched)} keys ({', '.join(first)} ...) and their shapes ({sizes})"
@@ -50,7 +50,7 @@ def identify(weights: Weights, family_name: str | None = None) -> Identified:
     """The family of a file.
 
     Args:
-        family_name: the name of a family; None to recognize it.
+        family_name: the name of a family; None to identify it.
 
     Raises:
         UsageError: no family has this name, the file does not fit it, or several families fit.

@@ -74,7 +74,7 @@ class ImportReport(Summarized):
         rows = [
             Row("file", name),
             Row("network", f"{self.origin.family}, {parameters}"),
-            Row("recognized by", self.identified_by),
+            Row("identified by", self.identified_by),
             Row("author's code", f"{compared} it"),
             *(Row("warning", warning) for warning in self.warnings),
         ]
@@ -122,14 +122,14 @@ def import_checkpoint(
 ) -> ImportReport:
     """Make a checkpoint of the trained weights of a public network.
 
-    The family is recognized by keys, shapes and stored configuration. What the file cannot tell is asked
+    The family is identified by keys, shapes and stored configuration. What the file cannot tell is asked
     for, never guessed. Nothing in the file is run.
 
     Args:
         file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several
             are the networks of an ensemble.
         path: the checkpoint to write, ``.safetensors``; none by default.
-        family: its name, where it is not recognized.
+        family: its name, where it is not identified.
         iterations: routing iterations, as the author's code counts them.
         variant: of the family, where the file fits several.
         inverse_temperature: λ of EM routing, where the author's code is given it at each call.
@@ -148,7 +148,7 @@ def import_checkpoint(
         progress: called during the comparison with the number of inputs done, and of all.
 
     Returns:
-        The network, what it was recognized by, what was assumed, and what was measured.
+        The network, what it was identified by, what was assumed, and what was measured.
 
     Raises:
         UsageError: an answer is missing or wrong, or the file fits several families.
@@ -292,20 +292,20 @@ def _origin(
 def _warnings(
     config: ModelConfig, comparison: ReferenceCheck | None, measured: Measured | None
 ) -> list[str]:
-    said = []
+    warnings = []
     if comparison is None:
-        said.append(f"{NOT_COMPARED}: --reference-code author.py:build does that")
+        warnings.append(f"{NOT_COMPARED}: --reference-code author.py:build does that")
     elif comparison.nan:
-        said.append(
+        warnings.append(
             f"the author's code gives NaN on {comparison.nan} of {comparison.inputs} inputs, such as "
             f"{comparison.nan_on}; the imported network gives numbers on {comparison.nan_in_code_only} of "
             f"them"
         )
     if config.fixed_batch is not None:
-        said.append(
+        warnings.append(
             f"the export has the batch fixed to {config.fixed_batch}: the author's code averages over "
             "the batch"
         )
     if measured is not None:
-        said += measured.warnings
-    return said
+        warnings += measured.warnings
+    return warnings

@@ -101,8 +101,8 @@ def clearly_best(
     best = min(found, key=lambda words: float(found[words].sum()))
     alone = all(_clearly_better(found[best], found[o], regression) for o in found if o != best)
     scores = {words: score(each, regression) for words, each in found.items()}
-    said = {w: _in_words(None if regression else s, s, units) for w, s in scores.items()}
-    return best if alone else None, said
+    texts = {w: _in_words(None if regression else s, s, units) for w, s in scores.items()}
+    return best if alone else None, texts
 
 
 def losses(model: CapsuleModel, images: ImageSet) -> Losses:

@@ -39,7 +39,7 @@ _DIALECTS = {
     "patches": ("windows", "kernel", "elements"),
     "statistics": ("paper", "clamped"),
     "vote_layout": ("poses", "mixed"),
-    "routed_softmax": ("places", "types"),
+    "routed_softmax": ("positions", "types"),
     "routed_squash": ("maps", "rows", "pose", "elements"),
 }
 

@@ -262,9 +262,9 @@ class DeepCapsConfig(ModelConfig):
         vote_layout: votes are made of ``poses``, or of a map ``[H, W, C, P]`` read as ``[C, P, H, W]``:
             ``mixed``.
         routed_iterations: of the cell that is routed; ``iterations`` are those of the class capsules.
-        routed_softmax: a type's couplings sum to one over all types and ``places``, or over the ``types``
+        routed_softmax: a type's couplings sum to one over all types and ``positions``, or over the ``types``
             at a place.
-        routed_squash: of the cell that is routed: over the elements and places of a type (``maps``), the
+        routed_squash: of the cell that is routed: over the elements and positions of a type (``maps``), the
             columns of an element's ``rows``, the elements of a ``pose``, or single ``elements``.
         last_bias: the class capsules' bias is added in the last iteration only.
         epsilon, routing_epsilon: of the squash of convolutions and of routing.
@@ -283,7 +283,7 @@ class DeepCapsConfig(ModelConfig):
     vote_elements: int = 0
     vote_layout: str = "poses"
     routed_iterations: int = 3
-    routed_softmax: str = "places"
+    routed_softmax: str = "positions"
     routed_squash: str = "maps"
     last_bias: bool = False
     epsilon: float = 1e-7

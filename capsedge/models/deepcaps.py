@@ -30,7 +30,7 @@ class ConvCapsules(nn.Module):
 
 
 class RoutedConvCapsules(nn.Module):
-    """3D routing: a 3x3 convolution, shared by all types, makes their votes for all places.
+    """3D routing: a 3x3 convolution, shared by all types, makes their votes for all positions.
 
     ``votes`` are ``[N, C, J, A, H, W]``: of a type for the element A of a type at a place.
     """
@@ -46,7 +46,9 @@ class RoutedConvCapsules(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[N, C P, H, W]`` to a map of the same shape."""
         votes = self._votes(x)
-        own = self.config.routed_softmax == "places" and self.config.routed_squash in _OF_OPERATOR
+        own = (
+            self.config.routed_softmax == "positions" and self.config.routed_squash in _OF_OPERATOR
+        )
         v = self._routed(votes) if own and self.bias is None else self._over_maps(votes)
         return v.reshape(-1, self.types * self.dim, *self.grid)
 
@@ -76,7 +78,7 @@ class RoutedConvCapsules(nn.Module):
         logits = torch.zeros_like(votes[:, :, :, 0])
         for iteration in range(c.routed_iterations):
             joint = logits.flatten(2).softmax(-1).reshape(logits.shape)
-            couplings = joint if c.routed_softmax == "places" else logits.softmax(2)
+            couplings = joint if c.routed_softmax == "positions" else logits.softmax(2)
             s = (couplings.unsqueeze(3) * votes).sum(1)
             if self.bias is not None:
                 s = s + self.bias.unsqueeze(-1).unsqueeze(-1)

@@ -231,10 +231,10 @@ def _refusal(error: Exception) -> BadPickle:
         return BadPickle("it needs too much memory")
     if named := re.search(r"GLOBAL (\S+)", text):
         return NotPlain(f"it names {named[1][:200]}")
-    told = re.search(r"WeightsUnpickler error:\s*(.+)", text)
-    said = (told[1] if told else text).split("\n")[0][:200]
-    code = said.startswith(("Trying to", "Can only"))
-    return NotPlain(said) if code else BadPickle(f"{type(error).__name__}: {said}")
+    match = re.search(r"WeightsUnpickler error:\s*(.+)", text)
+    message = (match[1] if match else text).split("\n")[0][:200]
+    code = message.startswith(("Trying to", "Can only"))
+    return NotPlain(message) if code else BadPickle(f"{type(error).__name__}: {message}")
 
 
 def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:

@@ -137,8 +137,8 @@ def lines_with(module: nn.Module, words: str) -> list[str]:
             continue
         if is_user_code(filename):
             for number, line in enumerate(lines, start):
-                said = re.search(rf"{ahead}{re.escape(words)}", line)
-                if said and not re.match(r"\s*=[^=]", line[said.end() :]):
+                match = re.search(rf"{ahead}{re.escape(words)}", line)
+                if match and not re.match(r"\s*=[^=]", line[match.end() :]):
                     return [code_location(filename, number)]
     return []
 

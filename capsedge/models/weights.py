@@ -148,11 +148,11 @@ def candidates_of_torch(path: Path, file: Any) -> list[StateDict]:
     try:
         value = read_torch(file)
     except (BadArchive, BadPickle) as error:
-        told = unreadable(path, error)
+        reason = unreadable(path, error)
         fix = (
             "Where it was trained: torch.save(model.state_dict(), path), with PyTorch 0.3 or later."
         )
-        raise ArtefactError(told.what, told.why, fix) from error
+        raise ArtefactError(reason.what, reason.why, fix) from error
     return [
         StateDict(place, {k: tuple(v.shape) for k, v in tensors.items()}, lambda t=tensors: t)  # type: ignore[misc]
         for place, tensors in _dictionaries(value, (), set())
@@ -223,26 +223,26 @@ def _compare(path: Path, actual: Shapes, expected: Shapes) -> None:
     shaped = [k for k in expected if k in actual and actual[k] != expected[k]]
     if not (missing or more or shaped):
         return
-    said: list[str] = []
+    reasons: list[str] = []
     for key in shaped[:_LISTED]:
-        said.append(
+        reasons.append(
             f"of another shape: {key} is {list(actual[key])}, the module's {list(expected[key])}"
         )
     for key in missing[:_LISTED]:
-        said.append(
+        reasons.append(
             f"missing: {key} {list(expected[key])}{_guess(key, expected[key], more, actual)}"
         )
     for key in more[:_LISTED]:
-        said.append(f"unexpected: {key[:_LONGEST]} {list(actual[key])}")
+        reasons.append(f"unexpected: {key[:_LONGEST]} {list(actual[key])}")
     left = sum(max(0, len(kind) - _LISTED) for kind in (shaped, missing, more))
-    said += [f"and {left} more"] if left else []
+    reasons += [f"and {left} more"] if left else []
     raise UsageError(
         f"The weights of {path} are not those of the module.",
         "Keys or shapes differ:",
         "Give the class, and its arguments (--args), that the weights were trained with."
         if shaped or not (missing and more)
         else "Give the class that the weights were trained with, or rename its attributes.",
-        details=said,
+        details=reasons,
     )
 
 

@@ -1,4 +1,4 @@
-"""Join a small and a large network in one file, the large one for images in doubt only."""
+"""Join two networks in one file: the small one escalates what it is unsure of to the large one."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class CascadeReport(Summarized):
         return not self.failures
 
     def _summary(self) -> Summary:
-        told = f"{'PASSED' if self.passed else 'FAILED'}: {self.cascade.agreed}"
+        text = f"{'PASSED' if self.passed else 'FAILED'}: {self.cascade.agreed}"
         rows = [Row(name, value) for name, value in self.rows()]
         rows += [Row("warning", warning) for warning in self.warnings]
         name = "not written" if self.output is None else self.output.name
         return Summary(
-            "CascadeReport", [f"{short(name)}: {format_bytes(len(self.model))}", told], rows
+            "CascadeReport", [f"{short(name)}: {format_bytes(len(self.model))}", text], rows
         )
 
     def rows(self) -> list[tuple[str, str]]:
@@ -96,12 +96,12 @@ class CascadeReport(Summarized):
             ("file", f"{file}, {format_bytes(len(self.model))}"),
             *self.cascade.facts(),
             (
-                "on deformed copies",
-                f"{self.augmented_agreement:.4%}, deformed by {self.augmentation:g}",
+                "on augmented copies",
+                f"{self.augmented_agreement:.4%}, augmented by {self.augmentation:g}",
             ),
             ("small network alone", alone),
             ("measured on", f"{self.data}; the networks may have been trained on these images"),
-            ("thresholds from", f"{self.calibration_images:,} other images and deformed copies"),
+            ("thresholds from", f"{self.calibration_images:,} other images and augmented copies"),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,11 +147,11 @@ def cascade(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CascadeReport:
-    """Join two networks: the small one answers, and the large one decides the images in doubt.
+    """Join two networks: the small one answers, and escalates unsure images to the large one.
 
-    An image is in doubt where the small network's best score exceeds the second best by too little, or is too
-    low itself. Both thresholds are chosen on one half of the images and augmented copies of them, which stand
-    for images that the networks were not trained on: they escalate the fewest images that let the
+    An image is escalated where the small network's best score exceeds the second best by too little, or is
+    too low itself. Both thresholds are chosen on one half of the images and augmented copies of them, which
+    stand for images that the networks were not trained on: they escalate the fewest images that let the
     copies prove the agreement, by the bound of Clopper and Pearson (1934), within ``max_share``. Agreement
     and share are measured on the other half, with the file as it is.
 
@@ -223,8 +223,8 @@ def _joined(
         networks, halves.calibration, augmentation, min_agreement, max_share, progress
     )
     model = _model(networks, thresholds)
-    held = len(halves.held_out)
-    answers = networks.scores(halves.held_out.batches(BATCH), held, "measuring", progress)
+    images = len(halves.held_out)
+    answers = networks.scores(halves.held_out.batches(BATCH), images, "measuring", progress)
     copies = networks.augmented_scores(
         halves.held_out, augmentation, "measuring on copies", progress
     )
@@ -239,10 +239,10 @@ def _joined(
         margin=thresholds.margin,
         score=thresholds.score,
         min_agreement=min_agreement,
-        agreement=1.0 - changed / held,
-        agreement_at_least=agreement_at_least(changed, held),
+        agreement=1.0 - changed / images,
+        agreement_at_least=agreement_at_least(changed, images),
         share=float(escalated.mean()),
-        images=held,
+        images=images,
         data_sha256=halves.held_out.digest(),
         cost=round(answers.seconds[0] / answers.seconds[1], 4),
     )
@@ -276,7 +276,7 @@ def _thresholds(
     """As cautious as it takes to prove the agreement on augmented copies, within ``max_share``.
 
     Returns:
-        The thresholds, and the share in doubt without ``max_share`` where that is in the way.
+        The thresholds, and the share escalated without ``max_share`` where that is in the way.
     """
     answers = networks.scores(images.batches(BATCH), len(images), "calibrating", progress)
     usual = PairScores.of(answers.small, answers.large, networks.threshold)
@@ -299,11 +299,11 @@ def _thresholds(
 
 
 def _model(networks: NetworkPair, thresholds: Thresholds) -> onnx.ModelProto:
-    doubt = EscalationRule(thresholds.margin, thresholds.score, networks.threshold)
+    rule = EscalationRule(thresholds.margin, thresholds.score, networks.threshold)
     given = networks.small, networks.large
     try:
         small, large = opset_aligned(*(network.model for network in given))
-        model = join(small, large, networks.fit.pair, doubt)
+        model = join(small, large, networks.fit.pair, rule)
     except Exception as error:  # onnx raises many kinds, none of them ours
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         opsets = [opset_of(network.model) for network in given]
@@ -386,7 +386,7 @@ def _failures(
         )
         if demanded is not None:
             failures.append(
-                f"To prove it on deformed copies, {demanded:.2%} would take it: the cascade would need "
+                f"To prove it on augmented copies, {demanded:.2%} would take it: the cascade would need "
                 f"{found.cost + demanded:.2f} of the large network's time."
             )
     if found.share > max_share:
@@ -402,29 +402,29 @@ def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | 
     Args:
         changed: decisions that the small network alone changes on the held-out images.
         augmented: agreement on augmented copies of them.
-        demanded: share in doubt that the copies demand; None if it is not more than allowed.
+        demanded: share to escalate that the copies demand; None if it is not more than allowed.
     """
-    told = []
+    reasons = []
     if found.agreement_at_least < found.min_agreement <= found.agreement:
-        told.append(
+        reasons.append(
             f"{found.images:,} held-out images do not prove {found.min_agreement:.4%}: with {CONFIDENCE:.0%} "
             f"confidence the agreement is at least {found.agreement_at_least:.4%}. More images narrow that"
         )
     if augmented < found.min_agreement <= found.agreement:
-        told.append(
-            f"on deformed copies of the held-out images the agreement is {augmented:.4%}: on images that the "
-            "networks were not trained on it may be lower than on these"
+        reasons.append(
+            f"on augmented copies of the held-out images the agreement is {augmented:.4%}: on images that "
+            "the networks were not trained on it may be lower than on these"
         )
     if demanded is not None:
-        told.append(
-            f"deformed copies demand {demanded:.2%} of the images escalated, more than was allowed"
+        reasons.append(
+            f"augmented copies demand {demanded:.2%} of the images escalated, more than was allowed"
         )
     if 1.0 - changed / found.images >= found.min_agreement:
-        told.append(
+        reasons.append(
             "the small network alone agrees as well as was asked for: it may be all that is needed"
         )
     if found.expected >= 1.0:
-        told.append(
+        reasons.append(
             f"the cascade takes {found.expected:.2f} of the large network's time here: it saves none"
         )
-    return told
+    return reasons

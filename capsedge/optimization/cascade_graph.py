@@ -1,4 +1,4 @@
-"""Join two networks in one graph: the small one first, the large one on the images in doubt."""
+"""Join two networks in one graph: the small one first, the large one on the escalated images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COMPACT, _INDICES = f"{OPERATOR_OUTPUTS}images", f"{OPERATOR_OUTPUTS}indices"
 
 @dataclass(frozen=True)
 class EscalationRule:
-    """When an image is in doubt.
+    """When an image is escalated.
 
     Attributes:
         margin: where the best score exceeds the second best by less; of several labels, where a score is
@@ -61,11 +61,11 @@ class Pair:
 def join(
     small: onnx.ModelProto, large: onnx.ModelProto, pair: Pair, rule: EscalationRule
 ) -> onnx.ModelProto:
-    """One model that runs the large network on those images only that are in doubt.
+    """One model that runs the large network on those images only that are escalated.
 
-    The graph: the small network; ``escalated [N]``, which images are in doubt; an ``If`` that compacts them,
-    runs the large network, and scatters its outputs over the small one's. Without an image in doubt the
-    ``If`` passes the small network's outputs on. NaN scores are in doubt.
+    The graph: the small network; ``escalated [N]``, which images are escalated; an ``If`` that compacts them,
+    runs the large network, and scatters its outputs over the small one's. Without an escalated image the
+    ``If`` passes the small network's outputs on. Images with NaN scores are escalated.
 
     Args:
         small, large: files of one opset, at least `LEAST_OPSET`.
@@ -90,14 +90,14 @@ def join(
     outputs = [o for o in joined.graph.output if o.name in pair.outputs]
     named = {o.name: first[pair.outputs[o.name]] for o in outputs}
     branch = _large_branch(large.graph, outputs, named, images.name)
-    doubted, constants = _escalation(first[pair.outputs[pair.scores]], rule)
+    rule_nodes, constants = _escalation(first[pair.outputs[pair.scores]], rule)
     prepared, more = _prepared(images.name, pair)
     choice = helper.make_node(
         "If", [f"{OPERATOR_OUTPUTS}any"], [o.name for o in outputs], name=f"{OPERATOR_OUTPUTS}choice",
         then_branch=branch, else_branch=_small_branch(outputs, named),
     )  # fmt: skip
     graph = joined.graph
-    replace(graph.node, [*prepared, *small.graph.node, *doubted, choice])
+    replace(graph.node, [*prepared, *small.graph.node, *rule_nodes, choice])
     replace(graph.initializer, [*more, *small.graph.initializer, *constants])
     replace(graph.sparse_initializer, small.graph.sparse_initializer)
     replace(graph.value_info, small.graph.value_info)
@@ -276,7 +276,7 @@ def _large_branch(
     named: Mapping[str, str],
     images: str,
 ) -> onnx.GraphProto:
-    """The large network's graph, on the images in doubt."""
+    """The large network's graph, on the escalated images."""
     branch = onnx.GraphProto()
     branch.CopyFrom(graph)
     branch.name = "escalated"
@@ -295,10 +295,10 @@ def _large_branch(
         nodes.append(_node("ScatterND", [named[output.name], _INDICES, found], result.name))
         branch.output.append(result)
     replace(branch.node, nodes)
-    for value in branch.value_info:  # the number of images in doubt is another than the batch
+    for value in branch.value_info:  # the number of escalated images is another than the batch
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_param"):
-                dim.dim_param = f"in_doubt_{dim.dim_param}"
+                dim.dim_param = f"escalated_{dim.dim_param}"
     return branch
 
 

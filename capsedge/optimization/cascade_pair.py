@@ -118,7 +118,7 @@ def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: Mode
         if metadata.task == REGRESSION:
             raise UsageError(
                 f"{session.path} estimates values.",
-                "Doubt is about classes: it is measured by the scores of a classification.",
+                "Images are escalated by the scores of their classes.",
                 "Name two classifiers.",
             )
     if one.task != other.task:
@@ -139,7 +139,7 @@ def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: Mode
     count = _port(large, large.roles.scores).shape[-1:]
     if one.task == "single-label" and count == (1,):
         raise UsageError(
-            f"{large.path} has one class.", "There is no second one to be in doubt about.", ""
+            f"{large.path} has one class.", "There is no second one to choose instead.", ""
         )
 
 
@@ -156,7 +156,7 @@ def _check_inputs(small: Session, large: Session) -> None:
     if fixed is not None and not fixed == small.backend.batches.fixed == 1:
         raise UsageError(
             f"{large.path} has a fixed batch of {fixed}.",
-            "It runs on as many images as are in doubt.",
+            "It runs on as many images as are escalated.",
             "Give a file with a free batch: `capsedge export` writes one; `capsedge optimize --batch free` "
             "makes one where that can be proven.",
         )

@@ -1,4 +1,4 @@
-"""Choose the thresholds of doubt on images, and bound what they miss."""
+"""Choose the thresholds of escalation on images, and bound what they miss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_CANDIDATES = 256  # thresholds on the margin
 
 @dataclass(frozen=True)
 class Thresholds:
-    """An image is in doubt where its margin is below ``margin``, or its best score below ``score``.
+    """An image is escalated where its margin is below ``margin``, or its best score below ``score``.
 
     Attributes:
         score: None where the margin alone decides.
@@ -30,7 +30,7 @@ class Thresholds:
     def escalates(
         self, margins: NDArray[np.float32], best: NDArray[np.float32]
     ) -> NDArray[np.bool_]:
-        """The images in doubt ``[N]``; NaN is in doubt."""
+        """Which images are escalated ``[N]``; those with NaN are."""
         sure = margins >= np.float32(self.margin)
         if self.score is not None:
             sure &= best >= np.float32(self.score)
@@ -87,11 +87,11 @@ class PairScores:
         return len(self.margins)
 
     def share(self, thresholds: Thresholds) -> float:
-        """The share of the images in doubt."""
+        """The share of the escalated images."""
         return float(thresholds.escalates(self.margins, self.best).mean())
 
     def missed(self, thresholds: Thresholds) -> int:
-        """The number of changed decisions that are not in doubt."""
+        """The number of changed decisions that are not escalated."""
         return int((self.changed & ~thresholds.escalates(self.margins, self.best)).sum())
 
 
@@ -102,17 +102,17 @@ def choose_thresholds(
     most_share: float = 1.0,
     by_score: bool = True,
 ) -> Thresholds:
-    """The thresholds with the fewest usual images in doubt that let few changed decisions pass.
+    """The thresholds that escalate the fewest usual images and let few changed decisions pass.
 
-    What is less clear than all usual images is in doubt too, at no cost among them: neither threshold is
+    What is less clear than all usual images is escalated too, at no cost among them: neither threshold is
     below the least value seen.
 
     Args:
         usual: images like those that the cascade will answer.
         copies: augmented copies of them.
-        allowed: largest number of changed decisions among both that are not in doubt; more of them, as few as
+        allowed: largest number of changed decisions among both that are not escalated; more, as few as
             possible, where ``most_share`` demands it.
-        most_share: largest share of the usual images in doubt.
+        most_share: largest share of the usual images that are escalated.
         by_score: whether the best score is a criterion too.
     """
 

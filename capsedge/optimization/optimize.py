@@ -130,7 +130,7 @@ def optimize(
     typical: Typical | None = None,
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
-    """Recognize capsule routing in an ONNX file, replace it by operators, clean the rest, prove the whole.
+    """Fuse the capsule routing of an ONNX file into operators, clean the rest, prove the whole.
 
     The file is taken apart in a process of its own, with limits on time and memory. Nothing is written
     unless the new file computes what the original bytes do, on random and hard inputs.
@@ -142,13 +142,13 @@ def optimize(
         batch: ``free`` makes a fixed batch free where that can be proven, ``keep`` leaves it, a number
             fixes it.
         class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
-            routing is recognized and no number of images is given, the file stays as it is otherwise.
+            routing is fused and no number of images is given, the file stays as it is otherwise.
         typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
             them, predictions say that there is nothing to see.
         progress: told what is being done.
 
     Returns:
-        What was recognized, what was left and why, the new file's bytes, and times.
+        What was fused, what was left and why, the new file's bytes, and times.
 
     Raises:
         UsageError: the file cannot be read, or written there.
@@ -251,7 +251,7 @@ def _optimized(
         note = f"only its metadata changes: {error.what} {error.why}"
         return _unchanged(summary.opsets.get("", 0), note), data
     if only_described and not document["fused"]:
-        note = "no capsule routing was recognized; only its metadata changes"
+        note = "no capsule routing was fused; only its metadata changes"
         left = _unchanged(document["opset_before"], note)
         return left | {"not_fused": document["not_fused"]}, data
     return document, better

@@ -93,7 +93,7 @@ class PruningReport(Summarized):
 
     def _summary(self) -> Summary:
         verdict = "PASSED" if self.passed else "FAILED"
-        told = "no output changed" if self.outcome is None else f"{verdict}: {self.outcome}"
+        text = "no output changed" if self.outcome is None else f"{verdict}: {self.outcome}"
         ratio = f"{self.speedup:.2f} times fewer multiply-adds"
         rows = [
             Row("file", str(self.output)),
@@ -101,10 +101,10 @@ class PruningReport(Summarized):
             Row("multiply-adds", f"{self.after.multiply_adds:,} of {self.before.multiply_adds:,}"),
             Row("parameters", f"{self.after.parameters:,} of {self.before.parameters:,}"),
             *(Row(name, kept) for name, kept in self.units.items()),
-            Row("against the parent", told),
+            Row("against the parent", text),
             *(Row("warning", warning) for warning in self.warnings),
         ]
-        return Summary("PruningReport", [f"{short(self.output.name)}: {ratio}", told], rows)
+        return Summary("PruningReport", [f"{short(self.output.name)}: {ratio}", text], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -204,8 +204,8 @@ class CandidateMaker:
             source.with_metadata(made, precision, described)
             write_shapes(made)
             write_bytes(path, made.SerializeToString())
-        doubts = source.check_reference(self.search)
-        self.warnings += [doubt for doubt in doubts if doubt not in self.warnings]
+        warnings = source.check_reference(self.search)
+        self.warnings += [warning for warning in warnings if warning not in self.warnings]
         accuracy = float(source.outcome(made, self.search).accuracy or 0)
         self.state.add(path, accuracy)
         return accuracy

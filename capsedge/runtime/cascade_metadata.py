@@ -1,4 +1,4 @@
-"""A cascade: a small network answers, and images in doubt are escalated to a large one.
+"""A cascade: a small network answers, and escalates what it is unsure of to a large one.
 
 docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies what a file states.
 """
@@ -49,17 +49,17 @@ class Cascade:
 
     Attributes:
         small, large: the files it was made from.
-        margin: an image is in doubt where the small network's best score exceeds its second best by less (of
+        margin: an image is escalated where the small network's best score exceeds its second best by less (of
             several labels: where a score is closer than this to the threshold).
-        score: an image is also in doubt where the best score is below; None for no such criterion.
+        score: an image is also escalated where its best score is below; None for no such criterion.
         min_agreement: agreement with the large network that was asked for.
         agreement: share of the held-out images on which both decided alike.
         agreement_at_least: one-sided lower bound on it, of 95 % confidence (Clopper and Pearson 1934).
         share: share of the held-out images that were escalated.
         images: number of held-out images.
         data_sha256: checksum of these images.
-        cost: time of the small network for an image, in that of the large one, as measured there. An image
-            in doubt takes ``1 + cost``.
+        cost: time of the small network for an image, in that of the large one, as measured there. An
+            escalated image takes ``1 + cost``.
     """
 
     small: Parent
@@ -93,22 +93,22 @@ class Cascade:
 
     @property
     def worst(self) -> float:
-        """Time of an image in doubt, in that of the large network alone: both networks run."""
+        """Time of an escalated image, in that of the large network alone: both networks run."""
         return 1.0 + self.cost
 
     @property
     def criterion(self) -> str:
-        """In doubt are images with ..."""
+        """Escalated are images with ..."""
         found = f"margin below {self.margin:.6g}"
         return found if self.score is None else f"{found}, or best score below {self.score:.6g}"
 
     def facts(self) -> list[tuple[str, str]]:
         """Lines for a person."""
         return [
-            ("cascade", f"{self.small.file}, then {self.large.file} for images in doubt"),
+            ("cascade", f"{self.small.file}, then {self.large.file} for escalated images"),
             ("small network", str(self.small)),
             ("large network", str(self.large)),
-            ("in doubt", self.criterion),
+            ("escalated if", self.criterion),
             ("agreement", self.agreed),
             ("escalated", f"{self.share:.2%} of the held-out images"),
             ("time", self.times),
@@ -127,7 +127,7 @@ class Cascade:
         """The expected and the worst time, in that of the large network alone."""
         return (
             f"{self.expected:.2f} of the large network's expected; at worst {self.worst:.2f}, if all images "
-            "are in doubt and both networks run"
+            "are escalated and both networks run"
         )
 
     def to_dict(self) -> dict[str, Any]:

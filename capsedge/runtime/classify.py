@@ -47,8 +47,8 @@ class Classified:
     @property
     def escalated(self) -> float | None:
         """Of a cascade, the share of the images that its large network decided; None for other models."""
-        taken = [p.escalated for p in self.predictions.values() if p.escalated is not None]
-        return sum(taken) / len(taken) if taken else None
+        escalated = [p.escalated for p in self.predictions.values() if p.escalated is not None]
+        return sum(escalated) / len(escalated) if escalated else None
 
 
 def image_files(names: Sequence[Path]) -> list[Path]:

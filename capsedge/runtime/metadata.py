@@ -196,7 +196,7 @@ class ModelMetadata:
         if self.typical_input is not None:
             _check_measurable(self.preprocessing)
         if self.cascade is not None and self.task == REGRESSION:
-            raise ValueError("a regression has no classes to be in doubt between")
+            raise ValueError("a regression has no classes, and so no cascade")
 
     def to_properties(self) -> dict[str, str]:
         """The properties of an ONNX file: names under ``capsedge.``, and JSON texts."""

@@ -190,12 +190,14 @@ class OutputRoles:
         of_poses = none if self.poses is None else outputs[self.poses]
         if of_poses.shape[:2] != scores.shape:
             raise self._other_size(int(np.prod(of_poses.shape[1:2])), scores.shape[1], "poses")
-        taken: NDArray[Any] | list[None] = [None] * len(scores)
+        escalations: NDArray[Any] | list[None] = [None] * len(scores)
         if self.escalated is not None:
-            taken = outputs[self.escalated]
-            if taken.ndim != 1:
-                raise self._other_size(int(np.prod(taken.shape[1:])), 1, "decisions of the cascade")
-        for row, poses, long in zip(scores, of_poses, taken, strict=True):
+            escalations = outputs[self.escalated]
+            if escalations.ndim != 1:
+                raise self._other_size(
+                    int(np.prod(escalations.shape[1:])), 1, "decisions of the cascade"
+                )
+        for row, poses, long in zip(scores, of_poses, escalations, strict=True):
             poses = poses.astype(np.float32).reshape(len(row), -1)
             labels = tuple(
                 Label(self.class_name(j), j, float(row[j]), poses[j])

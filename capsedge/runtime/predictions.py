@@ -138,16 +138,16 @@ class Prediction(Summarized):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        said: dict[str, Any] = {"atypical": self.atypical or None, "hint": self.hint or None}
+        remarks: dict[str, Any] = {"atypical": self.atypical or None, "hint": self.hint or None}
         if self.escalated is not None:
-            said["escalated"] = self.escalated
+            remarks["escalated"] = self.escalated
         if self.values:
-            return {"values": [value.to_dict() for value in self.values], **said}
+            return {"values": [value.to_dict() for value in self.values], **remarks}
         return {
             "labels": [label.to_dict() for label in self.labels],
             "scores": [float(v) for v in self.scores],
             "score_kind": self.score_kind,
-            **said,
+            **remarks,
         }
 
 

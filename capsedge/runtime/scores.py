@@ -181,8 +181,8 @@ def choose_scores(
     if len(plain) == 1:
         one = plain[0]
         if lengths and all(_decide_alike(one.scores, c.scores) for c in lengths):
-            told = ", ".join(c.in_words for c in lengths)
-            return choice_of(one, lengths[0].name, f"it decides as {told} on all test images")
+            names = ", ".join(c.in_words for c in lengths)
+            return choice_of(one, lengths[0].name, f"it decides as {names} on all test images")
         if one.name in SCORES and [c.name for c in lengths] == [POSES]:
             reason = f"it is called {one.name} and stands beside {POSES}, as in files of capsedge"
             return choice_of(one, POSES, reason)

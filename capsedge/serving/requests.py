@@ -87,10 +87,10 @@ def _check_names(names: Sequence[str], session: Session) -> None:
             raise UsageError(f"Input '{name[:80]}' is given twice.")
     wanted = [port.name for port in session.inputs]
     if set(names) != set(wanted):
-        said = ", ".join(name[:80] for name in sorted(names)[:_NAMED]) or "none"
+        listed = ", ".join(name[:80] for name in sorted(names)[:_NAMED]) or "none"
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         raise UsageError(
-            f"The request has the inputs {said}{more}.", f"The model takes {', '.join(wanted)}."
+            f"The request has the inputs {listed}{more}.", f"The model takes {', '.join(wanted)}."
         )
 
 

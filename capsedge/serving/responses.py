@@ -144,8 +144,8 @@ def inputs_of(session: Session) -> list[MetadataTensor]:
         UnsupportedModelError: one is of a type that the protocol does not have.
     """
     takes = session.metadata is not None and session.metadata.preprocessing is not None
-    said = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
-    return [_tensor(port, session, said) for port in session.inputs]
+    inputs = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
+    return [_tensor(port, session, inputs) for port in session.inputs]
 
 
 def outputs_of(session: Session) -> list[MetadataTensor]:
@@ -159,17 +159,17 @@ def outputs_of(session: Session) -> list[MetadataTensor]:
 
 def parameters_of(session: Session) -> dict[str, str | int]:
     """What else is known of the model, as texts and whole numbers, which gRPC can carry."""
-    said: dict[str, str | int] = {"operators": session.backend.ops}
+    parameters: dict[str, str | int] = {"operators": session.backend.ops}
     if session.backend.batches.fixed is not None:
-        said["batch"] = session.backend.batches.fixed
+        parameters["batch"] = session.backend.batches.fixed
     metadata = session.metadata
     if metadata is not None:
-        said |= {"task": metadata.task, "precision": metadata.precision}
+        parameters |= {"task": metadata.task, "precision": metadata.precision}
         if metadata.architecture:
-            said["architecture"] = metadata.architecture
+            parameters["architecture"] = metadata.architecture
         if metadata.routing:
-            said |= {"routing": metadata.routing, "iterations": metadata.iterations}
-    return said
+            parameters |= {"routing": metadata.routing, "iterations": metadata.iterations}
+    return parameters
 
 
 def _meaning(output: str, session: Session) -> dict[str, str]:
@@ -219,8 +219,8 @@ def to_json(response: InferenceResponse) -> list[bytes]:
     """An answer whose tensors are arrays, as pieces of JSON."""
     parts = [encode_to_json_bytes(response.model_dump(exclude={"outputs"}))[:-1], b',"outputs":[']
     for number, output in enumerate(response.outputs):
-        said = {"name": output.name, "shape": output.shape, "datatype": output.datatype}
-        parts += [b"," * (number > 0), encode_to_json_bytes(said)[:-1], b',"data":[']
+        tensor = {"name": output.name, "shape": output.shape, "datatype": output.datatype}
+        parts += [b"," * (number > 0), encode_to_json_bytes(tensor)[:-1], b',"data":[']
         for at in range(0, output.data.root.size, _JSON_PIECE):
             piece = encode_to_json_bytes(output.data.root[at : at + _JSON_PIECE].tolist())
             parts += [b"," * (at > 0), piece[1:-1]]

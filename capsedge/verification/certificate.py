@@ -76,7 +76,7 @@ class Verdict(Summarized):
             raise ParityError(
                 "The artefact does not reproduce its reference.",
                 " ".join(self.failures),
-                "See the certificate's ledger for the first place over budget.",
+                "The certificate's routing errors name the first layer and iteration beyond tolerance.",
                 report=self,
             )
 

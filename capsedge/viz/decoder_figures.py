@@ -187,7 +187,7 @@ class Segmentation(Picture):
     @property
     def description(self) -> str:
         """The pairs of each image."""
-        told = "; ".join(
+        text = "; ".join(
             f"{name}: {s.text(s.predicted)}"
             + {True: " (right)", False: " (wrong)", None: ""}[s.right]
             for name, s in zip(self.examples.names, self.per_image, strict=True)
@@ -195,7 +195,7 @@ class Segmentation(Picture):
         return (
             "R: the decoder's pictures of the two best capsules over the input, one orange, one blue, white "
             "where both have ink, grey where neither has; L: of the true labels, where they are known; "
-            f"*: of a pair that was forced. {told}."
+            f"*: of a pair that was forced. {text}."
         )
 
     @property

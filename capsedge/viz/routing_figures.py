@@ -76,7 +76,7 @@ class Iterations(Picture):
     @property
     def description(self) -> str:
         """The strength of the winner after each iteration."""
-        told = "; ".join(
+        text = "; ".join(
             f"{image}, class {i.names[i.classes.index(i.winner)]}: "
             + ", ".join(f"{s:.3f}" for s in i.strengths[:, i.classes.index(i.winner)])
             for image, i in zip(self.examples.names, self.per_image, strict=True)
@@ -88,7 +88,7 @@ class Iterations(Picture):
         )
         return (
             f"The {self.measure} of each class after each routing iteration, the winner in blue{decoded}. "
-            f"{told}."
+            f"{text}."
         )
 
     @property
@@ -234,14 +234,14 @@ class Couplings(Picture):
     @property
     def description(self) -> str:
         """How far each layer has decided."""
-        told = "; ".join(
+        text = "; ".join(
             f"{r.image}, {r.layer}: entropy {r.entropies[0, 2]:.2f} to {r.entropies[-1, 2]:.2f}"
             for r in self.routed
         )
         return (
             "Left, the mean coupling of the children to each parent; in the middle, the entropy of a child's "
             "couplings, from 1 (all parents alike) to 0 (one parent): median, half and nine tenths of the "
-            f"children; right, the children by their largest coupling. Medians: {told}."
+            f"children; right, the children by their largest coupling. Medians: {text}."
         )
 
     def _figure(self) -> Figure:
@@ -398,11 +398,11 @@ class Agreement(Picture):
     @property
     def description(self) -> str:
         """What the histograms count."""
-        told = "; ".join(f"{a.image}: {', '.join(a.parents)}" for a in self.agreed)
+        text = "; ".join(f"{a.image}: {', '.join(a.parents)}" for a in self.agreed)
         good = "small distances are votes that agree" if self.distances else "large products agree"
         return (
             f"Histograms of {self._axis} in the layer {self.layer} after each iteration, each vote weighted "
-            f"with its coupling: {good}. The strongest parents: {told}."
+            f"with its coupling: {good}. The strongest parents: {text}."
         )
 
     def _figure(self) -> Figure:

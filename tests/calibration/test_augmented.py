@@ -1,4 +1,4 @@
-"""Deformed copies: of the same form and range, alike for the same seed, and stronger by strength."""
+"""Augmented copies: of the same form and range, alike for the same seed, and stronger by strength."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_strengths_go_down_and_change_less():
 
 
 def test_structures_move_but_stay():
-    """A bright square is moved and turned by at most what the deformation allows; its ink stays."""
+    """A bright square is moved and turned by at most what the augmentation allows; its ink stays."""
     batch = np.zeros((20, 1, 28, 28), np.float32)
     batch[:, :, 10:18, 10:18] = 1
     found = _copy(batch, 0.5)

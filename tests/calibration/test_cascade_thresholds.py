@@ -1,4 +1,4 @@
-"""Thresholds of doubt, the cheapest that images and their copies allow, and the bound on what is missed."""
+"""Thresholds of escalation: the cheapest that images and their copies allow, and the bound on misses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _scored(rng: Generator, count: int, rate: float = 0.3) -> PairScores:
 
 @pytest.mark.parametrize("allowed", [0, 2])
 def test_thresholds_are_the_cheapest(allowed: int):
-    """Against every pair of thresholds, by trial: in doubt among the usual images."""
+    """Against every pair of thresholds, by trial: escalated among the usual images."""
     rng = np.random.default_rng(5)
     usual, copies = _scored(rng, 40, 0.1), _scored(rng, 60)
     found = choose_thresholds(usual, copies, allowed)
@@ -33,12 +33,12 @@ def test_thresholds_are_the_cheapest(allowed: int):
     both = PairScores.joined([usual, copies])
     for m in (0, *np.nextafter(both.margins, np.float32(2))):
         for s in (0, *np.nextafter(both.best, np.float32(2))):
-            doubted = (both.margins < m) | (both.best < s)
-            if (both.changed & ~doubted).sum() <= allowed:
-                assert doubted[: len(usual)].mean() >= usual.share(found)
+            escalated = (both.margins < m) | (both.best < s)
+            if (both.changed & ~escalated).sum() <= allowed:
+                assert escalated[: len(usual)].mean() >= usual.share(found)
 
 
-def test_copies_alone_can_demand_doubt():
+def test_copies_alone_can_demand_escalation():
     usual = PairScores(np.float32([0.2, 0.6]), np.float32([0.9, 0.9]), np.zeros(2, bool))
     copies = PairScores(np.float32([0.3, 0.6]), np.float32([0.95, 0.9]), np.array([True, False]))
     found = choose_thresholds(usual, copies, 0)
@@ -68,7 +68,7 @@ def test_thousands_of_changed_decisions():
     assert usual.share(found) < 1
 
 
-def test_what_is_less_clear_than_anything_seen_is_in_doubt():
+def test_what_is_less_clear_than_anything_seen_is_escalated():
     margins, best = np.float32([0.5, 0.25]), np.float32([0.5, 0.75])
     usual = PairScores(margins, best, np.array([False, False]))
     found = choose_thresholds(usual, usual, 0)

@@ -49,14 +49,14 @@ def test_passes(made, tmp_path) -> None:
     assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "PASSED"
 
 
-def test_fails_with_exit_code_4_and_a_ledger(made, tmp_path) -> None:
+def test_fails_with_exit_code_4_and_the_routing_errors(made, tmp_path) -> None:
     checkpoint, path = made
     out = tmp_path / "c.json"
     arguments = ("--limit", 2, "--atol", "lengths:0", "--rtol", "0", "--ops", "portable", "-o", out)
     code, text, message = _run(path, "--checkpoint", checkpoint, *arguments)
     assert code == 4, message
     assert text.splitlines()[-1] == "FAILED"
-    assert "Routing ledger" in text
+    assert "Routing errors" in text
     certificate = json.loads(out.read_text())  # written all the same
     assert certificate["verdict"] == "FAILED"
     assert certificate["routing_errors"]["rows"]

@@ -96,7 +96,7 @@ def test_votes_that_are_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", [Routed(softmax="children"), OverVotes()])
-def test_the_ledger_unrolls_it(module: nn.Module) -> None:
+def test_routing_errors_unroll_it(module: nn.Module) -> None:
     images = torch.rand(2, 1, 9, 12)
     (call,) = trace(module.eval(), images)
     assert [s.iteration for s in call.steps] == [0, 1, 2, 3]

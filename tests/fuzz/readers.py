@@ -376,7 +376,7 @@ def _weights() -> Iterable[bytes]:
 
 
 def _read_keras(data: bytes) -> None:
-    """A Keras file, which the confined process opens; after the byte 4, only the answer of that process."""
+    """A Keras file, which the sandboxed process opens; after the byte 4, only the answer of that process."""
     from capsedge.importers import keras_file
     from capsedge.importers.keras_file import BadHdf5, content_of
     from capsedge.importers.weights_file import read_weights

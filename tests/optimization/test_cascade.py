@@ -65,10 +65,10 @@ def test_its_answers_are_those_of_the_network_that_decided(place: Path, report: 
         np.testing.assert_array_equal(both[name][escalated], large[name])
         np.testing.assert_array_equal(both[name][~escalated], small[name][~escalated])
     best = np.sort(small["lengths"], axis=1)
-    doubted = best[:, -1] - best[:, -2] < np.float32(report.cascade.margin)
+    expected = best[:, -1] - best[:, -2] < np.float32(report.cascade.margin)
     if report.cascade.score is not None:
-        doubted |= best[:, -1] < np.float32(report.cascade.score)
-    np.testing.assert_array_equal(escalated, doubted)
+        expected |= best[:, -1] < np.float32(report.cascade.score)
+    np.testing.assert_array_equal(escalated, expected)
 
 
 def test_the_held_out_agreement_is_that_of_the_file(place: Path, report: CascadeReport):
@@ -110,9 +110,9 @@ def test_any_mask(mask: list[bool]):
             np.testing.assert_allclose(found[name][k], value[0], atol=1e-6)
 
 
-def _joined(doubt: EscalationRule, **options: Any) -> onnx.ModelProto:
+def _joined(rule: EscalationRule, **options: Any) -> onnx.ModelProto:
     small, large = noisy(capsule_model(**options)), capsule_model(**options)
-    return join(small, large, Pair(BOTH, "lengths"), doubt)
+    return join(small, large, Pair(BOTH, "lengths"), rule)
 
 
 _SESSION = load_bytes(_joined(EscalationRule(0.3)).SerializeToString())
@@ -173,14 +173,14 @@ def test_names_of_its_own_may_be_taken():
     np.testing.assert_allclose(found["lengths"], wanted["lengths"], atol=1e-6)
 
 
-def test_nan_is_in_doubt():
+def test_nan_is_escalated():
     small = noisy(capsule_model(), noise=math.nan)
     model = join(small, capsule_model(), Pair(BOTH, "lengths"), EscalationRule(0.0, 0.0))
     assert load_bytes(model.SerializeToString()).run(_prepared(3))["escalated"].all()
 
 
 def test_several_labels(tmp_path: Path):
-    """In doubt is a score near the threshold."""
+    """In rule is a score near the threshold."""
     names = pair(tmp_path, noise=0.2, properties=metadata(task="multi-label").to_properties())
     made = capsedge.cascade(*names, data=IMAGES, min_agreement=0.9, max_share=1)
     assert made.cascade.score is None
@@ -295,7 +295,7 @@ def test_the_gate(place: Path, tmp_path: Path):
     """No file where too many images take the long way, or too few decisions agree."""
     useless = written(tmp_path, "useless.onnx", noisy(capsule_model(), noise=5.0))
     with pytest.raises(
-        capsedge.ParityError, match=r"decided differently.* deformed copies"
+        capsedge.ParityError, match=r"decided differently.* augmented copies"
     ) as error:
         capsedge.cascade(useless, place / "large.onnx", tmp_path / "p.onnx", data=IMAGES)
     assert 0.3 < error.value.report.cascade.share < 0.5
@@ -321,7 +321,7 @@ def test_the_test_split_is_not_read(place: Path, report: CascadeReport, tmp_path
     assert same == report.cascade
 
 
-def test_deformed_copies_make_it_more_cautious(report: CascadeReport):
+def test_augmented_copies_make_it_more_cautious(report: CascadeReport):
     """What they demand is measured on copies of other images."""
     assert report.augmentation > 0
     assert report.augmented_agreement >= report.cascade.min_agreement
@@ -374,7 +374,7 @@ def test_the_verb(place: Path, tmp_path: Path):
     assert "at worst" in text.stdout
     assert text.stdout.endswith("PASSED\n")
     shown = CliRunner().invoke(app, ["inspect", str(out)])
-    assert "small.onnx, then large.onnx for images in doubt" in shown.stdout
+    assert "small.onnx, then large.onnx for escalated images" in shown.stdout
     failed = CliRunner().invoke(app, [*base, "--max-share", "0"])
     assert isinstance(failed.exception, capsedge.ParityError)
     assert "FAILED" in failed.stdout
@@ -385,8 +385,8 @@ def test_infer_states_the_share(place: Path, report: CascadeReport, tmp_path: Pa
 
     files = []
     predictions = capsedge.load(place / "pair.onnx").predict(IMAGES)
-    doubted = [image for image, p in zip(IMAGES, predictions, strict=True) if p.escalated]
-    for number, image in enumerate([*doubted[:2], *pixels(18, seed=9)]):
+    expected = [image for image, p in zip(IMAGES, predictions, strict=True) if p.escalated]
+    for number, image in enumerate([*expected[:2], *pixels(18, seed=9)]):
         files.append(tmp_path / f"{number}.png")
         Image.fromarray(image).save(files[-1])
     base = ["infer", "--model", str(place / "pair.onnx"), *map(str, files)]

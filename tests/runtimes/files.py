@@ -138,7 +138,7 @@ def _cascade(folder: Path, x: NDArray[np.float32]) -> None:
     both = {name: name for name in ("lengths", "poses")}
     scores = np.sort(capsedge.load(files[0], threads=1).run(x)["lengths"], axis=1)
     margins = np.sort(scores[:, -1] - scores[:, -2])
-    between = float(margins[:2].mean())  # one image of the batch is in doubt
+    between = float(margins[:2].mean())  # one image of the batch is escalated
     model = join(small, large, Pair(both, "lengths"), EscalationRule(between))
     path = folder / "cascade.onnx"
     path.write_bytes(model.SerializeToString())

@@ -39,7 +39,7 @@ def files(engine: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
         "fixed": models.fixed(folder),
         "angles": models.regression(folder),
         "two": models.two_inputs(folder),
-        "cascade": models.in_doubt(folder),
+        "cascade": models.cascade_file(folder),
     }
 
 

@@ -55,7 +55,7 @@ def fixed(folder: Path) -> Path:
     return save(capsule_model(batch=4), folder / "fixed.onnx")
 
 
-def in_doubt(folder: Path) -> Path:
+def cascade_file(folder: Path) -> Path:
     """A cascade."""
     small, large = pair(folder)
     made = folder / "cascade.onnx"

@@ -1,4 +1,4 @@
-"""The routing ledger names the layer and the iteration where a fault was put."""
+"""The routing errors name the layer and the iteration where a fault was put."""
 
 from __future__ import annotations
 
@@ -75,26 +75,26 @@ def test_names_layer_and_iteration(families, tmp_path, routing, layer, iteration
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
-def test_the_ledger_says_what_the_verdict_says(families, tmp_path, routing) -> None:
+def test_routing_errors_say_what_the_verdict_says(families, tmp_path, routing) -> None:
     """Faults on both sides of the tolerance: what fails has a place, and what passes has none."""
     verdicts = []
     for factor in (1.0, 1 + 3e-5, 1 + 2e-4, 1 + 3e-4, 1 + 1e-3, 1 + 1e-2):
         path = _faulty(families[routing], tmp_path / "f.onnx", "classes", "iter3_pose", factor)
         certificate = capsedge.verify(families[routing].checkpoint, path, limit=2, ops="portable")
-        ledger = certificate.to_dict()["routing_errors"]
+        errors = certificate.to_dict()["routing_errors"]
         verdicts.append(certificate.passed)
         if certificate.passed:
-            assert ledger is None
+            assert errors is None
         else:
-            assert ledger["first"] is not None, (factor, certificate.failures, ledger["verdict"])
-            assert (ledger["first"]["layer"], ledger["first"]["iteration"]) == ("classes", 3)
+            assert errors["first"] is not None, (factor, certificate.failures, errors["verdict"])
+            assert (errors["first"]["layer"], errors["first"]["iteration"]) == ("classes", 3)
     assert verdicts[0]
     assert not verdicts[-1]
     assert verdicts == sorted(verdicts, reverse=True)
 
 
-def test_a_stated_tolerance_is_the_ledgers_too(families) -> None:
-    """A right file that fails a tolerance that no FP32 meets: the ledger finds no excuse in FP64."""
+def test_a_stated_tolerance_is_the_routing_errors_too(families) -> None:
+    """A right file that fails a tolerance that no FP32 meets: the routing errors find no excuse in FP64."""
     exported = families["em"]
     certificate = capsedge.verify(
         exported.checkpoint, exported.onnx(), limit=2, atol=0, rtol=0, ops="portable"
@@ -148,11 +148,11 @@ def test_fault_in_the_stem_is_before_routing(families, tmp_path, routing) -> Non
     _disturb(model.graph.node, convolution.output[0], 1.02)
     path = tmp_path / "f.onnx"
     onnx.save(model, path)
-    ledger = capsedge.verify(families[routing].checkpoint, path, limit=4, ops="portable").to_dict()[
+    errors = capsedge.verify(families[routing].checkpoint, path, limit=4, ops="portable").to_dict()[
         "routing_errors"
     ]
-    assert ledger["first"]["iteration"] == 0
-    assert "before it" in ledger["verdict"]
+    assert errors["first"]["iteration"] == 0
+    assert "before it" in errors["verdict"]
 
 
 @pytest.mark.thorough
@@ -186,10 +186,10 @@ def test_right_files_are_within_tolerance(families, routing, ops) -> None:
         load_reference(exported.checkpoint, session.metadata), [p.name for p in session.outputs]
     )
     images = np.random.default_rng(1).random((3, 1, 28, 28), np.float32)
-    ledger = measure_routing_errors(reference, session, images)
-    assert ledger.rows, ledger.note
-    assert ledger.first is None, ledger.verdict()
-    iterations = {(r.layer, r.iteration) for r in ledger.rows if r.iteration}
+    errors = measure_routing_errors(reference, session, images)
+    assert errors.rows, errors.note
+    assert errors.first is None, errors.verdict()
+    iterations = {(r.layer, r.iteration) for r in errors.rows if r.iteration}
     wanted = {
         "dynamic": {("classes", t) for t in (1, 2, 3)},
         "em": {(n, t) for n in ("capsules.0", "capsules.1", "classes") for t in (1, 2, 3)},
@@ -208,13 +208,13 @@ def test_without_rewrites(families, tmp_path) -> None:
     session = capsedge.load(path, ops="portable")
     reference = Reference(exported.model, [p.name for p in session.outputs])
     images = np.random.default_rng(1).random((2, 1, 28, 28), np.float32)
-    ledger = measure_routing_errors(reference, session, images)
-    assert len({(r.layer, r.iteration) for r in ledger.rows if r.iteration}) == 9, ledger.note
-    assert ledger.first is None, ledger.verdict()
+    errors = measure_routing_errors(reference, session, images)
+    assert len({(r.layer, r.iteration) for r in errors.rows if r.iteration}) == 9, errors.note
+    assert errors.first is None, errors.verdict()
 
 
 def test_fused_kernels_from_outside(families) -> None:
-    """What the ledger can see of a fused kernel: what it is given and what it gives."""
+    """What routing errors can see of a fused kernel: what it is given and what it gives."""
     exported = families["em"]
     probe = Probe(exported.onnx())
     outside = Probe(exported.onnx(), library=exported.onnx())  # any path: nothing is loaded yet
@@ -227,9 +227,9 @@ def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     exported = families["em"]
     session = capsedge.load(exported.onnx(), ops="portable")
     other = Reference(families["dynamic"].model, ["lengths", "poses"])
-    ledger = measure_routing_errors(other, session, np.zeros((1, 1, 28, 28), np.float32))
-    assert not ledger.rows
-    assert "cannot be compared" in ledger.verdict()
+    errors = measure_routing_errors(other, session, np.zeros((1, 1, 28, 28), np.float32))
+    assert not errors.rows
+    assert "cannot be compared" in errors.verdict()
 
 
 @pytest.mark.sample(1)
@@ -267,9 +267,9 @@ def test_trace_ends_where_the_model_ends(families, routing) -> None:
 def test_first_row_beyond_tolerance() -> None:
     fine, bad = Cell(1e-9, 1e-6), Cell(1e-3, 1e-6)
     rows = (Row("a", 1, fine, fine, None), Row("a", 2, None, bad, fine), Row("b", 1, bad, bad, bad))
-    ledger = RoutingErrors(rows)
-    assert ledger.first is rows[1]
-    assert ledger.verdict() == "First beyond tolerance: layer a, iteration 2 (pose)."
+    errors = RoutingErrors(rows)
+    assert errors.first is rows[1]
+    assert errors.verdict() == "First beyond tolerance: layer a, iteration 2 (pose)."
     assert Cell(float("nan"), 1.0).over
 
 
@@ -285,6 +285,6 @@ def test_fused_layer_with_a_wrong_weight(families, tmp_path, layer) -> None:
     path = tmp_path / "f.onnx"
     onnx.save(model, path)
     certificate = capsedge.verify(exported.checkpoint, path, limit=4, ops="fused")
-    ledger = certificate.to_dict()["routing_errors"]
-    assert (ledger["first"]["layer"], ledger["first"]["iteration"]) == (layer, 3)
-    assert "Fused kernels" in ledger["note"]
+    errors = certificate.to_dict()["routing_errors"]
+    assert (errors["first"]["layer"], errors["first"]["iteration"]) == (layer, 3)
+    assert "Fused kernels" in errors["note"]

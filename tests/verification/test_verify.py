@@ -69,7 +69,7 @@ def test_file_is_not_changed(dynamic) -> None:
     before = sha256(path)
     capsedge.verify(
         dynamic.checkpoint, path, limit=2, atol=0, rtol=0
-    )  # fails, so the ledger probes
+    )  # fails, so the routing is probed
     assert sha256(path) == before
 
 

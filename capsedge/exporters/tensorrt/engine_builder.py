@@ -332,21 +332,21 @@ def _failure(
     trt: Any, logger: Any, limits: Limits, plugin: Path | None
 ) -> EnvironmentProblem | UnsupportedModelError | UsageError:
     words = logger.words()
-    said = " ".join(logger.errors).lower()
-    if "workspace limit" in said and limits.workspace is not None:
+    messages = " ".join(logger.errors).lower()
+    if "workspace limit" in messages and limits.workspace is not None:
         return UsageError(
             f"A workspace of {format_bytes(limits.workspace)} is too small for this model.",
             words,
             "Give more, as in `--workspace 1G`, or leave it out.",
         )
-    if "turing" in said:
+    if "turing" in messages:
         return UnsupportedModelError(
             f"{product(trt)} cannot build this model for compute capability 7.5 (Turing).",
             words,
             "Leave 7.5 out of `--compute-capability`. On a Turing GPU itself, `capsedge build` without "
             "`--target` makes an engine of TensorRT.",
         )
-    if "memory" in said:
+    if "memory" in messages:
         return EnvironmentProblem(
             f"{product(trt)} ran out of memory.",
             words,

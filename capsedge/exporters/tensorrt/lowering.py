@@ -153,7 +153,7 @@ def check(model: onnx.ModelProto) -> None:
             "TensorRT cannot run a cascade.",
             "How many images its large network runs on is known only at run time, inside the graph; an "
             "engine fixes its shapes beforehand.",
-            "Build an engine of each of the two networks, and run the second on the images in doubt; or run "
+            "Build an engine of each of the two networks, and run the second on the escalated images; or run "
             "the cascade in ONNX Runtime.",
         )
     operators = {operator_of(n.op_type) for n in operator_nodes(model)}

@@ -430,7 +430,8 @@ def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Ar
     coordinates = coordinates_of(constant, windows, transposed)
     if coordinates is None:
         raise NoMatch(
-            "EM routing whose votes have a constant part that is not one for each place: no operator has that"
+            "EM routing whose votes have a constant part that is not one for each position: no operator has "
+            "that"
         )
     return windows, coordinates, False
 

@@ -101,8 +101,8 @@ def _other(kind: Dynamic, pose: int) -> str:
         "a squash over the poses of all positions together": kind.axis == "group",
         "the squash (1 - exp -n)·s/n": kind.form == "E",
     }
-    said = " and ".join(text for text, is_so in features.items() if is_so)
-    return f"dynamic routing with {said}" if said else ""
+    listed = " and ".join(text for text, is_so in features.items() if is_so)
+    return f"dynamic routing with {listed}" if listed else ""
 
 
 def emit_dynamic(

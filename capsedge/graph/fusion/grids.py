@@ -1,4 +1,4 @@
-"""Recognize children as windows over a grid, and make the operators' inputs of them."""
+"""Find children to be windows over a grid, and make the operators' inputs of them."""
 
 from __future__ import annotations
 

@@ -165,8 +165,8 @@ def _emit_standard(
 
 def _telling(reasons: list[str]) -> str:
     """The reason that says most: one that names what no operator has, else the first."""
-    said = next((r for r in reasons if _NONE in r or "averaged" in r or "EM" in r), reasons[0])
-    return f"{said}; {NO_FASTER}" if NO_FASTER in reasons and said != NO_FASTER else said
+    reason = next((r for r in reasons if _NONE in r or "averaged" in r or "EM" in r), reasons[0])
+    return f"{reason}; {NO_FASTER}" if NO_FASTER in reasons and reason != NO_FASTER else reason
 
 
 def _em(
@@ -262,7 +262,7 @@ def _emit_dynamic(
         "iterations": str(kind.iterations),
         "epsilon": f"{kind.epsilon:.3g}",
     }
-    said = {
+    values = {
         "softmax": "over the children" if kind.over == "i" else "",
         "logits": "replaced" if kind.replace else "",
         "agreements": "with normalized sums" if kind.normalize else "",
@@ -277,9 +277,9 @@ def _emit_dynamic(
             len(vote_source.weight[0]) > 1
             and (vote_source.weight == vote_source.weight[:, :1]).all()
         )
-        said["weight"] = "shared by the children" if shared else ""
-        said["vote bias"] = "of the file" if vote_source.constant is not None else ""
-    parameters |= {name: text for name, text in said.items() if text}
+        values["weight"] = "shared by the children" if shared else ""
+        values["vote bias"] = "of the file" if vote_source.constant is not None else ""
+    parameters |= {name: text for name, text in values.items() if text}
     return written.edit, FusedOperator(written.operator, match.result, parameters, written.notes)
 
 

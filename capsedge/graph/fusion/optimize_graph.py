@@ -135,9 +135,9 @@ def optimize_model(
         original.truth = Original(truth.SerializeToString(), original.batch)
     stage("looking for a free batch")
     as_it_is = graph
-    cleaned, graph, said = with_batch(cleaned, graph, original, batch)
-    notes += said
-    stage("recognizing")
+    cleaned, graph, note = with_batch(cleaned, graph, original, batch)
+    notes += note
+    stage("fusing")
     made, not_fused = find_replacements(cleaned if wide is None else widened_as(cleaned, wide))
     for edit, _ in made if wide is not None else ():
         between_casts(edit, graph.kinds)
@@ -146,11 +146,11 @@ def optimize_model(
     notes += _unrouted(fusion, not_fused)
     if not all_equal(comparisons):
         wanted = batch if as_it_is.free else "keep"
-        better, graph, said = with_batch(
+        better, graph, note = with_batch(
             _with_exact_sigmoids(converted)[0], as_it_is, original, wanted
         )
         comparisons = prove(original, better, graph)
-        notes = ["the clean-up changed the numbers and was not kept", *said]
+        notes = ["the clean-up changed the numbers and was not kept", *note]
         if not all_equal(comparisons):
             raise _unprovable(comparisons)
     write_shapes(better)
@@ -248,12 +248,12 @@ def _unrouted(fusion: FusionReport, not_fused: Sequence[NotFused]) -> list[str]:
     if fusion.not_fused or squashes < len(fusion.fused):
         return []
     if not_fused:
-        return [f"no routing was recognized: {not_fused[0].reason}"]
-    said = "no routing was recognized: no softmax weighs anything by what comes in"
+        return [f"no routing was fused: {not_fused[0].reason}"]
+    note = "no routing was fused: no softmax weighs anything by what comes in"
     if not squashes:
-        return [f"{said}; other ways to route are not looked for"]
+        return [f"{note}; other ways to route are not looked for"]
     return [
-        f"{said}, though there are capsules ({squashes} squash{'es' * (squashes > 1)}). One pass over equal "
+        f"{note}, though there are capsules ({squashes} squash{'es' * (squashes > 1)}). One pass over equal "
         "couplings is a mean of the votes and needs no operator; couplings without a softmax are not looked "
         "for"
     ]

@@ -273,13 +273,13 @@ IR_VERSION = 10
 
 
 def finished(
-    original: Original, model: onnx.ModelProto, recognized: bool, graph: Values
+    original: Original, model: onnx.ModelProto, fused: bool, graph: Values
 ) -> tuple[onnx.ModelProto, list[Comparison]]:
     """A copy with views merged and function bodies, and its comparisons with the original.
 
     Args:
         model: the cleaned graph, with the operators put in.
-        recognized: whether there are any.
+        fused: whether there are any.
         graph: tells inputs and batch.
 
     Returns:
@@ -293,7 +293,7 @@ def finished(
         finished.graph.value_info.extend(
             v for v in inferred.graph.value_info if v.name not in known
         )
-        if recognized:
+        if fused:
             replace_layer_norms(finished)
         write_exact_sigmoids(finished)
         merged = copy_of(finished)
@@ -302,7 +302,7 @@ def finished(
     except onnx.shape_inference.InferenceError:
         pass  # views stay as they are
     try:
-        if recognized:
+        if fused:
             finished.ir_version = max(finished.ir_version, IR_VERSION)
             attach_functions(finished)
         if original.truth is not None:

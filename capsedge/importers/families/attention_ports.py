@@ -222,7 +222,7 @@ APPLE = Family(
     licence="Apple's own (LICENSE in the repository)",
     dialect="attention routing over patches whose elements and positions are mixed up",
     differences=(
-        "patches [d, h w] at each place of the kernel are read as [h w, d]: elements and positions mix",
+        "patches [d, h w] at each position of the kernel are read as [h w, d]: elements and positions mix",
     ),
     keys=keys,
     configure=configure,

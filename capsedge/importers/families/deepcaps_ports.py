@@ -179,7 +179,7 @@ UGENTERAAN = Family(
     differences=(
         *_OF_PORTS,
         "the stem's channels are squashed one by one",
-        "the routed cell squashes the pose at each place",
+        "the routed cell squashes the pose at each position",
         "the class capsules' bias is added in the last iteration only",
     ),
     keys=_with_decoder(_torch_keys(_UGEN, _ugen_name)),
@@ -269,7 +269,7 @@ KERAS = Family(
     dialect="DeepCaps; votes of a map whose elements and positions are mixed up",
     differences=(
         _MIXED,
-        "the routed cell squashes the elements and places of a type together",
+        "the routed cell squashes the elements and positions of a type together",
         "lengths are those of the pose plus 1e-7",
         NAN,
     ),
@@ -282,13 +282,13 @@ KERAS = Family(
     variants=(
         Variant(
             "2019-11",
-            "the routed cell's softmax is over types and places, its squash over elements and places: "
+            "the routed cell's softmax is over types and positions, its squash over elements and positions: "
             "since 25 November 2019",
             {},
         ),
         Variant(
             "2019-08",
-            "its softmax is over types and places, its squash over each row: from August 2019 on",
+            "its softmax is over types and positions, its squash over each row: from August 2019 on",
             {"routed_squash": "rows"},
         ),
         Variant(

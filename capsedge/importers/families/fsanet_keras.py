@@ -181,7 +181,7 @@ KERAS = Family(
 KERAS_WITHOUT_MAPPING = dataclasses.replace(
     KERAS,
     name="fsanet-keras-no-mapping",
-    dialect="FSA-Net without fine-grained mapping: every place of its maps is a capsule",
+    dialect="FSA-Net without fine-grained mapping: every position of its maps is a capsule",
     keys={**_keys(), **_CAPSULES},
     optional=(),
 )

@@ -108,7 +108,7 @@ def square_preprocessing(
     if (size[0] // 8) * (size[1] // 8) != places:
         raise UsageError(
             f"The network does not take images of {size[0]}x{size[1]} pixels.",
-            f"It has {places} places, an eighth of the height times an eighth of the width.",
+            f"It has {places} positions, an eighth of the height times an eighth of the width.",
             f"Leave out --size for {side}x{side}.",
         )
     if not choices.pixels:

@@ -235,8 +235,8 @@ YUXIANMENG = Family(
     differences=(
         "R a and the variance are at least 0.01; R starts from one over the parents of all positions",
         "the cost takes the log of the variance, not of the deviation, and one beta_v for all types",
-        "the E-step does not divide squared distances by the variance, takes votes of the mirrored place of "
-        "a window, and normalizes over all windows that see a child",
+        "the E-step does not divide squared distances by the variance, takes votes of the mirrored position "
+        "of a window, and normalizes over all windows that see a child",
         "a vote is W pose; elements and positions of the convolutional layers' patches are mixed up",
         "the class capsules' coordinates are i / H and j / W, in the first two elements of the vote",
         "the inverse temperature is the same in all iterations",

@@ -220,15 +220,15 @@ def _check_device(name: str, found: int, device: int) -> None:
 
 
 def _from_interface(value: Any, name: str, cuda: Cuda, device: int, stream: int) -> DeviceArray:
-    told: dict[str, Any] = value.__cuda_array_interface__
-    element = np.dtype(told["typestr"])
-    shape = tuple(int(d) for d in told["shape"])
-    strides = told.get("strides")
+    interface: dict[str, Any] = value.__cuda_array_interface__
+    element = np.dtype(interface["typestr"])
+    shape = tuple(int(d) for d in interface["shape"])
+    strides = interface.get("strides")
     if strides is not None and not _contiguous(
         shape, [int(s) // element.itemsize for s in strides]
     ):
         raise _scattered(name)
-    address = int(told["data"][0])
+    address = int(interface["data"][0])
     kind, number = cuda.memory(address) if math.prod(shape) else (DEVICE_MEMORY, device)
     if not kind:
         raise UsageError(
@@ -238,13 +238,13 @@ def _from_interface(value: Any, name: str, cuda: Cuda, device: int, stream: int)
         )
     if kind == DEVICE_MEMORY:
         _check_device(name, number, device)
-    if told.get("stream") is None:
+    if interface.get("stream") is None:
         _wait_for_defaults(cuda, stream)
     else:
-        cuda.wait(stream, int(told["stream"]))
+        cuda.wait(stream, int(interface["stream"]))
     return DeviceArray(
         address, shape, element.name, device, on_host=kind == HOST_MEMORY,
-        read_only=bool(told["data"][1]), keep=value,
+        read_only=bool(interface["data"][1]), keep=value,
     )  # fmt: skip
 
 

@@ -69,8 +69,8 @@ class Layer:
     @property
     def types(self) -> set[str]:
         """Element types of its data; those of its weights if none are reported for the data."""
-        told = {kind for kind in (*self.inputs, *self.outputs) if kind != UNKNOWN}
-        return told or set(self.weights)
+        kinds = {kind for kind in (*self.inputs, *self.outputs) if kind != UNKNOWN}
+        return kinds or set(self.weights)
 
     @property
     def input_types(self) -> set[str]:

@@ -134,18 +134,18 @@ class LoadedEngine:
         Returns:
             A list to which each run adds a layer's name and its milliseconds, layer by layer.
         """
-        told: list[tuple[str, float]] = []
+        times: list[tuple[str, float]] = []
 
         class Profiler(self._trt.IProfiler):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
                 super().__init__()
 
             def report_layer_time(self, layer_name: str, ms: float) -> None:
-                told.append((layer_name, ms))
+                times.append((layer_name, ms))
 
         self._profiler = Profiler()  # TensorRT does not keep it alive
         context.profiler = self._profiler
-        return told
+        return times
 
     def new_context(self, scratch: int) -> Any:
         """An execution context that computes in the caller's memory.

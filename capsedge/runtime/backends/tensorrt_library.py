@@ -119,9 +119,9 @@ def tensorrt_logger(trt: Any) -> Any:
 
         def words(self) -> str:
             """TensorRT's last messages, after those of our plugins, as the reason of an error."""
-            said = list(self.errors or self.warnings)
-            own = [message for message in said if message.startswith(TRANSLATED_MESSAGES)]
-            rest = [message for message in said[-2:] if message not in own]
+            messages = list(self.errors or self.warnings)
+            own = [message for message in messages if message.startswith(TRANSLATED_MESSAGES)]
+            rest = [message for message in messages[-2:] if message not in own]
             return " ".join([*own[-2:], *rest])[:600] or "TensorRT gave no reason."
 
         def of_plugins(self) -> list[str]:

@@ -222,7 +222,7 @@ def _waited(
         if code is not None:
             return code
         if time.monotonic() >= end:
-            raise subprocess.TimeoutExpired("confined", seconds)
+            raise subprocess.TimeoutExpired("sandboxed", seconds)
 
 
 def enter_sandbox() -> list[str]:

@@ -188,9 +188,9 @@ def _check_bytes(name: str, found: int) -> None:
 
 
 def _no_image(name: str, data: bytes, path: Path | None) -> UsageError:
-    told = formats.identify_content(data)
+    identified = formats.identify_content(data)
     what = f"{name} is not a readable image"
-    if told is None or told.key == "image":
+    if identified is None or identified.key == "image":
         return UsageError(
             f"{what}.",
             f"Its first bytes are not those of a {headers.FORMATS.replace(' and ', ' or ')} file.",
@@ -201,9 +201,9 @@ def _no_image(name: str, data: bytes, path: Path | None) -> UsageError:
     if path is None:
         fix = command = "Pass the bytes of such a file."
     else:
-        fix, command = told.advice(path)
+        fix, command = identified.advice(path)
     return UsageError(
-        f"{what}: it is {told.name}.",
+        f"{what}: it is {identified.name}.",
         f"{headers.FORMATS} files are read.",
         fix,
         command=command,

@@ -121,9 +121,9 @@ def check_file(path: Path) -> None:
 def _opened(path: Path) -> Iterator[BinaryIO]:
     found = reading.path_kind(path)
     if found == reading.FOLDER:
-        told = formats.identify_path(path)
-        if told is not None and told.key != "folder":
-            raise not_onnx(path, told, str(path))
+        identified = formats.identify_path(path)
+        if identified is not None and identified.key != "folder":
+            raise not_onnx(path, identified, str(path))
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
     if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
@@ -155,9 +155,9 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
         if not summary.has_graph or not summary.ir_version:
             raise Malformed("it has no graph")
     except (Malformed, UnicodeDecodeError) as error:
-        told = formats.identify_content(data)
-        if told is not None and told.key != "onnx":
-            raise not_onnx(name, told, name) from error
+        identified = formats.identify_content(data)
+        if identified is not None and identified.key != "onnx":
+            raise not_onnx(name, identified, name) from error
         raise ArtefactError(
             f"{name} is not a complete ONNX file.",
             f"Read as one, {error}.",

@@ -94,8 +94,8 @@ class Worker:
         with suppress(BrokenPipeError):  # it has ended; reading its output gives the reason
             self._process.stdin.write(json.dumps(asdict(limits)) + "\n")
             self._process.stdin.flush()
-        said = self._read()
-        return np.array(said.pop("seconds")), said
+        line = self._read()
+        return np.array(line.pop("seconds")), line
 
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Its outputs for the inputs."""
@@ -121,13 +121,13 @@ class Worker:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                said = json.loads(line)
+                message = json.loads(line)
             except ValueError:  # peers also print to the standard output
                 continue
-            if isinstance(said, dict):
-                if "error" in said:
-                    raise EnvironmentProblem(*said["error"])
-                return said
+            if isinstance(message, dict):
+                if "error" in message:
+                    raise EnvironmentProblem(*message["error"])
+                return message
         self._errors.seek(0)
         last = self._errors.read().strip().splitlines()[-1:]
         raise EnvironmentProblem(

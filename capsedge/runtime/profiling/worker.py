@@ -297,11 +297,11 @@ def load_litert(s: Specification) -> tuple[Run, str]:
     """
     from ai_edge_litert.interpreter import Interpreter
 
-    said = f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}"
+    version = f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}"
     model = s.model
     if not model.endswith(".tflite"):
         model = _converted_by_onnx2tf(model)
-        said += f", onnx2tf {importlib.metadata.version('onnx2tf')}"
+        version += f", onnx2tf {importlib.metadata.version('onnx2tf')}"
     interpreter = Interpreter(model_path=model, num_threads=s.threads or None)
     interpreter.allocate_tensors()
     inputs = {d["name"].removesuffix(":0"): d for d in interpreter.get_input_details()}
@@ -314,7 +314,7 @@ def load_litert(s: Specification) -> tuple[Run, str]:
         interpreter.invoke()
         return {d["name"].removesuffix(":0"): interpreter.get_tensor(d["index"]) for d in outputs}
 
-    return run, said
+    return run, version
 
 
 def _converted_by_onnx2tf(model: str) -> str:

@@ -158,15 +158,15 @@ class PartWorker:
 
 def _to_json(error: CapsedgeError) -> str:
     kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
-    said = {"what": error.what, "why": error.why, "fix": error.fix, "command": error.command}
-    return json.dumps({"kind": kind, "said": said, "details": error.details})
+    document = {"what": error.what, "why": error.why, "fix": error.fix, "command": error.command}
+    return json.dumps({"kind": kind, "text": document, "details": error.details})
 
 
 def _from_json(text: str) -> CapsedgeError:
     declared = json.loads(text)
     kind: type[CapsedgeError] = getattr(errors, declared["kind"])
     found = kind.__new__(kind)  # constructors of some kinds take other arguments
-    CapsedgeError.__init__(found, **declared["said"], details=declared["details"])
+    CapsedgeError.__init__(found, **declared["text"], details=declared["details"])
     return found
 
 

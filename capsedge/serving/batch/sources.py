@@ -279,9 +279,9 @@ def _file(storage: Storage, column: str) -> ImageSource:
         return Arrays(storage, "npy")
     if start[:3] == bytes((0, 0, 8)):
         return Arrays(storage, "idx")
-    told = formats.identify_bytes(start)
+    identified = formats.identify_bytes(start)
     raise UsageError(
-        f"{storage.address} is {'no source' if told is None else told.name}.",
+        f"{storage.address} is {'no source' if identified is None else identified.name}.",
         _KNOWN,
         "Run `capsedge infer` on single images, or name a source.",
     )

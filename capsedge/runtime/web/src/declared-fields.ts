@@ -56,12 +56,12 @@ export interface ChosenScores {
   readonly capsules: boolean;
 }
 
-/** A small network that answers, and a large one for images in doubt. */
+/** A small network that answers, and a large one for escalated images. */
 export interface Cascade {
   /** File names of the two networks. */
   readonly small: string;
   readonly large: string;
-  /** In doubt below this margin, and below this best score where one is stated. */
+  /** Escalated below this margin, and below this best score where one is stated. */
   readonly margin: number;
   readonly score: number | null;
   /** Shares of the held-out images: decided as by the large network, and escalated. */

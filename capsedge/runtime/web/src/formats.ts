@@ -22,7 +22,7 @@ const TFLITE = "TFL3"; // bytes 4 to 8
 const ORT = "ORTM";
 const HEAD = 32;
 
-/** The name of a file's format, and what to do with it; null where nothing is recognized. */
+/** The name of a file's format, and what to do with it; null where nothing is known. */
 export function identify(data: Uint8Array): { name: string; hint: string } | null {
   const head = String.fromCharCode(...data.subarray(0, HEAD));
   const start = STARTS.find(([first]) => head.toLowerCase().startsWith(first.toLowerCase()));

@@ -236,7 +236,7 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
         throw JsonError("typical_input needs " + std::to_string(kLeastSide) + " pixels a side");
     }
     m.cascade = values.count("cascade") != 0;
-    if (m.cascade && m.regression()) throw JsonError("a regression has no classes to be in doubt between");
+    if (m.cascade && m.regression()) throw JsonError("a regression has no classes, and so no cascade");
   } catch (const JsonError& error) {
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
                   "Export the model again with `capsedge export`.");
