@@ -1,17 +1,18 @@
-"""Routing on an NVIDIA GPU: operators and whole models, against torch and the GPU's own floors, in one run.
+"""Routing layers on an NVIDIA GPU against torch and the GPU's own floors, in one run.
 
     make cuda                                   # where nvcc is: the kernels in build/cuda
     python -m benchmarks.gpu -o gpu.json        # everything; prints a table too
-    python -m benchmarks.gpu --batches 1 --filter Table --skip-models
+    python -m benchmarks.gpu --batches 1 --filter Table --compile reduce-overhead
 
-Every operator is compared with torch before it is timed: a wrong one is reported and not timed. Times are
-CUDA events around many calls on one stream, the median of ten rounds; a peer that runs out of memory says so.
+Every layer is compared with torch before it is timed: a wrong one is reported and not timed. A time is the
+median of ten rounds of many calls on one stream, by the host's clock, from the first call to the end of the last.
+The kernels and torch run as CUDA graphs; torch also runs without one. `torch.compile` starts afresh for each
+row, with fixed shapes; a row in which it recorded no graph is a failure. `nvidia-smi` samples clocks and power
+during each row.
+
 The floor of a layer is the larger of two times: its multiply-adds at the rate of a large FP32 matrix product
 without TF32, and its inputs, weights and outputs, once each, at the rate of a large copy. Both rates are
 measured in the same run. Inputs may stay in the cache between calls, so a small layer can beat the copy.
-
-Whole models: torch eager, torch.compile (max-autotune, with CUDA graphs), ONNX Runtime's CUDA provider and
-TensorRT engines (native; fused where the plugin library is), each where it is installed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
+import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +34,19 @@ import numpy as np
 from benchmarks import operators
 from benchmarks.common import machine
 from benchmarks.operators import Layer
-from benchmarks.peers import MODELS
 from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends.cuda import device_name, load_cuda
 from capsedge.runtime.files.writing import write_bytes
 from tests.conformance.backends import Torch
 from tests.conformance.cases import OUTPUTS, Case
 from tests.native import cuda_library
 
 ROUNDS = 10
-SECONDS = 0.05  # of one round, about
-ATOL, RTOL = 1e-3, 1e-3  # against torch in FP32, which has rounding errors of its own
-KERNELS, EAGER, COMPILED = "capsedge kernels", "torch eager", "torch.compile max-autotune"
+SECONDS = 0.03  # of one round, about
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2}  # against torch in FP32, which rounds too
+KERNELS, HALF, EAGER = "capsedge FP32", "capsedge FP16", "torch eager"
+GRAPH, COMPILED = "torch eager, CUDA graph", "torch.compile"
+SENSORS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 
 
 def layers(batches: list[int]) -> Iterator[tuple[int, Layer]]:
@@ -59,31 +64,50 @@ def layers(batches: list[int]) -> Iterator[tuple[int, Layer]]:
         yield n, operators._self_attention("Efficient-CapsNet class capsules", n, 16, 10, 8, 16)
 
 
-def milliseconds(call: Callable[[], object]) -> dict[str, float]:
-    """Median, best and worst time of a call on the current stream."""
-    import torch
+class Sensors:
+    """Clocks (MHz), power (W) and temperature (°C) of the GPU, read by `nvidia-smi` while a block runs.
 
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    Nothing is changed. Where `nvidia-smi` is missing, as on a Jetson, nothing is read.
+    """
 
-    def take(calls: int) -> float:
-        begin.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / calls
+    def __enter__(self) -> Sensors:
+        self.medians: dict[str, float] = {}
+        command = ["nvidia-smi", f"--query-gpu={','.join(SENSORS)}", "-i", "0"]
+        command += ["--format=csv,noheader,nounits", "-lms", "100"]
+        self._process: subprocess.Popen[str] | None = None
+        with suppress(OSError):
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return self
 
-    return in_rounds(take)
+    def __exit__(self, *_: object) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        rows = [line.split(", ") for line in self._process.communicate()[0].splitlines()]
+        rows = [row for row in rows if len(row) == len(SENSORS)]
+        for column, name in enumerate(SENSORS):
+            with suppress(ValueError):  # a GPU without this sensor: no rows, or "[N/A]"
+                self.medians[name] = statistics.median(float(row[column]) for row in rows)
 
 
-def in_rounds(take: Callable[[int], float]) -> dict[str, float]:
-    """Median, best and worst time of a call in milliseconds.
+def timed(call: Callable[[], object], wait: Callable[[], object]) -> dict[str, float]:
+    """Median, best and worst milliseconds of a call.
 
     Args:
-        take: the milliseconds of a call, of so many in a row.
+        call: puts work on a stream.
+        wait: returns when it is done.
     """
+
+    def take(calls: int) -> float:
+        wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        wait()
+        return 1e3 * (time.perf_counter() - start) / calls
+
     take(3)
-    calls = max(1, math.ceil(1e3 * SECONDS / max(take(1), 1e-3)))
+    calls = max(1, math.ceil(1e3 * SECONDS / max(take(3), 1e-3)))
     times = [take(calls) for _ in range(ROUNDS)]
     return {
         "median_ms": float(np.median(times)),
@@ -93,16 +117,47 @@ def in_rounds(take: Callable[[int], float]) -> dict[str, float]:
     }
 
 
-def graphed(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph, as a runtime would launch it."""
+def on_torch(call: Callable[[], object]) -> dict[str, float]:
+    """Times of a call of torch on its current stream."""
     import torch
 
-    call()
+    with torch.no_grad():
+        return timed(call, torch.cuda.synchronize)
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    """Work of torch as a CUDA graph, as a runtime would launch it."""
+    import torch
+
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.no_grad(), torch.cuda.stream(stream):
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.no_grad(), torch.cuda.graph(graph):
         call()
     return graph.replay
+
+
+def compiled(function: Callable[[], object], mode: str) -> dict[str, Any]:
+    """Times of a function under `torch.compile`, and how many graphs it recorded.
+
+    Each row starts afresh: torch stops compiling a function after eight shapes.
+    """
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    start = time.perf_counter()
+    fast = torch.compile(function, mode=mode, dynamic=False)
+    with torch.no_grad():
+        fast()
+    graphs = int(counters["stats"]["unique_graphs"])
+    if not graphs:
+        return {"failed": "torch.compile recorded no graph"}
+    seconds = time.perf_counter() - start
+    return {**on_torch(fast), "graphs": graphs, "compile_s": seconds, "mode": mode}
 
 
 def floors() -> dict[str, float]:
@@ -111,10 +166,10 @@ def floors() -> dict[str, float]:
 
     size = 8192
     a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
-    product = milliseconds(lambda: torch.mm(a, b))["min_ms"]
+    product = on_torch(lambda: torch.mm(a, b))["min_ms"]
     source = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
-    copy = milliseconds(lambda: target.copy_(source))["min_ms"]
+    copy = on_torch(lambda: target.copy_(source))["min_ms"]
     return {
         "multiply_adds_per_second": size**3 / (product * 1e-3),
         "bytes_per_second": 2 * source.nbytes / (copy * 1e-3),
@@ -135,16 +190,47 @@ def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         torch.cuda.empty_cache()
 
 
-def operator_row(
-    batch: int, layer: Layer, rates: dict[str, float], compiled: bool
-) -> dict[str, Any]:
-    """One layer through every peer."""
+def kernels(layer: Layer, dtype: str, wanted: Callable[[], tuple[Any, ...]]) -> dict[str, Any]:
+    """The layer's kernels as a graph, if they agree with torch."""
     import torch
 
     path = cuda_library.gpu_library()
     if path is None:
-        sys.exit("the CUDA kernels are not built: `make cuda`")
-    library = cuda_library.bind(path)
+        return {"failed": "the CUDA kernels are not built: `make cuda`"}
+    memory = cuda_library.Gpu()
+    inputs = {name: x.astype(dtype) for name, x in layer.inputs.items()}
+    call, outputs = cuda_library.prepare(
+        cuda_library.bind(path), memory, layer.operator, layer.attributes, inputs
+    )
+    launch = memory.captured(call)
+    launch()
+    found = [torch.from_numpy(memory.get(x).astype(np.float32)) for x in outputs]
+    limit = TOLERANCE[dtype]
+    try:
+        with torch.no_grad():
+            right = [x.cpu() for x in wanted()]
+    except torch.cuda.OutOfMemoryError:
+        compared = "torch ran out of memory"
+    else:
+        worst = max(
+            float(((x - w).abs() / (limit + limit * w.abs())).max())
+            for x, w in zip(found, right, strict=True)
+        )
+        if not worst <= 1:
+            return {"failed": f"differs from torch by {worst:.3g} times the tolerance"}
+        compared = f"{worst:.3g} of the tolerance"
+    times = timed(launch, lambda: memory.cuda.synchronize(memory.stream()))
+    return {**times, "compared": compared}
+
+
+def operator_row(batch: int, layer: Layer, rates: dict[str, float], mode: str) -> dict[str, Any]:
+    """One layer through every peer.
+
+    Args:
+        mode: of `torch.compile`; without it where empty.
+    """
+    import torch
+
     case = Case(layer.operator, {}, layer.attributes)
     tensors = {k: torch.from_numpy(x).cuda() for k, x in layer.inputs.items()}
 
@@ -152,36 +238,14 @@ def operator_row(
         found = Torch._call(case, tensors)
         return tuple(found[: len(OUTPUTS[layer.operator])])
 
-    def kernels() -> dict[str, Any]:
-        call, outputs = cuda_library.prepare(
-            library, cuda_library.Gpu(), layer.operator, layer.attributes, layer.inputs
-        )
-        call()
-        torch.cuda.synchronize()
-        try:
-            with torch.no_grad():
-                wanted = eager()
-        except torch.cuda.OutOfMemoryError:
-            return {**milliseconds(graphed(call)), "compared": "torch ran out of memory"}
-        worst = max(
-            float(((x - w).abs() / (ATOL + RTOL * w.abs())).max())
-            for x, w in zip(outputs, wanted, strict=True)
-        )
-        del wanted
-        if not worst <= 1:
-            return {"failed": f"differs from torch by {worst:.3g} times the tolerance"}
-        return {**milliseconds(graphed(call)), "compared": f"{worst:.3g} of the tolerance"}
-
-    def peer(function: Callable[[], object]) -> Callable[[], dict[str, Any]]:
-        def run() -> dict[str, Any]:
-            with torch.no_grad():
-                return milliseconds(function)
-
-        return run
-
-    times = {KERNELS: guarded(kernels), EAGER: guarded(peer(eager))}
-    if compiled:
-        times[COMPILED] = guarded(peer(torch.compile(eager, mode="max-autotune")))
+    times = {}
+    with Sensors() as sensors:
+        times[KERNELS] = guarded(lambda: kernels(layer, "float32", eager))
+        times[HALF] = guarded(lambda: kernels(layer, "float16", eager))
+        times[EAGER] = guarded(lambda: on_torch(eager))
+        times[GRAPH] = guarded(lambda: on_torch(graphed(eager)))
+        if mode:
+            times[COMPILED] = guarded(lambda: compiled(eager, mode))
     arithmetic = 1e3 * layer.multiply_adds / rates["multiply_adds_per_second"]
     traffic = 1e3 * layer.bytes / rates["bytes_per_second"]
     return {
@@ -191,123 +255,32 @@ def operator_row(
         "times": times,
         "floor_ms": max(arithmetic, traffic),
         "floor_of": "arithmetic" if arithmetic > traffic else "traffic",
+        "sensors": sensors.medians,
     }
 
 
-def model_rows(model: str, batches: list[int], folder: Path) -> Iterator[dict[str, Any]]:
-    """A whole model through every peer that is here."""
-    import torch
-
-    from capsedge.exporters.export import export
-    from capsedge.models import build, get_config
-
-    name, _, iterations = model.partition(":")
-    torch.manual_seed(0)
-    network = build(get_config(name), iterations=int(iterations)).eval()
-    file = folder / f"{name}-{iterations}.onnx"
-    export(network, file)
-    network = network.cuda()
-    shape = (network.config.preprocessing.channels, network.config.preprocessing.height,
-             network.config.preprocessing.width)  # fmt: skip
-    for batch in batches:
-        images = torch.randn(batch, *shape, device="cuda")
-
-        def eager(images: Any = images) -> object:
-            with torch.no_grad():
-                return network(images)
-
-        times = {EAGER: guarded(lambda run=eager: milliseconds(run))}
-        compiled = torch.compile(network, mode="max-autotune")
-
-        def fast(images: Any = images, compiled: Any = compiled) -> object:
-            with torch.no_grad():
-                return compiled(images)
-
-        times[COMPILED] = guarded(lambda run=fast: milliseconds(run))
-        times["ONNX Runtime, CUDA"] = guarded(lambda b=batch: on_provider(file, b, shape))
-        for plugin in ("native", "fused"):
-            times[f"TensorRT, {plugin}"] = guarded(
-                lambda p=plugin, b=batch, x=images: on_tensorrt(file, folder, p, b, x)
-            )
-        yield {"model": model, "batch": batch, "times": times}
-
-
-def on_provider(file: Path, batch: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    """ONNX Runtime with its CUDA provider; input and output stay on the GPU."""
-    import onnxruntime
-
-    import capsedge
-    from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
-
-    backend = capsedge.load(file, device="cuda").backend
-    assert isinstance(backend, OnnxRuntimeBackend)
-    session = backend.session
-    image = np.random.default_rng(0).standard_normal((batch, *shape), dtype=np.float32)
-    binding = session.io_binding()
-    binding.bind_ortvalue_input(
-        session.get_inputs()[0].name, onnxruntime.OrtValue.ortvalue_from_numpy(image, "cuda", 0)
-    )
-    for output in session.get_outputs():
-        binding.bind_output(output.name, "cuda")
-
-    def take(calls: int) -> float:
-        start = time.perf_counter()
-        for _ in range(calls):
-            session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
-        return 1e3 * (time.perf_counter() - start) / calls
-
-    return in_rounds(take)
-
-
-def on_tensorrt(file: Path, folder: Path, plugin: str, batch: int, images: Any) -> dict[str, Any]:
-    """A TensorRT engine through the session, its input and outputs on the GPU."""
-    import capsedge
-    from capsedge.exporters.tensorrt.build import BuildOptions
-    from capsedge.exporters.tensorrt.build import write_engine as build
-
-    target = folder / f"{file.stem}-{plugin}-{batch}.engine"
-    options = BuildOptions(plugin=plugin, batch=(batch,) * 3, timing_cache=folder / "timings")
-    build(file, target, options, lambda *_: None)
-    session = capsedge.load(target)
-    given = {session.inputs[0].name: images}
-
-    def take(calls: int) -> float:
-        start = time.perf_counter()
-        for _ in range(calls):
-            session.run_on_device(given)
-        return 1e3 * (time.perf_counter() - start) / calls
-
-    return in_rounds(take)
-
-
 def markdown(document: dict[str, Any]) -> str:
-    """The document as two tables."""
+    """The document as a table."""
     lines = [
         f"{document['gpu']}, {document['versions']}: "
         f"{document['floors']['multiply_adds_per_second'] / 1e12:.1f} trillion FP32 multiply-adds and "
-        f"{document['floors']['bytes_per_second'] / 1e9:.0f} GB a second",
+        f"{document['floors']['bytes_per_second'] / 1e9:.0f} GB per second",
         "",
-        "| layer | batch | kernels ms | floor ms | of | kernels / floor | eager / kernels "
-        "| compile / kernels |",
-        "|---|---|---|---|---|---|---|---|",
+        "| layer | batch | FP32 ms | FP16 ms | floor ms | of | FP32 / floor | eager / FP32 "
+        "| eager in a graph / FP32 | compile / FP32 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["operators"]:
-        mine = row["times"][KERNELS].get("median_ms")
+        times = row["times"]
+        mine = times[KERNELS].get("median_ms")
         cells = [row["layer"], str(row["batch"])]
-        cells += [f"{mine:.4f}" if mine else row["times"][KERNELS]["failed"]]
+        cells += [f"{mine:.4f}" if mine else times[KERNELS]["failed"]]
+        half = times.get(HALF, {"failed": "-"})
+        cells += [f"{half['median_ms']:.4f}" if "median_ms" in half else half["failed"]]
         cells += [f"{row['floor_ms']:.4f}", row["floor_of"]]
         cells += [f"{mine / row['floor_ms']:.2f}" if mine else "-"]
-        cells += [
-            _ratio(row["times"].get(peer, {"failed": "-"}), mine) for peer in (EAGER, COMPILED)
-        ]
+        cells += [_ratio(times.get(p, {"failed": "-"}), mine) for p in (EAGER, GRAPH, COMPILED)]
         lines.append(f"| {' | '.join(cells)} |")
-    for row in document["models"]:
-        shown = "; ".join(
-            f"{peer} {t['median_ms']:.3f} ms" if "median_ms" in t else f"{peer}: {t['failed']}"
-            for peer, t in row["times"].items()
-        )
-        lines.append(f"\n{row['model']}, batch {row['batch']}: {shown}")
     return "\n".join(lines)
 
 
@@ -317,47 +290,47 @@ def _ratio(peer: dict[str, Any], mine: float | None) -> str:
     return f"{peer['median_ms'] / mine:.1f}" if mine else "-"
 
 
-def main() -> None:
-    """Print the tables; write JSON where asked, after every part, so that an interrupted run is not lost."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, help="write everything there too")
-    parser.add_argument("--batches", default="1,32,128,256")
-    parser.add_argument("--filter", default="", help="only layers with this in their name")
-    parser.add_argument("--skip-compile", action="store_true", help="without torch.compile")
-    parser.add_argument("--skip-models", action="store_true", help="operators only")
-    options = parser.parse_args()
-    import torch
+def header() -> dict[str, Any]:
+    """What all documents of a GPU begin with; TF32 is off from here on.
 
+    Raises:
+        SystemExit: torch is missing, or sees no GPU.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit(f"{error}: the peers need torch")
     if not torch.cuda.is_available():
         sys.exit("torch sees no GPU here")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    batches = [int(b) for b in options.batches.split(",")]
-    document: dict[str, Any] = {
+    return {
         "machine": machine(),
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": device_name(0),
+        "compute_capability": load_cuda().compute_capability(0),
         "versions": f"torch {torch.__version__}, CUDA {torch.version.cuda}",
         "command": " ".join(sys.argv),
-        "floors": floors(),
-        "operators": [],
-        "models": [],
     }
 
-    def save() -> None:
+
+def main() -> None:
+    """Print the table; write JSON where asked, after every row, so that an interrupted run is not lost."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, help="write everything there too")
+    parser.add_argument("--batches", default="1,8,32,128")
+    parser.add_argument("--filter", default="", help="only layers with this in their name")
+    parser.add_argument(
+        "--compile", default="", metavar="MODE", help="torch.compile too, e.g. max-autotune"
+    )
+    options = parser.parse_args()
+    document: dict[str, Any] = {**header(), "floors": floors(), "operators": []}
+    for batch, layer in layers([int(b) for b in options.batches.split(",")]):
+        if options.filter not in layer.name:
+            continue
+        row = operator_row(batch, layer, document["floors"], options.compile)
+        document["operators"].append(row)
+        print(f"{layer.name}, batch {batch}: {row['times']}", file=sys.stderr, flush=True)
         if options.output:
             write_bytes(options.output, (json.dumps(document, indent=1) + "\n").encode())
-
-    for batch, layer in layers(batches):
-        if options.filter in layer.name:
-            row = operator_row(batch, layer, document["floors"], not options.skip_compile)
-            document["operators"].append(row)
-            print(f"{layer.name}, batch {batch}: {row['times']}", file=sys.stderr, flush=True)
-            save()
-    if not options.skip_models:
-        with tempfile.TemporaryDirectory() as folder:
-            for model in MODELS:
-                for row in model_rows(model, [b for b in batches if b != 128], Path(folder)):
-                    document["models"].append(row)
-                    save()
     print(markdown(document))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.backends.cuda import load_cuda
 from tests.native import cuda_library
 
 from .cases import OUTPUTS, Case
@@ -17,7 +18,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class CudaKernels:
-    """The kernels without TensorRT, over torch's buffers.
+    """The kernels on a GPU, without TensorRT.
 
     Args:
         scheme: of ``cuda_library.SCHEMES``; all but ``auto`` are for tests.
@@ -32,11 +33,11 @@ class CudaKernels:
     def unavailable(self, operator: str) -> str:
         if cuda_library.gpu_library() is None:
             return "the CUDA kernels are not built: `make cuda` where nvcc is"
-        if importlib.util.find_spec("torch") is None:
-            return "pip install 'capsedge[export]'"
-        import torch
-
-        return "" if torch.cuda.is_available() else "torch sees no GPU"
+        try:
+            load_cuda().device_count()
+        except EnvironmentProblem as error:
+            return f"no GPU: {error.why or error.what}"
+        return ""
 
     def unsupported(self, case: Case, dtype: str) -> str:
         if case.operator not in cuda_library.OPERATORS:

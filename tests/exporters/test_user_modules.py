@@ -91,7 +91,7 @@ def test_a_branch_is_named_and_no_graph_is_printed(
     assert "def forward" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "batch", "line"),
     [

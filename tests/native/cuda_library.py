@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import math
 import os
 import shutil
 import subprocess
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +23,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.backends.cuda import load_cuda
 from tests.native.library import NativeError, output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
 UNITS = [str(file) for file in sorted(SOURCES.glob("*.cu"))]
 VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
+FILL = "CAPSEDGE_CUDA_FILL"
 CHECKS = "CAPSEDGE_CUDA_CHECKS"  # what the host build reports beside wrong results: a key of FLAGS
 MUTANT = "CAPSEDGE_CUDA_MUTANT"  # folder of other sources for the host build
 RACES = Path(__file__).with_name("races.cpp")
@@ -120,34 +125,87 @@ class Host:
         return 0
 
 
+@dataclass(frozen=True, eq=False)
+class DeviceTensor:
+    """Memory of its own on the GPU, so that compute-sanitizer sees where it ends."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
 class Gpu:
-    """torch's memory and current stream."""
+    """Memory and a stream of a GPU, by the CUDA runtime; no other package is needed.
 
-    def put(self, array: Array) -> Any:
-        import torch
+    With ``CAPSEDGE_CUDA_FILL=0``, new tensors stay unwritten: compute-sanitizer's initcheck then sees reads of
+    what no kernel wrote.
+    """
 
-        return torch.from_numpy(np.ascontiguousarray(array)).cuda()
+    def __init__(self) -> None:
+        self.cuda = load_cuda()
+        self._stream = self.cuda.create_stream()
+        weakref.finalize(self, self.cuda.destroy_stream, self._stream)
 
-    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        import torch
+    def put(self, array: Array) -> DeviceTensor:
+        source = np.ascontiguousarray(array)
+        tensor = self._allocate(source.shape, source.dtype.name)
+        self.cuda.to_device(tensor.address, source.ctypes.data, source.nbytes, self._stream)
+        self.cuda.synchronize(self._stream)  # `source` may go now
+        return tensor
 
-        fill = 255 if dtype == "uint8" else float("nan")
-        return torch.full(shape, fill, dtype=getattr(torch, dtype), device="cuda")
+    def empty(self, shape: tuple[int, ...], dtype: str) -> DeviceTensor:
+        if os.environ.get(FILL) == "0":
+            return self._allocate(shape, dtype)
+        return self.put(np.full(shape, np.nan if dtype != "uint8" else 255, dtype))
 
-    def address(self, tensor: Any) -> int:
-        return int(tensor.data_ptr())
+    def address(self, tensor: DeviceTensor) -> int:
+        return tensor.address
 
-    def get(self, tensor: Any) -> Array:
-        import torch
+    def get(self, tensor: DeviceTensor) -> Array:
+        found = np.empty(tensor.shape, tensor.dtype)
+        self.cuda.to_host(found.ctypes.data, tensor.address, found.nbytes, self._stream)
+        self.cuda.synchronize(self._stream)
+        return found
 
-        torch.cuda.synchronize()
-        result: Array = tensor.cpu().numpy()
-        return result
+    def fill(self, tensor: DeviceTensor, value: float) -> None:
+        """Overwrite every element."""
+        source = np.full(tensor.shape, value, tensor.dtype)
+        self.cuda.to_device(tensor.address, source.ctypes.data, source.nbytes, self._stream)
+        self.cuda.synchronize(self._stream)
 
     def stream(self) -> int:
-        import torch
+        return self._stream
 
-        return int(torch.cuda.current_stream().cuda_stream)
+    def captured(self, call: Callable[[], None]) -> Callable[[], None]:
+        """The call as a CUDA graph, which the result launches on the stream.
+
+        Raises:
+            NativeError: the call cannot be captured.
+        """
+
+        def enqueue() -> bool:
+            call()
+            return True
+
+        graph, why = self.cuda.capture(self._stream, enqueue)
+        if not graph:
+            raise NativeError(why)
+
+        def launch() -> None:
+            self.cuda.launch(graph, self._stream)
+
+        weakref.finalize(launch, self.cuda.destroy_graph, graph)
+        return launch
+
+    def _allocate(self, shape: tuple[int, ...], dtype: str) -> DeviceTensor:
+        tensor = DeviceTensor(0, shape, dtype)
+        tensor = replace(tensor, address=self.cuda.allocate(tensor.nbytes))
+        weakref.finalize(tensor, self.cuda.free, tensor.address)
+        return tensor
 
 
 def bind(path: Path) -> ctypes.CDLL:

@@ -22,7 +22,7 @@ from tests.conformance import modes
 from tests.conformance.cases import CASES, Case, make
 from tests.conformance.cuda import CudaEmulated, CudaKernels
 from tests.conformance.selection import selected
-from tests.native import cuda_library
+from tests.native import cuda_behaviour, cuda_library, cuda_sanitizer
 from tests.native.library import NativeError
 
 LIGHT = [c for c in CASES if not c.heavy and c.operator in cuda_library.OPERATORS]
@@ -386,81 +386,19 @@ def test_gpu_whole_registry(gpu: ctypes.CDLL, scheme: str, dtype: str) -> None:
 
 
 @pytest.mark.gpu
-def test_gpu_runs_clusters(gpu: ctypes.CDLL) -> None:
-    """Asked for, they are what runs: the tests of their scheme would pass without."""
-    import torch
-
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("clusters begin with compute capability 9.0")
-    for case in (of("DynamicRouting", N=7, I=128), of("EMRouting", C=8, M=8)):
-        layer = described(gpu, case, scheme=cuda_library.SCHEMES["cluster"])
-        assert "a cluster" in layer, layer
-
-
-@pytest.mark.gpu
-def test_gpu_is_deterministic(gpu: ctypes.CDLL) -> None:
-    for operator in cuda_library.OPERATORS:
-        case = next(c for c in CASES if c.operator == operator)
-        for scheme in cuda_library.SCHEMES:
-            call, outputs = cuda_library.prepare(
-                gpu, cuda_library.Gpu(), operator, case.attributes, make(case, "float32").inputs,
-                scheme=scheme,
-            )  # fmt: skip
-            seen = set()
-            for _ in range(20):
-                call()
-                seen.add(b"".join(cuda_library.Gpu().get(x).tobytes() for x in outputs))
-            assert len(seen) == 1, (operator, scheme)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
-def test_gpu_graphs(gpu: ctypes.CDLL, scheme: str) -> None:
-    """Captured and replayed, the results are the same: no allocation, no synchronisation."""
-    import torch
-
-    for operator in cuda_library.OPERATORS:
-        case = next(c for c in CASES if c.operator == operator and c.dims.get("N", 1) > 0)
-        memory = cuda_library.Gpu()
-        call, outputs = cuda_library.prepare(
-            gpu, memory, operator, case.attributes, make(case, "float32").inputs, scheme=scheme
-        )
-        call()
-        wanted = [memory.get(x).copy() for x in outputs]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        for x in outputs:
-            x.fill_(float("nan"))
-        graph.replay()
-        for x, right in zip(outputs, wanted, strict=True):
-            np.testing.assert_array_equal(memory.get(x), right)
-
-
-@pytest.mark.gpu
-def test_gpu_very_large_batch(gpu: ctypes.CDLL) -> None:
-    """Every image of a batch of 70,000 gets what it gets alone: no grid ends at 65,535."""
-    case = of("DynamicRouting", N=7, I=128)
-    example = make(case, "float32")
-    inputs = dict(example.inputs)
-    inputs["u"] = np.tile(example.inputs["u"], (10_000, 1, 1))
-    found = run(gpu, case, inputs, cuda_library.Gpu())[0]
-    found = found.reshape(10_000, *example.wanted["v"].shape)
-    assert (found == found[:1]).all()
-    assert example.tolerances["v"].excess(found[0], example.wanted["v"]) <= 1
+@pytest.mark.parametrize("name", cuda_behaviour.BEHAVIOURS)
+def test_gpu_behaviour(gpu: ctypes.CDLL, name: str) -> None:
+    failed = cuda_behaviour.BEHAVIOURS[name]()
+    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["auto", "generic", "split", "tiled", "cluster"])
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+@pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
+@pytest.mark.parametrize("tool", cuda_sanitizer.TOOLS)
 def test_gpu_sanitizer(gpu: ctypes.CDLL, tool: str, scheme: str) -> None:
-    sanitizer = shutil.which("compute-sanitizer")
+    sanitizer = cuda_sanitizer.find()
     if sanitizer is None:
         pytest.skip("compute-sanitizer is not installed: it comes with the CUDA toolkit")
-    done = subprocess.run(
-        [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "tests.conformance",
-         "test", "--backend", f"cuda-kernels-{scheme}", "--light", "--dtype", "float32", "--filter", "N=2,"],
-        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    problem = cuda_sanitizer.run(sanitizer, tool, scheme)
+    assert not problem, problem

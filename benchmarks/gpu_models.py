@@ -1,0 +1,190 @@
+"""Whole models on an NVIDIA GPU: torch, ONNX Runtime and TensorRT in one run.
+
+    python -m benchmarks.gpu_models -o models.json
+    python -m benchmarks.gpu_models --model capsnet-mnist:3 --batches 1 --peer "ONNX Runtime, CUDA"
+
+Every peer's outputs are compared with torch eager, and its inputs and outputs stay on the GPU. Peers that are
+not installed, or that refuse the model, say why. TF32 is off everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu import (
+    COMPILED,
+    EAGER,
+    GRAPH,
+    compiled,
+    graphed,
+    guarded,
+    header,
+    on_torch,
+    timed,
+)
+from benchmarks.peers import MODELS
+from capsedge.errors import CapsedgeError
+from capsedge.runtime.files.writing import write_bytes
+
+ONNX_RUNTIME, TENSORRT = "ONNX Runtime, CUDA", "TensorRT"
+LIMIT = {"fp32": 1e-3, "fp16": 3e-2}  # largest difference from torch in FP32
+
+
+def model_rows(
+    model: str, batches: list[int], peers: list[str], mode: str, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """A model with weights drawn from a seed, through every peer that is here."""
+    import torch
+
+    from capsedge.exporters.export import export
+    from capsedge.models import build, get_config
+
+    name, _, iterations = model.partition(":")
+    torch.manual_seed(0)
+    network = build(get_config(name), iterations=int(iterations)).eval()
+    file = folder / f"{name}-{iterations}.onnx"
+    export(network, file, ops="portable")
+    network = network.cuda()
+    prepared = network.config.preprocessing
+    shape = (prepared.channels, prepared.height, prepared.width)
+    for batch in batches:
+        images = torch.rand(batch, *shape, device="cuda")
+
+        def eager(images: Any = images) -> Any:
+            return network(images)
+
+        with torch.no_grad():
+            output = eager()
+        wanted = {network.score_name: output.scores, "poses": output.poses}
+        wanted = {name: tensor.cpu().numpy() for name, tensor in wanted.items()}
+        rows: dict[str, Callable[[], dict[str, Any]]] = {
+            EAGER: lambda run=eager: on_torch(run),
+            GRAPH: lambda run=eager: on_torch(graphed(run)),
+            ONNX_RUNTIME: lambda x=images, w=wanted: on_provider(file, x.cpu().numpy(), w),
+        }
+        if mode:
+            rows[COMPILED] = lambda run=eager: compiled(run, mode)
+        for plugin in ("native", "fused"):
+            for precision in ("fp32", "fp16"):
+                rows[f"{TENSORRT}, {plugin}, {precision.upper()}"] = (
+                    lambda p=plugin, q=precision, x=images, w=wanted: on_tensorrt(
+                        file, folder, p, q, x, w
+                    )
+                )
+        times = {peer: guarded(run) for peer, run in rows.items() if not peers or peer in peers}
+        yield {"model": model, "batch": batch, "times": times}
+
+
+def compared(found: dict[str, Any], wanted: dict[str, Any], limit: float) -> dict[str, Any]:
+    """The largest difference of the scores and the poses; a failure beyond the limit."""
+    worst = max(float(np.abs(found[name] - right).max()) for name, right in wanted.items())
+    if not worst <= limit:
+        return {"failed": f"differs from torch by {worst:.3g}, more than {limit:g}"}
+    return {"difference": worst}
+
+
+def on_provider(file: Path, images: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """ONNX Runtime with its CUDA provider."""
+    import onnxruntime
+
+    import capsedge
+    from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+
+    backend = capsedge.load(file, device="cuda", ops="portable").backend
+    assert isinstance(backend, OnnxRuntimeBackend)
+    session = backend.session
+    binding = session.io_binding()
+    binding.bind_ortvalue_input(
+        session.get_inputs()[0].name, onnxruntime.OrtValue.ortvalue_from_numpy(images, "cuda", 0)
+    )
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cuda")
+    session.run_with_iobinding(binding)
+    names = [output.name for output in session.get_outputs()]
+    found = dict(zip(names, (x.numpy() for x in binding.get_outputs()), strict=True))
+    verdict = compared(found, wanted, LIMIT["fp32"])
+    if "failed" in verdict:
+        return verdict
+    times = timed(lambda: session.run_with_iobinding(binding), binding.synchronize_outputs)
+    return {**times, **verdict, "version": onnxruntime.__version__}
+
+
+def on_tensorrt(
+    file: Path, folder: Path, plugin: str, precision: str, images: Any, wanted: dict[str, Any]
+) -> dict[str, Any]:
+    """A TensorRT engine through the session, its input and outputs on the GPU."""
+    import torch
+
+    import capsedge
+    from capsedge.exporters.tensorrt.build import BuildOptions
+    from capsedge.exporters.tensorrt.build import write_engine as build
+
+    target = folder / f"{file.stem}-{plugin}-{precision}-{len(images)}.engine"
+    options = BuildOptions(
+        plugin=plugin,
+        precision=precision,
+        batch=(len(images),) * 3,
+        timing_cache=folder / "timings",
+    )
+    build(file, target, options, lambda *_: None)
+    session = capsedge.load(target)
+    given = {session.inputs[0].name: images}
+    out = {name: torch.from_dlpack(x) for name, x in session.run_on_device(given).items()}
+    found = {name: tensor.cpu().numpy() for name, tensor in out.items()}
+    verdict = compared(found, wanted, LIMIT[precision])
+    if "failed" in verdict:
+        return verdict
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    run = lambda: session.run_on_device(given, out=out, stream=stream)  # noqa: E731
+    return {**timed(run, stream.synchronize), **verdict}
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """A paragraph per model and batch."""
+    lines = [f"{document['gpu']}, {document['versions']}"]
+    for row in document["models"]:
+        shown = "; ".join(
+            f"{peer} {t['median_ms']:.3f} ms" if "median_ms" in t else f"{peer}: {t['failed']}"
+            for peer, t in row["times"].items()
+        )
+        lines.append(f"\n{row['model']}, batch {row['batch']}: {shown}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the rows; write JSON where asked, after every row, so that an interrupted run is not lost."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, help="write everything there too")
+    parser.add_argument("--batches", default="1,32")
+    parser.add_argument(
+        "--model", action="append", help="NAME:ITERATIONS; default: the four of peers"
+    )
+    parser.add_argument("--peer", action="append", default=[], help="only this one")
+    parser.add_argument("--compile", default="", metavar="MODE", help="torch.compile too")
+    options = parser.parse_args()
+    document: dict[str, Any] = {**header(), "models": []}
+    batches = [int(b) for b in options.batches.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        for model in options.model or MODELS:
+            rows = model_rows(model, batches, options.peer, options.compile, Path(folder))
+            for row in rows:
+                document["models"].append(row)
+                print(f"{model}: {row['times']}", file=sys.stderr, flush=True)
+                if options.output:
+                    write_bytes(options.output, (json.dumps(document, indent=1) + "\n").encode())
+    print(markdown(document))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CapsedgeError as error:
+        sys.exit(str(error))

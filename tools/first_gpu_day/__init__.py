@@ -1,0 +1,1 @@
+"""Everything to run on a GPU that is there for minutes: see `__main__`."""

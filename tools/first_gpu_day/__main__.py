@@ -1,0 +1,86 @@
+"""Everything to run on a GPU that is there for minutes, in one command.
+
+    python -m tools.first_gpu_day --plan                       # steps and minutes; runs nothing
+    python -m tools.first_gpu_day --pack gpu.tar.gz            # what a machine without a network must be given
+    python -m tools.first_gpu_day                              # all of it; run again, it goes on where it stopped
+    python -m tools.first_gpu_day --stage latency --minutes 5  # the most telling steps of one stage
+    python -m tools.first_gpu_day --device emulated            # a rehearsal on a CPU, with small sizes
+
+Needs a driver, Python and numpy; what else a step needs and does not find is named in the report. No setting
+of the GPU is changed, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from capsedge.errors import CapsedgeError
+
+from . import emulated, pack, report
+from .running import State, run, workers
+from .steps import STAGES, Step, steps
+
+
+def main() -> int:
+    """Exit code 1 if a step failed or was stopped."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--state", type=Path, default=Path("build/first-gpu-day"), metavar="DIR")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="only this one")
+    parser.add_argument("--minutes", type=float, default=120, help="begin no step after so many")
+    parser.add_argument("--device", choices=("gpu", "emulated"), default="gpu")
+    parser.add_argument("--plan", action="store_true", help="print steps and minutes")
+    parser.add_argument(
+        "--pack", type=Path, metavar="FILE", help="write what must be carried there"
+    )
+    options = parser.parse_args()
+    chosen = steps(small=options.device == "emulated")
+    stages = ["inventory", *(options.stage or STAGES)]
+    wanted = [step for step in chosen if step.stage in stages]
+    if options.plan:
+        _plan(wanted)
+        return 0
+    if options.pack:
+        print(f"{options.pack}: {pack.write(options.pack) / 1e6:.1f} MB")
+        return 0
+    environment = emulated.environment() if options.device == "emulated" else {}
+    options.state.mkdir(parents=True, exist_ok=True)
+    state, start = State(options.state.resolve()), time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - start:6.0f} s  {line}", file=sys.stderr, flush=True)
+
+    run(state, wanted, 60 * options.minutes, environment, say)
+    report.write(state, chosen, options.device == "emulated")
+    print((state.folder / "report.md").read_text())
+    verdicts = [(state.result(step) or {}).get("verdict") for step in wanted]
+    return 1 if {"failed", "stopped"} & set(verdicts) else 0
+
+
+def _plan(wanted: Sequence[Step]) -> None:
+    for stage in dict.fromkeys(step.stage for step in wanted):
+        mine = [step for step in wanted if step.stage == stage]
+        together = 1 if mine[0].timed else workers()
+        minutes = sum(step.seconds for step in mine) / together / 60
+        needs = sorted(set().union(*(step.needs for step in mine)))
+        print(
+            f"{stage}: {len(mine)} steps, {minutes:.1f} minutes, needs {', '.join(needs) or 'nothing'}"
+        )
+        for step in mine:
+            print(f"  {step.name}: {step.seconds:.0f} s, at most {step.limit:.0f} s")
+    try:
+        print(f"to be carried: {pack.size() / 1e6:.1f} MB before compression (--pack FILE)")
+    except FileNotFoundError as error:
+        print(f"to be carried: {error}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (CapsedgeError, FileNotFoundError) as error:
+        sys.exit(str(error))

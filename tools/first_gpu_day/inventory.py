@@ -1,0 +1,113 @@
+"""What the machine has: ``python -m tools.first_gpu_day.inventory FILE``. Reads only; no setting is changed."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import machine
+from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends.cuda import device_name, driver_version, load_cuda
+from capsedge.runtime.files.writing import write_bytes
+from tests.native import cuda_library
+
+PACKAGES = (
+    "numpy", "torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13-libs",
+    "triton", "pytest",
+)  # fmt: skip
+PROGRAMS = ("nvidia-smi", "nvcc", "ncu", "nsys", "compute-sanitizer", "cuobjdump", "tegrastats")
+SMI = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,clocks.sm,power.limit,ecc.mode.current"
+
+
+def inventory() -> dict[str, Any]:
+    """Facts, and under ``found`` what steps may need: empty, or why it is missing."""
+    gpu, why = _gpu()
+    programs = {name: _program(name) for name in PROGRAMS}
+    packages = {name: _version(name) for name in PACKAGES}
+    facts: dict[str, Any] = {
+        "machine": machine(),
+        "gpu": gpu,
+        "driver": driver_version(),
+        "programs": programs,
+        "packages": packages,
+    }
+    if programs["nvidia-smi"]:
+        facts["nvidia_smi"] = _output(["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader"])
+    facts["found"] = {
+        "gpu": why,
+        "kernels": _kernels(),
+        "torch": _torch(),
+        **{
+            name: "" if programs[name] else f"{name} is not installed"
+            for name in ("ncu", "compute-sanitizer")
+        },
+    }
+    return facts
+
+
+def _gpu() -> tuple[dict[str, Any], str]:
+    try:
+        cuda = load_cuda()
+        if not cuda.device_count():
+            return {}, "CUDA sees no GPU"
+        with cuda.on(0):
+            free = cuda.free_memory()
+        return {
+            "name": device_name(0),
+            "compute_capability": cuda.compute_capability(0),
+            "multiprocessors": cuda.multiprocessors(0),
+            "free_memory": free,
+            "cudart": cuda.runtime_version(),
+        }, ""
+    except CapsedgeError as error:
+        return {}, " ".join(str(error).splitlines()[:2])
+
+
+def _kernels() -> str:
+    path = cuda_library.gpu_library()
+    if path is None:
+        return "the CUDA kernels are not built: `make cuda`, or carry them there (--pack)"
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"the CUDA kernels do not load: {error}"
+    return ""
+
+
+def _torch() -> str:
+    """Asked in a process of its own, which importing torch may end."""
+    code = "import torch; print(torch.cuda.is_available())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["torch does not load"])[-1]
+    return "" if done.stdout.strip() == "True" else "torch sees no GPU"
+
+
+def _program(name: str) -> str:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin") or ""
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    write_bytes(Path(sys.argv[1]), (json.dumps(inventory(), indent=1) + "\n").encode())

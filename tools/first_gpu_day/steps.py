@@ -1,0 +1,116 @@
+"""The steps of the day, the most telling first in every stage: each is one process with a limit of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.native import cuda_library
+from tests.native.cuda_behaviour import BEHAVIOURS
+from tests.native.cuda_sanitizer import TOOLS
+
+STAGES = ("inventory", "conformance", "behaviour", "sanitizer", "latency", "counters", "models")
+OUTPUT = "{output}"  # in a command: the file for its result
+BATCHES = (1, 128, 8, 32)
+COUNTED = (("digit", 1), ("digit", 128), ("16 to 7", 1), ("16 to 7", 32))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One process.
+
+    Attributes:
+        name: also the name of its files.
+        stage: of `STAGES`.
+        command: its words; `OUTPUT` stands for the file of its result.
+        seconds: expected, on a fast machine.
+        limit: seconds after which it is stopped.
+        needs: what the inventory must have found.
+        timed: it measures time, so that nothing else runs beside it.
+    """
+
+    name: str
+    stage: str
+    command: tuple[str, ...]
+    seconds: float
+    limit: float
+    needs: tuple[str, ...] = ()
+    timed: bool = False
+
+
+def _python(module: str, *words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", module, *words)
+
+
+def steps(small: bool = False) -> list[Step]:
+    """All of them, in order.
+
+    Args:
+        small: few cases and sizes, for a rehearsal on an emulated GPU.
+    """
+    found = [
+        Step("inventory", "inventory", _python("tools.first_gpu_day.inventory", OUTPUT), 5, 60),
+        *_conformance(small),
+        *_behaviour(),
+        *_sanitizer(small),
+        *_latency(small),
+        *_counters(small),
+        *_models(small),
+    ]
+    return sorted(found, key=lambda step: STAGES.index(step.stage))
+
+
+def _conformance(small: bool) -> Iterator[Step]:
+    few = ("--light", "--filter", "N=2,") if small else ()
+    for dtype in ("float32", "float16"):
+        for scheme in cuda_library.SCHEMES:
+            words = ("test", "--backend", f"cuda-kernels-{scheme}", "--dtype", dtype, *few)
+            name = f"conformance-{scheme}-{dtype}"
+            command = _python("tests.conformance", *words)
+            yield Step(name, "conformance", command, 50, 900, ("gpu", "kernels"))
+
+
+def _behaviour() -> Iterator[Step]:
+    for name in BEHAVIOURS:
+        command = _python("tests.native.cuda_behaviour", name)
+        yield Step(f"behaviour-{name}", "behaviour", command, 10, 300, ("gpu", "kernels"))
+
+
+def _sanitizer(small: bool) -> Iterator[Step]:
+    for scheme in ("auto",) if small else cuda_library.SCHEMES:
+        for tool in TOOLS:
+            words = (tool, scheme, "--seconds", "200")
+            command = _python("tests.native.cuda_sanitizer", *words)
+            needs = ("gpu", "kernels", "compute-sanitizer")
+            yield Step(f"sanitizer-{scheme}-{tool}", "sanitizer", command, 20, 240, needs)
+
+
+def _latency(small: bool) -> Iterator[Step]:
+    needs = ("gpu", "kernels", "torch")
+    for batch in (1,) if small else BATCHES:
+        words = ("--batches", str(batch), "-o", OUTPUT)
+        command = _python("benchmarks.gpu", *words)
+        yield Step(f"latency-{batch}", "latency", command, 40, 300, needs, timed=True)
+    for batch in () if small else (1, 32):
+        words = ("--batches", str(batch), "--compile", "max-autotune", "-o", OUTPUT)
+        command = _python("benchmarks.gpu", *words)
+        name = f"latency-compiled-{batch}"
+        yield Step(name, "latency", command, 180, 600, needs, timed=True)
+
+
+def _counters(small: bool) -> Iterator[Step]:
+    for layer, batch in COUNTED[:1] if small else COUNTED:
+        words = ("--layer", layer, "--batch", str(batch), "-o", OUTPUT)
+        command = _python("tools.first_gpu_day.counters", *words)
+        name = f"counters-{layer.replace(' ', '-')}-{batch}"
+        yield Step(name, "counters", command, 20, 120, ("gpu", "kernels", "ncu"), timed=True)
+
+
+def _models(small: bool) -> Iterator[Step]:
+    models = ("capsnet-mnist:3", "em-smallnorb:3", "attention-cifar10-simple:2")
+    for model in models[:1] if small else models:
+        words = ("--model", model, "--batches", "1" if small else "1,32", "-o", OUTPUT)
+        command = _python("benchmarks.gpu_models", *words)
+        name = f"models-{model.partition(':')[0]}"
+        yield Step(name, "models", command, 60, 420, ("gpu", "torch"), timed=True)
