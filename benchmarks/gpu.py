@@ -5,10 +5,10 @@
     python -m benchmarks.gpu --batches 1 --filter Table --compile reduce-overhead
 
 Every layer is compared with torch before it is timed: a wrong one is reported and not timed. A time is the
-median of ten rounds of many calls on one stream, by the host's clock, from the first call to the end of the last.
-The kernels and torch run as CUDA graphs; torch also runs without one. `torch.compile` starts afresh for each
-row, with fixed shapes; a row in which it recorded no graph is a failure. `nvidia-smi` samples clocks and power
-during each row.
+median of ten rounds of many calls on one stream, by the host's clock, from the first call to the end of the
+last. The kernels and torch run as CUDA graphs; torch also runs without one. `torch.compile` starts afresh for
+each row, with fixed shapes; a row in which it recorded no graph is a failure. `nvidia-smi` samples clocks and
+power during each row.
 
 The floor of a layer is the larger of two times: its multiply-adds at the rate of a large FP32 matrix product
 without TF32, and its inputs, weights and outputs, once each, at the rate of a large copy. Both rates are

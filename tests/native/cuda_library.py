@@ -141,8 +141,8 @@ class DeviceTensor:
 class Gpu:
     """Memory and a stream of a GPU, by the CUDA runtime; no other package is needed.
 
-    With ``CAPSEDGE_CUDA_FILL=0``, new tensors stay unwritten: compute-sanitizer's initcheck then sees reads of
-    what no kernel wrote.
+    With ``CAPSEDGE_CUDA_FILL=0``, new tensors stay unwritten: compute-sanitizer's initcheck then sees reads
+    of what no kernel wrote.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Nsight Compute's counts for one layer: ``python -m tools.first_gpu_day.counters --layer digit --batch 1``.
 
-Counts of instructions, of bytes from memory and of bank conflicts in shared memory, for each kernel of one call.
-They do not depend on clocks, which stay as they are.
+Counts of instructions, of bytes from memory and of bank conflicts in shared memory, for each kernel of one
+call. They do not depend on clocks, which stay as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A GPU that is none, for a rehearsal: the kernels' source on the host, and a stand-in for the CUDA runtime."""
+"""No GPU, for a rehearsal: the kernels' source on the host, and a stand-in for the CUDA runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine has: ``python -m tools.first_gpu_day.inventory FILE``. Reads only; no setting is changed."""
+"""What the machine has: ``python -m tools.first_gpu_day.inventory FILE``. No setting is changed."""
 
 from __future__ import annotations
 

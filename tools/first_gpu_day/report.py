@@ -84,7 +84,7 @@ def _machine(steps: Sequence[dict[str, Any]]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
     return [
         f"{found['name']}, compute capability {found['compute_capability']}, "
-        f"{found['multiprocessors']} multiprocessors; the driver supports CUDA {facts['driver']}, libcudart is "
+        f"{found['multiprocessors']} multiprocessors; driver for CUDA {facts['driver']}, libcudart "
         f"{found['cudart']}; {facts['machine']['cpu']}, Python {facts['machine']['python']}; {versions}."
     ]
 

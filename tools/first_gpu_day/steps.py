@@ -1,4 +1,4 @@
-"""The steps of the day, the most telling first in every stage: each is one process with a limit of its own."""
+"""The steps of the day, the most telling of a stage first: each is one process with its own limit."""
 
 from __future__ import annotations
 
