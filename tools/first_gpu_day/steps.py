@@ -93,7 +93,7 @@ def _latency(small: bool) -> Iterator[Step]:
         command = _python("benchmarks.gpu", *words)
         yield Step(f"latency-{batch}", "latency", command, 40, 300, needs, timed=True)
     for batch in () if small else (1, 32):
-        words = ("--batches", str(batch), "--compile", "max-autotune", "-o", OUTPUT)
+        words = ("--batches", str(batch), "--compile", "reduce-overhead", "-o", OUTPUT)
         command = _python("benchmarks.gpu", *words)
         name = f"latency-compiled-{batch}"
         yield Step(name, "latency", command, 180, 600, needs, timed=True)

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <climits>
+#include <cmath>
+
+#include "estimate.h"
 
 namespace capsedge {
 namespace cuda {
@@ -20,9 +23,10 @@ constexpr int kMaxSplits = 1024;
 constexpr int64_t kMostKept = 65535;  // units whose votes are kept: blocks of a grid in y
 constexpr int kMostMultiprocessors = 1024;  // several times those of the largest GPU
 constexpr int kMaxCluster = 8;  // what every GPU with clusters runs
-// Children that a group of lanes of a cluster takes one after another, before more blocks in a kernel per pass are
-// worth more than the kernels saved. Estimated, not measured.
-constexpr int kClusterRounds = 16;
+constexpr int kForcedSplits = 3;  // of the scheme that always splits
+constexpr int kBlocksAtOnce = 2;  // of a multiprocessor: registers are planned for so many
+constexpr int kMostWaves = 3;     // of blocks that share children: more shorten no pass
+constexpr int64_t kMostKeptBytes = 32 << 20;  // of votes
 
 int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 int64_t round_up(int64_t value, int64_t to) { return divide_up(value, to) * to; }
@@ -43,20 +47,19 @@ bool vectors_fit(const capsedge_cuda_routing& r) {
   return aligned(r.pose, 4 * bytes_of(r.type)) && aligned(r.weight, 4 * bytes_of(r.weight_type));
 }
 
-// Shares the children out.
-void set_parts(Plan& plan, int64_t splits) {
-  Layer& l = plan.layer;
-  l.part = static_cast<int32_t>((l.children + splits - 1) / splits);
-  l.splits = (l.children + l.part - 1) / l.part;
+// Bytes of a unit's votes.
+int64_t vote_bytes(const Layer& l) {
+  return static_cast<int64_t>(sizeof(float)) * l.children * l.parents * l.pose_elements;
 }
 
-// The most images whose votes are kept: made once and read by every pass. That they are written and read then moves no more
-// bytes than the weights of all passes but one, whatever a cache holds.
-int64_t images_that_keep(const Layer& l, Shape shape) {
+// Units whose votes may be kept, made once and read by every pass: where writing and reading them moves fewer bytes than the
+// weights of all passes but one.
+int64_t units_that_keep(const Layer& l, Shape shape) {
   const bool vectors = shape == Shape::k1x16 || shape == Shape::k1x8;
   if (!vectors || !columns_first(l) || l.one_weight) return 0;
   const int64_t weight = static_cast<int64_t>(l.inner) * bytes_of(l.weight_type), vote = sizeof(float);
-  return weight * (l.iterations - 1) / (vote * (l.iterations + 1));
+  if (weight * (l.iterations - 1) < vote * (l.iterations + 1)) return 0;
+  return std::min(kMostKept, kMostKeptBytes / vote_bytes(l));
 }
 
 // Of the votes that a block's groups of lanes take at once: those of vectors, unless they are given.
@@ -71,18 +74,18 @@ struct Pieces {
   int64_t state, partial, scratch, votes;
 };
 
-// For so many parts of all units together.
-Pieces pieces_of(const Layer& l, bool whole, bool generic, int64_t parts, bool keeps) {
+// For so many parts of all units together, and the votes of so many units.
+Pieces pieces_of(const Layer& l, bool whole, bool generic, int64_t parts, int64_t kept) {
   Pieces p{};
   if (!whole) p = {round_up(l.units * l.room, 64), round_up(parts * l.room, 64), 0, 0};
   if (generic) p.scratch = round_up(parts * kTile * l.parents, 64);
-  if (keeps) p.votes = l.units * l.children * l.parents * l.pose_elements;
+  p.votes = kept * vote_bytes(l) / static_cast<int64_t>(sizeof(float));
   return p;
 }
 
 Pieces pieces_of(const Plan& plan) {
   const Layer& l = plan.layer;
-  return pieces_of(l, plan.whole, plan.shape == Shape::kGeneric, l.units * l.splits, plan.keeps);
+  return pieces_of(l, plan.whole, plan.shape == Shape::kGeneric, l.units * l.splits, plan.keeps ? l.units : 0);
 }
 
 int64_t bytes_of(const Pieces& p) {
@@ -92,37 +95,21 @@ int64_t bytes_of(const Pieces& p) {
 // Units per group: as many as the registers hold.
 int units_of_group(const Layer& l) { return l.operation == CAPSEDGE_CUDA_EM ? 1 : 2; }
 
-// Whether several units share the weights in shared memory: where there are enough units and the tile holds a child.
-void plan_tiles(Plan& plan, int32_t scheme) {
+// Prepares blocks of several units, which share the weights in shared memory; false where a tile does not hold a child.
+bool plan_tiles(Plan& plan) {
   Layer& l = plan.layer;
   const bool shapes = plan.shape == Shape::k4x4 || plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
   // Parents' weights lie four floats further apart than they are long: in different banks.
   const int64_t stride = static_cast<int64_t>(l.inner) * l.columns + 4, child = l.parents * stride;
-  if (l.operation == CAPSEDGE_CUDA_VOTES || l.over_children) return;
-  if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return;
-  const int together = kThreads / l.group * units_of_group(l);
-  const bool chooses = scheme == CAPSEDGE_CUDA_AUTO || scheme == CAPSEDGE_CUDA_PORTABLE;
-  if (scheme != CAPSEDGE_CUDA_TILED && (!chooses || l.units < together)) return;
-  plan.together = together;
+  if (l.operation == CAPSEDGE_CUDA_VOTES || l.over_children) return false;
+  if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return false;
+  plan.together = kThreads / l.group * units_of_group(l);
   plan.threads = kThreads;
   l.tile = static_cast<int32_t>(std::min<int64_t>(kTileChildren, kTileFloats / child));
   l.stride = static_cast<int32_t>(stride);
+  l.row_shift = 0;
   while (4 << l.row_shift < l.inner * l.columns && 1 << l.row_shift < kWarp) ++l.row_shift;
-}
-
-// All passes of a unit in one kernel, by a cluster that takes up to `splits` parts, where the GPU has them and the
-// children are not so many that more blocks are worth more. The workspace stays that of the scheme without.
-void plan_cluster(Plan& plan, int32_t scheme, int64_t splits) {
-  const Layer& l = plan.layer;
-  const int64_t most = static_cast<int64_t>(kMaxCluster) * kClusterRounds * (plan.threads / l.group);
-  const bool few = scheme == CAPSEDGE_CUDA_AUTO && splits > 1 && l.children <= most;
-  if (!l.units || (scheme != CAPSEDGE_CUDA_CLUSTER && !few)) return;
-  Plan cluster = plan;
-  cluster.whole = true;
-  cluster.layer.splits = 2;
-  while (cluster.layer.splits < kMaxCluster && 2 * cluster.layer.splits <= splits) cluster.layer.splits *= 2;
-  cluster.layer.part = (l.children + cluster.layer.splits - 1) / cluster.layer.splits;
-  if (clusters_run(plan.kernels.whole, whole_grid(cluster))) plan = cluster;
+  return true;
 }
 
 Divisor divisor_of(int32_t by) {
@@ -159,44 +146,26 @@ int threads_of(const Layer& l, bool generic) {
   return std::max(kWarp, groups * l.group);
 }
 
-// The fewest children that are worth a block that takes one unit.
-int64_t least_of(const Plan& plan) {
-  return plan.shape == Shape::kGeneric ? kTile : 4 * (plan.threads / plan.layer.group);
+// Blocks for each part of the children.
+int64_t blocks_of(const Plan& plan) {
+  return plan.together ? divide_up(plan.layer.units, plan.together) : plan.layer.units;
 }
 
-// Parts of the children where a block takes several units.
-int64_t tiled_splits(const Plan& plan, int processors) {
-  const Layer& l = plan.layer;
-  const int64_t blocks = divide_up(l.units, plan.together);
-  const int64_t splits = std::min<int64_t>(divide_up(2 * processors, std::max<int64_t>(blocks, 1)),
-                                           divide_up(l.children, 2 * l.tile));
-  return std::max<int64_t>(1, std::min<int64_t>(splits, kMaxSplits));
+// Parts of a unit's children, at most: fewer are not worth a block.
+int64_t most_splits(const Plan& plan) {
+  const int64_t least = plan.together                       ? 2 * plan.layer.tile
+                        : plan.shape == Shape::kGeneric ? kTile
+                                                        : 4 * (plan.threads / plan.layer.group);
+  return std::min<int64_t>(kMaxSplits, divide_up(plan.layer.children, least));
 }
 
-// Parts of the children where a block takes one unit. Few units leave most of a GPU idle: their children are shared out.
-int64_t splits_of(const Plan& plan, int32_t scheme, int processors) {
-  const Layer& l = plan.layer;
-  if (scheme == CAPSEDGE_CUDA_SPLIT) return std::min(3, l.children);
-  if (scheme == CAPSEDGE_CUDA_CLUSTER) return std::min(kMaxCluster, l.children);
-  if (!l.units || l.units >= processors) return 1;
-  const int64_t splits = std::min(divide_up(2 * processors, l.units), divide_up(l.children, least_of(plan)));
-  return std::min<int64_t>(splits, kMaxSplits);
-}
-
-// Parts of all units together, at most, for this batch and every smaller one: what splits_of gives is at most twice the
-// multiprocessors and one more for each unit.
+// Parts of all units together, at most, for this batch and every smaller one.
 int64_t most_parts(const Plan& plan, int32_t scheme, int64_t processors) {
   const Layer& l = plan.layer;
-  if (scheme == CAPSEDGE_CUDA_SPLIT || scheme == CAPSEDGE_CUDA_CLUSTER) return l.units * splits_of(plan, scheme, 1);
-  const int64_t few = std::min(l.units, processors), each = divide_up(l.children, least_of(plan));
-  return std::max(l.units, std::min(few * each, 2 * processors + few));
-}
-
-// Likewise where blocks take several units.
-int64_t most_tiled_parts(const Plan& plan, int64_t processors) {
-  const Layer& l = plan.layer;
-  const int64_t each = divide_up(l.children, 2 * l.tile), blocks = divide_up(l.units, plan.together);
-  return std::max(l.units, std::min(l.units * each, plan.together * (2 * processors + blocks)));
+  if (!plan.together && scheme == CAPSEDGE_CUDA_SPLIT) return l.units * kForcedSplits;
+  if (!plan.together && scheme == CAPSEDGE_CUDA_CLUSTER) return l.units * kMaxCluster;
+  const int64_t blocks = kMostWaves * kBlocksAtOnce * processors, each = most_splits(plan);
+  return std::max(l.units, std::min(l.units * each, blocks * std::max(1, plan.together)));
 }
 
 // The multiprocessors that are counted on: for a GPU that is not here, as many as any has.
@@ -216,6 +185,83 @@ Plan sized_plan(const capsedge_cuda_routing& r, Shape shape) {
   plan.q = (r.parents + kWarp - 1) / kWarp;
   plan.threads = threads_of(plan.layer, generic);
   return plan;
+}
+
+// Whether all passes of a unit may be one kernel: it keeps the unit in shared memory.
+bool fits(const Plan& plan) {
+  return plan.shape != Shape::kGeneric && !plan.together && static_cast<int64_t>(whole_grid(plan).shared) <= kSharedBytes;
+}
+
+// The plan with its blocks' work shared out.
+Plan applied(Plan plan, const Way& way) {
+  Layer& l = plan.layer;
+  plan.keeps = way.keeps;
+  plan.whole = way.whole;
+  l.round = way.keeps || plan.together ? 0 : floats_of_round(plan);
+  l.part = static_cast<int32_t>(divide_up(l.children, way.splits));
+  // Blocks of a cluster may be left without children, others not.
+  l.splits = static_cast<int32_t>(way.whole ? way.splits : divide_up(l.children, l.part));
+  plan.kernels = kernels_of(l, plan.shape, plan.q, plan.together > 0);
+  return plan;
+}
+
+double time_of(const Plan& plan, const Way& way, int64_t slots) {
+  const Layer& l = plan.layer;
+  const bool vectors = plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8, pair = units_of_group(l) > 1;
+  const bool generic = plan.shape == Shape::kGeneric, given = l.operation == CAPSEDGE_CUDA_VOTES || way.keeps;
+  Work w{blocks_of(plan) * way.splits, slots, divide_up(l.children, way.splits), 0, 0, l.iterations, 0};
+  if (l.operation == CAPSEDGE_CUDA_EM) w.finish = kEmFinish;
+  if (!plan.together) w.turns = divide_up(w.turns, generic ? kTile : plan.threads / l.group);
+  w.turn = plan.together ? (pair ? kTiledPairTurn : kTiledTurn)
+           : generic     ? kGenericTurn
+           : !vectors    ? kMatrixTurn
+           : given       ? kGivenTurn
+                         : kVectorTurn;
+  if (way.keeps) w.kept = l.units * divide_up(l.children, kKeptChildren);
+  return estimate(way, w);
+}
+
+struct Choice {
+  Way way;
+  double time;
+};
+
+// The fastest of so many parts, by a kernel per pass or, where a unit has one part, a kernel for all.
+Choice fastest(const Plan& plan, int64_t from, int64_t to, int64_t slots) {
+  const Layer& l = plan.layer;
+  const int64_t keeping = plan.together ? -1 : units_that_keep(l, plan.shape);
+  Choice best{{false, false, from}, HUGE_VAL};
+  for (int64_t splits = from; splits <= to; ++splits) {
+    if (splits > from && blocks_of(plan) * splits > kMostWaves * slots) break;
+    if (splits > from && splits != divide_up(l.children, divide_up(l.children, splits))) continue;  // no such number
+    for (const bool keeps : {false, true}) {
+      if (keeps && l.units > keeping) continue;
+      Way way{keeps, false, splits};
+      way.whole = splits == 1 && fits(applied(plan, way));
+      const double time = time_of(plan, way, slots);
+      if (time < best.time) best = {way, time};
+    }
+  }
+  return best;
+}
+
+// The fastest cluster; all passes of a unit are one kernel there. The scheduler places clusters as a whole: they are fast only
+// where each block has a multiprocessor for itself.
+Choice fastest_cluster(const Plan& plan, int64_t from, int64_t to, int64_t slots) {
+  Choice best{{false, true, from}, HUGE_VAL};
+  for (int64_t splits = from; splits <= to; splits *= 2) {
+    if (splits > from && 2 * blocks_of(plan) * splits > slots) break;
+    Choice choice = fastest(plan, splits, splits, slots);
+    choice.way.whole = true;
+    choice.way.splits = splits;
+    choice.time = time_of(plan, choice.way, slots);
+    if (choice.time < best.time && fits(applied(plan, choice.way))) best = choice;
+  }
+  return best;
+}
+
+bool runs_as_cluster(const Plan& plan) {
+  return plan.layer.units && fits(plan) && clusters_run(plan.kernels.whole, whole_grid(plan));
 }
 
 }  // namespace
@@ -271,44 +317,44 @@ const char* check_layer(const capsedge_cuda_routing& r) {
 }
 
 Plan make_plan(const capsedge_cuda_routing& r) {
-  const int processors = processors_of(r);
-  Plan plan = sized_plan(r, vectors_fit(r) ? shape_of(r) : Shape::kGeneric);
-  const Layer& l = plan.layer;
-  plan_tiles(plan, r.scheme);
-  plan.kernels = kernels_of(l, plan.shape, plan.q, plan.together > 0);
-  if (plan.together) {
-    set_parts(plan, tiled_splits(plan, processors));
-    return plan;
+  const int64_t slots = static_cast<int64_t>(kBlocksAtOnce) * processors_of(r);
+  const Plan unit = sized_plan(r, vectors_fit(r) ? shape_of(r) : Shape::kGeneric);
+  const int children = unit.layer.children;
+  if (r.scheme == CAPSEDGE_CUDA_SPLIT || r.scheme == CAPSEDGE_CUDA_CLUSTER) {
+    const bool split = r.scheme == CAPSEDGE_CUDA_SPLIT;
+    const int splits = std::min(split ? kForcedSplits : kMaxCluster, children), blocks = splits < 4 ? 2 : splits < 8 ? 4 : 8;
+    const Plan cluster = applied(unit, fastest_cluster(unit, blocks, blocks, slots).way);
+    if (!split && runs_as_cluster(cluster)) return cluster;
+    return applied(unit, fastest(unit, splits, splits, slots).way);
   }
-  plan.keeps = r.images <= images_that_keep(l, plan.shape) && l.units <= kMostKept;
-  plan.layer.round = plan.keeps ? 0 : floats_of_round(plan);
-  const int64_t splits = splits_of(plan, r.scheme, processors);
-  const bool fits = plan.shape != Shape::kGeneric && static_cast<int64_t>(whole_grid(plan).shared) <= kSharedBytes;
-  plan.whole = fits && splits == 1;
-  set_parts(plan, splits);
-  if (fits) plan_cluster(plan, r.scheme, splits);
-  return plan;
+  const Choice single = fastest(unit, 1, most_splits(unit), slots);
+  Plan tiles = unit;
+  const bool tiled = r.scheme != CAPSEDGE_CUDA_GENERIC && plan_tiles(tiles);
+  const Choice shared = tiled ? fastest(tiles, 1, most_splits(tiles), slots) : Choice{{}, HUGE_VAL};
+  if (tiled && r.scheme == CAPSEDGE_CUDA_TILED) return applied(tiles, shared.way);
+  if (r.scheme == CAPSEDGE_CUDA_AUTO) {
+    const Choice among = fastest_cluster(unit, 2, std::min<int64_t>(kMaxCluster, most_splits(unit)), slots);
+    const Plan cluster = applied(unit, among.way);
+    const bool room = 2 * blocks_of(unit) * among.way.splits <= slots;
+    if (room && among.time < std::min(single.time, shared.time) && runs_as_cluster(cluster)) return cluster;
+  }
+  return shared.time < single.time ? applied(tiles, shared.way) : applied(unit, single.way);
 }
 
 int64_t bytes_of(const Plan& plan) { return bytes_of(pieces_of(plan)); }
 
 int64_t most_bytes(const capsedge_cuda_routing& r) {
-  const int processors = processors_of(r);
-  const auto bytes = [&](const Plan& plan, int64_t parts, bool keeps) {
-    return bytes_of(pieces_of(plan.layer, false, plan.shape == Shape::kGeneric, parts, keeps));
+  const int64_t processors = processors_of(r);
+  const auto bytes = [&](const Plan& plan, int64_t kept) {
+    const int64_t parts = most_parts(plan, r.scheme, processors);
+    return bytes_of(pieces_of(plan.layer, false, plan.shape == Shape::kGeneric, parts, kept));
   };
   // Addresses are not known here: those that do not fit vectors take the generic kernel.
-  const Plan generic = sized_plan(r, Shape::kGeneric);
-  int64_t most = bytes(generic, most_parts(generic, r.scheme, processors), false);
+  const int64_t generic = bytes(sized_plan(r, Shape::kGeneric), 0);
   Plan plan = sized_plan(r, shape_of(r));
-  if (plan.shape == Shape::kGeneric) return most;
-  most = std::max(most, bytes(plan, most_parts(plan, r.scheme, processors), false));
-  capsedge_cuda_routing few = r;
-  few.images = static_cast<int32_t>(std::min<int64_t>(r.images, images_that_keep(plan.layer, plan.shape)));
-  const Plan keeping = sized_plan(few, plan.shape);
-  most = std::max(most, bytes(keeping, most_parts(keeping, r.scheme, processors), true));
-  plan_tiles(plan, r.scheme);
-  return plan.together ? std::max(most, bytes(plan, most_tiled_parts(plan, processors), false)) : most;
+  if (plan.shape == Shape::kGeneric) return generic;
+  const int64_t single = bytes(plan, std::min(plan.layer.units, units_that_keep(plan.layer, plan.shape)));
+  return std::max({generic, single, plan_tiles(plan) ? bytes(plan, 0) : 0});
 }
 
 void place(Plan& plan, void* workspace) {
