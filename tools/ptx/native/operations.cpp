@@ -325,23 +325,35 @@ using s16 = int16_t;
 using s32 = int32_t;
 using s64 = int64_t;
 
+template <typename M, typename R, int N>
+void memory_form(Table& t, const std::string& type, const std::string& p) {
+  t["ld.param" + type] = {load_parameter<M, R, N>, p + "[d", Kind::kMove};
+  t["ld.global" + type] = {load<M, R, N, u64, global_access>, p + "[d", Kind::kLoad};
+  t["ld.shared" + type] = {load<M, R, N, u32, shared_access>, p + "[w", Kind::kLoad};
+  t["ld" + type] = {load<M, R, N, u64, generic_access>, p + "[d", Kind::kLoad};
+  t["st.global" + type] = {store<M, R, N, u64, global_access>, "[d" + p, Kind::kStore};
+  t["st.shared" + type] = {store<M, R, N, u32, shared_access>, "[w" + p, Kind::kStore};
+}
+
 template <typename M, typename R>
 void memory_forms(Table& t, const std::string& type, const std::string& target, const std::string& p) {
-  const auto loads = [&](const std::string& vector, auto* parameter, auto* global, auto* shared, auto* generic) {
-    t["ld.param" + vector + type + target] = {parameter, (p + "[d"), Kind::kMove};
-    t["ld.global" + vector + type + target] = {global, (p + "[d"), Kind::kLoad};
-    t["ld.shared" + vector + type + target] = {shared, (p + "[w"), Kind::kLoad};
-    t["ld" + vector + type + target] = {generic, (p + "[d"), Kind::kLoad};
-  };
-  loads("", load_parameter<M, R, 1>, load<M, R, 1, u64, global_access>, load<M, R, 1, u32, shared_access>, load<M, R, 1, u64, generic_access>);
-  loads(".v2", load_parameter<M, R, 2>, load<M, R, 2, u64, global_access>, load<M, R, 2, u32, shared_access>, load<M, R, 2, u64, generic_access>);
-  loads(".v4", load_parameter<M, R, 4>, load<M, R, 4, u64, global_access>, load<M, R, 4, u32, shared_access>, load<M, R, 4, u64, generic_access>);
-  t["st.global" + type + target] = {store<M, R, 1, u64, global_access>, ("[d" + p), Kind::kStore};
-  t["st.shared" + type + target] = {store<M, R, 1, u32, shared_access>, ("[w" + p), Kind::kStore};
-  t["st.global.v2" + type + target] = {store<M, R, 2, u64, global_access>, ("[d" + p), Kind::kStore};
-  t["st.shared.v2" + type + target] = {store<M, R, 2, u32, shared_access>, ("[w" + p), Kind::kStore};
-  t["st.global.v4" + type + target] = {store<M, R, 4, u64, global_access>, ("[d" + p), Kind::kStore};
-  t["st.shared.v4" + type + target] = {store<M, R, 4, u32, shared_access>, ("[w" + p), Kind::kStore};
+  memory_form<M, R, 1>(t, type + target, p);
+  memory_form<M, R, 2>(t, ".v2" + type + target, p);
+  memory_form<M, R, 4>(t, ".v4" + type + target, p);
+}
+
+// What depends on the sign.
+template <typename T>
+void signed_or_not(Table& t, const std::string& type, const char* two, const char* shifted, const char* compared) {
+  t["min" + type] = {binary<T, T, Least>, two, Kind::kInteger};
+  t["max" + type] = {binary<T, T, Most>, two, Kind::kInteger};
+  t["div" + type] = {binary<T, T, Divide<T>>, two, Kind::kDivision};
+  t["rem" + type] = {binary<T, T, Rest<T>>, two, Kind::kDivision};
+  t["shr" + type] = {shift_right<T>, shifted, Kind::kInteger};
+  t["setp.lt" + type] = {compare<T, Lt>, compared, Kind::kInteger};
+  t["setp.le" + type] = {compare<T, Le>, compared, Kind::kInteger};
+  t["setp.gt" + type] = {compare<T, Gt>, compared, Kind::kInteger};
+  t["setp.ge" + type] = {compare<T, Ge>, compared, Kind::kInteger};
 }
 
 template <typename S, typename U>
@@ -355,17 +367,9 @@ void whole_numbers(Table& t, const std::string& bits, const char* two, const cha
     t["setp.eq" + type] = {compare<U, Eq>, compared, Kind::kInteger};
     t["setp.ne" + type] = {compare<U, Ne>, compared, Kind::kInteger};
   }
+  signed_or_not<S>(t, s, two, shifted, compared);
+  signed_or_not<U>(t, u, two, shifted, compared);
   t["neg" + s] = {unary<U, U, Neg>, one, Kind::kInteger};
-  t["min" + s] = {binary<S, S, Least>, two, Kind::kInteger};
-  t["max" + s] = {binary<S, S, Most>, two, Kind::kInteger};
-  t["min" + u] = {binary<U, U, Least>, two, Kind::kInteger};
-  t["max" + u] = {binary<U, U, Most>, two, Kind::kInteger};
-  t["div" + s] = {binary<S, S, Divide<S>>, two, Kind::kDivision};
-  t["div" + u] = {binary<U, U, Divide<U>>, two, Kind::kDivision};
-  t["rem" + s] = {binary<S, S, Rest<S>>, two, Kind::kDivision};
-  t["rem" + u] = {binary<U, U, Rest<U>>, two, Kind::kDivision};
-  t["shr" + s] = {shift_right<S>, shifted, Kind::kInteger};
-  t["shr" + u] = {shift_right<U>, shifted, Kind::kInteger};
   t["shl" + b] = {shift_left<U>, shifted, Kind::kInteger};
   t["and" + b] = {binary<U, U, And>, two, Kind::kInteger};
   t["or" + b] = {binary<U, U, Or>, two, Kind::kInteger};
@@ -374,14 +378,6 @@ void whole_numbers(Table& t, const std::string& bits, const char* two, const cha
   t["mov" + b] = {unary<U, U, Same>, one, Kind::kMove};
   t["setp.eq" + b] = {compare<U, Eq>, compared, Kind::kInteger};
   t["setp.ne" + b] = {compare<U, Ne>, compared, Kind::kInteger};
-  t["setp.lt" + s] = {compare<S, Lt>, compared, Kind::kInteger};
-  t["setp.le" + s] = {compare<S, Le>, compared, Kind::kInteger};
-  t["setp.gt" + s] = {compare<S, Gt>, compared, Kind::kInteger};
-  t["setp.ge" + s] = {compare<S, Ge>, compared, Kind::kInteger};
-  t["setp.lt" + u] = {compare<U, Lt>, compared, Kind::kInteger};
-  t["setp.le" + u] = {compare<U, Le>, compared, Kind::kInteger};
-  t["setp.gt" + u] = {compare<U, Gt>, compared, Kind::kInteger};
-  t["setp.ge" + u] = {compare<U, Ge>, compared, Kind::kInteger};
 }
 
 // What one FP32 unit does in one instruction counts as such; divisions and roots are several, and are counted by kind.
@@ -481,8 +477,7 @@ Table make_table() {
   t["cp.async.cg.shared.global"] = {copy_sixteen, "[w[d", Kind::kLoad};
   t["cp.async.commit_group"] = {nothing, "", Kind::kBarrier};
   t["cp.async.wait_group"] = {finish_copies, "w", Kind::kBarrier};
-  memory_forms<u32, u32>(t, ".u32", "", "w");
-  memory_forms<u32, u32>(t, ".f32", "", "w");
+  for (const char* type : {".u32", ".f32"}) memory_forms<u32, u32>(t, type, "", "w");
   memory_forms<s32, u32>(t, ".s32", ":w", "w");
   memory_forms<s32, s64>(t, ".s32", ":d", "d");
   memory_forms<u32, u64>(t, ".u32", ":d", "d");
