@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.backends.onnxruntime_backend import register_operators
+from capsedge.runtime.backends.onnxruntime_session import register_operators
 from capsedge.runtime.onnx_file import summary
 
 

@@ -139,7 +139,11 @@ class _Emitter:
         w_name = node.input[1]
         w, bias = graph.array(w_name), self._bias(node)
         step = float(onnx.numpy_helper.to_array(self.more[x_scale]))
+        again = f"{w_name}_int8" in self.more
         eight, integers, scale = self._integers(w_name, (1, 2, 3), level, self._least(w_name))
+        # Each convolution has its own: on x86 without VNNI, ONNX Runtime replaces them, and only once.
+        if again:
+            eight = self._add(f"{y}_weight_int8", integers)
         scale = scale.reshape(-1)
         # The rounding of the weights shifts the mean of a channel; its bias corrects that (Nagel et al.
         # 2019, "Data-free quantization", section 4.2), except for positions at the border.
@@ -160,7 +164,7 @@ class _Emitter:
             x_zero,
             eight,
             self._add(f"{w_name}_scale", scale),
-            self._add(f"zeros_{len(w)}", np.zeros(len(w), np.int8)),
+            self._add(f"{y}_weight_zero_point", np.zeros(len(w), np.int8)),
             y_scale,
             y_zero,
             self._add(

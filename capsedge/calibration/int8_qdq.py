@@ -85,7 +85,7 @@ def emit(
         integers, steps = quantizable_layers.quantize(graph.array(w), (1, 2, 3))
         # TensorRT requires positive scales; a channel of zeros is zero with any scale.
         steps = np.where(steps > 0, steps, np.float32(1)).reshape(-1)
-        zeros = f"zeros_{len(steps)}"
+        zeros = f"{w}_zero_point"  # of its own: ONNX Runtime replaces it on x86 without VNNI
         more[f"{w}_int8"] = initializer(f"{w}_int8", integers)
         more[f"{w}_scale"] = initializer(f"{w}_scale", steps.astype(np.float32))
         more[zeros] = initializer(zeros, np.zeros(len(steps), np.int8))

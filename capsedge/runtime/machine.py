@@ -97,6 +97,16 @@ def simd_level() -> str:
     return "AVX2" if {"avx2", "fma"} <= set(flags) else "plain"
 
 
+def saturates_products_of_bytes() -> bool:
+    """Whether fast code adds pairs of products of bytes in 16 bits: on x86 processors without VNNI.
+
+    There, ``vpmaddubsw`` saturates: 255 times 127, twice, is more than 32767.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    return not {"avx512_vnni", "avx_vnni"} & set(_cpuinfo("flags").split())
+
+
 def _cpuinfo(key: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

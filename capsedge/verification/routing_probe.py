@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, SessionSettings
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.backends.onnxruntime_session import SessionSettings
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.spec.operators import (
     DOMAIN,

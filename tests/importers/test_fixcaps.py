@@ -63,7 +63,7 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
         found = model(x).poses
     assert torch.isfinite(wanted).all()
     assert wanted.std(0).max() > 1e-3  # an image says something
-    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    assert (found - wanted).abs().max() <= 3e-5 * wanted.abs().max()
 
 
 @table(

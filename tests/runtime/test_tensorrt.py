@@ -14,7 +14,8 @@ import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.backends import onnxruntime_versions
 from capsedge.runtime.backends.backend import parse_device
-from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend, SessionSettings
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.backends.onnxruntime_session import SessionSettings
 from capsedge.runtime.backends.onnxruntime_versions import NO_FALLBACK
 from tests.runtime.models import capsule_model, save
 

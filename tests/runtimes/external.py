@@ -99,7 +99,7 @@ def ask(data: bytes, path: Path) -> dict[str, Any]:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         if line == "second":
-            from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
+            from capsedge.runtime.backends.onnxruntime_session import keep_to_itself
 
             keep_to_itself(options)
         try:

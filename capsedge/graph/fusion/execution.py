@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime, keep_to_itself
+from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.backends.onnxruntime_session import create_session, keep_to_itself
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -30,8 +31,8 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
     options.enable_cpu_mem_arena = arena
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    return create_session(
+        onnxruntime, model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 

@@ -8,11 +8,9 @@ their own; the import contract ``packages`` in pyproject.toml lists them all.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -36,28 +34,26 @@ from capsedge.runtime.backends.backend import (
     parse_device,
 )
 from capsedge.runtime.backends.native_library import library_for
+from capsedge.runtime.backends.onnxruntime_session import (
+    FATAL,
+    SessionSettings,
+    cannot_load,
+    create_session,
+    first_line,
+)
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
-from capsedge.spec import limits
-from capsedge.spec.operators import DOMAIN, INSTANCES_KEY, instance_counts
+from capsedge.spec.operators import DOMAIN
 
 if TYPE_CHECKING:
     import onnxruntime
     from typing_extensions import Self
 
     from capsedge.runtime.backends.onnxruntime_gpu import PinnedRuns
-
-_FATAL = (
-    4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
-)
-
-_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
-_FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # known from 1.24 on
-
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -115,77 +111,6 @@ def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None
     )
 
 
-def register_operators(options: Any, library: Path, nodes: Iterable[str]) -> None:
-    """Register the operator library in session options, with kernels for the nodes of one file."""
-    options.add_session_config_entry(INSTANCES_KEY, instance_counts(nodes))
-    options.register_custom_ops_library(str(library))
-
-
-def available_threads() -> int:
-    """Threads to request from ONNX Runtime; 0 leaves the choice to it: one thread per physical core.
-
-    ONNX Runtime counts the machine's cores even if the process may use only some of them.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return 0
-    allowed = len(os.sched_getaffinity(0))
-    return allowed if allowed < (os.cpu_count() or 1) else 0
-
-
-def keep_to_itself(options: Any) -> None:
-    """A second line of defence behind `onnx_file`: sessions read only this format, and no other files.
-
-    ONNX Runtime 1.19 has no folder for external initializers, 1.23 lets absolute paths leave it, 1.26
-    and newer enforce it.
-    """
-    options.add_session_config_entry("session.load_model_format", "ONNX")
-    options.add_session_config_entry(_EXTERNAL_FOLDER, os.devnull)  # nothing can lie below it
-    # Large constants are computed only when they are needed, not while the file is checked.
-    options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
-
-
-@dataclass(frozen=True)
-class SessionSettings:
-    """How a model runs in ONNX Runtime: the same for a file, for a part of it, and for a profiled copy.
-
-    Attributes:
-        threads: of one inference; None leaves the choice to ONNX Runtime.
-        library: the operator library to register; its kernels are for the CPU.
-        nodes: types of the file's ``capsedge`` nodes, for which the library has kernels to register.
-        provider: ONNX Runtime's name of the execution provider.
-        gpu: number of the GPU; None on the CPU.
-    """
-
-    threads: int | None = None
-    library: Path | None = None
-    nodes: tuple[str, ...] = ()
-    provider: str = onnxruntime_versions.CPU
-    gpu: int | None = None
-
-    def session_options(self, ort: Any) -> Any:
-        """Options of a session that keeps to itself.
-
-        Raises:
-            EnvironmentProblem: the operator library does not load into ONNX Runtime.
-        """
-        options = ort.SessionOptions()
-        options.log_severity_level = _FATAL
-        options.intra_op_num_threads = available_threads() if self.threads is None else self.threads
-        options.inter_op_num_threads = 1
-        keep_to_itself(options)
-        if self.library is None:
-            return options
-        try:
-            register_operators(options, self.library, self.nodes)
-        except Exception as error:
-            raise EnvironmentProblem(
-                f"The operator library {self.library} does not load into ONNX Runtime {ort.__version__}.",
-                _first_line(error),
-                "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
-            ) from error
-        return options
-
-
 class OnnxRuntimeBackend:
     """A model loaded into ONNX Runtime.
 
@@ -209,16 +134,18 @@ class OnnxRuntimeBackend:
         self,
         data: bytes,
         path: Path,
-        settings: SessionSettings = SessionSettings(),
+        settings: SessionSettings | None = None,
         metadata: ModelMetadata | None = None,
         mixed: bool = False,
     ) -> None:
         ort = import_onnxruntime()
+        settings = settings or SessionSettings()
         onnxruntime_versions.check_available(ort, settings.provider)
         options = settings.session_options(ort)
 
         def load() -> onnxruntime.InferenceSession:
-            return ort.InferenceSession(
+            return create_session(
+                ort,
                 data,
                 options,
                 providers=onnxruntime_versions.chain(settings.provider, settings.gpu),
@@ -237,16 +164,12 @@ class OnnxRuntimeBackend:
                 options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "0")
                 onnxruntime_versions.check_used(load(), settings.provider)
                 raise onnxruntime_versions.refused(str(path), settings.provider) from error
-            raise ArtefactError(
-                f"ONNX Runtime {ort.__version__} cannot load {path}.",
-                _first_line(error),
-                "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
-            ) from error
+            raise cannot_load(ort, path, error) from error
         onnxruntime_versions.check_used(session, settings.provider)
         self._session: onnxruntime.InferenceSession | None = session
         self._pinned = None if settings.gpu is None else _pinned_runs(settings.gpu, self.outputs)
         self._run_options = ort.RunOptions()
-        self._run_options.log_severity_level = _FATAL
+        self._run_options.log_severity_level = FATAL
         self._run_options.only_execute_path_to_fetches = True
         self._path, self._settings = path, settings
         self.batches = BatchRange.of(self.inputs)
@@ -326,7 +249,7 @@ class OnnxRuntimeBackend:
             shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
             raise ArtefactError(
                 f"ONNX Runtime failed while running {self._path} on {shapes}.",
-                _first_line(error),
+                first_line(error),
                 "If the model was made for these shapes, the file is damaged: export it again.",
             ) from error
         return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
@@ -364,13 +287,6 @@ def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:
         Port(node.name, tuple(node.shape or ()), _DTYPES.get(node.type, node.type))
         for node in nodes
     )
-
-
-def _first_line(error: BaseException, limit: int = 300) -> str:
-    """ONNX Runtime's message without its prefix, source positions and stack."""
-    text = str(error).strip().splitlines()
-    line = text[0] if text else type(error).__name__
-    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 # --- Profiling by operator ---
@@ -411,7 +327,7 @@ class ProfiledSession:
             if keep_graph:
                 options.optimized_model_filepath = str(self._graph)
             chosen = onnxruntime_versions.chain(settings.provider, settings.gpu)
-            self._session = ort.InferenceSession(model, options, providers=chosen)
+            self._session = create_session(ort, model, options, providers=chosen)
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.backends.backend import Feeds
-from capsedge.runtime.backends.onnxruntime_backend import ProfiledSession, SessionSettings
+from capsedge.runtime.backends.onnxruntime_backend import ProfiledSession
+from capsedge.runtime.backends.onnxruntime_session import SessionSettings
 
 # --- Two tiny ONNX files, written byte by byte ---
 

@@ -255,7 +255,7 @@ def load_ort(s: Specification) -> tuple[Run, str]:
 def _harmless(model: str, options: Any) -> str | bytes:
     """What ONNX Runtime loads: with this package, bytes that were checked and cannot open other files."""
     try:
-        from capsedge.runtime.backends.onnxruntime_backend import keep_to_itself
+        from capsedge.runtime.backends.onnxruntime_session import keep_to_itself
         from capsedge.runtime.onnx_file.summary import read_harmless
     except ImportError:  # an interpreter that has the runtime alone
         return model

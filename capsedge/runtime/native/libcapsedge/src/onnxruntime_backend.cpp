@@ -3,6 +3,10 @@
 #include <sched.h>
 #include <unistd.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -23,6 +27,7 @@ namespace {
 
 using namespace capsedge::ort;
 
+constexpr const char* kShared = "Attempt to replace the existing tensor";  // its words for a weight of two nodes
 constexpr int kFatal = 4;  // its messages come back in statuses, not on the standard error
 
 // 0 leaves ONNX Runtime its own choice, a thread per physical core. It counts the machine's cores, also where the
@@ -33,6 +38,19 @@ int available_threads() {
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 0;
   const int allowed = CPU_COUNT(&set);
   return allowed < sysconf(_SC_NPROCESSORS_ONLN) ? allowed : 0;
+}
+
+// Whether fast code adds pairs of products of bytes in 16 bits, with saturation: on x86 processors without VNNI.
+bool saturates_products_of_bytes() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512vnni")) return false;
+  constexpr unsigned kAvxVnni = 1u << 4;  // not every compiler that is supported knows it
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & kAvxVnni);
+#else
+  return false;
+#endif
 }
 
 template <typename T>
@@ -122,8 +140,15 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, CreateRunOptions(api_)(run_options_.out()));
     check(api_, RunOptionsSetRunLogSeverityLevel(api_)(run_options_.get(), kFatal));
     try {
-      check(api_, CreateSessionFromArray(api_)(runtime_.env, model.data(), model.size(), made.get(), session_.out()));
+      create(model, made.get());
     } catch (const Error& error) {
+      if (std::strstr(error.what(), kShared))
+        throw Failure(CAPSEDGE_ARTEFACT,
+                      "ONNX Runtime " + runtime_.version + " cannot multiply the bytes of " + name + " exactly here.",
+                      "Two integer operators share an INT8 weight or zero point. On x86 processors without VNNI, ONNX "
+                      "Runtime turns these into UINT8, and fails at the second operator.",
+                      "Give each operator its own tensors, write QuantizeLinear and DequantizeLinear instead of integer "
+                      "operators, or use a processor with VNNI.");
       throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime " + runtime_.version + " cannot load " + name + ".",
                     first_line(error.what()),
                     "Check the file with `capsedge inspect`, or export it again with `capsedge export`.");
@@ -198,6 +223,22 @@ class OnnxRuntimeBackend : public Backend {
     ReleaseStatus(api_)(status);
     throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime failed while running " + name_ + ".", why,
                   "If the shapes are those that the model was made for, the file is damaged: export it again.");
+  }
+
+  // A session whose products of bytes do not saturate: `create_session` of the Python runtime says why and how.
+  void create(std::string_view model, OrtSessionOptions* options) {
+    const auto load = [&] {
+      check(api_, CreateSessionFromArray(api_)(runtime_.env, model.data(), model.size(), options, session_.out()));
+    };
+    if (!saturates_products_of_bytes()) return load();
+    check(api_, AddSessionConfigEntry(api_)(options, "session.x64quantprecision", "1"));
+    try {
+      load();
+    } catch (const Error& error) {
+      if (!std::strstr(error.what(), kShared)) throw;
+      check(api_, AddSessionConfigEntry(api_)(options, "session.disable_quant_qdq", "1"));
+      load();
+    }
   }
 
   void read_ports(SessionGetInputCountType count_of, SessionGetInputTypeInfoType info_of, SessionGetInputNameType name_of,
