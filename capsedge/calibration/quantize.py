@@ -37,8 +37,8 @@ from capsedge.calibration.ranges import CalibrationTable, range_method
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.read import as_images
 from capsedge.errors import UsageError
-from capsedge.graph.shapes import write_shapes
 from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
+from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.writing import (
     FILE,
     OUTPUT,

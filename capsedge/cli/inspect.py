@@ -137,7 +137,7 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
         return [forecast(file, n, device) for n in batches]
     except UnknownSizes as error:
         try:
-            from capsedge.graph.shapes import with_shapes
+            from capsedge.graph.write_shapes import with_shapes
         except ModuleNotFoundError:
             raise UnknownSizes(
                 error.what,

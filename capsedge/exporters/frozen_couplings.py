@@ -42,7 +42,7 @@ from capsedge.graph.proto import (
     shapes_of,
 )
 from capsedge.graph.rewrites import make_uniform
-from capsedge.graph.shapes import write_shapes
+from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.writing import check_writable, temporary_folder, write_bytes
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, operator_of
 

@@ -44,7 +44,7 @@ from capsedge.graph.rewrites import (
     replace_uniform_passes,
     write_exact_sigmoids,
 )
-from capsedge.graph.shapes import write_shapes
+from capsedge.graph.write_shapes import write_shapes
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
 IR_VERSION = 10

@@ -17,7 +17,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.importers import keras_file
 from capsedge.importers.family import Floats, Weights
 from capsedge.importers.keras_file import BadHdf5
-from capsedge.models.weights import WRAPPERS, StateDict, candidates_of_torch, without_wrappers
+from capsedge.models.user_weights import WRAPPERS, StateDict, candidates_of_torch, without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.json_documents import Malformed

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from capsedge.datasets.array_files import read_arrays
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.models.user_code import code_location, is_user_code, on_cpu
-from capsedge.models.weights import load_weights
+from capsedge.models.user_weights import load_weights
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
 

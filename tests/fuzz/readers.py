@@ -189,7 +189,7 @@ def _read_torch(data: bytes) -> None:
 def _load_weights(data: bytes) -> None:
     import torch
 
-    from capsedge.models.weights import load_weights
+    from capsedge.models.user_weights import load_weights
 
     load_weights(torch.nn.Linear(4, 4), _file("m.pt", _with_pickle(_checkpoint(), data)))
 
@@ -666,7 +666,7 @@ READERS: dict[str, Reader] = {
     ),
     "module": Reader(
         _load_weights, _torch,
-        ("capsedge.models.weights", "capsedge.models.torch_file", "torch._weights_only_unpickler"),
+        ("capsedge.models.user_weights", "capsedge.models.torch_file", "torch._weights_only_unpickler"),
     ),
     "state": Reader(
         _read_state, _state,
@@ -685,7 +685,7 @@ READERS: dict[str, Reader] = {
     "arrays": Reader(_read_arrays, _arrays, ("capsedge.serving.batch.sources", "capsedge.datasets")),
     "weights": Reader(
         _read_weights, _weights,
-        ("capsedge.importers", "capsedge.importers.families", "capsedge.models.weights",
+        ("capsedge.importers", "capsedge.importers.families", "capsedge.models.user_weights",
          "capsedge.models.torch_file"),
     ),
     "keras": Reader(_read_keras, _keras, ("capsedge.importers.keras_file", *_JSON)),

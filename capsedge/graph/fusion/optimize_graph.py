@@ -50,7 +50,7 @@ from capsedge.graph.fusion.values import Values
 from capsedge.graph.proto import copy_of, opset_of, replace
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.rewrites import write_exact_sigmoids
-from capsedge.graph.shapes import write_shapes
+from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
 
 OLDEST, LEAST, WANTED = 8, 18, 20
