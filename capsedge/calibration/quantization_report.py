@@ -16,7 +16,7 @@ from capsedge.calibration.accuracy import AGREEMENT, ERROR, Gate, Outcome
 from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
 from capsedge.errors import ArtefactError, ParityError
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.backends.onnxruntime_session import create_session, register_operators
+from capsedge.runtime.backends.onnxruntime_session import multiply_exactly, register_operators
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.onnx_file.summary import summarize
@@ -82,13 +82,14 @@ def optimized_graph(data: bytes, name: str = "the file", threads: int = 1) -> on
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
+    multiply_exactly(options)
     library = find_library()
     if library is not None:
         register_operators(options, library, summarize(data, name).capsedge_types)
     with temporary_folder() as folder:
         options.optimized_model_filepath = str(folder / "optimized.onnx")
         try:
-            create_session(onnxruntime, data, options, providers=["CPUExecutionProvider"])
+            onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's errors have no common public base
             raise ArtefactError(
                 f"ONNX Runtime cannot load {name}.", str(error).strip().splitlines()[0]

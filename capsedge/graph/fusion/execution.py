@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.backends.onnxruntime_session import create_session, keep_to_itself
+from capsedge.runtime.backends.onnxruntime_session import keep_to_itself, multiply_exactly
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -28,11 +28,12 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)
+    multiply_exactly(options)
     options.enable_cpu_mem_arena = arena
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return create_session(
-        onnxruntime, model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
 
 

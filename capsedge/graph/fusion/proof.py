@@ -18,7 +18,7 @@ from capsedge.graph.portable import merge_views
 from capsedge.graph.proto import copy_of
 from capsedge.graph.rewrites import replace_layer_norms, write_exact_sigmoids
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.backends.onnxruntime_session import create_session, keep_to_itself
+from capsedge.runtime.backends.onnxruntime_session import keep_to_itself, multiply_exactly
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, excess
 
 if TYPE_CHECKING:
@@ -171,8 +171,9 @@ def _session(original: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     keep_to_itself(options)
+    multiply_exactly(options)
     try:
-        return create_session(onnxruntime, original, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no common public base
         raise UnsupportedModelError(
             "ONNX Runtime cannot load the file.",

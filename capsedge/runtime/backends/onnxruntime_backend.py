@@ -38,7 +38,6 @@ from capsedge.runtime.backends.onnxruntime_session import (
     FATAL,
     SessionSettings,
     cannot_load,
-    create_session,
     first_line,
 )
 from capsedge.runtime.engine_metadata import EngineMetadata
@@ -144,8 +143,7 @@ class OnnxRuntimeBackend:
         options = settings.session_options(ort)
 
         def load() -> onnxruntime.InferenceSession:
-            return create_session(
-                ort,
+            return ort.InferenceSession(
                 data,
                 options,
                 providers=onnxruntime_versions.chain(settings.provider, settings.gpu),
@@ -327,7 +325,7 @@ class ProfiledSession:
             if keep_graph:
                 options.optimized_model_filepath = str(self._graph)
             chosen = onnxruntime_versions.chain(settings.provider, settings.gpu)
-            self._session = create_session(ort, model, options, providers=chosen)
+            self._session = ort.InferenceSession(model, options, providers=chosen)
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise

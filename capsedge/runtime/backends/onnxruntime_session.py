@@ -1,4 +1,4 @@
-"""Options that every session of ONNX Runtime has, and how one is made."""
+"""Options that every session of ONNX Runtime has, and the error for a file that it refuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.backends import onnxruntime_versions
@@ -14,17 +14,12 @@ from capsedge.runtime.machine import saturates_products_of_bytes
 from capsedge.spec import limits
 from capsedge.spec.operators import INSTANCES_KEY, instance_counts
 
-if TYPE_CHECKING:
-    import onnxruntime
-
 FATAL = (
     4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
 )
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # known from 1.24 on
-_EXACT_PRODUCTS = "session.x64quantprecision"
-_NO_INTEGERS = "session.disable_quant_qdq"
 _SHARED = "Attempt to replace the existing tensor"  # its words for a weight of two nodes
 
 
@@ -57,32 +52,16 @@ def keep_to_itself(options: Any) -> None:
     options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
 
 
-def create_session(
-    ort: Any, model: bytes, options: Any, **more: Any
-) -> onnxruntime.InferenceSession:
-    """A session whose products of bytes do not saturate.
+def multiply_exactly(options: Any) -> None:
+    """Keep products of bytes from saturating.
 
     On x86 processors without VNNI, ONNX Runtime's kernels for uint8 times int8 saturate, and INT8 files
-    give wrong answers. Asked to, it turns constant int8 weights into uint8 and takes slower kernels, which
-    are exact. Where two nodes share a weight it fails; nodes between QuantizeLinear and DequantizeLinear are
-    then computed in floating point, as they are written.
-
-    Args:
-        ort: ONNX Runtime.
-        model: the content of the file.
-        options: of the session; entries are added.
-        more: what else ``InferenceSession`` takes.
+    give wrong answers. There, integer operators get their int8 weights as uint8, whose slower kernels are
+    exact, and operators between DequantizeLinear and QuantizeLinear run in floating point.
     """
-    if not saturates_products_of_bytes():
-        return ort.InferenceSession(model, options, **more)
-    options.add_session_config_entry(_EXACT_PRODUCTS, "1")
-    try:
-        return ort.InferenceSession(model, options, **more)
-    except Exception as error:  # ONNX Runtime's errors have no common public base
-        if _SHARED not in str(error):
-            raise
-    options.add_session_config_entry(_NO_INTEGERS, "1")
-    return ort.InferenceSession(model, options, **more)
+    if saturates_products_of_bytes():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
 
 
 @dataclass(frozen=True)
@@ -114,6 +93,7 @@ class SessionSettings:
         options.intra_op_num_threads = available_threads() if self.threads is None else self.threads
         options.inter_op_num_threads = 1
         keep_to_itself(options)
+        multiply_exactly(options)
         if self.library is None:
             return options
         try:

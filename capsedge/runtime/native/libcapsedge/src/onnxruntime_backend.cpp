@@ -132,6 +132,10 @@ class OnnxRuntimeBackend : public Backend {
     // Large constants are computed when they are needed, if ever: not while the file is judged.
     check(api_, AddSessionConfigEntry(api_)(made.get(), "optimization.constant_folding_max_output_size_in_bytes",
                                             std::to_string(kRunBytes).c_str()));
+    if (saturates_products_of_bytes()) {  // `multiply_exactly` of the Python runtime says what these do
+      check(api_, AddSessionConfigEntry(api_)(made.get(), "session.x64quantprecision", "1"));
+      check(api_, AddSessionConfigEntry(api_)(made.get(), "session.disable_quant_qdq", "1"));
+    }
     if (fused) {
       const std::string instances = ort::instances(file.capsedge_types());
       check(api_, AddSessionConfigEntry(api_)(made.get(), ort::kInstancesKey, instances.c_str()));
@@ -140,7 +144,7 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, CreateRunOptions(api_)(run_options_.out()));
     check(api_, RunOptionsSetRunLogSeverityLevel(api_)(run_options_.get(), kFatal));
     try {
-      create(model, made.get());
+      check(api_, CreateSessionFromArray(api_)(runtime_.env, model.data(), model.size(), made.get(), session_.out()));
     } catch (const Error& error) {
       if (std::strstr(error.what(), kShared))
         throw Failure(CAPSEDGE_ARTEFACT,
@@ -223,22 +227,6 @@ class OnnxRuntimeBackend : public Backend {
     ReleaseStatus(api_)(status);
     throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime failed while running " + name_ + ".", why,
                   "If the shapes are those that the model was made for, the file is damaged: export it again.");
-  }
-
-  // A session whose products of bytes do not saturate: `create_session` of the Python runtime says why and how.
-  void create(std::string_view model, OrtSessionOptions* options) {
-    const auto load = [&] {
-      check(api_, CreateSessionFromArray(api_)(runtime_.env, model.data(), model.size(), options, session_.out()));
-    };
-    if (!saturates_products_of_bytes()) return load();
-    check(api_, AddSessionConfigEntry(api_)(options, "session.x64quantprecision", "1"));
-    try {
-      load();
-    } catch (const Error& error) {
-      if (!std::strstr(error.what(), kShared)) throw;
-      check(api_, AddSessionConfigEntry(api_)(options, "session.disable_quant_qdq", "1"));
-      load();
-    }
   }
 
   void read_ports(SessionGetInputCountType count_of, SessionGetInputTypeInfoType info_of, SessionGetInputNameType name_of,
