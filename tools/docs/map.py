@@ -8,11 +8,12 @@ the page differs.
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "ARCHITECTURE.md"
@@ -23,43 +24,22 @@ _ROW = re.compile(r"^\| `(\w+)` \| ([^|\n]+) \|", re.MULTILINE)
 Arrows = Mapping[str, frozenset[str]]
 
 
-def rooms(package: Path) -> dict[str, list[Path]]:
-    """The files of every room: a folder with an ``__init__.py``, or a file at the top of the package.
+def arrows(package: str = "capsedge") -> Arrows:
+    """The rooms that each room imports, also inside functions and for type checkers only.
 
-    ``__init__`` and ``__main__`` of the package itself are no rooms: they only lead into them.
+    A room is a folder or a file at the top of the package; ``__main__`` only leads into them.
     """
-    folders = {p.parent.name: sorted(p.parent.rglob("*.py")) for p in package.glob("*/__init__.py")}
-    return folders | {p.stem: [p] for p in package.glob("*.py") if not p.stem.startswith("__")}
+    graph = grimp.build_graph(package, cache_dir=None)
+    found: dict[str, set[str]] = {}
+    for module in graph.modules - {package, f"{package}.__main__"}:
+        imported = {_room(name) for name in graph.find_modules_directly_imported_by(module)}
+        found.setdefault(_room(module), set()).update(imported)
+    return {room: frozenset(others - {room, ""}) for room, others in found.items()}
 
 
-def arrows(package: Path) -> Arrows:
-    """The rooms that each room imports, also inside functions and for type checkers only."""
-    found = rooms(package)
-    start = f"{package.name}."
-    imported = {
-        room: {n for file in files for n in _imports(ast.parse(file.read_text("utf-8")))}
-        for room, files in found.items()
-    }
-    return {
-        room: frozenset(n.removeprefix(start).split(".")[0] for n in names if n.startswith(start))
-        & found.keys() - {room}
-        for room, names in imported.items()
-    }
-
-
-def _imports(tree: ast.Module) -> set[str]:
-    """The dotted names that a module imports; those of ``from a import b`` as ``a.b``."""
-    found: set[str] = set()
-    left: list[ast.AST] = [*tree.body]
-    while left:  # statements only: faster than `ast.walk`, which also visits expressions
-        node = left.pop()
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            left += getattr(node, part, ())
-    return found
+def _room(module: str) -> str:
+    """The second part of a dotted name; empty for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
 
 
 def from_the_top(imports: Arrows) -> list[str]:
@@ -114,7 +94,7 @@ def main() -> int:
     check = parser.parse_args().check
     page = PAGE.read_text(encoding="utf-8")
     try:
-        new = updated(page, arrows(ROOT / "capsedge"))
+        new = updated(page, arrows())
     except ValueError as error:
         print(f"{PAGE.name}: {error}", file=sys.stderr)
         return 1
