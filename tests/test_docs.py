@@ -159,6 +159,7 @@ def test_programs_are_understood() -> None:
     assert count > 150
 
 
+@pytest.mark.thorough
 def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Its file is at hand already; what makes, proves and measures it runs in `test_page_runs`."""
     monkeypatch.chdir(tmp_path)

@@ -72,6 +72,7 @@ def test_one_line_for_each_tool() -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_what_pytest_prints(workers: str, tmp_path: Path) -> None:
     """Also for whole files, and from the processes of xdist."""

@@ -180,7 +180,9 @@ def test_arrays_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("precision", ["int8", "fp16", "mixed"])
+@pytest.mark.parametrize(
+    "precision", ["int8", "fp16", pytest.param("mixed", marks=pytest.mark.thorough)]
+)
 def test_without_labels_from_a_folder_of_images(path: Path, tmp_path: Path, precision: str) -> None:
     from PIL import Image
 

@@ -254,6 +254,7 @@ def test_fp16_keeps_what_does_not_fit(source: FloatModel, calibration) -> None:
     assert "65504" in mine.numbers
 
 
+@pytest.mark.thorough
 def test_sensitivity_ranks_layers_and_iterations(source: FloatModel, table, calibration) -> None:
     found = sensitivity(source, table, pixels(30, 2, source), calibration)
     errors = [d.outcome.error for d in found]

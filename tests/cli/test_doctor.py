@@ -65,6 +65,7 @@ def test_broken_default_model_fails(monkeypatch: pytest.MonkeyPatch, tmp_path) -
     assert line["fix"]
 
 
+@pytest.mark.thorough
 def test_missing_onnxruntime_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(

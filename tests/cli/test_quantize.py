@@ -283,7 +283,10 @@ def test_says_what_verifies_it(place: Path, tmp_path: Path) -> None:
     assert f"capsedge verify '{out}' --checkpoint CHECKPOINT --data {place / 'data'}" in message
 
 
-@pytest.mark.parametrize(("missing", "code"), [("torch", 0), ("onnxscript", 3)])
+@pytest.mark.parametrize(
+    ("missing", "code"),
+    [pytest.param("torch", 0, marks=pytest.mark.thorough), ("onnxscript", 3)],
+)
 def test_needs_onnxscript_but_no_torch(
     place: Path, tmp_path: Path, missing: str, code: int
 ) -> None:

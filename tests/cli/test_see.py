@@ -49,7 +49,9 @@ def refused(*arguments: object) -> CapsedgeError:
     return error.value
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".html"])
+@pytest.mark.parametrize(
+    "suffix", [".png", ".svg", pytest.param(".html", marks=pytest.mark.thorough)]
+)
 def test_the_same_bytes_again(place: Path, suffix: str):
     image, output = place / "<b>$x$.png", place / f"out{suffix}"
     see(place / "full.onnx", image, "-o", output)

@@ -107,7 +107,7 @@ def test_routing_errors_unroll_it(module: nn.Module) -> None:
     np.testing.assert_allclose(couplings.sum(1), 1, atol=1e-6)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", [Routed(softmax="children", vote_bias=True), OverVotes()])
 def test_couplings_freeze(module: nn.Module, tmp_path: Path) -> None:
     """One image alone has the couplings that are frozen: nothing changes for it."""

@@ -15,6 +15,7 @@ from capsedge.graph.bodies import function_body
 from capsedge.graph.proto import operator_nodes
 from capsedge.models import build
 from capsedge.spec.operators import OPERATORS, operator_of
+from tests import tiers
 
 from .evaluate import captured, count, rewritten, run, run_double
 from .nets import CONFIGS, network
@@ -37,10 +38,11 @@ EFFECTS = [
 
 @lru_cache
 def _graph(family: str) -> onnx.ModelProto:
-    return captured(network(family))
+    with tiers.shared:
+        return captured(network(family))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("family", "name"), EFFECTS)
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "with the others"])
 def test_a_rewrite_is_exact_in_fp64(family: str, name: str, others: bool) -> None:
@@ -111,6 +113,7 @@ def _one_node(
     return helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10)
 
 
+@pytest.mark.thorough
 def test_first_passes_are_convolutions_and_matrix_products() -> None:
     graph = rewritten(_graph("attention"), Rewrites(), double=False)
     plain = rewritten(_graph("attention"), Rewrites.none(), double=False)

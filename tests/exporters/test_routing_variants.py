@@ -40,7 +40,7 @@ class EM(torch.nn.Module):
         return {"poses": poses, "activations": activations}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [
@@ -87,7 +87,7 @@ class Efficient(torch.nn.Module):
         return {"poses": v, "lengths": v.norm(dim=-1)}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["auto", "portable"])
 def test_efficient_capsnet(kind: str, tmp_path: Path) -> None:
     import onnxruntime

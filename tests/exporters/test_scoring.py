@@ -172,7 +172,7 @@ def test_the_question_is_answered_by_its_option(tmp_path: Path) -> None:
         assert "named by the user" in report.scores.reason
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_fixed_batch(tmp_path: Path, batch: int) -> None:
     report = exported(Typical(), tmp_path / "m.onnx", batch=batch)

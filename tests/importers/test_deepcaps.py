@@ -98,7 +98,7 @@ def test_another_function_is_noticed(case: str, tmp_path: Path) -> None:
 VARIANTS = ("2019-11", "2019-08", "2019-03")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("start", [1, 17])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_original(variant: str, start: int, tmp_path: Path) -> None:

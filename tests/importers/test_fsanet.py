@@ -67,7 +67,9 @@ def test_the_variant_is_asked_for(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("variant", ["omasaht", "vietlinhtspt"])
+@pytest.mark.parametrize(
+    "variant", ["omasaht", pytest.param("vietlinhtspt", marks=pytest.mark.thorough)]
+)
 def test_another_range_is_noticed(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def test_parts_are_averaged(tmp_path: Path) -> None:
         assert torch.allclose(both(images()).scores, mean, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("together", [True, False])
 def test_an_ensemble_of_its_authors_networks(together: bool, tmp_path: Path) -> None:
     """Of several files, or of one that holds a module with several networks."""

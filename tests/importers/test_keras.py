@@ -58,6 +58,7 @@ def test_the_capsule_layer_of_the_examples(variant: str, shared: bool, tmp_path:
     assert np.abs(scores(report, example_images()) - wanted).max() <= 1e-5 * wanted.max()
 
 
+@pytest.mark.thorough
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     config = k.example_config()
     config["config"]["layers"][0]["config"]["batch_input_shape"][1:3] = [None, None]

@@ -60,6 +60,7 @@ def test_errors_in_degrees_and_what_would_be_better(tmp_path: Path) -> None:
     assert "degrees" in said[0]
 
 
+@pytest.mark.thorough
 def test_data_decide_between_variants_of_a_regression(tmp_path: Path) -> None:
     """Each variant prepares the images in its own way."""
     torch.manual_seed(22)

@@ -146,7 +146,10 @@ def test_damaged_configurations_are_refused() -> None:
             config_from_dict({**good, **change})
 
 
-@pytest.mark.parametrize("name", ["digits-attention", "attention-cifar10-simple"])
+@pytest.mark.parametrize(
+    "name",
+    ["digits-attention", pytest.param("attention-cifar10-simple", marks=pytest.mark.thorough)],
+)
 def test_the_first_attention_pass_in_training_is_the_operator(name: str) -> None:
     torch.manual_seed(0)
     model = build(name).eval()

@@ -637,7 +637,7 @@ def test_builds_without_tensorrt_say_so(tmp_path: Path) -> None:
     assert failed.value.code == ENVIRONMENT
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [

@@ -164,6 +164,7 @@ def test_the_search_never_reads_the_test_images(
     assert order == ["train", "round 1", "test"]
 
 
+@pytest.mark.thorough
 def test_the_test_images_decide_nothing_but_the_gate(
     checkpoint: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -269,6 +270,7 @@ def test_files_and_data_that_do_not_fit(checkpoint: Path, data: Path, tmp_path: 
         capsedge.prune(checkpoint, tmp_path / "s.safetensors", data=few, target_speedup=2)
 
 
+@pytest.mark.thorough
 def test_shared_images_are_refused_and_one_file_has_no_test_split(
     checkpoint: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_models_that_are_folders_or_empty(
     assert failed == []
 
 
+@pytest.mark.thorough
 def test_right_paths_reach_the_environment(
     folder: Path, given: dict[str, dict[str, list[str | Path]]]
 ) -> None:

@@ -32,6 +32,7 @@ def test_every_verb(
     assert not list(tmp_path.rglob(".capsedge-*"))
 
 
+@pytest.mark.thorough
 def test_doctor_says_what_the_machine_is(tmp_path: Path) -> None:
     done = run("win32", "-m", "capsedge", "doctor", "--json", cwd=tmp_path)
     said = json.loads(done.stdout)

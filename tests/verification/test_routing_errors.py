@@ -62,7 +62,7 @@ def _faulty(exported, target, layer: str, value: str, factor: float = 1.02):
     return target
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("routing", "layer", "iteration"), CASES)
 def test_names_layer_and_iteration(families, tmp_path, routing, layer, iteration) -> None:
     path = _faulty(families[routing], tmp_path / "f.onnx", layer, f"iter{iteration}_pose")

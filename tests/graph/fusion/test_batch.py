@@ -132,7 +132,7 @@ def test_routing_over_positions_becomes_free(writing: type) -> None:
     check_rows(improved, original, 1, example)
 
 
-@pytest.mark.parametrize("writing", [Repeated, OneByOne])
+@pytest.mark.parametrize("writing", [Repeated, pytest.param(OneByOne, marks=pytest.mark.thorough)])
 def test_a_batch_of_two_that_is_free_in_name_only_becomes_free(writing: type[D.Writing]) -> None:
     """Of two images, and one by one: the file runs at other batches, or gives rows for two images alone."""
     original = exported(writing(), FEATURES[:2])
