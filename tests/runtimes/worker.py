@@ -19,6 +19,7 @@ import onnxruntime
 import capsedge
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.onnxruntime_session import multiply_exactly
 from tests.native import libcapsedge
 from tests.runtimes.files import Arrays
 
@@ -45,6 +46,7 @@ def _bare(path: Path, ops: str, x: np.ndarray) -> Arrays:
     """ONNX Runtime alone, as a program that knows nothing of capsedge's Python package uses it."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    multiply_exactly(options)  # as the page on quantization says
     if ops == "fused":
         options.register_custom_ops_library(str(find_library()))
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

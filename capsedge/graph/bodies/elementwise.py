@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from onnx import helper
 
 from capsedge.graph.bodies.body import Body
@@ -111,10 +112,15 @@ def dequantize(b: Body) -> None:
 
 
 def build_convolution(b: Body) -> None:
-    """Write the body: ONNX's own operator."""
+    """Write the body: ONNX's own operator.
+
+    Its zero points of the weight are the body's own. Optimizers of other projects let convolutions share
+    equal tensors, which ONNX Runtime cannot convert on x86 without VNNI (`multiply_exactly`).
+    """
+    zeros = b.int8(np.zeros(int(b.shapes["weight"][0] or 0)))
     node = helper.make_node(
         "QLinearConv",
-        [b.formal(name) for name in b.shapes],
+        [zeros if name == "weight_zero_point" else b.formal(name) for name in b.shapes],
         [b.formal("y")],
         kernel_shape=[int(d or 0) for d in b.shapes["weight"][2:]],
         **b.attributes,
