@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from capsedge.runtime.backends.onnxruntime_versions import TESTED
+from capsedge.runtime.backends.onnxruntime_session import TESTED_VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,7 +24,7 @@ def folder(version: str) -> Path:
 
 def main() -> None:
     """Install what is missing."""
-    for version in TESTED:
+    for version in TESTED_VERSIONS:
         place = folder(version)
         if (place / "onnxruntime").is_dir():
             continue

@@ -73,7 +73,7 @@ def _peers(_: click.Context) -> Iterable[str]:
 
 
 def _providers(_: click.Context) -> Iterable[str]:
-    from capsedge.runtime.backends.onnxruntime_versions import PROVIDERS
+    from capsedge.runtime.backends.onnxruntime_session import PROVIDERS
 
     return PROVIDERS
 

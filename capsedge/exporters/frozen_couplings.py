@@ -30,10 +30,11 @@ from capsedge.exporters.export import export
 from capsedge.exporters.export_report import ExportReport
 from capsedge.graph.bodies import function_body
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.functions import attach_functions, detach_functions
+from capsedge.graph.functions import attach_functions
 from capsedge.graph.proto import (
     attributes_of,
     copy_of,
+    detach_functions,
     initializer,
     input_shapes,
     operator_counts,

@@ -1,4 +1,4 @@
-"""Attach, remove, inline or expand the function bodies of capsule operators."""
+"""Attach, inline or expand the function bodies of capsule operators."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from capsedge.graph.bodies import Shape, function_body
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
 from capsedge.graph.proto import (
     attributes_of,
-    copy_of,
     inferred,
     input_shapes,
     keep_signature,
     operator_nodes,
     opset_of,
-    replace,
     set_opset,
     shapes_of,
 )
@@ -60,20 +58,6 @@ def attach_functions(
         node.op_type, node.overload = names[content], ""
     if names:
         set_opset(model, DOMAIN, VERSION)
-
-
-def detach_functions(model: onnx.ModelProto) -> None:
-    """Take the bodies off the capsule operators, whose nodes get the operators' own names again."""
-    replace(model.functions, [f for f in model.functions if f.domain != DOMAIN])
-    for node in operator_nodes(model):
-        node.op_type, node.overload = operator_of(node.op_type), ""
-
-
-def strip_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose capsule operators have no function bodies: it runs only where they are kernels."""
-    copy = copy_of(model)
-    detach_functions(copy)
-    return copy
 
 
 def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:

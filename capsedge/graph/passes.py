@@ -16,13 +16,7 @@ from capsedge.graph.cleanup import (
     simplify,
     strip_notes,
 )
-from capsedge.graph.functions import (
-    attach_functions,
-    detach_functions,
-    expand,
-    inline,
-    inline_functions,
-)
+from capsedge.graph.functions import attach_functions, expand, inline, inline_functions
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.fusion.execution import first_line
 from capsedge.graph.fusion.optimize_graph import optimize_model
@@ -31,6 +25,7 @@ from capsedge.graph.proto import (
     UnknownShapeError,
     check_operators,
     copy_of,
+    detach_functions,
     inferred,
     input_shapes,
     operator_counts,

@@ -82,6 +82,13 @@ def operator_counts(model: onnx.ModelProto) -> dict[str, int]:
     )
 
 
+def detach_functions(model: onnx.ModelProto) -> None:
+    """Take the bodies off the capsule operators, whose nodes get the operators' own names again."""
+    replace(model.functions, [f for f in model.functions if f.domain != DOMAIN])
+    for node in operator_nodes(model):
+        node.op_type, node.overload = operator_of(node.op_type), ""
+
+
 def set_opset(model: onnx.ModelProto, domain: str, version: int | None) -> None:
     """Import a domain at a version, or no longer (None). The default domain stays first."""
     versions = {e.domain: e.version for e in model.opset_import if e.domain != domain}

@@ -8,9 +8,9 @@ import onnx
 
 from capsedge.errors import UsageError
 from capsedge.graph.cleanup import simplify
-from capsedge.graph.functions import attach_functions, inline_functions, strip_functions
+from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.portable import use_portable_forms
-from capsedge.graph.proto import copy_of, inferred, operator_nodes, opset_of
+from capsedge.graph.proto import copy_of, detach_functions, inferred, operator_nodes, opset_of
 from capsedge.spec.operators import DOMAIN
 
 # --- What OpenVINO, LiteRT and MNN need of a file ---
@@ -130,7 +130,7 @@ def finalize(model: onnx.ModelProto, bodies: bool = True, runtime: str | None = 
     del model.graph.value_info[:]
     onnx.checker.check_model(model, full_check=True)
     if not bodies:
-        model.CopyFrom(strip_functions(model))
+        detach_functions(model)
     model.graph.value_info.extend(kept)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from capsedge.errors import CapsedgeError
 from capsedge.runtime import machine as gpu
 from capsedge.runtime.backends import cuda as cuda_runtime
-from capsedge.runtime.backends import onnxruntime_versions
+from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
@@ -273,7 +273,7 @@ def _package(package: str, job: str, cost: str, fix: str, shown: str = "") -> Ch
 
 
 def _onnxruntime() -> Check:
-    cost, fix = "no model runs", onnxruntime_versions.HOW_TO_GET
+    cost, fix = "no model runs", onnxruntime_session.HOW_TO_GET
     if not installed_version("onnxruntime"):
         return Check("onnxruntime", "infer", MISSING, "not installed", cost, fix)
     try:

@@ -17,7 +17,7 @@ from capsedge.cli import _completion, app
 from capsedge.importers import families
 from capsedge.models.registry import MODELS
 from capsedge.runtime import zoo
-from capsedge.runtime.backends.onnxruntime_versions import PROVIDERS
+from capsedge.runtime.backends.onnxruntime_session import PROVIDERS
 from capsedge.runtime.onnx_file.forecast import DEVICES
 from capsedge.runtime.profiling.compare import PACKAGES
 from capsedge.runtime.zoo import ROUTINGS

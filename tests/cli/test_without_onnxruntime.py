@@ -49,7 +49,7 @@ def test_the_package_to_upgrade_is_the_one_installed(monkeypatch: pytest.MonkeyP
     """`pip install --upgrade onnxruntime` next to onnxruntime-gpu would replace it."""
     import importlib.metadata
 
-    from capsedge.runtime.backends import onnxruntime_versions as versions
+    from capsedge.runtime.backends import onnxruntime_session
 
     for installed, named in (
         (["onnxruntime"], "onnxruntime"),
@@ -59,4 +59,4 @@ def test_the_package_to_upgrade_is_the_one_installed(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(
             importlib.metadata, "packages_distributions", lambda i=installed: {"onnxruntime": i}
         )
-        assert versions.distribution() == named
+        assert onnxruntime_session.installed_package() == named

@@ -16,7 +16,7 @@ from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.exporters import parity
 from capsedge.exporters.capture import GraphsDiffer, merge
 from capsedge.exporters.export_report import CaseParity, ExportReport
-from capsedge.graph import functions, passes
+from capsedge.graph import passes, proto
 from capsedge.models.user_code import on_cpu
 from capsedge.tolerance import Tolerance
 from tests.exporters import own_nets as nets
@@ -275,7 +275,7 @@ def test_the_operators_are_named_as_the_cause(
     monkeypatch.setattr(passes, "detach_functions", wrong)
     with pytest.raises(ParityError, match="operators that replaced its routing"):
         exported(nets.Plain(2.0), tmp_path / "m.onnx")
-    assert functions.detach_functions is right
+    assert proto.detach_functions is right
 
 
 @pytest.mark.thorough

@@ -23,8 +23,7 @@ import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.backends.cuda import HOST_MEMORY, load_cuda
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
-from capsedge.runtime.backends.onnxruntime_session import SessionSettings
-from capsedge.runtime.backends.onnxruntime_versions import CPU, CUDA, NO_FALLBACK
+from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK, SessionSettings
 from tests.runtime.models import capsule_model, save
 from tests.tensorrt.fixtures import ANY_AMOUNT, OnGpu, cudart, gpu
 

@@ -12,11 +12,10 @@ import pytest
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
-from capsedge.runtime.backends import onnxruntime_versions
+from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.backends.backend import parse_device
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
-from capsedge.runtime.backends.onnxruntime_session import SessionSettings
-from capsedge.runtime.backends.onnxruntime_versions import NO_FALLBACK
+from capsedge.runtime.backends.onnxruntime_session import NO_FALLBACK, SessionSettings
 from tests.runtime.models import capsule_model, save
 
 
@@ -47,13 +46,15 @@ def test_providers_that_do_not_fit_the_device(model: Path, provider: str, device
 
 
 def test_chains() -> None:
-    assert onnxruntime_versions.chain(onnxruntime_versions.CPU, None) == [onnxruntime_versions.CPU]
-    assert onnxruntime_versions.chain(onnxruntime_versions.CUDA, 1) == [
-        (onnxruntime_versions.CUDA, {"device_id": "1", "use_tf32": "0"})
+    assert onnxruntime_session.provider_chain(onnxruntime_session.CPU, None) == [
+        onnxruntime_session.CPU
     ]
-    assert onnxruntime_versions.chain(onnxruntime_versions.TENSORRT, 0) == [
-        (onnxruntime_versions.TENSORRT, {"device_id": "0"}),
-        (onnxruntime_versions.CUDA, {"device_id": "0", "use_tf32": "0"}),
+    assert onnxruntime_session.provider_chain(onnxruntime_session.CUDA, 1) == [
+        (onnxruntime_session.CUDA, {"device_id": "1", "use_tf32": "0"})
+    ]
+    assert onnxruntime_session.provider_chain(onnxruntime_session.TENSORRT, 0) == [
+        (onnxruntime_session.TENSORRT, {"device_id": "0"}),
+        (onnxruntime_session.CUDA, {"device_id": "0", "use_tf32": "0"}),
     ]
 
 
@@ -61,7 +62,7 @@ def test_chains() -> None:
 def test_a_missing_provider_is_no_reason_to_use_the_cpu(model: Path, provider: str) -> None:
     import onnxruntime
 
-    name = onnxruntime_versions.resolve(provider, 0)
+    name = onnxruntime_session.resolve_provider(provider, 0)
     if name in onnxruntime.get_available_providers():
         pytest.skip(f"this ONNX Runtime has {name}")
     with pytest.raises(EnvironmentProblem, match=name) as caught:
@@ -81,7 +82,7 @@ def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPat
     azure = "AzureExecutionProvider"
     if azure not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no second provider")
-    monkeypatch.setattr(onnxruntime_versions, "chain", lambda provider, gpu: [provider])
+    monkeypatch.setattr(onnxruntime_session, "provider_chain", lambda provider, gpu: [provider])
     with pytest.raises(UnsupportedModelError, match="does not run entirely on"):
         OnnxRuntimeBackend(
             model.read_bytes(), model, SessionSettings(threads=1, provider=azure, gpu=0)

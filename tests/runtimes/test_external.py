@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.runtime.backends import onnxruntime_versions as versions
+from capsedge.runtime.backends import onnxruntime_session
 from tests.runtimes.external import SECRET, VALUES
 
 from .test_runtimes import INSTALLED, ROOT, place_of
@@ -20,7 +20,7 @@ ARTEFACT = 6
 
 @pytest.mark.runtimes
 @pytest.mark.parametrize("where", ["root", "beside"])
-@pytest.mark.parametrize("version", [versions.TESTED[0], INSTALLED])
+@pytest.mark.parametrize("version", [onnxruntime_session.TESTED_VERSIONS[0], INSTALLED])
 def test_other_files_stay_closed(version: str, where: str, tmp_path: Path) -> None:
     place = place_of(version)
     VALUES.tofile(tmp_path / SECRET)

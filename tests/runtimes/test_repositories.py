@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 import capsedge
-from capsedge.runtime.backends import onnxruntime_versions as versions
+from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.zoo import MODELS
 from tests.conftest import ROOT
 from tests.runtimes.test_runtimes import place_of
 
 
+@pytest.mark.thorough
 @pytest.mark.runtimes
-@pytest.mark.parametrize("version", versions.TESTED)
+@pytest.mark.parametrize("version", onnxruntime_session.TESTED_VERSIONS)
 def test_every_model_runs_its_warm_up(version: str, tmp_path: Path) -> None:
     place = place_of(version)
     capsedge.deploy_triton(MODELS, tmp_path / "r", mount=str(tmp_path / "r"))

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
-from capsedge.runtime.backends import onnxruntime_versions
-from capsedge.runtime.backends import onnxruntime_versions as versions
+from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.backends.backend import (
     BatchRange,
     Event,
@@ -36,9 +35,15 @@ from capsedge.runtime.backends.backend import (
 from capsedge.runtime.backends.native_library import library_for
 from capsedge.runtime.backends.onnxruntime_session import (
     FATAL,
+    HOW_TO_GET,
+    OLDEST_VERSION,
+    OVERLOADS_SINCE,
     SessionSettings,
     cannot_load,
     first_line,
+    installed_package,
+    parse_version,
+    version_text,
 )
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.writing import temporary_folder
@@ -76,13 +81,13 @@ def import_onnxruntime() -> Any:
         raise EnvironmentProblem(
             "ONNX Runtime is not installed." if missing else "ONNX Runtime cannot be imported.",
             "" if missing else f"{error}.",
-            versions.HOW_TO_GET,
+            HOW_TO_GET,
         ) from error
-    if versions.parse(onnxruntime.__version__) < versions.OLDEST:
+    if parse_version(onnxruntime.__version__) < OLDEST_VERSION:
         raise EnvironmentProblem(
             f"ONNX Runtime {onnxruntime.__version__} is too old.",
-            f"capsedge needs {versions.text(versions.OLDEST)} or newer.",
-            f"pip install --upgrade {versions.distribution()}",
+            f"capsedge needs {version_text(OLDEST_VERSION)} or newer.",
+            f"pip install --upgrade {installed_package()}",
         )
     return onnxruntime
 
@@ -100,13 +105,13 @@ def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None
     if not mixed:
         return
     installed = import_onnxruntime().__version__
-    if versions.parse(installed) >= versions.OVERLOADS:
+    if parse_version(installed) >= OVERLOADS_SINCE:
         return
     raise ArtefactError(
         f"ONNX Runtime {installed} would compute {name} wrongly.",
         f"The file has several functions named {', '.join(mixed)}; ONNX Runtime before "
-        f"{versions.text(versions.OVERLOADS)} uses one of them for all.",
-        f"Export the model again (`capsedge export`), or `pip install --upgrade {versions.distribution()}`.",
+        f"{version_text(OVERLOADS_SINCE)} uses one of them for all.",
+        f"Export the model again (`capsedge export`), or `pip install --upgrade {installed_package()}`.",
     )
 
 
@@ -139,31 +144,33 @@ class OnnxRuntimeBackend:
     ) -> None:
         ort = import_onnxruntime()
         settings = settings or SessionSettings()
-        onnxruntime_versions.check_available(ort, settings.provider)
+        onnxruntime_session.check_provider_available(ort, settings.provider)
         options = settings.session_options(ort)
 
         def load() -> onnxruntime.InferenceSession:
             return ort.InferenceSession(
                 data,
                 options,
-                providers=onnxruntime_versions.chain(settings.provider, settings.gpu),
+                providers=onnxruntime_session.provider_chain(settings.provider, settings.gpu),
                 enable_fallback=0,  # it would print, and try the same provider again
             )
 
         if settings.gpu is not None:
-            options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "1")
+            options.add_session_config_entry(onnxruntime_session.NO_FALLBACK, "1")
         try:
             session = load()
             self.inputs = _ports(session.get_inputs())
             self.outputs = _ports(session.get_outputs())
         except Exception as error:
-            if onnxruntime_versions.fell_back(error):
+            if onnxruntime_session.fell_back_to_cpu(error):
                 # Either the provider did not start at all, or it does not support every node.
-                options.add_session_config_entry(onnxruntime_versions.NO_FALLBACK, "0")
-                onnxruntime_versions.check_used(load(), settings.provider)
-                raise onnxruntime_versions.refused(str(path), settings.provider) from error
+                options.add_session_config_entry(onnxruntime_session.NO_FALLBACK, "0")
+                onnxruntime_session.check_provider_used(load(), settings.provider)
+                raise onnxruntime_session.refused_by_provider(
+                    str(path), settings.provider
+                ) from error
             raise cannot_load(ort, path, error) from error
-        onnxruntime_versions.check_used(session, settings.provider)
+        onnxruntime_session.check_provider_used(session, settings.provider)
         self._session: onnxruntime.InferenceSession | None = session
         self._pinned = None if settings.gpu is None else _pinned_runs(settings.gpu, self.outputs)
         self._run_options = ort.RunOptions()
@@ -197,7 +204,7 @@ class OnnxRuntimeBackend:
                 "Leave it out.",
             )
         gpu = parse_device(options.device or "cpu")
-        provider = onnxruntime_versions.resolve(options.provider, gpu)
+        provider = onnxruntime_session.resolve_provider(options.provider, gpu)
         if gpu is not None:
             if ops == "fused":
                 raise UsageError(
@@ -324,7 +331,7 @@ class ProfiledSession:
             options.profile_file_prefix = str(folder / "events")
             if keep_graph:
                 options.optimized_model_filepath = str(self._graph)
-            chosen = onnxruntime_versions.chain(settings.provider, settings.gpu)
+            chosen = onnxruntime_session.provider_chain(settings.provider, settings.gpu)
             self._session = ort.InferenceSession(model, options, providers=chosen)
         except BaseException:
             self.__exit__(*sys.exc_info())

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
-from capsedge.runtime.backends import onnxruntime_versions
+from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.machine import installed_version
@@ -40,7 +40,7 @@ PACKAGES = {
     "torch": "torch",
 }
 INSTALL = {
-    "ort": onnxruntime_versions.HOW_TO_GET,
+    "ort": onnxruntime_session.HOW_TO_GET,
     "openvino": "pip install openvino",
     "litert": "pip install onnx2tf ai-edge-litert",
     "mnn": "pip install MNN",
