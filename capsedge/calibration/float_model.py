@@ -29,9 +29,10 @@ from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.graph.cleanup import to_normal_form
+from capsedge.graph.functions import attach_short_functions
 from capsedge.graph.proto import Graph, opset_of
 from capsedge.graph.random_nodes import refuse_random
-from capsedge.graph.target_runtimes import finalize
+from capsedge.graph.target_runtimes import fit_to_runtime
 from capsedge.metrics import check_above_chance
 from capsedge.runtime.files import reading
 from capsedge.runtime.load import load_bytes
@@ -263,10 +264,10 @@ class FloatModel:
             UnsupportedModelError: a file of another tool cannot be brought into the runtime's form.
         """
         if self.metadata is not None:
-            finalize(model, self._bodies, self._runtime)
+            self._write_bodies(model)
         elif self._runtime is not None or self.graph.fused:
             try:
-                finalize(model, self._bodies, self._runtime)
+                self._write_bodies(model)
             except Exception as error:  # onnx raises many kinds, none of them ours
                 clean = f"Clean it up first: `capsedge.optimize({str(self.path)!r}, 'clean.onnx')`."
                 command = f"Clean it up first: `capsedge optimize {shlex.quote(str(self.path))}`."
@@ -304,6 +305,12 @@ class FloatModel:
         ]
         self._finalize(model)
         return model, kept
+
+    def _write_bodies(self, model: onnx.ModelProto) -> None:
+        if self._runtime is None:
+            attach_short_functions(model, self._bodies)
+        else:
+            fit_to_runtime(model, self._runtime)
 
     def quantizable(self, target: str) -> list[QuantizableLayer]:
         """The units that are faster or smaller in INT8 on a target."""

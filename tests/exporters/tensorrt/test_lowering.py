@@ -17,8 +17,8 @@ from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
+from capsedge.graph.functions import attach_short_functions
 from capsedge.graph.proto import inferred, operator_nodes, shapes_of
-from capsedge.graph.target_runtimes import finalize
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports
@@ -113,7 +113,7 @@ def test_types_attributes_and_opsets_survive(
             model = int8_qdq.emit(
                 made.model, made.layers, uniform_assignment(made.layers, "int8"), table
             )
-            finalize(model)
+            attach_short_functions(model)
     given: list[onnx.ModelProto] = []
     surgeon = lowering.gs.import_onnx
     monkeypatch.setattr(lowering.gs, "import_onnx", lambda m: given.append(m) or surgeon(m))
