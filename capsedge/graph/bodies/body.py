@@ -121,10 +121,6 @@ class Body:
         """A constant INT64 vector: axes, a shape."""
         return self._constant(np.asarray(list(values), np.int64))
 
-    def int8(self, values: np.ndarray) -> str:
-        """A constant INT8 vector."""
-        return self._constant(values.astype(np.int8))
-
     def _constant(self, value: np.ndarray) -> str:
         tensor = numpy_helper.from_array(value)
         key = tensor.SerializeToString()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from capsedge.graph.bodies.body import Body
 from capsedge.spec.operators import OPERATORS
@@ -114,10 +113,13 @@ def dequantize(b: Body) -> None:
 def build_convolution(b: Body) -> None:
     """Write the body: ONNX's own operator.
 
-    Its zero points of the weight are the body's own. Optimizers of other projects let convolutions share
-    equal tensors, which ONNX Runtime cannot convert on x86 without VNNI (`multiply_exactly`).
+    The weight's zero points, all zero, depend on the bias, so that they are a tensor of this node's own when
+    ONNX Runtime has folded constants. Optimizers let convolutions share equal tensors, which ONNX Runtime
+    cannot convert on x86 without VNNI (`multiply_exactly`).
     """
-    zeros = b.int8(np.zeros(int(b.shapes["weight"][0] or 0)))
+    whole = b.op("Cast", b.formal("weight_zero_point"), to=TensorProto.INT32)
+    nothing = b.op("Sub", b.formal("bias"), b.formal("bias"))
+    zeros = b.op("Cast", b.op("Add", whole, nothing), to=TensorProto.INT8)
     node = helper.make_node(
         "QLinearConv",
         [zeros if name == "weight_zero_point" else b.formal(name) for name in b.shapes],
