@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -64,14 +63,16 @@ def versions(*packages: str) -> dict[str, str]:
 
 def installed_version(package: str) -> str:
     """Version of an installed package, under any of its distribution names; empty if not installed."""
+    from importlib import metadata  # brings zipfile and more
+
     if importlib.util.find_spec(package) is None:
         return ""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
     # Under another name; this reads the list of files of every installed package.
-    for name in sorted(importlib.metadata.packages_distributions().get(package, ())):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
+    for name in sorted(metadata.packages_distributions().get(package, ())):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
     return "version unknown"
 
 
@@ -214,14 +215,16 @@ def onnxruntime_packages() -> list[Check]:
     They share one folder: what is installed last overwrites the others, and without `onnxruntime-gpu`'s
     own libraries the CUDA provider is gone.
     """
-    providers = importlib.metadata.packages_distributions().get("onnxruntime", ())
+    from importlib import metadata  # brings zipfile and more
+
+    providers = metadata.packages_distributions().get("onnxruntime", ())
     packages = sorted(set(providers))
     if len(packages) < 2:
         return []
     others = [p for p in packages if p != "onnxruntime"]
     kept = "onnxruntime-gpu" if "onnxruntime-gpu" in others else others[0]
     wanted = "'capsedge[gpu]'" if kept == "onnxruntime-gpu" else kept
-    shown = " and ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
+    shown = " and ".join(f"{p} {metadata.version(p)}" for p in packages)
     return [
         Check(
             "onnxruntime",
