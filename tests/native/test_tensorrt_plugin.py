@@ -268,7 +268,7 @@ def test_defaults(mock: ctypes.CDLL) -> None:
 
 def test_workspace_is_that_of_the_gpu_of_the_build(mock: ctypes.CDLL) -> None:
     """A Jetson in another power mode has another number of multiprocessors; the engine's memory stays."""
-    shapes = [(1, 1152, 8), (1152, 10, 16, 8), (1152, 10), (10, 16)]
+    shapes = [(32, 1152, 8), (1152, 10, 16, 8), (1152, 10), (10, 16)]
     built = create(mock, "DynamicRouting", DYNAMIC)
     assert b"multiprocessors=4," in mock.mock_timing_cache_id(built)
     loaded = create(mock, "DynamicRouting", {**DYNAMIC, "multiprocessors": 16}, RUNTIME)
