@@ -1,0 +1,122 @@
+"""The first day with a GPU, rehearsed: what runs, what is resumed, what a report says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tools.first_gpu_day import pack, report
+from tools.first_gpu_day.running import State, run
+from tools.first_gpu_day.steps import OUTPUT, STAGES, Step, steps
+
+
+def _step(name: str, code: str, stage: str = "behaviour", **more: object) -> Step:
+    return Step(name, stage, (sys.executable, "-c", code), 1, **{"limit": 20, **more})  # type: ignore[arg-type]
+
+
+def _run(folder: Path, *chosen: Step, seconds: float = 30) -> tuple[State, list[str]]:
+    state, said = State(folder), list[str]()
+    run(state, chosen, seconds, {}, said.append)
+    return state, said
+
+
+def test_steps_have_names_of_their_own_and_come_by_stage() -> None:
+    for small in (False, True):
+        names = [step.name for step in steps(small)]
+        assert len(set(names)) == len(names)
+        order = [STAGES.index(step.stage) for step in steps(small)]
+        assert order == sorted(order)
+        assert set(order) == set(range(len(STAGES)))
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "inventory.result.json").write_text('{"found": {"ncu": "ncu is not installed"}}')
+    chosen = [
+        _step("good", "print('fine')"),
+        _step("bad", "import sys; sys.exit('it broke')"),
+        _step("lacking", "import sys; print('no tool'); sys.exit(3)"),
+        _step("slow", "import time; time.sleep(30)", limit=0.2),
+        _step("needy", "print()", needs=("ncu",)),
+    ]
+    state, _ = _run(tmp_path, *chosen)
+    found = {step.name: state.result(step) for step in chosen}
+    assert {name: row and (row["verdict"], row["why"]) for name, row in found.items()} == {
+        "good": ("passed", ""),
+        "bad": ("failed", "it broke"),
+        "lacking": ("not available", "no tool"),
+        "slow": ("stopped", "not finished after 0 s"),
+        "needy": ("not available", "ncu is not installed"),
+    }
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    chosen = [_step(name, f"open({str(log)!r}, 'a').write({name!r})") for name in "ab"]
+    _run(tmp_path, chosen[0])
+    _run(tmp_path, *chosen)
+    assert log.read_text() == "ab"
+    _, said = _run(tmp_path, *chosen)
+    assert not said
+
+
+def test_no_time_left_is_no_result(tmp_path: Path) -> None:
+    step = _step("long", "import time; time.sleep(30)", timed=True)
+    state, said = _run(tmp_path, step, seconds=0.2)
+    assert state.result(step) is None
+    assert said == ["long: no time left"]
+
+
+def test_the_report(tmp_path: Path) -> None:
+    code = "import json, sys; json.dump({'x': 1}, open(sys.argv[1], 'w'))"
+    wrote = Step("wrote", "behaviour", (sys.executable, "-c", code, OUTPUT), 1, 20)
+    failed = _step("bad", "import sys; sys.exit('a | b')")
+    state, _ = _run(tmp_path, wrote, failed)
+    report.write(state, [wrote, failed, _step("later", "")], emulated=True)
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert [row["verdict"] for row in document["steps"]] == ["passed", "failed", "open"]
+    assert document["steps"][0]["document"] == {"x": 1}
+    page = (tmp_path / "report.md").read_text()
+    assert "no time below is that of a GPU" in page
+    assert "| behaviour | 1 | 1 | 0 | 0 | 1 |" in page
+    assert "| bad | failed | a \\| b |" in page
+
+
+@pytest.mark.thorough
+def test_the_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "libcapsedge_cuda.so"
+    library.write_bytes(b"")
+    monkeypatch.setenv("CAPSEDGE_CUDA_LIBRARY", str(library))
+    assert pack.write(tmp_path / "gpu.tar.gz") < pack.LIMIT
+    with tarfile.open(tmp_path / "gpu.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / "capsedge-gpu"
+    assert (folder / "build" / "cuda" / library.name).is_file()
+    command = [sys.executable, "-m", "tools.first_gpu_day", "--plan"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "conformance: 12 steps" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is missing")
+def test_a_rehearsal(tmp_path: Path) -> None:
+    """Without torch on a GPU, latency, counters and models are not available; all else passes."""
+    command = [sys.executable, "-m", "tools.first_gpu_day", "--device", "emulated"]
+    done = subprocess.run(
+        [*command, "--state", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    rows = json.loads((tmp_path / "report.json").read_text())["steps"]
+    found = {row["step"]: row["verdict"] for row in rows}
+    assert not {name for name, verdict in found.items() if verdict in ("failed", "open")}, (
+        done.stderr
+    )
+    assert {name for name, verdict in found.items() if verdict == "passed"} >= {
+        f"conformance-{scheme}-{dtype}" for scheme in ("auto", "tiled") for dtype in ("float32", "float16")
+    }  # fmt: skip
