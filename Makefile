@@ -106,7 +106,7 @@ mutants: $(READY) ## Put faults into the code and count which tests find them (t
 	$(BIN)/python -m tools.mutants $(SUBJECT:%=--only %)
 
 test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, all cases, three architectures (needs nvcc of CUDA 13)
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx tests/native/test_first_gpu_day.py -m "slow or not slow"
 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow

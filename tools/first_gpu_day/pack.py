@@ -18,8 +18,10 @@ def files() -> list[Path]:
     """What is carried: the repository's own files, and the compiled kernels.
 
     Raises:
-        FileNotFoundError: the kernels are not built.
+        FileNotFoundError: the kernels are not built, or this is no checkout.
     """
+    if not (ROOT / ".git").exists():
+        raise FileNotFoundError("an archive is packed in a checkout; this is none")
     library = cuda_library.gpu_library()
     if library is None:
         raise FileNotFoundError(
