@@ -88,6 +88,15 @@ def test_the_report(tmp_path: Path) -> None:
     assert "| bad | failed | a \\| b |" in page
 
 
+def test_what_no_peer_could_measure_is_said_once() -> None:
+    times = {"torch eager": {"median_ms": 1.5}, "TensorRT": {"failed": "not installed"}}
+    models = [{"model": "m:3", "batch": batch, "times": times} for batch in (1, 32)]
+    rows = [{"stage": "models", "verdict": "passed", "document": {"models": models}}]
+    page = report.markdown({"emulated": False, "steps": rows})
+    assert page.count("| torch eager | 1.500 |") == 2
+    assert page.count("- TensorRT: not installed") == 1
+
+
 @pytest.mark.thorough
 def test_the_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "libcapsedge_cuda.so"

@@ -126,19 +126,16 @@ def _counters(steps: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _models(steps: Sequence[dict[str, Any]]) -> list[str]:
-    lines = []
+    lines, missing = [], dict[str, None]()
     for found in _documents(steps, "models"):
         for row in found["models"]:
             for peer, time in row["times"].items():
-                shown = f"{time['median_ms']:.3f}" if "median_ms" in time else _cell(time["failed"])
-                lines.append(f"| {row['model']} | {row['batch']} | {peer} | {shown} |")
-    if not lines:
+                if "median_ms" in time:
+                    shown = f"{time['median_ms']:.3f}"
+                    lines.append(f"| {row['model']} | {row['batch']} | {peer} | {shown} |")
+                else:
+                    missing[f"- {peer}: {time['failed']}"] = None  # said once, however many rows
+    if not lines and not missing:
         return []
-    return [
-        "## Models",
-        "",
-        "| model | batch | peer | ms |",
-        "| --- | --- | --- | --- |",
-        *lines,
-        "",
-    ]
+    head = ["## Models", "", "| model | batch | peer | ms |", "| --- | --- | --- | --- |"]
+    return [*head, *lines, "", *(["Not measured:", "", *missing, ""] if missing else [])]
