@@ -266,7 +266,6 @@ def _compile(compiler: str, checks: str, sources: Path, target: Path) -> None:
         )  # fmt: skip
 
 
-@lru_cache(maxsize=1)
 def gpu_library() -> Path | None:
     """The kernels for the GPU: what the variable names, or what `make cuda` built."""
     named = os.environ.get(VARIABLE)

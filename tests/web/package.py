@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 WEB = ROOT / "capsedge" / "runtime" / "web"
 DRIVER = Path(__file__).with_name("driver.mjs")
 _OLDEST_NODE = (20, 19)
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def missing() -> str:
@@ -32,6 +33,12 @@ def missing() -> str:
     if not (WEB / "node_modules" / "onnxruntime-web").is_dir():
         return "needs the npm packages of capsedge/runtime/web: make web"
     return ""
+
+
+def assert_close_poses(found: NDArray[Any], wanted: NDArray[Any]) -> None:
+    """Poses of EM routing are several units long: an element rounds as the sum behind it does."""
+    scale = max(1.0, float(np.abs(wanted).max()))
+    np.testing.assert_allclose(found / scale, wanted / scale, **CLOSE)
 
 
 class Refused(Exception):

@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 from tests.vectors import file_cases
 
 from . import browser
+from .package import CLOSE, assert_close_poses
 from .pictures import ODD, RULES, chunk, odd_pictures, written
 
 pytest.importorskip("onnxruntime")
@@ -29,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(bool(browser.missing()), reason=browser.missing()),
 ]
 SAMPLES = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # poses of EM routing are several units long
 
 
 def test_five_hundred_png_files(compiled: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_zoo_on_all_samples(compiled: Path, name: str) -> None:
         assert [each["label"] for each in found["ranking"]] == [each.name for each in wanted.labels]
         assert (found["atypical"] or "") == wanted.atypical
         np.testing.assert_allclose(found["scores"], wanted.scores, **CLOSE)
-        np.testing.assert_allclose(found["poses"], wanted.poses.ravel(), **CLOSE)
+        assert_close_poses(np.asarray(found["poses"]), wanted.poses.ravel())
         if found["pictures"]:
             pictures = python.decode(wanted.poses)
             np.testing.assert_allclose(found["pictures"], pictures.ravel(), **CLOSE)

@@ -18,12 +18,11 @@ from capsedge.runtime.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
 from tests.runtime.models import CLASSES, POSE, SIDE, capsule_model, foreign_model, metadata
 
-from .package import Package, Refused, Session
+from .package import CLOSE, Package, Refused, Session, assert_close_poses
 
 pytest.importorskip("onnxruntime")
 
 SAMPLES = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # poses of EM routing are several units long
 TRACED = {
     "rtol": 1e-4,
     "atol": 1e-4,
@@ -48,7 +47,7 @@ def compare(
     assert answer["label"] == wanted.label
     assert abs(answer["score"] - (wanted.score or 0)) < 1e-5
     np.testing.assert_allclose(scores, wanted.scores, **CLOSE)
-    np.testing.assert_allclose(poses.reshape(answer["poses"]), wanted.poses, **CLOSE)
+    assert_close_poses(poses.reshape(answer["poses"]), wanted.poses)
     assert (answer["atypical"] or "") == wanted.atypical
     assert bool(answer["hint"]) == bool(wanted.hint)
 
