@@ -154,10 +154,11 @@ def compiled(function: Callable[[], object], mode: str) -> dict[str, Any]:
     torch._dynamo.reset()
     counters.clear()
     start = time.perf_counter()
-    fast = torch.compile(function, mode=mode, dynamic=False)
+    fast = torch.compile(function, mode=mode, dynamic=False, fullgraph=True)
     with mock.patch.object(Operator, "__call__", lambda self, *args: self._definition(*args)):
         with torch.no_grad():
-            fast()
+            for _ in range(4):  # compiles, warms up, records the CUDA graph, replays it
+                fast()
         graphs = int(counters["stats"]["unique_graphs"])
         if not graphs:
             return {"failed": "torch.compile recorded no graph"}

@@ -44,6 +44,7 @@ def inventory() -> dict[str, Any]:
         "gpu": why,
         "kernels": _kernels(),
         "torch": _torch(),
+        "onnxruntime": _onnxruntime(),
         **{
             name: "" if programs[name] else f"{name} is not installed"
             for name in ("ncu", "compute-sanitizer")
@@ -88,6 +89,16 @@ def _torch() -> str:
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["torch does not load"])[-1]
     return "" if done.stdout.strip() == "True" else "torch sees no GPU"
+
+
+def _onnxruntime() -> str:
+    """Asked without starting the provider."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return str(error)
+    found = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    return "" if found else "this ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu"
 
 
 def _program(name: str) -> str:

@@ -77,6 +77,9 @@ def _behaviour(small: bool) -> Iterator[Step]:
             continue  # 70,000 images take an emulated GPU an hour
         command = _python("tests.native.cuda_behaviour", name)
         yield Step(f"behaviour-{name}", "behaviour", command, 10, 300, ("gpu", "kernels"))
+    if not small:
+        command = _python("tests.runtime.gpu_provider", OUTPUT)
+        yield Step("behaviour-provider", "behaviour", command, 60, 300, ("gpu", "onnxruntime"))
 
 
 def _sanitizer(small: bool) -> Iterator[Step]:

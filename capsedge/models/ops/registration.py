@@ -59,7 +59,10 @@ class Operator:
         return torch.compile(self._definition)
 
     def __call__(self, *args: Any) -> Any:
-        return self._compiled(*args) if _compiling else self.op(*args)
+        if not _compiling:
+            return self.op(*args)
+        with no_autocast(args[0]):  # outside: some versions of the compiler cannot trace it
+            return self._compiled(*args)
 
 
 def register(
@@ -115,7 +118,7 @@ def register(
     op = torch.library.custom_op(f"capsedge::{name}", forward, mutates_args=())
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)
-    return Operator(op, forward)
+    return Operator(op, definition)
 
 
 # --- Decompositions into ATen operators, for compilers that know nothing of ``capsedge`` ---

@@ -1,0 +1,127 @@
+"""ONNX Runtime's CUDA provider under capsedge: ``python -m tests.runtime.gpu_provider RESULT.json``.
+
+The zoo's models against the CPU, from one thread and from several, and what pinned memory saves. Needs a GPU,
+onnxruntime-gpu and the libraries that it asks for (cuDNN and cuBLAS; torch brings them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import capsedge
+from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.files.writing import write_bytes
+from capsedge.runtime.zoo import MODELS, zoo_model
+from tests.conftest import ROOT
+
+SAMPLES = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
+BATCHES = (1, 3, 32, 100)
+LIMIT = 1e-4  # of the largest value of an output: FP32 in another order of sums
+THREADS, RUNS = 4, 20
+
+
+def inputs(session: capsedge.Session, count: int) -> dict[str, NDArray[Any]]:
+    """Sample images and noise, prepared: ``[count, C, H, W]``."""
+    random = np.random.default_rng(count)
+    samples = np.stack([session.prepare(path) for path in SAMPLES])[:count]
+    noise = random.random((count - len(samples), *samples.shape[1:]), dtype=np.float32)
+    return {session.backend.inputs[0].name: np.concatenate([samples, noise.astype(samples.dtype)])}
+
+
+def difference(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) -> float:
+    """The largest, relative to the largest value of its output."""
+    worst = 0.0
+    for name, right in wanted.items():
+        scale = max(1e-6, float(np.abs(right).max(initial=0)))
+        worst = max(worst, float(np.abs(found[name] - right).max(initial=0)) / scale)
+    return worst
+
+
+def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """What was found for a model, by name; a word that begins with "wrong" is a failure."""
+    cpu = capsedge.load(path, ops="portable")
+    try:
+        gpu = capsedge.load(path, device="cuda")
+    except CapsedgeError as error:
+        yield "refused", " ".join(str(error).splitlines())
+        return
+    for count in BATCHES:
+        feeds = inputs(cpu, count)
+        wanted = cpu.run(feeds)
+        found = gpu.run(feeds)
+        kept = {key: value.copy() for key, value in found.items()}
+        again = gpu.run({key: np.zeros_like(value) for key, value in feeds.items()})
+        if any(not np.array_equal(found[key], kept[key], equal_nan=True) for key in kept):
+            yield "reuse", f"wrong: the next call overwrote an answer of {count} images"
+        del again
+        worst = difference(found, wanted)
+        yield f"difference at {count}", worst if worst <= LIMIT else f"wrong: {worst:.3g}"
+    labels = [[session.predict(path)[0].label for path in SAMPLES] for session in (cpu, gpu)]
+    yield "labels", "equal" if labels[0] == labels[1] else f"wrong: {labels}"
+    yield "threads", threads(gpu, cpu)
+    yield "pinned", pinned(gpu, inputs(cpu, 32))
+    gpu.close()
+
+
+def threads(gpu: capsedge.Session, cpu: capsedge.Session) -> str:
+    """Several threads get the answers of their own inputs, at batches that differ."""
+    feeds = [inputs(cpu, count) for count in (1, 5, 8, 17)[:THREADS]]
+    wanted = [cpu.run(each) for each in feeds]
+
+    def work(number: int) -> float:
+        return max(difference(gpu.run(feeds[number]), wanted[number]) for _ in range(RUNS))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        worst = max(pool.map(work, range(THREADS)))
+    return f"{THREADS} at once, {worst:.3g}" if worst <= LIMIT else f"wrong: {worst:.3g}"
+
+
+def pinned(gpu: capsedge.Session, feeds: dict[str, NDArray[Any]]) -> dict[str, float]:
+    """Milliseconds per call (median) through pinned memory, and by ``InferenceSession.run``; in turns."""
+    assert isinstance(gpu.backend, OnnxRuntimeBackend)
+    plain, names = gpu.backend.session, [port.name for port in gpu.backend.outputs]
+    ways: dict[str, Callable[[], Any]] = {
+        "pinned_ms": lambda: gpu.run(feeds),
+        "pageable_ms": lambda: plain.run(names, feeds),
+    }
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(60):
+        for way, call in ways.items():
+            start = time.perf_counter()
+            call()
+            if turn >= 10:
+                times[way].append(1e3 * (time.perf_counter() - start))
+    return {way: round(float(np.median(each)), 4) for way, each in times.items()}
+
+
+def main() -> int:
+    """Write what was found; exit code 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("result", type=Path)
+    target = parser.parse_args().result
+    found: dict[str, dict[str, Any]] = {}
+    for name in MODELS:
+        path = zoo_model(name)
+        assert path is not None
+        found[name] = dict(checks(name, path))
+        print(name, json.dumps(found[name]), file=sys.stderr)
+    write_bytes(target, (json.dumps({"provider": found}, indent=1) + "\n").encode())
+    wrong = [f"{name}: {key}" for name, row in found.items() for key, value in row.items()
+             if str(value).startswith("wrong")]  # fmt: skip
+    print("; ".join(wrong) or "all right", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
