@@ -1,7 +1,7 @@
 """ONNX Runtime's CUDA provider under capsedge: ``python -m tests.runtime.gpu_provider RESULT.json``.
 
-The zoo's models against the CPU, from one thread and from several, and what pinned memory saves. Needs a GPU,
-onnxruntime-gpu and the libraries that it asks for (cuDNN and cuBLAS; torch brings them).
+The zoo's models against the CPU, from one thread and from several, and what a session adds to the time. Needs
+a GPU, onnxruntime-gpu and the libraries that it asks for (cuDNN and cuBLAS; torch brings them).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
     labels = [[session.predict(path)[0].label for path in SAMPLES] for session in (cpu, gpu)]
     yield "labels", "equal" if labels[0] == labels[1] else f"wrong: {labels}"
     yield "threads", threads(gpu, cpu)
-    yield "pinned", pinned(gpu, inputs(cpu, 32))
+    yield "times", times(gpu, inputs(cpu, 32))
     gpu.close()
 
 
@@ -87,22 +87,22 @@ def threads(gpu: capsedge.Session, cpu: capsedge.Session) -> str:
     return f"{THREADS} at once, {worst:.3g}" if worst <= LIMIT else f"wrong: {worst:.3g}"
 
 
-def pinned(gpu: capsedge.Session, feeds: dict[str, NDArray[Any]]) -> dict[str, float]:
-    """Milliseconds per call (median) through pinned memory, and by ``InferenceSession.run``; in turns."""
+def times(gpu: capsedge.Session, feeds: dict[str, NDArray[Any]]) -> dict[str, float]:
+    """Milliseconds per call (median), of the session and of ONNX Runtime alone; in turns."""
     assert isinstance(gpu.backend, OnnxRuntimeBackend)
     plain, names = gpu.backend.session, [port.name for port in gpu.backend.outputs]
     ways: dict[str, Callable[[], Any]] = {
-        "pinned_ms": lambda: gpu.run(feeds),
-        "pageable_ms": lambda: plain.run(names, feeds),
+        "session_ms": lambda: gpu.run(feeds),
+        "onnxruntime_ms": lambda: plain.run(names, feeds),
     }
-    times: dict[str, list[float]] = {way: [] for way in ways}
+    found: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(60):
         for way, call in ways.items():
             start = time.perf_counter()
             call()
             if turn >= 10:
-                times[way].append(1e3 * (time.perf_counter() - start))
-    return {way: round(float(np.median(each)), 4) for way, each in times.items()}
+                found[way].append(1e3 * (time.perf_counter() - start))
+    return {way: round(float(np.median(each)), 4) for way, each in found.items()}
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
 """Run models with ONNX Runtime, plain or with its profiler.
 
-For `capsedge.load`, this module makes the sessions, and `onnxruntime_gpu` runs them on a GPU.
-Profiling's plain peers, the exporter's checks and the readers of executed precision make sessions of
-their own; the import contract ``packages`` in pyproject.toml lists them all.
+For `capsedge.load`, this module makes the sessions. On a GPU they are given the host's arrays as they are: an
+IO binding and copies through pinned memory took longer on an H100 (1.2 to 2 times). Profiling's plain peers,
+the exporter's checks and the readers of executed precision make sessions of their own; the import contract
+``packages`` in pyproject.toml lists them all.
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     import onnxruntime
     from typing_extensions import Self
 
-    from capsedge.runtime.backends.onnxruntime_gpu import PinnedRuns
 
 _DTYPES = {
     "tensor(float)": "float32",
@@ -126,8 +126,7 @@ class OnnxRuntimeBackend:
         mixed: whether routing that no library runs stands beside the operators.
 
     Raises:
-        EnvironmentProblem: ONNX Runtime is missing, the library does not load into it, or the provider
-            or, on a GPU, the CUDA runtime library is not available.
+        EnvironmentProblem: ONNX Runtime or the provider is missing, or the library does not load into it.
         UnsupportedModelError: part of the model would run on the CPU although a GPU was requested.
         ArtefactError: ONNX Runtime refuses the model.
     """
@@ -172,7 +171,6 @@ class OnnxRuntimeBackend:
             raise cannot_load(ort, path, error) from error
         onnxruntime_session.check_provider_used(session, settings.provider)
         self._session: onnxruntime.InferenceSession | None = session
-        self._pinned = None if settings.gpu is None else _pinned_runs(settings.gpu, self.outputs)
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = FATAL
         self._run_options.only_execute_path_to_fetches = True
@@ -244,12 +242,7 @@ class OnnxRuntimeBackend:
         """The named outputs, for inputs that have been checked; nodes that they do not need are not run."""
         session = self.session
         try:
-            if self._pinned is None:
-                values = session.run(outputs, feeds, self._run_options)
-            else:
-                values = self._pinned.run(session, outputs, feeds, self._run_options)
-        except EnvironmentProblem:
-            raise  # of CUDA, not of the file
+            values = session.run(outputs, feeds, self._run_options)
         except Exception as error:
             shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
             raise ArtefactError(
@@ -271,20 +264,11 @@ class OnnxRuntimeBackend:
     def close(self) -> None:
         """Free the model; calls that still run are not disturbed. A second call does nothing."""
         self._session = None
-        if self._pinned is not None:
-            self._pinned.close()
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called; the attributes stay known."""
         return self._session is None
-
-
-def _pinned_runs(gpu: int, outputs: Sequence[Port]) -> PinnedRuns:
-    """Imported here: nothing of CUDA is loaded for the CPU."""
-    from capsedge.runtime.backends.onnxruntime_gpu import PinnedRuns
-
-    return PinnedRuns(gpu, outputs)
 
 
 def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:
