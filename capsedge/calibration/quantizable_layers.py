@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from capsedge.graph.proto import Graph, attributes_of, values_of
+from capsedge.spec import limits
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
 # --- Quantizable layers ---
 
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would take as much space
-MAX_PRODUCTS = 65000  # in a 32-bit sum: docs/reference/operators.md, QuantizedConv
 _STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # index of the weight among the inputs
 
 
@@ -102,7 +102,7 @@ def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
         return f"it has {a['group']} groups, not 1"
     if a.get("auto_pad", b"NOTSET") != b"NOTSET":
         return "its padding is computed (auto_pad)"
-    if math.prod(dims[1:]) > MAX_PRODUCTS:
+    if math.prod(dims[1:]) > limits.CONVOLUTION_PRODUCTS:
         return f"{math.prod(dims[1:])} products of 8 bits overflow a 32-bit sum"
     return ""
 

@@ -20,6 +20,7 @@ from capsedge.runtime.files.json_documents import Malformed, decode
 from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.writing import sha256, with_suffix_appended, write_text
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.spec import limits
 
 SCHEMA = 1
 MAX_BATCH = 2**31 - 1
@@ -188,7 +189,7 @@ def read(engine: Path) -> EngineMetadata:
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
         )
     try:
-        values = decode(dict[str, Any], json_documents.read(path))
+        values = decode(dict[str, Any], json_documents.read(path, limits.METADATA_VALUES))
         schema = decode(int, values.pop("schema", None), "schema")
         if schema != SCHEMA:
             raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")

@@ -242,7 +242,7 @@ def _parsed(name: str, text: str) -> Any:
     if len(text) > most:
         raise Malformed(f"'{name}' has over {most // limits.KIB} KiB")
     try:
-        return parse(text)
+        return parse(text, most=limits.METADATA_VALUES)
     except Malformed as error:
         raise Malformed(f"'{name[:80]}': {error}") from error
 

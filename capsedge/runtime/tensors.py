@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
+from capsedge.spec import limits
 
 # Of images: layers may amplify them 2^20 times, and squares of 2^20 such values still add up within float32
-# (2 * (32 + 20) + 20 < 128). The same in libcapsedge (session.cpp, decoder.cpp) and in decoder.ts.
-LARGEST = 2.0**32
+# (2 * (32 + 20) + 20 < 128).
+LARGEST = float(limits.INPUT_MAGNITUDE)
 
 
 class SupportsArray(Protocol):

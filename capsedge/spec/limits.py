@@ -1,101 +1,305 @@
 """Limit the size of everything that comes from a file.
 
-Readers check the limits before they allocate memory. docs/reference/limits.md explains them;
-tests/test_limits.py compares the two.
+Readers check the limits before they allocate memory. ``python -m tools.spec`` writes them into C++, into
+TypeScript and into docs/reference/limits.md, in this order.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit: how large, long or deep something may be.
+
+    Attributes:
+        value: the largest that is allowed.
+        meaning: what it limits, in Markdown, with links from docs/reference.
+    """
+
+    name: str
+    value: int
+    meaning: str
+
+    @property
+    def unit(self) -> str:
+        """``bytes`` or ``seconds``; empty for a number of things."""
+        words = {"BYTES": "bytes", "MEMORY": "bytes", "SECONDS": "seconds"}
+        return words.get(self.name.rpartition("_")[2], "")
+
+
+LIMITS: dict[str, Limit] = {}
+
+
+def _limit(name: str, value: int, meaning: str) -> int:
+    """Enter a limit into the table; its value."""
+    LIMITS[name] = Limit(name, value, meaning)
+    return value
+
+
 # JSON: metadata, configurations, metadata files, calibration tables, headers of checkpoints.
-JSON_BYTES = 32 * MIB
-JSON_VALUES = 2_000_000  # a calibration table has about 3,000 per tensor
-JSON_DEPTH = 32
-METADATA_BYTES = 8 * MIB  # of one model
-TYPICAL_INPUT_BYTES = 4 * KIB  # of the typical input, in the metadata
-CASCADE_BYTES = 16 * KIB  # of the description of a cascade, in the metadata
-TRACE_BYTES = MIB  # of the description of traced layers, in the metadata
-TRACED_BYTES = GIB  # of the values of one call of `Session.trace`
+JSON_BYTES = _limit(
+    "JSON_BYTES",
+    32 * MIB,
+    "one JSON document: a metadata file, a calibration table, the header of a checkpoint",
+)
+JSON_VALUES = _limit("JSON_VALUES", 2_000_000, "the values in it")
+JSON_DEPTH = _limit("JSON_DEPTH", 32, "its nesting")
+METADATA_BYTES = _limit("METADATA_BYTES", 8 * MIB, "the `capsedge.*` properties of one ONNX file")
+METADATA_VALUES = _limit(
+    "METADATA_VALUES",
+    500_000,
+    "the values of one of these, or of the metadata file of an engine; a real one has a few hundred",
+)
+TYPICAL_INPUT_BYTES = _limit(
+    "TYPICAL_INPUT_BYTES",
+    4 * KIB,
+    "the [typical input](metadata.md#nothing-to-see), in the metadata or in a checkpoint",
+)
+CASCADE_BYTES = _limit(
+    "CASCADE_BYTES", 16 * KIB, "the description of a [cascade](metadata.md#cascade)"
+)
+TRACE_BYTES = _limit(
+    "TRACE_BYTES", MIB, "the layers of a [trace](metadata.md#trace), in the metadata"
+)
+TRACED_BYTES = _limit("TRACED_BYTES", GIB, "the values of one call of `Session.trace`")
 
 # Images: limits on one file.
-IMAGE_FILE_BYTES = 128 * MIB
-IMAGE_PIXELS = 2**26
-IMAGE_SIDE = (
-    32768  # keeps the integers of `preprocessing.taps` below 2**53, hence exact as doubles too
+IMAGE_FILE_BYTES = _limit("IMAGE_FILE_BYTES", 128 * MIB, "one image file, standard input included")
+IMAGE_PIXELS = _limit("IMAGE_PIXELS", 2**26, "pixels of one image")
+# Keeps the integers of `preprocessing.taps` below 2**53, hence exact as doubles too.
+IMAGE_SIDE = _limit("IMAGE_SIDE", 32_768, "pixels along one side of an image")
+INPUT_VALUES = _limit("INPUT_VALUES", 2**26, "values of one input image of a model")
+INPUT_MAGNITUDE = _limit(
+    "INPUT_MAGNITUDE",
+    2**32,
+    "values of an image are below it: squares of larger ones [overflow FP32](operators.md#common-rules)",
 )
-INPUT_VALUES = 2**26  # of one input image of a model
-GIF_BLOCKS = 65_536  # of extensions before the first frame
-BMP_RUNS_BYTES = 4 * MIB  # of a BMP file with run-length encoding, whose decoder is slow
-TIFF_TAGS = 4096  # of the first page
-TIFF_VALUES = 2**18  # of one tag: offsets of strips, entries of a palette
-TIFF_TILE_PIXELS = 2**22  # of one tile, if the image is not larger
+GIF_BLOCKS = _limit("GIF_BLOCKS", 65_536, "blocks before the first frame of a GIF")
+BMP_RUNS_BYTES = _limit(
+    "BMP_RUNS_BYTES", 4 * MIB, "one BMP file with run-length encoding, which is slow to decode"
+)
+TIFF_TAGS = _limit("TIFF_TAGS", 4096, "tags of a TIFF's first page")
+TIFF_VALUES = _limit("TIFF_VALUES", 2**18, "numbers in one of them, such as the offsets of strips")
+TIFF_TILE_PIXELS = _limit(
+    "TIFF_TILE_PIXELS", 2**22, "pixels of a TIFF's tile, if the image has fewer"
+)
 
 # Data sets and checkpoints.
-ARRAY_BYTES = 4 * GIB  # one file's arrays
-UNPACKED_BYTES = 512 * MIB  # unpacked size of any compressed file ...
-UNPACKED_RATIO = 20  # ... or this many times its compressed size, if that is larger
-ARCHIVE_INDEX_BYTES = MIB  # the list of members of a zip archive
-FOLDER_FILES = 1_000_000  # names in one folder
-TABLE_BYTES = 64 * MIB  # of targets.csv
-PICKLE_BYTES = 64 * MIB  # besides the arrays
-PICKLE_OPCODES = 500_000
-TENSORS = 65_536  # of one checkpoint
-TORCH_SECONDS = 120  # of the process that opens a PyTorch file
-TORCH_MEMORY = 512 * MIB  # of its address space, besides twice the file's unpacked size
-KERAS_BYTES = GIB  # of one Keras file
-KERAS_SECONDS = 60  # of the process that opens it
-KERAS_MEMORY = 8 * GIB  # of address space, of which libraries take a part
+ARRAY_BYTES = _limit(
+    "ARRAY_BYTES",
+    4 * GIB,
+    "the arrays of one data set file, all images of one folder, one checkpoint",
+)
+UNPACKED_BYTES = _limit("UNPACKED_BYTES", 512 * MIB, "the unpacked size of a compressed file;")
+UNPACKED_RATIO = _limit(
+    "UNPACKED_RATIO", 20, "if larger, the limit is this many times the compressed size"
+)
+ARCHIVE_INDEX_BYTES = _limit(
+    "ARCHIVE_INDEX_BYTES", MIB, "the list of members of a zip archive (npz, `.pt`)"
+)
+FOLDER_FILES = _limit("FOLDER_FILES", 1_000_000, "names in one folder")
+TABLE_BYTES = _limit("TABLE_BYTES", 64 * MIB, "a table `targets.csv`")
+PICKLE_BYTES = _limit("PICKLE_BYTES", 64 * MIB, "the pickle of a `.pt` file, besides its tensors")
+PICKLE_OPCODES = _limit("PICKLE_OPCODES", 500_000, "steps of one pickle of CIFAR-10")
+TENSORS = _limit("TENSORS", 65_536, "tensors of one safetensors checkpoint")
+TORCH_SECONDS = _limit("TORCH_SECONDS", 120, "seconds of the process that opens a `.pt` file")
+TORCH_MEMORY = _limit(
+    "TORCH_MEMORY", 512 * MIB, "the memory that it may take, besides twice the file's unpacked size"
+)
+KERAS_BYTES = _limit(
+    "KERAS_BYTES", GIB, "one Keras file (`.h5`, and the weights in a `.keras` archive)"
+)
+KERAS_SECONDS = _limit("KERAS_SECONDS", 60, "seconds of the process that opens it")
+KERAS_MEMORY = _limit("KERAS_MEMORY", 8 * GIB, "its address space")
 
 # Configurations of models.
-ITERATIONS = 100
-LAYERS = 512
-WIDTH = 2**16  # channels, types, classes, hidden units
-KERNEL = 1024
-NAME_CHARACTERS = 1024  # of one class name
-ORIGIN_CHARACTERS = 4096  # of one text about where weights come from
-ORIGIN_ENTRIES = 256  # notes, differences, results of a comparison
-MODEL_VALUES = 2**26  # of one layer's output for one image
-MODEL_SUM = 2**28  # of all layers' outputs for one image
-MODEL_STEPS = 20_000  # operators of one image, routing iterations each on their own
-MODEL_OPERATIONS = 2**40  # floating-point operations of one image
+ITERATIONS = _limit("ITERATIONS", 100, "routing iterations")
+LAYERS = _limit("LAYERS", 512, "layers of one kind, blocks of a residual stem")
+WIDTH = _limit("WIDTH", 2**16, "channels, capsule types, pose elements, classes, hidden units")
+KERNEL = _limit("KERNEL", 1024, "windows, strides, padding")
+NAME_CHARACTERS = _limit("NAME_CHARACTERS", 1024, "one class name")
+ORIGIN_CHARACTERS = _limit(
+    "ORIGIN_CHARACTERS",
+    4096,
+    "one text of the [origin](metadata.md#origin) of imported weights, or on the "
+    "[scores](metadata.md#which-output-holds-the-scores)",
+)
+ORIGIN_ENTRIES = _limit(
+    "ORIGIN_ENTRIES", 256, "its notes, its differences, the results of its comparison"
+)
+MODEL_VALUES = _limit(
+    "MODEL_VALUES", 2**26, "values that one layer of a checkpoint's model computes of one image"
+)
+MODEL_SUM = _limit("MODEL_SUM", 2**28, "values that all of them do")
+MODEL_STEPS = _limit(
+    "MODEL_STEPS", 20_000, "operators that one image takes, of every routing iteration"
+)
+MODEL_OPERATIONS = _limit(
+    "MODEL_OPERATIONS",
+    2**40,
+    "floating-point operations of its convolutions and matrix products for one image",
+)
+# 255 * 127 times as many fit 32 bits.
+CONVOLUTION_PRODUCTS = _limit(
+    "CONVOLUTION_PRODUCTS",
+    65_000,
+    "products of 8-bit numbers that [`QuantizedConv`](operators.md#quantizedconv) sums in 32 bits",
+)
 
-# Graphs of inspected ONNX files.
-GRAPH_NODES = 100_000
-LIVE_VALUES = 1024  # at once, in a forecast
-VALUE_ELEMENTS = 2**63 - 1  # of one value: the range of 64 bits
-DIMENSIONS = 64
+# Graphs of ONNX files.
+# A node takes a kilobyte of memory or more, and two bytes of the file.
+GRAPH_NODES = _limit("GRAPH_NODES", 100_000, "nodes of a graph, its functions included")
+LIVE_VALUES = _limit("LIVE_VALUES", 1024, "values live at once in a forecast")
+VALUE_ELEMENTS = _limit("VALUE_ELEMENTS", 2**63 - 1, "elements of one value of a graph")
+DIMENSIONS = _limit("DIMENSIONS", 64, "its dimensions")
+
+# ONNX files: what protobuf reads, and what keeps a hostile file from taking minutes.
+FILE_BYTES = _limit("FILE_BYTES", 2**31 - 1, "one ONNX file: protobuf reads no larger message")
+WIRE_FIELDS = _limit(
+    "WIRE_FIELDS", 4_000_000, "protobuf fields of one ONNX file; a real one has a few thousand"
+)
+WIRE_MESSAGES = _limit("WIRE_MESSAGES", 500_000, "protobuf messages of one ONNX file")
+WIRE_DEPTH = _limit("WIRE_DEPTH", 100, "messages within messages, as protobuf has it")
+ENGINE_BYTES = _limit("ENGINE_BYTES", 64 * GIB, "one TensorRT engine")
+PLUGIN_BYTES = _limit("PLUGIN_BYTES", GIB, "the plugin library that an engine was built with")
 
 # One run of an ONNX file: inputs and outputs, as far as the file fixes their sizes.
-RUN_BYTES = 256 * MIB
+RUN_BYTES = _limit(
+    "RUN_BYTES",
+    256 * MIB,
+    "the inputs of one run, and its outputs, as far as an ONNX file fixes their sizes",
+)
 
 # Requests to a server of models.
-REQUEST_BYTES = 32 * MIB  # of one body, or one gRPC message
-HEADER_BYTES = 64 * KIB  # of one request, its first line and trailers among them
-HEADERS = 256  # of one request
-REQUEST_VALUES = 2**23  # of all inputs of one request, and of all outputs of its answer
-REQUEST_ITEMS = 65_536  # of one request: texts, names, fields, numbers outside of long lists
-IN_FLIGHT_BYTES = 512 * MIB  # of all bodies, messages and answers that are held at the same time
-CONCURRENT_MESSAGES = 4  # gRPC messages that arrive at the same time; others wait
-REQUEST_SECONDS = 60  # until a request has arrived, or its client has taken a part of the answer
-PIPELINED = 100  # requests of one connection that wait for the answer to an earlier one
-REQUESTS = 2048  # at the same time, and open connections
+REQUEST_BYTES = _limit(
+    "REQUEST_BYTES",
+    32 * MIB,
+    "the body of one request to [`capsedge serve`](../how-to/serve.md), or one gRPC message",
+)
+HEADER_BYTES = _limit("HEADER_BYTES", 64 * KIB, "its first line, headers and trailers")
+HEADERS = _limit("HEADERS", 256, "its headers")
+REQUEST_VALUES = _limit(
+    "REQUEST_VALUES", 2**23, "values of all inputs of one request, and of all outputs of its answer"
+)
+REQUEST_ITEMS = _limit(
+    "REQUEST_ITEMS",
+    65_536,
+    "everything else in one request: texts, names, fields, images, numbers in short lists",
+)
+IN_FLIGHT_BYTES = _limit(
+    "IN_FLIGHT_BYTES",
+    512 * MIB,
+    "bodies, messages and answers that the server holds at the same time",
+)
+CONCURRENT_MESSAGES = _limit(
+    "CONCURRENT_MESSAGES", 4, "gRPC messages that arrive at the same time; others wait their turn"
+)
+REQUEST_SECONDS = _limit(
+    "REQUEST_SECONDS",
+    60,
+    "seconds until a request has arrived, or its client has taken the next part of a long answer",
+)
+PIPELINED = _limit(
+    "PIPELINED", 100, "requests of one connection that wait for the answer to an earlier one"
+)
+REQUESTS = _limit("REQUESTS", 2048, "requests, and open connections, at the same time")
 
-MEMBERS = 64  # of one ensemble
+MEMBERS = _limit("MEMBERS", 64, "models of one [ensemble](../how-to/ensembles.md)")
 
 # The process in which `capsedge optimize` takes a file apart.
-OPTIMIZE_SECONDS = 900
-OPTIMIZE_BYTES = 16 * GIB  # of address space, of which libraries take a part
+OPTIMIZE_SECONDS = _limit(
+    "OPTIMIZE_SECONDS",
+    900,
+    "seconds of the process in which `capsedge optimize` takes a file apart",
+)
+OPTIMIZE_BYTES = _limit("OPTIMIZE_BYTES", 16 * GIB, "its address space")
 
 # Sources of `capsedge batch`.
-TAR_MEMBERS = 10_000_000  # of one archive
-TAR_HEADER_BYTES = 64 * KIB  # of one extended header, such as one with a long name
-PARQUET_FOOTER_BYTES = 64 * MIB
-PARQUET_VALUES = 2_000_000  # in the footer, or in the header of one page
-PARQUET_DEPTH = 64  # of structures in them
-PARQUET_COLUMNS = 10_000
-PARQUET_ROWS = 10_000_000  # of one file
-PARQUET_PAGE_HEADER_BYTES = MIB
-PARQUET_LIST_VALUES = 2**28  # of one row group, in a column of lists ...
-PARQUET_LIST_RATIO = 256  # ... and for each of its bytes, if that is more than `INPUT_VALUES`
-PARQUET_READ_BYTES = 64 * MIB  # of values decoded at once, if that is more than one
+TAR_MEMBERS = _limit(
+    "TAR_MEMBERS",
+    10_000_000,
+    "members of one tar archive of [`capsedge batch`](../how-to/batch.md)",
+)
+TAR_HEADER_BYTES = _limit(
+    "TAR_HEADER_BYTES", 64 * KIB, "one of its extended headers, such as one with a long name"
+)
+PARQUET_FOOTER_BYTES = _limit("PARQUET_FOOTER_BYTES", 64 * MIB, "the footer of one parquet file")
+PARQUET_VALUES = _limit(
+    "PARQUET_VALUES", 2_000_000, "the values in it, or in the header of one page"
+)
+PARQUET_DEPTH = _limit("PARQUET_DEPTH", 64, "their nesting")
+PARQUET_COLUMNS = _limit("PARQUET_COLUMNS", 10_000, "its columns")
+PARQUET_ROWS = _limit("PARQUET_ROWS", 10_000_000, "its rows")
+PARQUET_PAGE_HEADER_BYTES = _limit(
+    "PARQUET_PAGE_HEADER_BYTES",
+    MIB,
+    "the header of one of its pages, whose unpacked size `UNPACKED_BYTES` and `UNPACKED_RATIO` limit",
+)
+PARQUET_READ_BYTES = _limit(
+    "PARQUET_READ_BYTES", 64 * MIB, "values that are decoded at once, if they are more than one"
+)
+PARQUET_LIST_VALUES = _limit(
+    "PARQUET_LIST_VALUES", 2**28, "values of one row group in a column of lists,"
+)
+PARQUET_LIST_RATIO = _limit(
+    "PARQUET_LIST_RATIO",
+    256,
+    "and values for each byte of it, if they are more than `INPUT_VALUES`",
+)
+
+
+# --- What differs between runtimes ---
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A smaller limit of one runtime. What exceeds it is refused where a file for it is written.
+
+    Attributes:
+        runtime: ``cuda``: the CUDA kernels, and the TensorRT plugins, which run them.
+        limit: the name of the limit.
+    """
+
+    runtime: str
+    limit: str
+    value: int
+    reason: str
+
+
+DIFFERENCES = (
+    Difference(
+        "cuda",
+        "ITERATIONS",
+        64,
+        "a kernel gets its layer by value, with an inverse temperature for each iteration",
+    ),
+)
+
+
+def limit_of(runtime: str, name: str) -> int:
+    """The value of a limit in a runtime."""
+    own = (d.value for d in DIFFERENCES if (d.runtime, d.limit) == (runtime, name))
+    return next(own, LIMITS[name].value)
+
+
+# Of those that `load` of the npm package takes smaller ones of: its word for each.
+OPTIONS = {
+    "FILE_BYTES": "fileBytes",
+    "GRAPH_NODES": "nodes",
+    "WIRE_MESSAGES": "messages",
+    "WIRE_FIELDS": "fields",
+    "METADATA_BYTES": "metadataBytes",
+    "TYPICAL_INPUT_BYTES": "typicalInputBytes",
+    "CASCADE_BYTES": "cascadeBytes",
+    "TRACE_BYTES": "traceBytes",
+    "TRACED_BYTES": "tracedBytes",
+    "IMAGE_FILE_BYTES": "imageFileBytes",
+    "IMAGE_PIXELS": "imagePixels",
+    "IMAGE_SIDE": "imageSide",
+    "INPUT_VALUES": "inputValues",
+    "RUN_BYTES": "runBytes",
+}

@@ -37,7 +37,7 @@ def in_c(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     source = NATIVE / "libcapsedge" / "src"
     subprocess.run(
         [compiler, "-std=c++17", "-O0", "-shared", "-fPIC",
-         f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime",
+         f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}",
          str(ROOT / "tests" / "native" / "walk.cpp"),
          *(str(source / f"{name}.cpp") for name in ("onnx_file", "text", "values")), "-o", str(library)],
         check=True,

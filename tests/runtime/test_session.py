@@ -20,7 +20,8 @@ from capsedge.runtime.backends import native_library
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.onnx_file import summary, wire
+from capsedge.runtime.onnx_file import summary
+from capsedge.spec import limits
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save
 
 LEFT = np.zeros((SIDE, SIDE), np.uint8)
@@ -534,7 +535,7 @@ def test_corrupt_files_never_raise_anything_else(
 def test_too_large_file(tmp_path: Path):
     path = tmp_path / "large.onnx"
     with path.open("wb") as f:
-        f.truncate(summary.MAX_BYTES + 1)  # sparse: takes no room
+        f.truncate(limits.FILE_BYTES + 1)  # sparse: takes no room
     with pytest.raises(ArtefactError, match="too large"):
         capsedge.load(path)
 
@@ -581,7 +582,7 @@ def test_nested_graphs_are_limited(monkeypatch: pytest.MonkeyPatch):
         graph = helper.make_graph([node], "g", [], [out])
     data = helper.make_model(graph).SerializeToString()
     summary.summarize(data)
-    monkeypatch.setattr(wire, "MAX_DEPTH", 10)
+    monkeypatch.setattr(limits, "WIRE_DEPTH", 10)
     with pytest.raises(ArtefactError, match="nested"):
         summary.summarize(data)
 

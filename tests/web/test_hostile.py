@@ -16,9 +16,7 @@ onnx = pytest.importorskip("onnx")
 from capsedge.errors import CapsedgeError  # noqa: E402
 from capsedge.runtime.files.text import printable  # noqa: E402
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
-from capsedge.runtime.onnx_file import summary, wire  # noqa: E402
 from capsedge.runtime.onnx_file.wire import SCHEMA  # noqa: E402
-from capsedge.spec import limits  # noqa: E402
 from tests.fuzz import hostile  # noqa: E402
 from tests.runtime.models import capsule_model, metadata  # noqa: E402
 from tests.runtime.walking import Facts, in_python  # noqa: E402
@@ -56,29 +54,6 @@ def check(web: Package, data: bytes) -> bool:
 def test_the_walker_has_the_official_schema() -> None:
     source = (WEB / "src" / "wire.ts").read_text()
     assert re.search(r"SCHEMA = `(.*?)`", source, re.DOTALL).group(1) == SCHEMA  # type: ignore[union-attr]
-
-
-def test_the_limits_are_pythons() -> None:
-    source = (WEB / "src" / "limits.ts").read_text()
-    names = {"KIB": 2**10, "MIB": 2**20}
-    block = source[source.index("LIMITS: ") : source.index("});")]
-    declared = dict(re.findall(r"^  (\w+): ([^,]+),$", block, re.MULTILINE))
-    fixed = dict(re.findall(r"^export const (\w+) = ([^;]+);", source, re.MULTILINE))
-    found = {k: eval(v, {}, names) for k, v in {**declared, **fixed}.items()}
-    assert found == {
-        "fileBytes": summary.MAX_BYTES, "nodes": summary.MAX_NODES,
-        "messages": wire.MAX_MESSAGES, "fields": 4_000_000,
-        "metadataBytes": limits.METADATA_BYTES, "typicalInputBytes": limits.TYPICAL_INPUT_BYTES,
-        "cascadeBytes": limits.CASCADE_BYTES, "traceBytes": limits.TRACE_BYTES,
-        "tracedBytes": limits.TRACED_BYTES, "imageFileBytes": limits.IMAGE_FILE_BYTES,
-        "imagePixels": limits.IMAGE_PIXELS, "imageSide": limits.IMAGE_SIDE,
-        "inputValues": limits.INPUT_VALUES, "runBytes": limits.RUN_BYTES,
-        "MESSAGE_DEPTH": wire.MAX_DEPTH, "JSON_VALUES": limits.JSON_VALUES,
-        "JSON_DEPTH": limits.JSON_DEPTH, "ITERATIONS": limits.ITERATIONS, "LAYERS": limits.LAYERS,
-        "WIDTH": limits.WIDTH, "NAME_CHARACTERS": limits.NAME_CHARACTERS,
-        "ORIGIN_CHARACTERS": limits.ORIGIN_CHARACTERS, "ORIGIN_ENTRIES": limits.ORIGIN_ENTRIES,
-        "DIMENSIONS": limits.DIMENSIONS,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("tricks", [0.0, 0.0005, 0.003, 0.03])

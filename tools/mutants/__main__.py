@@ -62,7 +62,7 @@ SUBJECTS = {
             "capsedge/runtime/files/reading.py",
             "capsedge/runtime/onnx_file/summary.py",
         ),
-        ("tests/runtime", "tests/test_limits.py", "tests/fuzz/test_corpus.py"),
+        ("tests/runtime", "tests/spec/test_generated.py", "tests/fuzz/test_corpus.py"),
     ),
     "tolerance": Subject(("capsedge/tolerance.py",), ("tests/metrics", "tests/verification")),
     "serving": Subject(

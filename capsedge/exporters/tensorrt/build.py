@@ -312,6 +312,8 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
             "Compile it (docs/how-to/tensorrt.md), or build with `--plugin native`, which needs nothing "
             "compiled.",
         )
+    if library is not None:
+        lowering.check_plugin_limits(model)
     return library
 
 

@@ -19,6 +19,7 @@ from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import inline_functions
 from capsedge.graph.proto import (
+    attributes_of,
     constants_of,
     copy_of,
     keep_signature,
@@ -34,6 +35,7 @@ from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.engine_metadata import PRECISIONS
 from capsedge.runtime.onnx_file.layer_map import locate, node_name
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
+from capsedge.spec.limits import limit_of
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # --- Lowering ---
@@ -114,6 +116,26 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     folded = simplify(copy)
     keep_signature(folded, model)
     return _prepared(folded, {"plugin_version": PLUGIN_VERSION, "plugin_namespace": namespace})
+
+
+def check_plugin_limits(model: onnx.ModelProto) -> None:
+    """Refuse a model that exceeds what the plugins run.
+
+    Raises:
+        UnsupportedModelError: one of its operators does.
+    """
+    most = limit_of("cuda", "ITERATIONS")
+    for node in operator_nodes(model):
+        operator = OPERATORS.get(operator_of(node.op_type))
+        if operator is None or not operator.plugin:
+            continue
+        iterations = operator.iterations(attributes_of(node))
+        if iterations > most:
+            raise UnsupportedModelError(
+                f"The TensorRT plugin library cannot run this model's {operator.name}.",
+                f"It has {iterations} iterations; the plugins make at most {most}.",
+                "Build with `--plugin native`.",
+            )
 
 
 def _prepared(

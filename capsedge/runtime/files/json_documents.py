@@ -34,24 +34,25 @@ class Malformed(ValueError):
     """A document from a file is invalid; the message states where and why."""
 
 
-def read(path: Path) -> Any:
-    """The JSON document in a file.
+def read(path: Path, most: int = limits.JSON_VALUES) -> Any:
+    """The JSON document in a file, of at most so many values.
 
     Raises:
         UsageError: it cannot be read.
         Malformed: as for `parse`.
     """
     with open_regular_file(path) as file:
-        return parse(file.read(limits.JSON_BYTES + 1))
+        return parse(file.read(limits.JSON_BYTES + 1), most=most)
 
 
-def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
+def parse(data: bytes | str, nan: Nan = "refuse", most: int = limits.JSON_VALUES) -> Any:
     """The plain values of a JSON document.
 
     Args:
         data: UTF-8.
         nan: what to do with NaN, infinities and numbers beyond doubles, which JSON does not define but
             Python writes: ``refuse``, take as ``null``, or ``keep``.
+        most: values that it may have.
 
     Raises:
         Malformed: it is not JSON, exceeds the limits, or names a key twice.
@@ -64,8 +65,8 @@ def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
     except UnicodeDecodeError as error:
         raise Malformed("it is not UTF-8") from error
     # Every value except the first follows one of these, so no list that is too long is ever built.
-    if sum(map(text.count, ",[{")) >= limits.JSON_VALUES:
-        raise Malformed(f"it has over {limits.JSON_VALUES:,} values")
+    if sum(map(text.count, ",[{")) >= most:
+        raise Malformed(f"it has over {most:,} values")
     try:
         values = json.loads(
             text,
@@ -78,7 +79,7 @@ def parse(data: bytes | str, nan: Nan = "refuse") -> Any:
         raise Malformed(f"it is nested over {limits.JSON_DEPTH} deep") from error
     except json.JSONDecodeError as error:
         raise Malformed(f"it is not JSON: {error}") from error
-    return check(values, finite=nan != "keep")
+    return check(values, finite=nan != "keep", most=most)
 
 
 def dump(values: Any) -> str:
@@ -96,20 +97,20 @@ def _with_null(values: Any) -> Any:
     return values
 
 
-def check(values: Any, finite: bool = True) -> Any:
+def check(values: Any, finite: bool = True, most: int = limits.JSON_VALUES) -> Any:
     """Check plain values from a source other than JSON against the same limits.
 
     Raises:
         Malformed: there are values other than strings, numbers, true, false, null, lists and objects, or too
             many values.
     """
-    left = limits.JSON_VALUES
+    left = most
     rows = [iter((values,))]  # one per depth
     while rows:
         for value in rows[-1]:
             left -= 1
             if left < 0:
-                raise Malformed(f"it has over {limits.JSON_VALUES:,} values")
+                raise Malformed(f"it has over {most:,} values")
             kind = type(value)
             if kind is str:
                 _check_text(value)

@@ -24,13 +24,12 @@ from capsedge.runtime.onnx_file.wire import (
     Walker,
     number_of,
 )
+from capsedge.spec import limits
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
 COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
-MAX_BYTES = 2**31 - 1  # protobuf reads no larger message
-MAX_NODES = 100_000  # a kilobyte of memory or more each, for two bytes of the file
 
 _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
 
@@ -108,7 +107,7 @@ def read_bytes(path: Path | str) -> bytes:
     """
     path = Path(path)
     with _opened(path) as file:
-        return file.read(MAX_BYTES)
+        return file.read(limits.FILE_BYTES)
 
 
 def check_file(path: Path) -> None:
@@ -129,10 +128,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
     with reading.open_regular_file(path, "Name an .onnx file that may be read.") as file:
         size = reading.file_size(file)
-        if size > MAX_BYTES:
+        if size > limits.FILE_BYTES:
             raise ArtefactError(
                 f"{path} is too large for an ONNX file.",
-                f"It has {size:,} bytes; the format ends at {MAX_BYTES:,}.",
+                f"It has {size:,} bytes; the format ends at {limits.FILE_BYTES:,}.",
                 "Check that it is the right file.",
             )
         if not size:
@@ -281,8 +280,8 @@ class _Summarizer(Walker):
 
     def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
         self.nodes += 1
-        if self.nodes > MAX_NODES:
-            raise Malformed(f"it has more than {MAX_NODES:,} nodes")
+        if self.nodes > limits.GRAPH_NODES:
+            raise Malformed(f"it has more than {limits.GRAPH_NODES:,} nodes")
         kind, domain = self.text_of(found, _NODE_TYPE, _NODE_DOMAIN)
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:

@@ -14,9 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-MAX_FIELDS = 4_000_000  # a real model has a few thousand; keeps a hostile file from taking minutes
-MAX_MESSAGES = 500_000
-MAX_DEPTH = 100  # messages within messages, as protobuf has it
+from capsedge.spec import limits
 
 SCHEMA = """
 ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
@@ -130,7 +128,7 @@ class Wire:
     Every method raises ``Malformed`` for bytes that are no such thing.
     """
 
-    def __init__(self, data: bytes, most: int = MAX_FIELDS) -> None:
+    def __init__(self, data: bytes, most: int = limits.WIRE_FIELDS) -> None:
         self.data = data
         self.seen = 0
         self._most = most
@@ -244,11 +242,11 @@ class Walker(Wire):
 
     def walk(self, message: Message, start: int, end: int, depth: int = 0) -> FieldValues:
         """Go through a message and all below it; the last value of each of its own fields."""
-        if depth > MAX_DEPTH:
-            raise Malformed(f"its messages are nested more than {MAX_DEPTH} deep")
+        if depth > limits.WIRE_DEPTH:
+            raise Malformed(f"its messages are nested more than {limits.WIRE_DEPTH} deep")
         self._entered += 1
-        if self._entered > MAX_MESSAGES:
-            raise Malformed(f"it has more than {MAX_MESSAGES:,} messages")
+        if self._entered > limits.WIRE_MESSAGES:
+            raise Malformed(f"it has more than {limits.WIRE_MESSAGES:,} messages")
         found: FieldValues = {}
         known, visited, stood = message.fields, self.visited, 0
         for number, wire, a, b in self.fields(start, end):

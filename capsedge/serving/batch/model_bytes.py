@@ -12,6 +12,7 @@ from capsedge.runtime.load import load_bytes, model_path
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.session import Session
 from capsedge.serving.batch.storage import Storage, is_remote, plain
+from capsedge.spec import limits
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def read_model(model: str | os.PathLike[str]) -> ModelBytes:
         ArtefactError: it is too large, or not an ONNX file.
     """
     if isinstance(model, str) and is_remote(model):
-        data = Storage(model).start(summary.MAX_BYTES + 1)
-        if len(data) > summary.MAX_BYTES:
+        data = Storage(model).start(limits.FILE_BYTES + 1)
+        if len(data) > limits.FILE_BYTES:
             raise ArtefactError(f"{model} is too large for an ONNX file.")
         return ModelBytes(model, data, hashlib.sha256(data).hexdigest())
     path = model_path(plain(model) if isinstance(model, str) else model)

@@ -18,8 +18,9 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
 from capsedge.graph.functions import attach_short_functions
-from capsedge.graph.proto import inferred, operator_nodes, shapes_of
+from capsedge.graph.proto import copy_of, inferred, operator_nodes, shapes_of
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
+from capsedge.spec.limits import limit_of
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports
 
@@ -72,6 +73,19 @@ def test_fused_has_marked_plugins_and_no_function(model: onnx.ModelProto) -> Non
         assert not node.overload
     for found, wanted in zip(run(lowered, library=True), run(model), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_more_iterations_than_the_plugins_make_are_refused(model: onnx.ModelProto) -> None:
+    lowering.check_plugin_limits(model)
+    model = copy_of(model)
+    routing = [n for n in operator_nodes(model) if "iterations" in {a.name for a in n.attribute}]
+    if not routing:
+        return  # attention routes in passes
+    for attribute in routing[0].attribute:
+        if attribute.name == "iterations":
+            attribute.i = limit_of("cuda", "ITERATIONS") + 1
+    with pytest.raises(UnsupportedModelError, match="65 iterations; the plugins make at most 64"):
+        lowering.check_plugin_limits(model)
 
 
 def described(model: onnx.ModelProto) -> dict[str, Any]:

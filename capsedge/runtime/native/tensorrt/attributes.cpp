@@ -71,7 +71,7 @@ static std::string check(Operator op, const Values& values) {
       if (!std::isfinite(value)) return "attribute '" + name + "' is not a finite number";
     if (name == "epsilon" && !(values.floats[k][0] > 0)) return "attribute 'epsilon' is not positive";
     if (name == "iterations" && (values.integers[k][0] < 1 || values.integers[k][0] > CAPSEDGE_CUDA_MAX_ITERATIONS))
-      return "attribute 'iterations' is " + std::to_string(values.integers[k][0]) + ": wanted 1 to 64";
+      return "attribute 'iterations' is " + std::to_string(values.integers[k][0]) + ": wanted 1 to " + std::to_string(CAPSEDGE_CUDA_MAX_ITERATIONS);
     if (is_of_the_gpu(known[k]) && values.integers[k][0] == CAPSEDGE_CUDA_OLD_DRIVER)
       return "the driver is too old for the CUDA that this plugin library was compiled with: compile it with the driver's";
     if (is_of_the_gpu(known[k]) && values.integers[k][0] < 0) return "attribute 'multiprocessors' is negative";

@@ -13,7 +13,7 @@ import {
   type Decoder,
 } from "./decode.js";
 import { Malformed } from "./errors.js";
-import { ITERATIONS, LAYERS, NAME_CHARACTERS, ORIGIN_CHARACTERS, ORIGIN_ENTRIES, WIDTH } from "./limits.js";
+import { ITERATIONS, LAYERS, NAME_CHARACTERS, ORIGIN_CHARACTERS, ORIGIN_ENTRIES, WIDTH } from "./generated/spec.js";
 import { oneOf } from "./preprocessing.js";
 import { printable, short } from "./text.js";
 

@@ -4,13 +4,13 @@ import { extractSubgraph, SubgraphError, type Subgraph } from "./subgraph.js";
 import { open, type Engine, type Provider, type Runtime } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
 import { Graph, type Port } from "./graph.js";
+import { INPUT_MAGNITUDE } from "./generated/spec.js";
 import type { Limits } from "./limits.js";
 import { runItems } from "./runner.js";
 import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 
 const CHUNK = 64; // images per run; bounds memory
-export const LARGEST = 2 ** 32; // of images: with larger ones, squares behind layers overflow float32
 const AGAIN = "Export the model again with `capsedge export --with reconstruction`.";
 
 /** How to open a part of a file. */
@@ -97,7 +97,7 @@ export class Decoder {
         `Pass a Float32Array ${wanted}.`,
       );
     }
-    if (!poses.every((value) => Math.abs(value) < LARGEST)) {
+    if (!poses.every((value) => Math.abs(value) < INPUT_MAGNITUDE)) {
       throw new CapsedgeError(
         "input",
         "The poses have values that are NaN, infinite, or of 2^32 and more.",

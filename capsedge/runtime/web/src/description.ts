@@ -2,7 +2,7 @@
 import type { OutputRoles } from "./outputs.js";
 import type { Decoder } from "./decoder.js";
 import type { Port } from "./graph.js";
-import { WIDTH } from "./limits.js";
+import { WIDTH } from "./generated/spec.js";
 import type { Metadata, Task } from "./metadata.js";
 import type { OnnxSummary } from "./onnx-file.js";
 import { declaredRange, type Preprocessing } from "./preprocessing.js";

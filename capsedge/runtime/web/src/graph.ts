@@ -1,6 +1,7 @@
 /** The main graph of an ONNX file that `summarize` has accepted: its inputs and outputs, nodes and weights. */
 import { Malformed } from "./errors.js";
-import { DIMENSIONS, type Limits } from "./limits.js";
+import { DIMENSIONS } from "./generated/spec.js";
+import type { Limits } from "./limits.js";
 import { short } from "./text.js";
 import { BYTES, Wire, type Field } from "./wire.js";
 

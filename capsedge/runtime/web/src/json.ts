@@ -1,6 +1,6 @@
 /** JSON from files, bounded and strict, as `documents.py` reads it. */
 import { Malformed } from "./errors.js";
-import { JSON_DEPTH, JSON_VALUES } from "./limits.js";
+import { JSON_DEPTH, METADATA_VALUES } from "./generated/spec.js";
 import { grouped, short } from "./text.js";
 
 /** A value of a document. Whole numbers are `bigint`, others `number`, so that 1 and 1.0 stay apart. */
@@ -44,7 +44,7 @@ class Reader {
   }
 
   value(depth: number): Json {
-    if (++this.count > JSON_VALUES) throw new Malformed(`it has over ${grouped(JSON_VALUES)} values`, true);
+    if (++this.count > METADATA_VALUES) throw new Malformed(`it has over ${grouped(METADATA_VALUES)} values`, true);
     this.matched(SPACE);
     const first = this.text[this.at];
     if (first === "{" || first === "[") {

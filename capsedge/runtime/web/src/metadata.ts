@@ -2,7 +2,8 @@
 import { integer, list, nullable, object, string, unread, type Decoder } from "./decode.js";
 import { CapsedgeError, Malformed } from "./errors.js";
 import { parseJson, type Json } from "./json.js";
-import { NAME_CHARACTERS, WIDTH, type Limits } from "./limits.js";
+import { NAME_CHARACTERS, WIDTH } from "./generated/spec.js";
+import type { Limits } from "./limits.js";
 import { oneOf, readPreprocessing, type Preprocessing } from "./preprocessing.js";
 import {
   cascadeOf,

@@ -6,7 +6,8 @@
  */
 import { CapsedgeError, Malformed } from "./errors.js";
 import { identify } from "./formats.js";
-import { MESSAGE_DEPTH, type Limits } from "./limits.js";
+import { WIRE_DEPTH } from "./generated/spec.js";
+import type { Limits } from "./limits.js";
 import { grouped, printable, short } from "./text.js";
 import { MODEL, Wire, isNarrow, type Field, type FieldType, type MessageType } from "./wire.js";
 
@@ -190,7 +191,7 @@ class Walker extends Wire {
   }
 
   private walk(message: MessageType, start: number, end: number, depth: number): Found {
-    if (depth > MESSAGE_DEPTH) throw new Malformed(`its messages are nested more than ${MESSAGE_DEPTH} deep`, true);
+    if (depth > WIRE_DEPTH) throw new Malformed(`its messages are nested more than ${WIRE_DEPTH} deep`, true);
     if (++this.entered > this.limits.messages) {
       throw new Malformed(`it has more than ${grouped(this.limits.messages)} messages`, true);
     }

@@ -1,6 +1,7 @@
 /** A loaded model: predicting with it, and decoding poses. */
 import type { OutputRoles } from "./outputs.js";
-import { Decoder, LARGEST, noDecoder } from "./decoder.js";
+import { Decoder, noDecoder } from "./decoder.js";
+import { INPUT_MAGNITUDE } from "./generated/spec.js";
 import type { Description } from "./description.js";
 import type { Engine, Provider } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
@@ -240,7 +241,7 @@ export class Session {
     }
     if (options.invert)
       throw new CapsedgeError("input", "A prepared input cannot be inverted.", "Pass invert to prepare.");
-    if (!image.every((value) => Math.abs(value) < LARGEST)) {
+    if (!image.every((value) => Math.abs(value) < INPUT_MAGNITUDE)) {
       throw new CapsedgeError(
         "input",
         "The prepared input has values that are NaN, infinite, or of 2^32 and more.",

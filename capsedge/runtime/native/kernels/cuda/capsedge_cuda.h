@@ -22,7 +22,9 @@ enum {
   CAPSEDGE_CUDA_VOTES = 3,
   CAPSEDGE_CUDA_SELF_ATTENTION = 4
 };
-enum { CAPSEDGE_CUDA_MAX_ITERATIONS = 64 };
+/* spec: cuda limits */
+#define CAPSEDGE_CUDA_MAX_ITERATIONS 64
+/* /spec */
 /* PORTABLE is AUTO as on a GPU without thread block clusters. */
 enum {
   CAPSEDGE_CUDA_AUTO = 0,

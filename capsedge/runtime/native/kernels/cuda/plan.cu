@@ -6,6 +6,9 @@
 
 #include "estimate.h"
 
+#define CAPSEDGE_CUDA_TEXT_(x) #x
+#define CAPSEDGE_CUDA_TEXT(x) CAPSEDGE_CUDA_TEXT_(x)
+
 namespace capsedge {
 namespace cuda {
 
@@ -280,7 +283,8 @@ const char* check_layer(const capsedge_cuda_routing& r) {
       r.columns < 1 || r.grid_height < 1 || r.grid_width < 1 || r.kernel_height < 1 || r.kernel_width < 1 ||
       r.stride_rows < 1 || r.stride_columns < 1)
     return "a dimension is below 1";
-  if (r.iterations < 1 || r.iterations > CAPSEDGE_CUDA_MAX_ITERATIONS) return "iterations are 1 to 64";
+  if (r.iterations < 1 || r.iterations > CAPSEDGE_CUDA_MAX_ITERATIONS)
+    return "iterations are 1 to " CAPSEDGE_CUDA_TEXT(CAPSEDGE_CUDA_MAX_ITERATIONS);
   if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.iterations != 1) return "attention routing is one pass";
   if (self_attention && r.iterations != 2) return "self-attention routing is two passes";
   if (r.operation == CAPSEDGE_CUDA_ATTENTION && r.parent_images != r.images && r.parent_images != 1)

@@ -7,6 +7,7 @@
 
 #include "subgraph.h"
 #include "failure.h"
+#include "generated/limits.h"
 #include "simd/dispatch.h"
 
 namespace capsedge::libcapsedge {
@@ -14,7 +15,6 @@ namespace capsedge::libcapsedge {
 namespace {
 
 constexpr size_t kChunk = 64;  // poses of one run, as in Python; bounds memory
-constexpr float kLargest = 0x1p32f;
 
 const Level& plain() { return *levels_here().front(); }
 
@@ -29,7 +29,7 @@ int64_t behind_batch(const Port& port) {
 bool is_float(const Port& port) { return port.type == CAPSEDGE_FLOAT32 || port.type == CAPSEDGE_FLOAT16; }
 
 void check_finite(const float* poses, size_t values) {
-  const auto wrong = std::count_if(poses, poses + values, [](float v) { return !(std::fabs(v) < kLargest); });
+  const auto wrong = std::count_if(poses, poses + values, [](float v) { return !(std::fabs(v) < static_cast<float>(limits::kInputMagnitude)); });
   if (wrong > 0)
     fail_usage("The poses have values that are NaN or infinite, or of 2^32 and more.",
                std::to_string(wrong) + " of " + std::to_string(values) + " values; wanted: finite numbers below 2^32.",

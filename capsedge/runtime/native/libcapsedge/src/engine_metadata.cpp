@@ -14,7 +14,6 @@ namespace capsedge::libcapsedge {
 namespace {
 
 constexpr int64_t kSchema = 1;
-constexpr int64_t kMostPluginBytes = 1 << 30;
 
 const std::string& text(const Json& object, const char* name) { return object.member(name, Json::kString).text; }
 
@@ -115,7 +114,7 @@ EngineMetadata read_engine_metadata(const std::string& engine, std::string_view 
                   "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.");
   EngineMetadata engine_metadata;
   try {
-    const Json json = parse_json(read_file(path, kJsonBytes, "a metadata file"));
+    const Json json = parse_json(read_file(path, limits::kJsonBytes, "a metadata file"));
     engine_metadata = parse(json);
     if (json.member("engine_bytes", Json::kInteger).integer != static_cast<int64_t>(bytes.size()) ||
         text(json, "engine_sha256") != sha256(bytes))
@@ -156,7 +155,7 @@ void check_engine_metadata(const std::string& engine, const EngineMetadata& engi
     note("the driver is for CUDA " + here.cuda + ", the engine needs " + built.cuda);
   if (!engine_metadata.plugin_sha256.empty()) {
     if (plugin.empty()) note("the plugin library of capsedge is not here");
-    else if (sha256(read_file(plugin, kMostPluginBytes, "a plugin library")) != engine_metadata.plugin_sha256)
+    else if (sha256(read_file(plugin, limits::kPluginBytes, "a plugin library")) != engine_metadata.plugin_sha256)
       note("the plugin library " + plugin + " is not the one it was built with");
   }
   if (!problems.empty())

@@ -66,11 +66,11 @@ class Reader {
   }
 
   Json read(int depth) {
-    if (++count_ > kJsonValues) fail("it has over " + std::to_string(kJsonValues) + " values");
+    if (++count_ > limits::kMetadataValues) fail("it has over " + std::to_string(limits::kMetadataValues) + " values");
     space();
     Json value;
-    if ((peek() == '{' || peek() == '[') && depth + 1 >= kJsonDepth)
-      fail("it is nested over " + std::to_string(kJsonDepth) + " deep");
+    if ((peek() == '{' || peek() == '[') && depth + 1 >= limits::kJsonDepth)
+      fail("it is nested over " + std::to_string(limits::kJsonDepth) + " deep");
     if (take('{')) {
       value.kind = Json::kObject;
       members(value, depth);
@@ -269,7 +269,7 @@ const std::vector<Json>& Json::array() const {
 }
 
 Json parse_json(std::string_view text) {
-  if (text.size() > kJsonBytes) fail("it has over " + std::to_string(kJsonBytes >> 20) + " MiB");
+  if (text.size() > limits::kJsonBytes) fail("it has over " + std::to_string(limits::kJsonBytes >> 20) + " MiB");
   if (!is_utf8(text)) fail("it is not UTF-8");
   return Reader(text).document();
 }

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "size_limits.h"
+#include "generated/limits.h"
 
 namespace capsedge::libcapsedge {
 

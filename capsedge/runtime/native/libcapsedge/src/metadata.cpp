@@ -11,7 +11,6 @@ namespace capsedge::libcapsedge {
 namespace {
 
 constexpr int64_t kSchema = 1;
-constexpr size_t kMostNames = 1 << 16, kMostCharacters = 1024;
 constexpr std::string_view kPrefix = "capsedge.";
 
 using Texts = std::map<std::string, std::string_view>;
@@ -31,27 +30,27 @@ struct Field {
   const char* name;
   Json::Kind kind;
   Need need;
-  size_t most = kMetadataBytes;
+  size_t most = limits::kMetadataBytes;
   bool read = true;
 };
 constexpr Field kFields[] = {
     {"architecture", Json::kString, Need::kAlways},
-    {"configuration", Json::kObject, Need::kAlways, kMetadataBytes, false},
+    {"configuration", Json::kObject, Need::kAlways, limits::kMetadataBytes, false},
     {"routing", Json::kString, Need::kAlways},
     {"iterations", Json::kInteger, Need::kAlways},
     {"class_names", Json::kArray, Need::kAlways},
     {"preprocessing", Json::kObject, Need::kOrNull},
     {"task", Json::kString, Need::kDefault},
     {"precision", Json::kString, Need::kDefault},
-    {"calibration", Json::kObject, Need::kDefault, kMetadataBytes, false},
+    {"calibration", Json::kObject, Need::kDefault, limits::kMetadataBytes, false},
     {"checkpoint_sha256", Json::kString, Need::kDefault},
-    {"parity", Json::kObject, Need::kDefault, kMetadataBytes, false},
+    {"parity", Json::kObject, Need::kDefault, limits::kMetadataBytes, false},
     {"outputs", Json::kObject, Need::kStated},
-    {"origin", Json::kObject, Need::kStated, kMetadataBytes, false},
-    {"typical_input", Json::kObject, Need::kStated, kTypicalInputBytes},
-    {"cascade", Json::kObject, Need::kStated, kCascadeBytes, false},
-    {"trace", Json::kObject, Need::kStated, kTraceBytes, false},
-    {"chosen_scores", Json::kObject, Need::kStated, kMetadataBytes, false},
+    {"origin", Json::kObject, Need::kStated, limits::kMetadataBytes, false},
+    {"typical_input", Json::kObject, Need::kStated, limits::kTypicalInputBytes},
+    {"cascade", Json::kObject, Need::kStated, limits::kCascadeBytes, false},
+    {"trace", Json::kObject, Need::kStated, limits::kTraceBytes, false},
+    {"chosen_scores", Json::kObject, Need::kStated, limits::kMetadataBytes, false},
 };
 
 // The properties of ours by the names of their fields.
@@ -61,7 +60,7 @@ Texts texts_of(const std::map<std::string, std::string>& properties) {
   for (const auto& [key, text] : properties) {
     if (std::string_view(key).substr(0, kPrefix.size()) != kPrefix) continue;
     bytes += text.size();
-    if (bytes > kMetadataBytes) throw JsonError("it has over " + std::to_string(kMetadataBytes >> 20) + " MiB");
+    if (bytes > limits::kMetadataBytes) throw JsonError("it has over " + std::to_string(limits::kMetadataBytes >> 20) + " MiB");
     texts.emplace(key.substr(kPrefix.size()), text);
   }
   return texts;
@@ -115,7 +114,7 @@ std::vector<double> reals(const Json& list) {
 
 int32_t side(const Json& value) {
   const int64_t whole = value.whole();
-  if (whole < 1 || whole > kMostSide) throw JsonError("an input size is " + std::to_string(whole));
+  if (whole < 1 || whole > limits::kImageSide) throw JsonError("an input size is " + std::to_string(whole));
   return static_cast<int32_t>(whole);
 }
 
@@ -139,7 +138,7 @@ Preprocessing preprocessing_of(const Json& json) {
   for (const auto& [name, value] : json.members) {
     if (name == "height") p.height = side(value), sides[0] = true;
     else if (name == "width") p.width = side(value), sides[1] = true;
-    else if (name == "channels") p.channels = static_cast<int32_t>(std::min<int64_t>(value.whole(), kMostInput + 1)), sides[2] = true;
+    else if (name == "channels") p.channels = static_cast<int32_t>(std::min<int64_t>(value.whole(), limits::kInputValues + 1)), sides[2] = true;
     else if (name == "scale") p.scale = value.real();
     else if (name == "mean") p.mean = reals(value);
     else if (name == "std") p.std = reals(value);
@@ -192,11 +191,11 @@ void check_outputs(const DeclaredOutputs& o, const Metadata& m) {
     if (!one->empty()) all.push_back(*one);
   for (const std::string& name : all)
     if (name.empty() || !named.insert(name).second) throw JsonError("an output is named twice, or has no name");
-  if (o.names.size() > kMostNames) throw JsonError("there are over " + std::to_string(kMostNames) + " values");
+  if (o.names.size() > limits::kWidth) throw JsonError("there are over " + std::to_string(limits::kWidth) + " values");
   for (const auto* list : {&o.names, &o.units})
     for (const std::string& text : *list)
-      if (characters(text) > kMostCharacters)
-        throw JsonError("a name or unit has over " + std::to_string(kMostCharacters) + " characters");
+      if (characters(text) > limits::kNameCharacters)
+        throw JsonError("a name or unit has over " + std::to_string(limits::kNameCharacters) + " characters");
 }
 
 }  // namespace
@@ -221,10 +220,10 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     m.task = text("task", "single-label");
     if (m.task != "single-label" && m.task != "multi-label" && !m.regression()) throw JsonError("task '" + m.task.substr(0, 80) + "'");
     for (const Json& name : values.at("class_names").items) m.class_names.push_back(name.string());
-    if (m.class_names.size() > kMostNames) throw JsonError("there are over " + std::to_string(kMostNames) + " classes");
+    if (m.class_names.size() > limits::kWidth) throw JsonError("there are over " + std::to_string(limits::kWidth) + " classes");
     for (const std::string& name : m.class_names)
-      if (characters(name) > kMostCharacters)
-        throw JsonError("a class name has over " + std::to_string(kMostCharacters) + " characters");
+      if (characters(name) > limits::kNameCharacters)
+        throw JsonError("a class name has over " + std::to_string(limits::kNameCharacters) + " characters");
     const Json& preprocessing = values.at("preprocessing");
     if (preprocessing.kind != Json::kNull) m.preprocessing = preprocessing_of(preprocessing);
     if (values.count("outputs") != 0) m.outputs = outputs_of(values.at("outputs"));

@@ -7,6 +7,7 @@
 
 #include "backend.h"
 #include "failure.h"
+#include "generated/limits.h"
 #include "onnx_schema.h"
 #include "text.h"
 
@@ -17,10 +18,6 @@ namespace {
 constexpr char kCompiled[] = "EPContext";
 // Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 constexpr const char* kDomains[] = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", kDomain};
-constexpr size_t kMostFields = 4'000'000;  // keeps a hostile file from taking minutes
-constexpr size_t kMostMessages = 500'000;
-constexpr size_t kMostNodes = 100'000;  // a kilobyte of memory or more each, for two bytes of the file
-constexpr int kDeepest = 100;           // messages within messages, as protobuf has it
 
 enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -150,7 +147,7 @@ class Walker {
   void each(Span within, F&& take) {
     size_t at = within.start;
     while (at < within.end) {
-      if (++seen_ > kMostFields) throw Malformed("it has more than " + std::to_string(kMostFields) + " fields");
+      if (++seen_ > limits::kWireFields) throw Malformed("it has more than " + std::to_string(limits::kWireFields) + " fields");
       Field f{};
       f.start = at;
       const uint64_t tag = varint(at, within.end);
@@ -180,8 +177,8 @@ class Walker {
 
   // Goes through a message and all below it; the last value of each of its own fields.
   Found walk(const Message& message, Span within, int depth, Place place) {
-    if (depth > kDeepest) throw Malformed("its messages are nested more than " + std::to_string(kDeepest) + " deep");
-    if (++entered_ > kMostMessages) throw Malformed("it has more than " + std::to_string(kMostMessages) + " messages");
+    if (depth > limits::kWireDepth) throw Malformed("its messages are nested more than " + std::to_string(limits::kWireDepth) + " deep");
+    if (++entered_ > limits::kWireMessages) throw Malformed("it has more than " + std::to_string(limits::kWireMessages) + " messages");
     Found found;
     uint32_t stood = 0;
     each(within, [&](const Field& f) {
@@ -230,7 +227,7 @@ class Walker {
   }
 
   void node(const Found& found, Span within) {
-    if (++nodes_ > kMostNodes) throw Malformed("it has more than " + std::to_string(kMostNodes) + " nodes");
+    if (++nodes_ > limits::kGraphNodes) throw Malformed("it has more than " + std::to_string(limits::kGraphNodes) + " nodes");
     const std::string type = text(found, 4), domain = text(found, 7);
     file_.operators.insert({domain == "ai.onnx" ? "" : domain, type});
     if (domain == kDomain) {

@@ -14,7 +14,7 @@
 #include "backend.h"
 #include "call.h"
 #include "failure.h"
-#include "size_limits.h"
+#include "generated/limits.h"
 #include "instances.h"
 #include "onnx_file.h"
 #include "onnxruntime_library.h"
@@ -131,7 +131,7 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, AddSessionConfigEntry(api_)(made.get(), "session.model_external_initializers_file_folder_path", "/dev/null"));
     // Large constants are computed when they are needed, if ever: not while the file is judged.
     check(api_, AddSessionConfigEntry(api_)(made.get(), "optimization.constant_folding_max_output_size_in_bytes",
-                                            std::to_string(kRunBytes).c_str()));
+                                            std::to_string(limits::kRunBytes).c_str()));
     if (saturates_products_of_bytes()) {  // `multiply_exactly` of the Python runtime says what these do
       check(api_, AddSessionConfigEntry(api_)(made.get(), "session.x64quantprecision", "1"));
       check(api_, AddSessionConfigEntry(api_)(made.get(), "session.disable_quant_qdq", "1"));

@@ -6,6 +6,7 @@
 #include "failure.h"
 #include "instances.h"
 #include "files.h"
+#include "generated/limits.h"
 #include "onnx_file.h"
 #include "operators.h"
 
@@ -14,7 +15,6 @@ namespace capsedge::libcapsedge {
 namespace {
 
 constexpr char kEngineSuffix[] = ".engine";
-constexpr int64_t kMostOnnxBytes = 0x7FFFFFFF;  // protobuf reads no larger message
 
 bool is_engine(const std::string& path) {
   constexpr size_t size = sizeof kEngineSuffix - 1;
@@ -29,13 +29,12 @@ void check_not_empty(std::string_view model, const std::string& name) {
 }
 
 #if CAPSEDGE_WITH_TENSORRT
-constexpr int64_t kMostEngineBytes = int64_t{1} << 36;
 
 std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions& options) {
   if (options.ops != CAPSEDGE_OPS_AUTO)
     fail_usage(path + " is a TensorRT engine.", "It runs with the operators that it was built with.",
                "Open it with CAPSEDGE_OPS_AUTO.");
-  const std::string engine = read_file(path, kMostEngineBytes, "a TensorRT engine");
+  const std::string engine = read_file(path, limits::kEngineBytes, "a TensorRT engine");
   check_not_empty(engine, path);
   EngineMetadata engine_metadata = read_engine_metadata(path, engine);
   Model opened;
@@ -136,7 +135,7 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
 
 std::unique_ptr<Session> open_file(const std::string& path, const OpenOptions& options) {
   if (is_engine(path)) return open_engine(path, options);
-  return open_onnx(read_file(path, kMostOnnxBytes, "an ONNX file"), path, options);
+  return open_onnx(read_file(path, limits::kFileBytes, "an ONNX file"), path, options);
 }
 
 }  // namespace capsedge::libcapsedge

@@ -7,7 +7,7 @@
 
 #include "simd/dispatch.h"
 #include "failure.h"
-#include "size_limits.h"
+#include "generated/limits.h"
 
 namespace capsedge::libcapsedge {
 
@@ -89,7 +89,7 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   escalated_.clear();
 
   const int64_t fixed = session.batch(), largest = session.backend().largest_batch();
-  const int64_t chunk = std::clamp<int64_t>(kRunBytes / 4 / preprocessing.values(), 1, kChunk);
+  const int64_t chunk = std::clamp<int64_t>(limits::kRunBytes / 4 / preprocessing.values(), 1, kChunk);
   const auto size = static_cast<size_t>(fixed > 0 ? fixed : largest > 0 ? std::min(chunk, largest) : chunk);
   const auto least = static_cast<size_t>(fixed > 0 ? fixed : session.backend().smallest_batch());
   for (size_t first = 0; first < count; first += size) {

@@ -38,11 +38,11 @@ int64_t bytes_of(int32_t type) { return type == CAPSEDGE_FLOAT32 ? 4 : type == C
 void check_image(const capsedge_image& image, int32_t channels, const std::string& name) {
   if (image.height < 1 || image.width < 1) fail_usage(name + " has no pixels.", "It has " + to_text(image) + ".", "Use another image.");
   if (image.pixels == nullptr) fail_usage(name + " has no pixels.", "Its pointer is null.");
-  if (std::max(image.height, image.width) > kMostSide)
-    fail_usage(name + " is too large.", "It has " + to_text(image) + " pixels, a side may have " + std::to_string(kMostSide) + ".",
+  if (std::max(image.height, image.width) > limits::kImageSide)
+    fail_usage(name + " is too large.", "It has " + to_text(image) + " pixels, a side may have " + std::to_string(limits::kImageSide) + ".",
                "Make the image smaller.");
-  if (int64_t{image.height} * image.width > kMostPixels)
-    fail_usage(name + " is too large.", "It has " + to_text(image) + " pixels, the limit is " + std::to_string(kMostPixels) + ".",
+  if (int64_t{image.height} * image.width > limits::kImagePixels)
+    fail_usage(name + " is too large.", "It has " + to_text(image) + " pixels, the limit is " + std::to_string(limits::kImagePixels) + ".",
                "Make the image smaller.");
   const bool picture = channels == 1 || channels == 3;
   if (picture ? image.channels < 1 || image.channels > 4 : image.channels != channels)
@@ -190,9 +190,9 @@ std::array<int64_t, 3> Preprocessing::shape() const {
 std::string Preprocessing::wrong() const {
   const std::string size = std::to_string(channels) + "x" + std::to_string(height) + "x" + std::to_string(width);
   if (height < 1 || width < 1 || channels < 1) return "the input size " + size + " is not positive";
-  if (std::max(height, width) > kMostSide || int64_t{channels} > kMostInput || values() > kMostInput)
-    return "the input size " + size + " is over " + std::to_string(kMostInput) + " values or " +
-           std::to_string(kMostSide) + " pixels a side";
+  if (std::max(height, width) > limits::kImageSide || int64_t{channels} > limits::kInputValues || values() > limits::kInputValues)
+    return "the input size " + size + " is over " + std::to_string(limits::kInputValues) + " values or " +
+           std::to_string(limits::kImageSide) + " pixels a side";
   bool numbers = std::isfinite(scale);
   for (const double v : mean) numbers = numbers && std::isfinite(v);
   for (const double v : std) numbers = numbers && std::isfinite(v) && v != 0;

@@ -8,12 +8,9 @@
 #include <vector>
 
 #include "capsedge.h"
+#include "generated/limits.h"
 
 namespace capsedge::libcapsedge {
-
-constexpr int64_t kMostSide = 32768;     // keeps the integers behind the weights exact
-constexpr int64_t kMostInput = 1 << 26;  // values of one input
-constexpr int64_t kMostPixels = 1 << 26;
 
 enum class Resize { kStretch, kPad, kCrop, kCenter, kUnknown };
 Resize resize_rule(const std::string& name);

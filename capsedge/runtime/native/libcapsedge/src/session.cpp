@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "failure.h"
-#include "size_limits.h"
+#include "generated/limits.h"
 
 namespace capsedge::libcapsedge {
 
@@ -22,15 +22,15 @@ size_t bytes_of(const Value& value, const std::string& name) {
   return bytes;
 }
 
-// Bytes of one run's inputs and outputs, as far as the file fixes their sizes; more than kRunBytes where they fit no number.
+// Bytes of one run's inputs and outputs, as far as the file fixes their sizes; more than limits::kRunBytes where they fit no number.
 int64_t fixed_bytes(const std::vector<Port>& ports) {
   int64_t sum = 0;
   for (const Port& port : ports) {
     auto bytes = std::max<int64_t>(1, static_cast<int64_t>(element_bytes(port.type)));
     // A size of zero counts as one, so that parts of the product are bounded too.
     for (const int64_t d : port.shape)
-      if (d > 0 && __builtin_mul_overflow(bytes, d, &bytes)) return kRunBytes + 1;
-    if (__builtin_add_overflow(sum, bytes, &sum)) return kRunBytes + 1;
+      if (d > 0 && __builtin_mul_overflow(bytes, d, &bytes)) return limits::kRunBytes + 1;
+    if (__builtin_add_overflow(sum, bytes, &sum)) return limits::kRunBytes + 1;
   }
   return sum;
 }
@@ -124,9 +124,9 @@ Session::Session(std::string name, Model model)
 void Session::check_sizes() const {
   for (const std::vector<Port>* ports : {&backend_->inputs(), &backend_->outputs()}) {
     const int64_t bytes = fixed_bytes(*ports);
-    if (bytes > kRunBytes)
+    if (bytes > limits::kRunBytes)
       throw Failure(CAPSEDGE_ARTEFACT, name_ + " fixes sizes that are too large.",
-                    std::string("One run would take over ") + std::to_string(kRunBytes >> 20) + " MiB of " +
+                    std::string("One run would take over ") + std::to_string(limits::kRunBytes >> 20) + " MiB of " +
                         (ports == &backend_->inputs() ? "inputs" : "outputs") + ".",
                     "Export it with a free batch, or a smaller one.");
   }

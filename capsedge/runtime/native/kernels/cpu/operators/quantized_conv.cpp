@@ -2,6 +2,7 @@
 #include <cstring>
 #include <limits>
 
+#include "generated/limits.h"
 #include "operator.h"
 #include "support/plan.h"
 #include "support/transpose.h"
@@ -12,8 +13,6 @@ namespace {
 
 enum Input { kX, kXScale, kXZero, kWeight, kWeightScale, kWeightZero, kYScale, kYZero, kBias };
 
-// Products of one sum: 255 · 127 times as many fit 32 bits.
-constexpr int64_t kMostProducts = 65000;
 // Elements of an image and numbers of an attribute: places are kept in 32 bits.
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 // Bytes that are worth a task.
@@ -90,8 +89,8 @@ class QuantizedConv : public Operator {
     expect_shape(name(), "weight_scale", in[kWeightScale], {weight[0]});
     expect_shape(name(), "weight_zero_point", in[kWeightZero], {weight[0]});
     expect_shape(name(), "bias", in[kBias], {weight[0]});
-    expect(elements({weight[1], weight[2], weight[3]}) <= kMostProducts, name(), "input 'weight' has shape ", weight,
-           ": a sum of more than ", kMostProducts, " products may not fit 32 bits");
+    expect(elements({weight[1], weight[2], weight[3]}) <= limits::kConvolutionProducts, name(), "input 'weight' has shape ", weight,
+           ": a sum of more than ", limits::kConvolutionProducts, " products may not fit 32 bits");
     const Plan p = plan(x, weight);
     return {{x[0], weight[0], p.grid.height, p.grid.width}};
   }
@@ -99,7 +98,7 @@ class QuantizedConv : public Operator {
   void constant(size_t index, const Tensor& tensor) override {
     const Shape& shape = tensor.shape;
     if (index != kWeight || shape.size() != 4) return;
-    if (elements(shape) == 0 || elements({shape[1], shape[2], shape[3]}) > kMostProducts) return;  // outputs() says what is wrong
+    if (elements(shape) == 0 || elements({shape[1], shape[2], shape[3]}) > limits::kConvolutionProducts) return;  // outputs() says what is wrong
     expect_type(name(), "weight", tensor, Type::kInt8);
     packed_ = pack(tensor, nullptr);
   }

@@ -1,0 +1,49 @@
+"""What is made from capsedge/spec: whole files, and parts of files that are otherwise written by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.spec import cpp, pages, typescript
+
+ROOT = Path(__file__).resolve().parents[2]
+_NATIVE = "capsedge/runtime/native"
+
+# Whole files.
+FILES: Mapping[str, Callable[[], str]] = {
+    f"{_NATIVE}/generated/limits.h": cpp.limits,
+    "capsedge/runtime/web/src/generated/spec.ts": typescript.module,
+}
+# Parts between the lines `spec: NAME` and `/spec`, each a comment of the file's language.
+PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    f"{_NATIVE}/kernels/cuda/capsedge_cuda.h": {"cuda limits": cpp.cuda_limits},
+    "docs/reference/limits.md": {"limits": pages.limits, "differences": pages.differences},
+}
+
+
+def outputs() -> dict[Path, str]:
+    """The text of every file that the specification is in, as it should be.
+
+    Raises:
+        ValueError: a file lacks the lines between which a part stands.
+    """
+    found = {ROOT / name: make() for name, make in FILES.items()}
+    for name, parts in PARTS.items():
+        path = ROOT / name
+        text = path.read_text(encoding="utf-8")
+        for part, make in parts.items():
+            text = _with_part(text, part, make(), name)
+        found[path] = text
+    return found
+
+
+def _with_part(text: str, part: str, content: str, name: str) -> str:
+    block = re.compile(
+        rf"(^[^\n]*\bspec: {part}\b[^\n]*\n).*?(?=^[^\n]*/spec\b)", re.DOTALL | re.MULTILINE
+    )
+    made, count = block.subn(lambda found: found[1] + content, text)
+    if count != 1:
+        raise ValueError(f"{name} has {count} parts `spec: {part}`")
+    return made

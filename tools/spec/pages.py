@@ -1,0 +1,42 @@
+"""The specification for people: tables of docs/reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from capsedge.spec.limits import DIFFERENCES, GIB, KIB, LIMITS, MIB, Limit
+
+_UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_AS_POWER = 2**17  # smaller numbers are read as they are
+
+
+def limits() -> str:
+    """The limits, of docs/reference/limits.md."""
+    rows = [(f"`{each.name}`", amount(each), each.meaning) for each in LIMITS.values()]
+    return _table(("limit", "value", "applies to"), rows)
+
+
+def differences() -> str:
+    """Where a runtime allows less."""
+    rows = [
+        (f"`{each.limit}`", each.runtime, f"{each.value:,}", each.reason) for each in DIFFERENCES
+    ]
+    return _table(("limit", "where", "value", "why"), rows)
+
+
+def amount(limit: Limit) -> str:
+    """A value as people read it: 32 MiB, 2^26, 10,000."""
+    if limit.unit == "bytes":
+        for size, unit in _UNITS:
+            if limit.value % size == 0:
+                return f"{limit.value // size:,} {unit}"
+    for value, end in ((limit.value, ""), (limit.value + 1, "-1")):
+        if value >= _AS_POWER and value & (value - 1) == 0:
+            return f"2^{value.bit_length() - 1}{end}"
+    return f"{limit.value:,}"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    cells = list(head)
+    lines = [f"| {' | '.join(line)} |\n" for line in (cells, *rows)]
+    return "".join((lines[0], "|---" * len(cells) + "|\n", *lines[1:]))
