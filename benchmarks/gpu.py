@@ -308,13 +308,14 @@ def header() -> dict[str, Any]:
         sys.exit(f"{error}: the peers need torch")
     if not torch.cuda.is_available():
         sys.exit("torch sees no GPU here")
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return {
         "machine": machine(),
         "gpu": device_name(0),
         "compute_capability": load_cuda().compute_capability(0),
         "versions": f"torch {torch.__version__}, CUDA {torch.version.cuda}",
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *words]),
     }
 
 

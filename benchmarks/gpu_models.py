@@ -1,10 +1,11 @@
 """Whole models on an NVIDIA GPU: torch, ONNX Runtime and TensorRT in one run.
 
     python -m benchmarks.gpu_models -o models.json
-    python -m benchmarks.gpu_models --model capsnet-mnist:3 --batches 1 --peer "ONNX Runtime, CUDA"
+    python -m benchmarks.gpu_models --model capsnet-mnist:3 --batches 1 --peer "TensorRT, fused"
 
-Every peer's outputs are compared with torch eager, and its inputs and outputs stay on the GPU. Peers that are
-not installed, or that refuse the model, say why. TF32 is off everywhere.
+Every peer's outputs are compared: those of INT8 engines with the same file under ONNX Runtime on the CPU, all
+others with torch eager. Inputs and outputs stay on the GPU. Peers that are not installed, or that refuse the
+model, say why; where no peer could run, the exit code is 3. TF32 is off everywhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,15 @@ from benchmarks.gpu import (
 )
 from benchmarks.peers import MODELS
 from capsedge.errors import CapsedgeError
+from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.engine_metadata import TENSORRT, TENSORRT_RTX
 from capsedge.runtime.files.writing import write_bytes
 
-ONNX_RUNTIME, TENSORRT = "ONNX Runtime, CUDA", "TensorRT"
-LIMIT = {"fp32": 1e-3, "fp16": 3e-2}  # largest difference from torch in FP32
+ONNX_RUNTIME = "ONNX Runtime, CUDA"
+ENGINES = {"TensorRT": TENSORRT, "TensorRT-RTX": TENSORRT_RTX}
+LIMIT = {"fp32": 1e-3, "fp16": 3e-2, "int8": 3e-2}  # largest difference
+PLUGINS = ("native", "fused")
+NONE_RAN = 3  # exit code
 
 
 def model_rows(
@@ -72,14 +80,13 @@ def model_rows(
         }
         if mode:
             rows[COMPILED] = lambda run=eager: compiled(run, mode)
-        for plugin in ("native", "fused"):
-            for precision in ("fp32", "fp16"):
-                rows[f"{TENSORRT}, {plugin}, {precision.upper()}"] = (
-                    lambda p=plugin, q=precision, x=images, w=wanted: on_tensorrt(
-                        file, folder, p, q, x, w
-                    )
-                )
-        times = {peer: guarded(run) for peer, run in rows.items() if not peers or peer in peers}
+        for (peer, target), plugin, precision in product(ENGINES.items(), PLUGINS, LIMIT):
+            engine = Engine(target, plugin, precision)
+            rows[f"{peer}, {plugin}, {precision.upper()}"] = lambda e=engine, x=images, w=wanted: (
+                on_tensorrt(file, folder, e, x, w)
+            )
+        chosen = tuple(peers) or ("",)
+        times = {peer: guarded(run) for peer, run in rows.items() if peer.startswith(chosen)}
         yield {"model": model, "batch": batch, "times": times}
 
 
@@ -87,7 +94,7 @@ def compared(found: dict[str, Any], wanted: dict[str, Any], limit: float) -> dic
     """The largest difference of the scores and the poses; a failure beyond the limit."""
     worst = max(float(np.abs(found[name] - right).max()) for name, right in wanted.items())
     if not worst <= limit:
-        return {"failed": f"differs from torch by {worst:.3g}, more than {limit:g}"}
+        return {"failed": f"differs from the reference by {worst:.3g}, more than {limit:g}"}
     return {"difference": worst}
 
 
@@ -117,25 +124,40 @@ def on_provider(file: Path, images: Any, wanted: dict[str, Any]) -> dict[str, An
     return {**times, **verdict, "version": onnxruntime.__version__}
 
 
+@dataclass(frozen=True)
+class Engine:
+    """A kind of engine."""
+
+    target: str
+    plugin: str
+    precision: str
+
+
 def on_tensorrt(
-    file: Path, folder: Path, plugin: str, precision: str, images: Any, wanted: dict[str, Any]
+    file: Path, folder: Path, engine: Engine, images: Any, wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    """A TensorRT engine through the session, its input and outputs on the GPU."""
+    """An engine through the session, its input and outputs on the GPU."""
     import torch
 
     import capsedge
     from capsedge.exporters.tensorrt.build import BuildOptions
     from capsedge.exporters.tensorrt.build import write_engine as build
 
-    target = folder / f"{file.stem}-{plugin}-{precision}-{len(images)}.engine"
+    target, plugin, precision = engine.target, engine.plugin, engine.precision
+    if precision == "int8":
+        file = quantized(file, folder, images)
+        wanted = capsedge.load(file, ops="portable").run(images.cpu().numpy())
+    path = folder / f"{file.stem}-{target}-{plugin}-{precision}-{len(images)}.engine"
     options = BuildOptions(
         plugin=plugin,
         precision=precision,
         batch=(len(images),) * 3,
-        timing_cache=folder / "timings",
+        target=target,
+        timing_cache=folder / "timings" if target == TENSORRT else None,
+        compute_capabilities=(load_cuda().compute_capability(0),) if target == TENSORRT_RTX else (),
     )
-    build(file, target, options, lambda *_: None)
-    session = capsedge.load(target)
+    build(file, path, options, lambda *_: None)
+    session = capsedge.load(path)
     given = {session.inputs[0].name: images}
     out = {name: torch.from_dlpack(x) for name, x in session.run_on_device(given).items()}
     found = {name: tensor.cpu().numpy() for name, tensor in out.items()}
@@ -145,6 +167,19 @@ def on_tensorrt(
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     run = lambda: session.run_on_device(given, out=out, stream=stream)  # noqa: E731
     return {**timed(run, stream.synchronize), **verdict}
+
+
+def quantized(file: Path, folder: Path, images: Any) -> Path:
+    """The file in INT8 for TensorRT, calibrated on noise; made once. Its weights are noise too: no gate."""
+    import capsedge
+
+    path = folder / f"{file.stem}-int8.onnx"
+    if not path.is_file():
+        noise = np.random.default_rng(0).random((128, *images.shape[1:]), dtype=np.float32)
+        capsedge.quantize(
+            file, path, calib_data=noise, calib_images=64, target="tensorrt", max_drop=100
+        )
+    return path
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -159,7 +194,7 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main() -> int:
     """Print the rows; write JSON where asked, after every row, so that an interrupted run is not lost."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="write everything there too")
@@ -167,7 +202,9 @@ def main() -> None:
     parser.add_argument(
         "--model", action="append", help="NAME:ITERATIONS; default: the four of peers"
     )
-    parser.add_argument("--peer", action="append", default=[], help="only this one")
+    parser.add_argument(
+        "--peer", action="append", default=[], help="only those whose names begin so"
+    )
     parser.add_argument("--compile", default="", metavar="MODE", help="torch.compile too")
     options = parser.parse_args()
     document: dict[str, Any] = {**header(), "models": []}
@@ -181,10 +218,14 @@ def main() -> None:
                 if options.output:
                     write_bytes(options.output, (json.dumps(document, indent=1) + "\n").encode())
     print(markdown(document))
+    measured = [
+        time for row in document["models"] for time in row["times"].values() if "median_ms" in time
+    ]
+    return 0 if measured else NONE_RAN
 
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except CapsedgeError as error:
         sys.exit(str(error))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import capsedge
 from benchmarks import gpu, gpu_models
 from tests.conftest import ROOT
 from tests.native import cuda_library
@@ -61,6 +63,28 @@ def test_tables() -> None:
     assert "differs from torch" in text
     text = gpu_models.markdown(document)
     assert "torch eager 2.000 ms; TensorRT, native: not there" in text
+
+
+@pytest.mark.thorough
+def test_int8_engines_have_a_file_of_their_own(tmp_path: Path) -> None:
+    """Calibrated once; ONNX Runtime on the CPU gives what the engine is compared with."""
+    import torch
+
+    from capsedge.exporters.export import export
+    from capsedge.models import build, get_config
+
+    torch.manual_seed(0)
+    network = build(get_config("attention-cifar10-simple"), iterations=1).eval()
+    file = tmp_path / "network.onnx"
+    export(network, file, ops="portable")
+    images = torch.rand(2, 3, 32, 32)
+    path = gpu_models.quantized(file, tmp_path, images)
+    assert path == gpu_models.quantized(file, tmp_path, images)
+    float_answers, answers = (
+        capsedge.load(name, ops="portable").run(images.numpy()) for name in (file, path)
+    )
+    found = gpu_models.compared(answers, float_answers, 0.5)
+    assert 0 < found["difference"] < 0.5
 
 
 @pytest.mark.thorough

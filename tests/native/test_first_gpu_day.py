@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tools.first_gpu_day import pack, report
+from tools.first_gpu_day import against_ptx, pack, report
 from tools.first_gpu_day.running import State, run
 from tools.first_gpu_day.steps import OUTPUT, STAGES, Step, steps
 from tools.ptx import build
@@ -95,6 +95,24 @@ def test_what_no_peer_could_measure_is_said_once() -> None:
     page = report.markdown({"emulated": False, "steps": rows})
     assert page.count("| torch eager | 1.500 |") == 2
     assert page.count("- TensorRT: not installed") == 1
+
+
+def test_counts_of_the_hardware_stand_beside_those_of_the_ptx() -> None:
+    """Of the machine that both know: the same launches of the same code."""
+    measured = json.loads((ROOT / "docs" / "benchmarks" / "h100.json").read_text())["steps"]
+    facts = next(row["document"]["gpu"] for row in measured if row["stage"] == "inventory")
+    counters = [row["document"] for row in measured if row["stage"] == "counters"]
+    rows = [
+        dict(zip(against_ptx.HEADER, row, strict=True)) for row in against_ptx.rows(facts, counters)
+    ]
+    assert len(rows) == 9
+    for row in rows:
+        assert "PTX" not in row["launches"] + row["grid"] + row["registers"], row
+        assert 1 < float(row["warp instructions / PTX"]) < 2
+    assert not list(against_ptx.rows({**facts, "multiprocessors": 24}, counters))
+    page = report.markdown({"emulated": False, "steps": measured})
+    assert "| digit | 128 | `tiled_kernel` | 3 | 4x64 | 128 | 1.17 | 7,083,818 |" in page
+    assert "| digits-em | labels | equal |" in page
 
 
 @pytest.mark.thorough

@@ -54,7 +54,7 @@ def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
     try:
         gpu = capsedge.load(path, device="cuda")
     except CapsedgeError as error:
-        yield "refused", " ".join(str(error).splitlines())
+        yield "refused", " ".join(str(error).replace(str(path), path.name).splitlines())
         return
     for count in BATCHES:
         feeds = inputs(cpu, count)
@@ -66,7 +66,10 @@ def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
             yield "reuse", f"wrong: the next call overwrote an answer of {count} images"
         del again
         worst = difference(found, wanted)
-        yield f"difference at {count}", worst if worst <= LIMIT else f"wrong: {worst:.3g}"
+        yield (
+            f"difference at {count}",
+            float(f"{worst:.2g}") if worst <= LIMIT else f"wrong: {worst:.3g}",
+        )
     labels = [[session.predict(path)[0].label for path in SAMPLES] for session in (cpu, gpu)]
     yield "labels", "equal" if labels[0] == labels[1] else f"wrong: {labels}"
     yield "threads", threads(gpu, cpu)

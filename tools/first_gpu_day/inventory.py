@@ -9,12 +9,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends.cuda import device_name, driver_version, load_cuda
+from capsedge.runtime.backends.tensorrt_library import import_tensorrt
+from capsedge.runtime.backends.tensorrt_rtx import import_tensorrt_rtx
 from capsedge.runtime.files.writing import write_bytes
 from tests.native import cuda_library
 
@@ -45,6 +48,8 @@ def inventory() -> dict[str, Any]:
         "kernels": _kernels(),
         "torch": _torch(),
         "onnxruntime": _onnxruntime(),
+        "tensorrt": _imported(import_tensorrt),
+        "tensorrt-rtx": _imported(import_tensorrt_rtx),
         **{
             name: "" if programs[name] else f"{name} is not installed"
             for name in ("ncu", "compute-sanitizer")
@@ -99,6 +104,14 @@ def _onnxruntime() -> str:
         return str(error)
     found = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     return "" if found else "this ONNX Runtime has no CUDA provider: pip install onnxruntime-gpu"
+
+
+def _imported(load: Callable[[], Any]) -> str:
+    try:
+        load()
+    except CapsedgeError as error:
+        return " ".join(str(error).splitlines()[:2])
+    return ""
 
 
 def _program(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import gpu
 from capsedge.runtime.files.writing import write_bytes
 
+from . import against_ptx
 from .running import State
 from .steps import STAGES, Step
 
@@ -62,7 +63,8 @@ def markdown(document: dict[str, Any]) -> str:
     if wrong:
         lines += ["", "## Not passed", "", "| step | verdict | why |", "| --- | --- | --- |"]
         lines += [f"| {r['step']} | {r['verdict']} | {_cell(r['why'])} |" for r in wrong]
-    lines += ["", *_latency(steps), *_counters(steps), *_models(steps)]
+    lines += ["", *_latency(steps), *_counters(steps), *_against_ptx(steps)]
+    lines += [*_provider(steps), *_models(steps)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -123,6 +125,31 @@ def _counters(steps: Sequence[dict[str, Any]]) -> list[str]:
         return []
     head = f"| layer | batch | kernel | {' | '.join(names)} |"
     return ["## Counts by Nsight Compute", "", head, "| --- " * (3 + len(names)) + "|", *lines, ""]
+
+
+def _against_ptx(steps: Sequence[dict[str, Any]]) -> list[str]:
+    facts = next(iter(_documents(steps, "inventory")), None)
+    if facts is None or not facts["gpu"]:
+        return []
+    found = list(against_ptx.rows(facts["gpu"], _documents(steps, "counters")))
+    if not found:
+        return []
+    table = [list(against_ptx.HEADER), ["---"] * len(against_ptx.HEADER), *found]
+    lines = [f"| {' | '.join(row)} |" for row in table]
+    return ["## Nsight Compute against the executed PTX", "", *lines, ""]
+
+
+def _provider(steps: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [
+        f"| {model} | {check} | {_cell(str(value))} |"
+        for document in _documents(steps, "behaviour")
+        for model, checks in document.get("provider", {}).items()
+        for check, value in checks.items()
+    ]
+    if not lines:
+        return []
+    head = ["| model | check | found |", "| --- | --- | --- |"]
+    return ["## ONNX Runtime's CUDA provider", "", *head, *lines, ""]
 
 
 def _models(steps: Sequence[dict[str, Any]]) -> list[str]:

@@ -13,6 +13,13 @@ from tests.native.cuda_sanitizer import TOOLS
 STAGES = ("inventory", "conformance", "behaviour", "sanitizer", "latency", "counters", "models")
 OUTPUT = "{output}"  # in a command: the file for its result
 BATCHES = (1, 128, 8, 32)
+MODELS = ("capsnet-mnist:3", "em-smallnorb:3", "attention-cifar10-simple:2")
+PEERS: dict[str, tuple[str, ...]] = {  # by how their names begin: what they need beside torch
+    "torch": (),
+    "ONNX Runtime": ("onnxruntime",),
+    "TensorRT,": ("tensorrt",),
+    "TensorRT-RTX,": ("tensorrt-rtx",),
+}
 COUNTED = (("digit", 1), ("digit", 128), ("16 to 7", 1), ("16 to 7", 32))
 
 
@@ -94,8 +101,7 @@ def _sanitizer(small: bool) -> Iterator[Step]:
 def _latency(small: bool) -> Iterator[Step]:
     needs = ("gpu", "kernels", "torch")
     for batch in (1,) if small else BATCHES:
-        words = ("--batches", str(batch), "-o", OUTPUT)
-        command = _python("benchmarks.gpu", *words)
+        command = _python("benchmarks.gpu", "--batches", str(batch), "-o", OUTPUT)
         yield Step(f"latency-{batch}", "latency", command, 40, 300, needs, timed=True)
     for batch in () if small else (1, 32):
         words = ("--batches", str(batch), "--compile", "reduce-overhead", "-o", OUTPUT)
@@ -113,9 +119,19 @@ def _counters(small: bool) -> Iterator[Step]:
 
 
 def _models(small: bool) -> Iterator[Step]:
-    models = ("capsnet-mnist:3", "em-smallnorb:3", "attention-cifar10-simple:2")
-    for model in models[:1] if small else models:
-        words = ("--model", model, "--batches", "1" if small else "1,32", "-o", OUTPUT)
-        command = _python("benchmarks.gpu_models", *words)
-        name = f"models-{model.partition(':')[0]}"
-        yield Step(name, "models", command, 60, 420, ("gpu", "torch"), timed=True)
+    for peer, lacking in PEERS.items():
+        for model in MODELS[:1] if small else MODELS:
+            words = (
+                "--model",
+                model,
+                "--batches",
+                "1" if small else "1,32",
+                "--peer",
+                peer,
+                "-o",
+                OUTPUT,
+            )
+            command = _python("benchmarks.gpu_models", *words)
+            name = f"models-{peer.rstrip(',')}-{model.partition(':')[0]}".lower().replace(" ", "-")
+            needs = ("gpu", "torch", *lacking)
+            yield Step(name, "models", command, 60, 420, needs, timed=True)

@@ -131,7 +131,7 @@ def refused_by_provider(name: str, provider: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{name} does not run entirely on {provider}.",
         "Some of its operators would run on the CPU, with copies in between, and the device is a contract.",
-        "Use the device 'cpu', export with `capsedge export --ops portable`, or build a TensorRT engine.",
+        "Use an FP32 or FP16 file, run this one on the CPU, or build a TensorRT engine.",
     )
 
 
