@@ -18,7 +18,7 @@ TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(T
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-serve test-gpu-code bench-serve runtimes web test-web wheels docs conformance fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu-code bench-serve runtimes web test-web wheels docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,20 +64,9 @@ test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machi
 	build/ray/bin/python $(INSTALL) -r tests/serving/batch/requirements.txt -e '.[dev]'
 	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/serving/batch -m "slow or not slow"
 
-$(VENV)-serve/.ready: pyproject.toml tests/serving/constraints.txt
-	$(PYTHON) -m venv $(VENV)-serve
-	$(VENV)-serve/bin/python -m pip install --quiet --disable-pip-version-check -c tests/serving/constraints.txt \
-		-e '.[cpu,build,serve]' pytest pytest-timeout 'tritonclient[http,grpc]'
-	@touch $@
-
-test-serve: $(VENV)-serve/.ready ## Test `capsedge serve` on MLServer, in an environment of its own in .venv-serve (Python 3.10 to 3.12)
-	# One process cannot have both MLServer and NVIDIA's client: their messages have the same names.
-	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving/test_model.py -m "slow or not slow"
-	CAPSEDGE_REQUIRE_SERVE=1 $(VENV)-serve/bin/python -m pytest tests/serving --ignore tests/serving/test_model.py \
-		--ignore tests/serving/batch --ignore tests/serving/deploy -m "slow or not slow"
-
-bench-serve: $(VENV)-serve/.ready ## Measure `capsedge serve` against its peers and write docs/benchmarks/serving.md (15 minutes, idle machine)
-	$(VENV)-serve/bin/python -m benchmarks.serving $(SERVE)
+bench-serve: $(READY) ## Measure `capsedge serve` against its peers and write docs/benchmarks/serving.md (15 minutes, idle machine)
+	$(BIN)/python $(INSTALL) fastapi
+	$(BIN)/python -m benchmarks.serving $(SERVE)
 
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes
@@ -97,7 +86,7 @@ conformance: $(READY) ## Check an operator, OP=Squash: its tables, then every ca
 	$(BIN)/python -m tests.conformance test --filter '^${OP:%=%\(}'
 	$(BIN)/python -m tests.conformance gradient --backend torch --filter '^${OP:%=%\(}'
 
-fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang, those of serve `make test-serve`)
+fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang)
 	$(BIN)/python $(INSTALL) -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
@@ -128,4 +117,4 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 
 clean: ## Remove the outputs of the targets
-	rm -rf $(VENV) $(VENV)-serve build out dist capsedge/runtime/web/dist capsedge/runtime/web/node_modules capsedge/runtime/web/page/node_modules
+	rm -rf $(VENV) build out dist capsedge/runtime/web/dist capsedge/runtime/web/node_modules capsedge/runtime/web/page/node_modules

@@ -157,6 +157,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) // 4),
                         help="with clients")  # fmt: skip
     parser.add_argument("--no-example", action="store_true", help="leave out the C++ example")
+    parser.add_argument("--beside", type=Path,
+                        help="the command of another capsedge, to compare with")  # fmt: skip
     parser.add_argument("--no-faults", action="store_true", help="leave out bad clients")
     parser.add_argument("--soak", type=float, default=0.0, help="minutes of load at the end")
     parser.add_argument("-o", "--output", type=Path, help="JSON; by default that of the page")
@@ -180,7 +182,7 @@ def measure(model: Path, options: argparse.Namespace, plan: Plan, example: Path 
         rows = [alone(session, asked, options.seconds)]
     last = model == options.models[-1]
     found: dict[str, Any] = {"model": model.stem, "rows": rows}
-    with running(model, options.threads, example, max(plan.clients)) as servers:
+    with running(model, options.threads, example, max(plan.clients), options.beside) as servers:
         rows += compare(servers, asked, plan)
         if last and not options.no_faults:
             found["faults"] = faults(servers[0], asked, plan)

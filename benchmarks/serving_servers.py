@@ -19,6 +19,7 @@ from benchmarks.libcapsedge import compiled
 from capsedge.runtime.backends.native_library import find_embedding
 from tests.native.libcapsedge import onnxruntime_library
 
+OTHER = "the other capsedge"
 STARTS = 120.0  # seconds, on a slow machine
 _FIELDS = {"VmRSS": "now", "VmHWM": "most"}
 
@@ -119,7 +120,7 @@ def build_example(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running(
-    model: Path, threads: int, example: Path | None, connections: int
+    model: Path, threads: int, example: Path | None, connections: int, beside: Path | None = None
 ) -> Iterator[list[Server]]:
     """All servers for one model.
 
@@ -128,6 +129,7 @@ def running(
         threads: of one inference.
         example: the compiled C++ example; None leaves it out.
         connections: that the example has a thread for.
+        beside: the command of another capsedge, whose server is compared too.
     """
     serve = [
         sys.executable, "-m", "capsedge", "serve", f"model={model}", "--port", "{port}",
@@ -137,6 +139,8 @@ def running(
     servers: list[Server] = []
     try:
         servers.append(WebServer("capsedge", serve))
+        if beside is not None:
+            servers.append(WebServer(OTHER, [str(beside), *serve[3:]]))
         servers.append(WebServer("capsedge --batch 1", [*serve, "--batch", "1"]))
         servers.append(WebServer("FastAPI", plain))
         if example is not None:

@@ -117,7 +117,7 @@ VERBS: dict[str, tuple[list[str], int]] = {
         ["deploy", "kserve", "{data}/repository", "-o", "{out}/service.yaml", "--storage", "s3://bucket/models"],
         0,
     ),
-    "serve": (["serve", MODEL], 3),  # no MLServer
+    "serve": (["serve", MODEL, "--host", "nowhere.invalid"], 3),
     "build": (["build", MODEL, "-o", "{out}/model.engine"], 3),  # no TensorRT, or no GPU
 }  # fmt: skip
 
@@ -162,4 +162,5 @@ def test_nothing_is_installed_twice(installed: Path) -> None:
     assert max(Counter(files).values()) == 1
     sources = {p.name for p in (ROOT / "capsedge" / "runtime").iterdir() if p.is_file()}
     assert {Path(f).name for f in files if Path(f).parent == Path("capsedge/runtime")} == sources
+    assert "capsedge/serving/open_inference.binpb" in files
     assert not [f for f in files if "native/" in f and "_native/" not in f]

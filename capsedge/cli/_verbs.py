@@ -96,7 +96,7 @@ VERBS = {
     ),
     "serve": Verb(
         "serve:command",
-        "Serve models over REST and gRPC by the Open Inference Protocol, on MLServer.",
+        "Serve models over REST and gRPC by the Open Inference Protocol.",
         ELSEWHERE,
     ),
     "deploy": Verb("", "Put models where people use them.", ELSEWHERE),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LAST_PORT = 65535
 LARGEST_BATCH = 1024
+LEVELS = ("error", "warning", "info")
 
 
 def _file(argument: Any) -> Path | None:
@@ -81,6 +82,14 @@ Wait = Annotated[
         help="Milliseconds that a batch waits for more requests although a core is free.",
     ),
 ]
+LogLevel = Annotated[
+    str,
+    Option(
+        "--log-level",
+        metavar="error|warning|info",
+        help="What the server tells; info is a line for every request: path, status, time and id.",
+    ),
+]
 
 
 def command(
@@ -92,16 +101,22 @@ def command(
     threads: Threads = 1,
     batch: Batch = "auto",
     wait: Wait = 0.0,
+    log_level: LogLevel = "warning",
     ops: _options.Ops = "auto",
     device: _options.Device = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Serve models over REST and gRPC by the Open Inference Protocol, on MLServer.
+    """Serve models over REST and gRPC by the Open Inference Protocol.
 
     Ctrl-C ends it. With --json, the document is printed when requests are answered.
     """
     from capsedge.serving.serve import serve
     from capsedge.serving.served_models import Ports
+
+    if log_level not in LEVELS:
+        raise UsageError(
+            f"'{log_level[:20]}' is no level of the log.", "", f"Use one of {', '.join(LEVELS)}."
+        )
 
     def ready(serving: Serving, address: Address) -> None:
         if as_json:
@@ -114,6 +129,7 @@ def command(
         [str(model) for model in models], ready, log,
         host=host, ports=Ports(port, *_more_ports(port, grpc_port, metrics_port)),
         threads=threads, batch=_size(batch), wait_ms=wait, device=device, ops=ops,
+        log_level=log_level,
     )  # fmt: skip
     log("ended")
     raise SystemExit(128 + number)

@@ -7,24 +7,16 @@ Everything else is counted against one small limit.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from orjson import loads as _loads
 
 from capsedge.serving.request_tensors import as_array
 from capsedge.spec import limits
-
-try:
-    from orjson import loads as _loads
-except ImportError:  # slower; MLServer brings it
-
-    def _loads(text: bytes, /) -> Any:
-        return json.loads(text, parse_constant=_constant)
-
 
 PIECE = 64 * limits.KIB  # of text at a time
 _SHORT = 4096  # bytes of a list that stays a list
@@ -283,7 +275,3 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     if kinds == {"i", "u"} and all(part.min() >= 0 for part in parts if part.dtype.kind == "i"):
         parts[:] = [part.astype(np.uint64) for part in parts]  # otherwise they become fractions
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")

@@ -1,4 +1,4 @@
-"""Limit what clients may send to MLServer's REST endpoints, and which paths are open to them."""
+"""Limit what clients may send and what the server holds for them; the first stop of every HTTP request."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
+from capsedge.serving.http_connection import CONNECTION
+from capsedge.serving.monitoring import Access
 from capsedge.spec import limits
 
 # --- Bytes held for clients: bodies, messages and answers, over all connections ---
@@ -113,18 +115,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Of MLServer's paths. Not: the repository (loading and unloading), documentation that loads scripts from
-# elsewhere, and text generation.
-PATHS = frozenset(
-    {
-        "/v2", "/v2/health/live", "/v2/health/ready",
-        *(f"/v2/models/{{model_name}}{version}{end}"
-          for version in ("", "/versions/{model_version}") for end in ("", "/ready")),
-    }
-)  # fmt: skip
 _SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
 _PAUSE = 0.5  # seconds without a part after which a client waits for its answer
 SHARE = "capsedge.share"  # of the scope: what the server holds for the request
+ACCESS = "capsedge.access"  # of the scope: what the log will say of it
 _BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
 
@@ -142,7 +136,9 @@ class Guard:
     """Refuses requests that are too large, compressed, for other hosts or for models that are not there.
 
     Args:
-        app: the application behind it.
+        app: the endpoints behind it.
+        metrics: those of another port, which are not guarded.
+        metrics_port: that port.
         hosts: names of the ``Host`` header; none for any.
         known: name and version of each model that is served; an empty version is the default one.
         budget: counts what the server holds.
@@ -151,19 +147,36 @@ class Guard:
     def __init__(
         self,
         app: Application,
+        metrics: Application,
+        metrics_port: int,
         hosts: Collection[str],
         known: Collection[tuple[str, str]],
         budget: MemoryBudget,
     ) -> None:
-        self._app, self._hosts, self._known, self._budget = app, hosts, known, budget
+        self._app, self._metrics, self._metrics_port = app, metrics, metrics_port
+        self._hosts, self._known, self._budget = hosts, known, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        with self._budget.share() as share, contextlib.suppress(_Gone):
-            await self._respond({**scope, SHARE: share}, receive, partial(_in_time, send), share)
+        connection = scope["state"][CONNECTION]
+        client = scope["client"][0] if scope["client"] else ""
+        access = Access("http", scope["method"], scope["path"], client)
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                connection.answering = True
+                access.status = str(message["status"])
+            await _in_time(send, message)
+
+        try:
+            if scope["server"][1] == self._metrics_port:
+                await self._metrics(scope, receive, sending)
+                return
+            with access, self._budget.share() as share, contextlib.suppress(_Gone):
+                more = {SHARE: share, ACCESS: access}
+                await self._respond({**scope, **more}, receive, sending, share)
+        finally:
+            connection.answered()
 
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, share: BudgetShare
@@ -219,7 +232,7 @@ class Guard:
             raise _Refused(413, f"The body is over the limit of {limits.REQUEST_BYTES:,} bytes.")
 
     def _check_model(self, path: str) -> None:
-        """Refuse unknown models before MLServer counts the request under their names, for ever."""
+        """Refuse unknown models before their requests are read."""
         parts = path.split("/")
         if parts[:3] != ["", "v2", "models"] or len(parts) < 4:
             return

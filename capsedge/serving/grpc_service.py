@@ -7,7 +7,7 @@ messages before a line of this runs, decode them on the event loop, and log each
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,29 +15,21 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 from grpc import StatusCode, aio
-from mlserver.errors import MLServerError
-from mlserver.grpc import dataplane_pb2 as pb
-from mlserver.grpc.interceptors import PromServerInterceptor
-from mlserver.grpc.server import GRPCServer
-from mlserver.grpc.servicers import InferenceServicer
-from mlserver.logging import logger
 
+from capsedge.errors import UsageError
 from capsedge.serving.client_limits import BudgetShare, Full, MemoryBudget, missing, run_off_loop
+from capsedge.serving.grpc_messages import message as message_class
+from capsedge.serving.grpc_messages import metadata_message
+from capsedge.serving.inference import Model, ModelFailed
+from capsedge.serving.monitoring import Access, logger
 from capsedge.serving.request_bodies import Malformed, from_grpc
-from capsedge.serving.responses import size_of, to_grpc
+from capsedge.serving.responses import PLATFORM, size_of, to_grpc
+from capsedge.serving.rest import EXTENSIONS, Models, repository_index
 from capsedge.spec import limits
 
 _SERVICE = "inference.GRPCInferenceService"
 _SHORT = 4096  # bytes of a message that only names a model
-_STATUS = {
-    400: StatusCode.INVALID_ARGUMENT, 404: StatusCode.NOT_FOUND, 503: StatusCode.UNAVAILABLE,
-}  # fmt: skip
-_ASKED = {
-    "ServerLive": pb.ServerLiveRequest, "ServerReady": pb.ServerReadyRequest,
-    "ServerMetadata": pb.ServerMetadataRequest, "ModelReady": pb.ModelReadyRequest,
-    "ModelMetadata": pb.ModelMetadataRequest,
-}  # fmt: skip
-_CLOSED = ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload")
+_CLOSED = ("RepositoryModelLoad", "RepositoryModelUnload")
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),  # the values of an answer have their limit
@@ -49,7 +41,7 @@ _OPTIONS = [
     # One more server on a port would silently take a part of its requests.
     ("grpc.so_reuseport", 0),
 ]
-_ResponseT = Callable[["_Message", Any], Awaitable[bytes]]
+_Respond = Callable[["_Message"], Awaitable[bytes]]
 
 
 class _Refused(Exception):
@@ -66,6 +58,7 @@ class _Message:
     """
 
     share: BudgetShare
+    access: Access
 
     def __init__(self, data: bytes) -> None:
         self._data, self.size = data, len(data)
@@ -80,55 +73,48 @@ class _Service:
     """Answers messages.
 
     Args:
-        data_plane, handlers: MLServer's.
-        known: name and version of each model; an empty version is the default one.
+        models: by name and version; the default version is also there as the empty one.
+        version: of the server.
         budget: counts what the server holds.
     """
 
-    def __init__(
-        self,
-        data_plane: Any,
-        handlers: Any,
-        known: Collection[tuple[str, str]],
-        budget: MemoryBudget,
-    ) -> None:
-        self._data_plane, self._known, self._budget = data_plane, known, budget
-        self._servicer = InferenceServicer(data_plane, handlers)
-        self._counted = PromServerInterceptor(enable_handling_time_histogram=True)
+    def __init__(self, models: Models, version: str, budget: MemoryBudget) -> None:
+        self._models, self._version, self._budget = models, version, budget
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """A handler for each method."""
-        answers: dict[str, _ResponseT] = {name: partial(self._about, name) for name in _ASKED}
-        answers |= dict.fromkeys(_CLOSED, _closed)
-        answers["ModelInfer"] = self._infer
-        found = {
-            name: partial(self._once, self._counting(name, answer))
-            for name, answer in answers.items()
+        about: dict[str, Callable[[Any], dict[str, Any]]] = {
+            "ServerLive": lambda _: {"live": True},
+            "ServerReady": lambda _: {"ready": True},
+            "ServerMetadata": lambda _: {
+                "name": PLATFORM, "version": self._version, "extensions": EXTENSIONS,
+            },
+            "ModelReady": lambda asked: {"ready": bool(self._named(asked.name, asked.version))},
+            "ModelMetadata": lambda asked: self._named(asked.name, asked.version).metadata,
+            "RepositoryIndex": lambda _: {"models": repository_index(self._models)},
+        }  # fmt: skip
+        responses: dict[str, _Respond] = {
+            name: partial(self._about, name, say) for name, say in about.items()
         }
-        counted = self._counting("ModelStreamInfer", self._infer)
-        found["ModelStreamInfer"] = partial(self._each, counted)
+        responses |= dict.fromkeys(_CLOSED, _closed)
+        responses["ModelInfer"] = responses["ModelStreamInfer"] = self._infer
         return {
-            name: grpc.stream_stream_rpc_method_handler(behaviour)
-            for name, behaviour in found.items()
+            name: grpc.stream_stream_rpc_method_handler(
+                partial(self._each if name == "ModelStreamInfer" else self._once, name, respond)
+            )
+            for name, respond in responses.items()
         }
 
-    def _counting(self, name: str, answer: _ResponseT) -> _ResponseT:
-        """The same, counted in the metrics."""
-        counted: _ResponseT = self._counted._metrics_wrapper(
-            (_SERVICE, name, ""), partial(self._refusing, answer), False, False
-        )
-        return counted
-
-    async def _once(self, answer: _ResponseT, _requests: object, context: Any) -> None:
+    async def _once(self, name: str, respond: _Respond, _requests: object, context: Any) -> None:
         message = await self._arrived(context)
         if message is None:
             await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
         else:
-            await self._answered(answer, message, context)
+            await self._answered(name, respond, message, context)
 
-    async def _each(self, answer: _ResponseT, _requests: object, context: Any) -> None:
+    async def _each(self, name: str, respond: _Respond, _requests: object, context: Any) -> None:
         while message := await self._arrived(context):
-            await self._answered(answer, message, context)
+            await self._answered(name, respond, message, context)
 
     async def _arrived(self, context: Any) -> _Message | None:
         """The next message; None where there are no more."""
@@ -138,103 +124,101 @@ class _Service:
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
         return None if message is aio.EOF else _Message(message)
 
-    async def _answered(self, answer: _ResponseT, message: _Message, context: Any) -> None:
-        with self._budget.share() as share:
-            message.share = share
-            found = await answer(message, context)
+    async def _answered(
+        self, name: str, respond: _Respond, message: _Message, context: Any
+    ) -> None:
+        access = Access("grpc", name, "", context.peer())
+        with access, self._budget.share() as share:
+            message.share, message.access = share, access
             try:
+                found = await self._response(respond, message)
                 await asyncio.wait_for(context.write(found), limits.REQUEST_SECONDS)
+                access.status = "OK"
+                return
             except asyncio.TimeoutError:
-                await context.abort(StatusCode.DEADLINE_EXCEEDED, "The answer was not taken.")
+                code, why = StatusCode.DEADLINE_EXCEEDED, "The answer was not taken."
+            except _Refused as error:
+                code, why = error.code, str(error)
+            access.status = code.name
+            message.take()
+            await context.abort(code, why)
 
-    async def _refusing(self, answer: _ResponseT, message: _Message, context: Any) -> bytes:
-        """An answer; what is wrong with a request becomes its status."""
+    async def _response(self, respond: _Respond, message: _Message) -> bytes:
+        """An answer.
+
+        Raises:
+            _Refused: the request is wrong, or the server failed.
+        """
         try:
             message.share.take(message.size)
-            return await answer(message, context)
-        except _Refused as error:
-            code, why = error.code, str(error)
+            return await respond(message)
+        except _Refused:
+            raise
         except Full as error:
-            code, why = StatusCode.RESOURCE_EXHAUSTED, str(error)
+            raise _Refused(StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
         except (Malformed, DecodeError) as error:
-            code, why = StatusCode.INVALID_ARGUMENT, f"This is no inference request: {error}."
-        except MLServerError as error:
-            code, why = _STATUS.get(error.status_code, StatusCode.INTERNAL), str(error)
+            why = f"This is no inference request: {error}."
+            raise _Refused(StatusCode.INVALID_ARGUMENT, why) from None
+        except UsageError as error:
+            why = " ".join(str(error).splitlines())
+            raise _Refused(StatusCode.INVALID_ARGUMENT, why) from None
+        except ModelFailed as error:
+            raise _Refused(StatusCode.INTERNAL, str(error)) from None
         except Exception as error:
             logger.exception(error)
-            code, why = StatusCode.INTERNAL, "The server failed; its log says why."
-        message.take()
-        await context.abort(code, why)
-        raise AssertionError("abort returns never")
+            why = "The server failed; its log says why."
+            raise _Refused(StatusCode.INTERNAL, why) from None
 
-    async def _about(self, name: str, message: _Message, context: Any) -> bytes:
+    async def _about(
+        self, name: str, say: Callable[[Any], dict[str, Any]], message: _Message
+    ) -> bytes:
         if message.size > _SHORT:
             raise Malformed("it is too long for one that only names a model")
-        request = _ASKED[name].FromString(message.take())
-        if name.startswith("Model"):
-            self._check_known(request.name, request.version)
-        found = await getattr(self._servicer, name)(request, context)
-        return bytes(found.SerializeToString())
+        document = say(message_class(f"{name}Request").FromString(message.take()))
+        if name == "ModelMetadata":
+            return bytes(metadata_message(document).SerializeToString())
+        return bytes(message_class(f"{name}Response")(**document).SerializeToString())
 
-    async def _infer(self, message: _Message, _context: Any) -> bytes:
-        name, version, payload = await run_off_loop(message.size, lambda: from_grpc(message.take()))
-        self._check_known(name, version)
-        raw = payload.raw
-        answer = await self._data_plane.infer(payload, name, version)
+    async def _infer(self, message: _Message) -> bytes:
+        name, version, asked = await run_off_loop(message.size, lambda: from_grpc(message.take()))
+        message.access.id = asked.id or ""
+        model, raw = self._named(name, version), asked.raw
+        answer = await model.infer(asked)
+        message.access.id = answer.id
         message.share.take(size_of(answer))
         return await run_off_loop(size_of(answer), to_grpc, answer, raw)
 
-    def _check_known(self, name: str, version: str) -> None:
-        if (name, version) not in self._known:
+    def _named(self, name: str, version: str) -> Model:
+        found = self._models.get((name, version))
+        if found is None:
             raise _Refused(StatusCode.NOT_FOUND, missing(name, version))
+        return found
 
 
-async def _closed(_message: _Message, _context: Any) -> bytes:
+async def _closed(_message: _Message) -> bytes:
     raise _Refused(StatusCode.UNIMPLEMENTED, "Models are not loaded or unloaded remotely.")
 
 
-class GrpcServer(GRPCServer):
-    """The service, on a port that `bind` takes.
+def grpc_server(
+    models: Models, version: str, budget: MemoryBudget, address: str
+) -> tuple[aio.Server, int]:
+    """A server that is not started, on the port of an address ``host:port``; 0 takes a free one.
 
-    Args:
-        settings, data_plane, handlers: MLServer's.
-        known, budget: as for `_Service`.
+    Returns:
+        The server and its port.
+
+    Raises:
+        OSError: the port cannot be taken.
     """
-
-    def __init__(
-        self,
-        settings: Any,
-        data_plane: Any,
-        handlers: Any,
-        known: Collection[tuple[str, str]],
-        budget: MemoryBudget,
-    ) -> None:
-        super().__init__(settings, data_plane, handlers)
-        self._service = _Service(data_plane, handlers, known, budget)
-
-    def bind(self, address: str) -> int:
-        """Take the port of an address ``host:port``; 0 takes a free one.
-
-        Returns:
-            The port.
-
-        Raises:
-            OSError: it cannot be taken.
-        """
-        self._server = aio.server(
-            ThreadPoolExecutor(1), options=_OPTIONS, maximum_concurrent_rpcs=limits.REQUESTS
-        )
-        handlers = grpc.method_handlers_generic_handler(_SERVICE, self._service.handlers())
-        self._server.add_generic_rpc_handlers((handlers,))
-        try:
-            port = int(self._server.add_insecure_port(address))
-        except RuntimeError as error:
-            raise OSError(0, "The port is taken, or may not be used") from error
-        if not port:
-            raise OSError(0, "The port is taken, or may not be used")
-        return port
-
-    async def start(self) -> None:
-        """Answer until `stop` is called."""
-        await self._server.start()
-        await self._server.wait_for_termination()
+    server = aio.server(
+        ThreadPoolExecutor(1), options=_OPTIONS, maximum_concurrent_rpcs=limits.REQUESTS
+    )
+    handlers = _Service(models, version, budget).handlers()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    try:
+        port = int(server.add_insecure_port(address))
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise OSError(0, "The port is taken, or may not be used")
+    return server, port

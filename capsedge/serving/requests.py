@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,8 @@ from capsedge.serving.request_tensors import BYTES, array_of, encoded_images
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
-    from mlserver.types import InferenceRequest
-
     from capsedge.runtime.session import Session
-    from capsedge.serving.request_bodies import InferRequest
-
-    Payload: TypeAlias = (
-        InferRequest | InferenceRequest
-    )  # the second in an MLServer of the user's own
+    from capsedge.serving.request_bodies import InferRequest, Input
 
 # Parameters of a request.
 PREDICTIONS, TOP_K, THRESHOLD, INVERT = "predictions", "top_k", "threshold", "invert"
@@ -60,16 +54,16 @@ class PreparedRequest:
         return list(dict.fromkeys((*self.outputs, *more)))
 
 
-def read_request(payload: Payload, session: Session) -> PreparedRequest:
+def read_request(request: InferRequest, session: Session) -> PreparedRequest:
     """Check a request, and prepare its images.
 
     Raises:
         UsageError: a tensor, an image, an output or a parameter is wrong.
     """
-    parameters = _parameters(payload)
+    parameters = request.parameters
     invert = _truth(parameters, INVERT)
-    _check_names([tensor.name for tensor in payload.inputs], session)
-    given = {tensor.name: _array(tensor, session, invert) for tensor in payload.inputs}
+    _check_names([tensor.name for tensor in request.inputs], session)
+    given = {tensor.name: _array(tensor, session, invert) for tensor in request.inputs}
     if sum(array.size for array in given.values()) > limits.REQUEST_VALUES:
         raise UsageError(
             "The request is too large.",
@@ -77,7 +71,7 @@ def read_request(payload: Payload, session: Session) -> PreparedRequest:
             "Send fewer images at a time.",
         )
     choice = _choice(parameters, invert, session)
-    return PreparedRequest(given, _outputs(payload, session, choice), choice)
+    return PreparedRequest(given, _outputs(request, session, choice), choice)
 
 
 def _check_names(names: Sequence[str], session: Session) -> None:
@@ -94,18 +88,10 @@ def _check_names(names: Sequence[str], session: Session) -> None:
         )
 
 
-def _parameters(owner: Any) -> Mapping[str, Any]:
-    found = owner.parameters
-    if found is None or isinstance(found, Mapping):
-        return found or {}
-    return found.model_extra or {}  # of MLServer's own requests
-
-
-def _array(tensor: Any, session: Session, invert: bool) -> NDArray[Any]:
-    data = getattr(tensor.data, "root", tensor.data)
+def _array(tensor: Input, session: Session, invert: bool) -> NDArray[Any]:
     if tensor.datatype != BYTES:
-        return array_of(tensor.name, str(tensor.datatype), tensor.shape, data)
-    files = encoded_images(tensor.name, tensor.shape, data)
+        return array_of(tensor.name, tensor.datatype, tensor.shape, tensor.data)
+    files = encoded_images(tensor.name, tensor.shape, tensor.data)
     preprocessing = session.metadata.preprocessing if session.metadata else None
     if preprocessing is None:
         raise UsageError(
@@ -133,31 +119,31 @@ def _prepared(number: int, file: bytes, session: Session, invert: bool) -> NDArr
 
 
 def _outputs(
-    payload: Payload, session: Session, choice: PredictionOptions | None
+    request: InferRequest, session: Session, choice: PredictionOptions | None
 ) -> tuple[str, ...]:
     """The tensors to send: those that are named; otherwise all, or none beside predictions."""
     known = [port.name for port in session.outputs]
-    if not payload.outputs:
+    if not request.outputs:
         return tuple(known) if choice is None else ()
-    for output in payload.outputs:
+    for output in request.outputs:
         if output.name not in known:
             raise UsageError(
                 f"The model has no output '{output.name[:80]}'.",
                 f"Its outputs: {', '.join(known)}.",
             )
-        if CLASSIFICATION in _parameters(output):
+        if CLASSIFICATION in output.parameters:
             raise UsageError(
                 "The parameter 'classification' is not supported.",
                 "",
                 f"Set the parameter '{PREDICTIONS}' of the request; its answer has labels and scores.",
             )
-    return tuple(dict.fromkeys(output.name for output in payload.outputs))
+    return tuple(dict.fromkeys(output.name for output in request.outputs))
 
 
 def _choice(
     parameters: Mapping[str, Any], invert: bool, session: Session
 ) -> PredictionOptions | None:
-    if not _truth(parameters, PREDICTIONS):
+    if not _truth(parameters, PREDICTIONS, TOP_K in parameters or THRESHOLD in parameters):
         return None
     if session.metadata is None:
         raise UsageError(
@@ -176,8 +162,8 @@ def _fraction(value: Any) -> Any:
         raise UsageError(f"threshold is '{value[:20]}'.", "Scores go from 0 to 1.") from None
 
 
-def _truth(parameters: Mapping[str, Any], name: str) -> bool:
-    value = parameters.get(name, False)
+def _truth(parameters: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = parameters.get(name, default)
     if not isinstance(value, bool):
         raise UsageError(f"The parameter '{name}' is {str(value)[:20]!r}.", "It is true or false.")
     return value

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mlserver.codecs.json import encode_to_json_bytes
-from mlserver.grpc import dataplane_pb2 as pb
-from mlserver.grpc.converters import ParametersConverter
-from mlserver.types import InferenceResponse, MetadataTensor, Parameters, ResponseOutput, TensorData
+import orjson
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.tensors import LARGEST, checked_input
-from capsedge.serving.request_tensors import DATATYPES, datatype_of, flat
+from capsedge.serving import grpc_messages
+from capsedge.serving.request_tensors import DATATYPES, datatype_of
 from capsedge.serving.requests import PREDICTIONS, PreparedRequest
 from capsedge.spec import limits
 
@@ -88,48 +87,55 @@ def _check_response_size(size: int, most: float) -> None:
         )
 
 
+@dataclass
+class InferResponse:
+    """An answer.
+
+    Attributes:
+        name, version: of the model; the version may be empty.
+        outputs: the arrays by name, in row-major order.
+        parameters: of the answer; the predictions are one.
+        id: of the request.
+    """
+
+    name: str
+    version: str
+    outputs: dict[str, NDArray[Any]]
+    parameters: dict[str, str]
+    id: str = ""
+
+
 def respond(
-    session: Session,
-    request: PreparedRequest,
-    found: Arrays,
-    name: str,
-    version: str | None,
-    lists: bool,
-) -> InferenceResponse:
+    session: Session, request: PreparedRequest, found: Arrays, name: str, version: str
+) -> InferResponse:
     """The answer to a request.
 
     Args:
         found: at least the outputs that the request needs.
         name, version: of the model.
-        lists: whether tensors are lists, as MLServer's own endpoints take them, or arrays.
 
     Raises:
         ArtefactError: the model computed NaN, and predictions are asked for.
     """
-    outputs = [
-        ResponseOutput.model_construct(
-            name=output,
-            shape=list(found[output].shape),
-            datatype=DATATYPES[str(found[output].dtype)],
-            data=TensorData.model_construct(
-                root=flat(found[output]) if lists else found[output].ravel()
-            ),
-        )
-        for output in request.outputs
-    ]
-    answer = InferenceResponse(model_name=name, model_version=version, outputs=outputs)
-    if request.choice is not None:
-        answer.parameters = Parameters(**{PREDICTIONS: _predictions(session, request, found)})
-    return answer
+    outputs = {output: np.asarray(found[output], order="C") for output in request.outputs}
+    made = {} if request.choice is None else {PREDICTIONS: _predictions(session, request, found)}
+    return InferResponse(name, version, outputs, made)
 
 
 def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> str:
-    """JSON, since a parameter of gRPC is a string, a whole number or a truth value."""
+    """JSON, since a parameter of gRPC is a string, a whole number or a truth value.
+
+    Who asks for the best few classes does not want the scores of all.
+    """
     choice = request.choice
     assert choice is not None
     images = request.arrays[session.inputs[0].name]
     made = session.roles.predictions(images, found, choice.top_k, choice.threshold, choice.invert)
-    return json.dumps([prediction.to_dict() for prediction in made], allow_nan=False)
+    documents = [prediction.to_dict() for prediction in made]
+    if choice.top_k is not None:
+        for document in documents:
+            document.pop("scores", None)
+    return json.dumps(documents, allow_nan=False)
 
 
 # --- Model metadata: inputs, outputs, and what the file says of them ---
@@ -137,27 +143,29 @@ def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> s
 PLATFORM = "capsedge"
 
 
-def inputs_of(session: Session) -> list[MetadataTensor]:
-    """The model's inputs. One that takes images says so in its parameters.
+def model_metadata(session: Session, name: str, version: str) -> dict[str, Any]:
+    """What a model takes and gives, as the protocol's document.
+
+    Inputs that take images say so in their parameters. Scores name their classes, and values what they are.
 
     Raises:
-        UnsupportedModelError: one is of a type that the protocol does not have.
+        UnsupportedModelError: a tensor is of a type that the protocol does not have.
     """
     takes = session.metadata is not None and session.metadata.preprocessing is not None
-    inputs = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
-    return [_tensor(port, session, inputs) for port in session.inputs]
+    images = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
+    return {
+        "name": name,
+        "versions": [version] if version else [],
+        "platform": PLATFORM,
+        "inputs": [_tensor(port, session, images) for port in session.inputs],
+        "outputs": [
+            _tensor(port, session, _meaning(port.name, session)) for port in session.outputs
+        ],
+        "parameters": _parameters_of(session),
+    }
 
 
-def outputs_of(session: Session) -> list[MetadataTensor]:
-    """The model's outputs. Scores name their classes, and values what they are, in their parameters.
-
-    Raises:
-        UnsupportedModelError: one is of a type that the protocol does not have.
-    """
-    return [_tensor(port, session, _meaning(port.name, session)) for port in session.outputs]
-
-
-def parameters_of(session: Session) -> dict[str, str | int]:
+def _parameters_of(session: Session) -> dict[str, str | int]:
     """What else is known of the model, as texts and whole numbers, which gRPC can carry."""
     parameters: dict[str, str | int] = {"operators": session.backend.ops}
     if session.backend.batches.fixed is not None:
@@ -188,14 +196,13 @@ def _texts(texts: Sequence[str]) -> str:
     return json.dumps(list(texts))
 
 
-def _tensor(port: Port, session: Session, parameters: dict[str, str]) -> MetadataTensor:
-    extra: dict[str, Any] = {"parameters": Parameters(**parameters)} if parameters else {}
-    return MetadataTensor(
-        name=port.name,
-        datatype=datatype_of(port, session.path),
-        shape=[size if isinstance(size, int) else -1 for size in port.shape],
-        **extra,
-    )
+def _tensor(port: Port, session: Session, parameters: dict[str, str]) -> dict[str, Any]:
+    found = {
+        "name": port.name,
+        "datatype": datatype_of(port, session.path),
+        "shape": [size if isinstance(size, int) else -1 for size in port.shape],
+    }
+    return {**found, "parameters": parameters} if parameters else found
 
 
 # --- Answers as JSON or protobuf, made in pieces between which other threads may run ---
@@ -209,48 +216,52 @@ _CONTENTS = {
 }  # fmt: skip
 
 
-def size_of(response: InferenceResponse) -> int:
-    """The bytes that its tensors, whose ``root`` are arrays, take together with what is written of them."""
-    arrays = [output.data.root for output in response.outputs]
-    return sum(array.nbytes + _WRITTEN * array.size for array in arrays)
+def size_of(response: InferResponse) -> int:
+    """The bytes that its tensors take together with what is written of them."""
+    return sum(array.nbytes + _WRITTEN * array.size for array in response.outputs.values())
 
 
-def to_json(response: InferenceResponse) -> list[bytes]:
-    """An answer whose tensors are arrays, as pieces of JSON."""
-    parts = [encode_to_json_bytes(response.model_dump(exclude={"outputs"}))[:-1], b',"outputs":[']
-    for number, output in enumerate(response.outputs):
-        tensor = {"name": output.name, "shape": output.shape, "datatype": output.datatype}
-        parts += [b"," * (number > 0), encode_to_json_bytes(tensor)[:-1], b',"data":[']
-        for at in range(0, output.data.root.size, _JSON_PIECE):
-            piece = encode_to_json_bytes(output.data.root[at : at + _JSON_PIECE].tolist())
+def to_json(response: InferResponse) -> list[bytes]:
+    """An answer as pieces of JSON. Fractions have the digits that their own precision takes."""
+    about: dict[str, Any] = {"model_name": response.name}
+    if response.version:
+        about["model_version"] = response.version
+    about["id"] = response.id
+    if response.parameters:
+        about["parameters"] = response.parameters
+    parts = [orjson.dumps(about)[:-1], b',"outputs":[']
+    for number, (name, array) in enumerate(response.outputs.items()):
+        datatype = DATATYPES[str(array.dtype)]
+        tensor = {"name": name, "shape": array.shape, "datatype": datatype}
+        parts += [b"," * (number > 0), orjson.dumps(tensor)[:-1], b',"data":[']
+        row = array.ravel()
+        for at in range(0, row.size, _JSON_PIECE):
+            piece = orjson.dumps(row[at : at + _JSON_PIECE], option=orjson.OPT_SERIALIZE_NUMPY)
             parts += [b"," * (at > 0), piece[1:-1]]
         parts.append(b"]}")
     parts.append(b"]}")
     return parts
 
 
-def to_grpc(response: InferenceResponse, raw: bool) -> bytes:
+def to_grpc(response: InferResponse, raw: bool) -> bytes:
     """The same as a ModelInferResponse.
 
     Args:
         raw: whether the tensors are raw bytes; those of FP16 always are, and then all others too.
     """
-    found = pb.ModelInferResponse(
-        model_name=response.model_name,
-        model_version=response.model_version or "",
-        id=response.id or "",
+    found = grpc_messages.message("ModelInferResponse")(
+        model_name=response.name, model_version=response.version, id=response.id
     )
-    raw = raw or any(output.datatype not in _CONTENTS for output in response.outputs)
-    for output in response.outputs:
-        tensor = found.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-        array = output.data.root
+    raw = raw or any(array.dtype == np.float16 for array in response.outputs.values())
+    for name, array in response.outputs.items():
+        datatype = DATATYPES[str(array.dtype)]
+        tensor = found.outputs.add(name=name, datatype=datatype, shape=array.shape)
         if raw:
             found.raw_output_contents.append(array.tobytes())
             continue
-        contents: Any = getattr(tensor.contents, _CONTENTS[output.datatype])
-        for at in range(0, array.size, _JSON_PIECE):
-            contents.extend(array[at : at + _JSON_PIECE].tolist())
-    if response.parameters is not None:
-        for name, value in ParametersConverter.from_types(response.parameters).items():
-            found.parameters[name].MergeFrom(value)
+        contents: Any = getattr(tensor.contents, _CONTENTS[datatype])
+        row = array.ravel()
+        for at in range(0, row.size, _JSON_PIECE):
+            contents.extend(row[at : at + _JSON_PIECE].tolist())
+    grpc_messages.set_parameters(found, response.parameters)
     return bytes(found.SerializeToString())

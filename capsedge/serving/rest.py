@@ -1,234 +1,117 @@
-"""Serve the REST endpoint of inference, on uvicorn's protocol, with limits of its own.
-
-It reads requests and writes answers by itself: MLServer's endpoint makes objects of whatever a client sends
-before it looks at it, and does so on the event loop.
-"""
+"""The REST endpoints of the Open Inference Protocol, and the page of metrics."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from http import HTTPStatus
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
-import httptools
-from mlserver.handlers import DataPlane
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from capsedge.serving.client_limits import SHARE, Full, run_off_loop
+from capsedge.errors import UsageError
+from capsedge.serving.client_limits import ACCESS, SHARE, Full, run_off_loop
+from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import Malformed, from_json
-from capsedge.serving.responses import size_of, to_json
-from capsedge.spec import limits
+from capsedge.serving.responses import PLATFORM, size_of, to_json
 
-# --- The HTTP connection: limits on headers and time, and answers in one piece ---
-
-_TOO_LONG = "The headers of the request are too long."
-
-
-class Connection(HttpToolsProtocol):
-    """A connection with a client.
-
-    The parser is in C; what it does not limit is limited here: the request line, headers and trailers, the
-    requests that are sent before an earlier one is answered, and the time that a request takes to arrive.
-    Offers to go on in another protocol, which Java's client makes by default, are not taken.
-    """
-
-    parser: Any
-    _unbounded = 0  # bytes since the last part of a body, all of which the parser keeps
-    _headers = _header_bytes = 0  # of the request that arrives
-    _deadline: asyncio.TimerHandle | None = None
-    _refusal: tuple[int, str] = (400, "This is no HTTP request.")
-
-    def connection_made(self, transport: Any) -> None:
-        """Begin."""
-        super().connection_made(_Joining(transport, self.loop))
-        self._start_clock()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-        self._stop_clock()
-        super().connection_lost(exc)
-
-    def _start_clock(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(limits.REQUEST_SECONDS, self._late)
-
-    def _stop_clock(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _late(self) -> None:
-        self._refuse(408, f"The request has not arrived after {limits.REQUEST_SECONDS} seconds.")
-
-    def _refuse(self, status: int, why: str) -> None:
-        """End the connection; with an answer, unless another one is on its way."""
-        if self.transport.is_closing():
-            return
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            head = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\n"
-                f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(why)}\r\n\r\n"
-            )
-            self.transport.write(head.encode() + why.encode())
-        self.transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        """Take what the client sends; a request whose headers never end closes the connection."""
-        self._unset_keepalive_if_required()
-        self._unbounded += len(data)
-        while data:
-            try:
-                self.parser.feed_data(data)
-                data = b""
-            except httptools.HttpParserUpgrade as upgrade:
-                data = self._declined(data[upgrade.args[0] :])
-            except httptools.HttpParserError:
-                self._refuse(*self._refusal)
-                return
-        if self._unbounded > limits.HEADER_BYTES:
-            self._refuse(431, _TOO_LONG)
-
-    def on_message_begin(self) -> None:
-        """Count from zero."""
-        super().on_message_begin()
-        self._headers = self._header_bytes = 0
-        self._start_clock()
-
-    def on_url(self, url: bytes) -> None:
-        """Count the first line."""
-        super().on_url(url)
-        self._count_header(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header, or a trailer."""
-        self._headers += 1
-        if self._headers > limits.HEADERS:
-            self._stop(431, f"The request has over {limits.HEADERS} headers.")
-        self._count_header(len(name) + len(value) + 4)
-        super().on_header(name, value)
-
-    def _count_header(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > limits.HEADER_BYTES:
-            self._stop(431, _TOO_LONG)
-
-    def _stop(self, status: int, why: str) -> NoReturn:
-        """Stop the parser."""
-        self._refusal = status, why
-        raise ValueError(why)
-
-    def on_headers_complete(self) -> None:
-        """Start the request, or let it wait for those before it."""
-        super().on_headers_complete()
-        if len(self.pipeline) > limits.PIPELINED:
-            self._stop(
-                429, f"Over {limits.PIPELINED} requests wait for the answer to an earlier one."
-            )
-
-    def _should_upgrade(self) -> bool:
-        """Whether a request with an offer is left to `_declined` once its headers are complete."""
-        return True
-
-    def _declined(self, rest: bytes) -> bytes:
-        """A request once more without its offer, after which the parser would take its body for no HTTP."""
-        headers = [pair for pair in self.headers if pair[0] != b"upgrade"]
-        if len(headers) == len(self.headers):  # the method CONNECT
-            self._refuse(400, "This is no proxy.")
-            return b""
-        version = self.parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
-        lines += [b"%s: %s" % pair for pair in headers]
-        self.parser = httptools.HttpRequestParser(self)
-        return b"\r\n".join([*lines, b"", rest])
-
-    def on_body(self, body: bytes) -> None:
-        """Count from zero again: a body has a limit of its own."""
-        self._unbounded = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Count the next request by itself."""
-        self._unbounded = 0
-        self._stop_clock()
-        super().on_message_complete()
-
-
-class _Joining:
-    """A transport that sends what is written in one step of the event loop at once.
-
-    uvicorn writes the headers of an answer and its body separately; as two segments they cost the server
-    and the client one more system call and one more wake-up each.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
-        self._parts: list[bytes] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Send data at the end of this step."""
-        if not self._parts:
-            self._loop.call_soon(self._flush)
-        self._parts.append(data)
-
-    def close(self) -> None:
-        """Send what is left, and close."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        parts, self._parts = self._parts, []
-        if parts and not self._transport.is_closing():  # the client may have gone since
-            self._transport.write(b"".join(parts))
-
-
-# --- The endpoint ---
-
+EXTENSIONS = ["model_repository"]  # of which there is the index alone
 _SMALL = 2**20  # bytes of an answer that is sent at once
 _JSON = ("application/json", "")  # types of a request; without a type it is taken as JSON
+_ID_CHARACTERS = 128  # of an id in a header
+
+Models = Mapping[tuple[str, str], Model]
 
 
-class Inference:
-    """Answers requests of the Open Inference Protocol.
+def endpoints(models: Models, version: str) -> Starlette:
+    """The application.
 
     Args:
-        data_plane: MLServer's, which counts requests and finds their models.
+        models: by name and version; the default version is also there as the empty one.
+        version: of the server.
     """
+    found = _Endpoints(models, version)
+    one = "/v2/models/{name}"
+    routes = [
+        Route("/v2", found.server),
+        Route("/v2/health/{what:str}", found.health),
+        Route("/v2/repository/index", found.index, methods=["GET", "POST"]),
+    ]
+    for path in (one, f"{one}/versions/{{version}}"):
+        routes += [
+            Route(path, found.model),
+            Route(f"{path}/ready", found.model_ready),
+            Route(f"{path}/infer", found.infer, methods=["POST"]),
+        ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
 
-    def __init__(self, data_plane: DataPlane) -> None:
-        self._data_plane = data_plane
 
-    def routes(self) -> list[Route]:
-        """The paths of inference, for all models and versions."""
-        models = "/v2/models/{model_name}"
-        paths = (f"{models}/infer", f"{models}/versions/{{model_version}}/infer")
-        return [Route(path, self.infer, methods=["POST"]) for path in paths]
+def metrics() -> Starlette:
+    """An application with the metrics for Prometheus."""
+    return Starlette(routes=[Route("/metrics", _metrics)])
+
+
+async def _metrics(_request: Request) -> Response:
+    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+
+class _Endpoints:
+    def __init__(self, models: Models, version: str) -> None:
+        self._models, self._version = models, version
+
+    def _named(self, request: Request) -> Model:
+        """The model of the path; that it is there was checked before."""
+        path = request.path_params
+        return self._models[path["name"], path.get("version", "")]
+
+    async def server(self, _request: Request) -> Response:
+        about = {"name": PLATFORM, "version": self._version, "extensions": EXTENSIONS}
+        return _document(about)
+
+    async def health(self, request: Request) -> Response:
+        what = request.path_params["what"]
+        if what not in ("live", "ready"):
+            raise HTTPException(404)
+        return _document({what: True})
+
+    async def index(self, _request: Request) -> Response:
+        return _document(repository_index(self._models))
+
+    async def model(self, request: Request) -> Response:
+        return _document(self._named(request).metadata)
+
+    async def model_ready(self, request: Request) -> Response:
+        return _document({"name": self._named(request).name, "ready": True})
 
     async def infer(self, request: Request) -> Response:
-        """Answer one request."""
+        """Answer one request for an inference."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in _JSON and not kind.endswith("+json"):
-            return _refusal(f"a body of type {kind[:80]!r} is no JSON", 415)
+            return _malformed(f"a body of type {kind[:80]!r} is no JSON", 415)
+        access = request.scope[ACCESS]
+        access.id = request.headers.get("x-request-id", "")[:_ID_CHARACTERS]
         body = b"".join([part async for part in request.stream()])
         try:
-            payload = await run_off_loop(len(body), from_json, body)
+            asked = await run_off_loop(len(body), from_json, body)
         except Malformed as error:
-            return _refusal(str(error))
+            return _malformed(str(error))
         del body  # what is left of it waits for its turn, which may be long
-        path = request.path_params
-        answer = await self._data_plane.infer(
-            payload, path["model_name"], path.get("model_version")
-        )
+        asked.id = asked.id or access.id
         try:
+            answer = await self._named(request).infer(asked)
             request.scope[SHARE].take(size_of(answer))
+        except UsageError as error:
+            return _refusal(" ".join(str(error).splitlines()), 400)
+        except ModelFailed as error:
+            return _refusal(str(error), 500)
         except Full as error:
-            return JSONResponse({"error": str(error)}, 503)
+            return _refusal(str(error), 503)
+        finally:
+            access.id = asked.id or ""
         parts = await run_off_loop(size_of(answer), to_json, answer)
         size = sum(map(len, parts))
         if size <= _SMALL:
@@ -238,6 +121,12 @@ class Inference:
         return StreamingResponse(_each(parts), media_type="application/json", headers=length)
 
 
+def repository_index(models: Models) -> list[dict[str, str]]:
+    """Every model and version once, as the extension for model repositories lists them."""
+    pairs = sorted({(model.name, model.version) for model in models.values()})
+    return [{"name": n, "version": v, "state": "READY", "reason": ""} for n, v in pairs]
+
+
 async def _each(parts: list[bytes]) -> AsyncIterator[bytes]:
     """Pieces that are let go of when they are sent."""
     parts.reverse()
@@ -245,5 +134,18 @@ async def _each(parts: list[bytes]) -> AsyncIterator[bytes]:
         yield parts.pop()
 
 
-def _refusal(why: str, status: int = 400) -> Response:
-    return JSONResponse({"error": f"This is no inference request: {why}."}, status)
+def _document(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def _refusal(why: str, status: int) -> Response:
+    return _document({"error": why}, status)
+
+
+def _malformed(why: str, status: int = 400) -> Response:
+    return _refusal(f"This is no inference request: {why}.", status)
+
+
+async def _not_there(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refusal(f"{error.detail}.", error.status_code)

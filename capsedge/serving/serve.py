@@ -1,4 +1,4 @@
-"""``capsedge serve``: loaded models behind MLServer, until a signal ends it."""
+"""``capsedge serve``: loaded models behind REST and gRPC, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -28,6 +27,9 @@ from capsedge.serving.served_models import (
 from capsedge.spec import limits
 
 INSTALL = "pip install 'capsedge[serve]'"
+_PACKAGES = (
+    "google.protobuf", "grpc", "httptools", "orjson", "prometheus_client", "starlette", "uvicorn",
+)  # fmt: skip
 
 
 def serve(
@@ -42,13 +44,14 @@ def serve(
     wait_ms: float = 0.0,
     device: str | None = None,
     ops: str = "auto",
+    log_level: str = "warning",
 ) -> int:
     """Serve models by the Open Inference Protocol, version 2, until a signal comes.
 
     Args:
         models: files, names of the zoo, or ``NAME=FILE`` and ``NAME:VERSION=FILE``.
         ready: called when requests are answered.
-        log: gets messages of the engine.
+        log: gets messages of the server.
         host: name or address of this machine to listen on.
         ports: to listen on; 0 takes a free one.
         threads: of one inference; as many inferences run at once as cores allow.
@@ -56,13 +59,14 @@ def serve(
             number is best for each model.
         wait_ms: milliseconds that a batch waits for more requests although a core is free.
         device, ops: as for `capsedge.load`.
+        log_level: ``error``, ``warning`` or ``info``, which tells of every request.
 
     Returns:
         The number of the signal.
 
     Raises:
         UsageError: a file or a name is wrong.
-        EnvironmentProblem: MLServer is missing, or a port is taken.
+        EnvironmentProblem: a package is missing, or a port is taken.
         CapsedgeError: as `capsedge.load`.
     """
     given = parse_model_names(models)
@@ -80,7 +84,8 @@ def serve(
         # grpc would write a line of its own for messages that it refuses, as often as a client likes.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         _require()
-        from capsedge.serving.server import Engine
+        from capsedge.serving.monitoring import start_log
+        from capsedge.serving.server import Server
 
         sizes = [measure_size(s) if batch is None else fixed_size(s, batch) for s in sessions]
         served = tuple(
@@ -89,27 +94,25 @@ def serve(
         )
         serving = Serving(served, host, ports, threads, wait_ms, __version__)
         _open_files()
+        start_log(log_level, log)
 
         async def run() -> int:
             try:
-                engine = Engine(serving, log)
+                server = Server(serving)
             except OSError as error:
                 raise _not_bound(error, host) from error
-            return await engine.run(lambda address: ready(serving, address))
+            return await server.run(lambda address: ready(serving, address))
 
         return _loop(run)
 
 
 def _require() -> None:
     try:
-        import_module("mlserver")
-        import_module("httptools")
+        for package in _PACKAGES:
+            import_module(package)
     except ImportError as error:
-        old = sys.version_info < (3, 13)
         raise EnvironmentProblem(
-            "`capsedge serve` needs MLServer and httptools.",
-            f"{error}." if old else "MLServer supports Python up to 3.12.",
-            INSTALL if old else f"Use Python 3.12: {INSTALL}",
+            "`capsedge serve` needs packages that are not installed.", f"{error}.", INSTALL
         ) from error
 
 
@@ -134,7 +137,7 @@ def _open_files() -> None:
 
 
 def _loop(run: Callable[[], Any]) -> int:
-    """Run in uvloop where it is installed, as MLServer does."""
+    """Run in uvloop, which Windows does not have."""
     try:
         import uvloop
     except ImportError:

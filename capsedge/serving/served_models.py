@@ -170,10 +170,10 @@ class Serving:
     wait_ms: float
     version: str
 
-    def find(self, name: str, version: str | None) -> ServedSession:
-        """The model of a name and a version."""
-        return next(m for m in self.models if (m.name, m.version) == (name, version or ""))
+    def newest(self, name: str) -> str:
+        """The newest version of a name, which is its default; empty where it has none."""
+        return max((m.version for m in self.models if m.name == name), key=_as_number)
 
-    def known(self) -> frozenset[tuple[str, str]]:
-        """Name and version of each model; an empty version is the default one."""
-        return frozenset(pair for m in self.models for pair in ((m.name, ""), (m.name, m.version)))
+
+def _as_number(version: str) -> tuple[int, str]:
+    return int(version) if version.isdecimal() else -1, version

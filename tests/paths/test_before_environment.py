@@ -16,8 +16,8 @@ from tests.paths.table import Parameter, command, honest, parameters
 # Every package that an extra of pyproject.toml brings; numpy, Pillow, click and rich are always there.
 HIDDEN = (
     "fsspec", "grpc", "h5py", "httptools", "litert", "matplotlib", "mlserver", "onnx", "onnx_graphsurgeon",
-    "onnx_ir", "onnxruntime", "onnxscript", "openvino", "pyarrow", "ray", "safetensors", "tensorrt",
-    "tensorrt_rtx", "torch", "uvicorn",
+    "onnx_ir", "onnxruntime", "onnxscript", "openvino", "orjson", "prometheus_client", "pyarrow",
+    "ray", "safetensors", "starlette", "tensorrt", "tensorrt_rtx", "torch", "uvicorn",
 )  # fmt: skip
 BARE = f"""
 import contextlib, io, json, sys

@@ -1,9 +1,7 @@
-"""MLServer and its client, and one server for the tests that change nothing."""
+"""Requests by NVIDIA's client, and one server for the tests that change nothing."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,23 +13,12 @@ from numpy.typing import NDArray
 from tests.serving import models
 from tests.serving.running import Server, served
 
-REQUIRED = "CAPSEDGE_REQUIRE_SERVE"  # `make test-serve` sets it: what is missing is then a failure
 Ask = Callable[..., Any]
 Answer = dict[str, NDArray[Any]]
 
 
-@pytest.fixture(scope="session")
-def engine() -> None:
-    """MLServer is installed."""
-    if importlib.util.find_spec("mlserver") is None:
-        words = "MLServer is not installed: make test-serve"
-        if os.environ.get(REQUIRED):
-            pytest.fail(words)
-        pytest.skip(words)
-
-
 @pytest.fixture(scope="module")
-def files(engine: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models of every kind by name."""
     folder = tmp_path_factory.mktemp("models")
     return {

@@ -22,8 +22,7 @@ from tests.serving.models import DIGITS
 from tests.serving.running import SECONDS, Server, get, post, served
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("engine"),
+    pytest.mark.thorough,
     pytest.mark.skipif(
         not Path("/proc/self/clear_refs").exists(), reason="memory is read as on Linux"
     ),
@@ -268,7 +267,8 @@ def test_grpc_says_what_is_wrong(own: Server) -> None:
         ("ModelInfer", b"\xff\xff"): "INVALID_ARGUMENT",
         ("ModelInfer", message(b"", b"\0" + (b"\x80" * 8 + b"\x40") * 2)): "INVALID_ARGUMENT",
         ("RepositoryModelLoad", b"\xff"): "UNIMPLEMENTED",
-        ("RepositoryIndex", b""): "UNIMPLEMENTED",
+        ("RepositoryModelUnload", b""): "UNIMPLEMENTED",
+        ("RepositoryIndex", b"\xff"): "INVALID_ARGUMENT",
         ("Never\n\x1b[2J", b""): "UNIMPLEMENTED",
         ("ModelInfer", bytes(limits.REQUEST_BYTES + 1)): "RESOURCE_EXHAUSTED",
     }  # fmt: skip

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from capsedge.runtime.onnx_file.wire import length_delimited as field
+from capsedge.serving.grpc_messages import COMPILED, message
 from capsedge.serving.request_bodies import Malformed, from_grpc
 from capsedge.spec import limits
+
+
+def test_the_messages_are_those_of_the_proto_file(tmp_path: Path) -> None:
+    compiler = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools is not installed")
+    proto, found = COMPILED.with_suffix(".proto"), tmp_path / "found"
+    words = ["protoc", f"-I{proto.parent}", f"--descriptor_set_out={found}", proto.name]
+    assert compiler.main(words) == 0
+    assert found.read_bytes() == COMPILED.read_bytes()
+
+
+def test_clients_of_other_projects_read_the_messages() -> None:
+    from tritonclient.grpc import service_pb2
+
+    ours, theirs = message("ModelInferResponse"), service_pb2.ModelInferResponse
+    answer = ours(model_name="m", id="1", raw_output_contents=[b"123"])
+    answer.outputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(0.5)
+    answer.parameters["predictions"].string_param = "[]"
+    read = theirs.FromString(answer.SerializeToString())
+    assert ours.FromString(read.SerializeToString(deterministic=True)) == answer
+    assert read.outputs[0].contents.fp32_contents[0] == 0.5
+    assert not UnknownFieldSet(read)
+
 
 CONTENTS: dict[str, tuple[str, list[Any]]] = {
     "BOOL": ("bool_contents", [True, False, True]),
@@ -26,9 +51,7 @@ CONTENTS: dict[str, tuple[str, list[Any]]] = {
 
 
 def test_the_values_are_those_of_protobuf() -> None:
-    pytest.importorskip("grpc", reason="NVIDIA's client is not installed: make test-serve")
-    service = pytest.importorskip("tritonclient.grpc").service_pb2
-    asked = service.ModelInferRequest(model_name="m", model_version="2", id="é" * 1024)
+    asked = message("ModelInferRequest")(model_name="m", model_version="2", id="é" * 1024)
     for owner in (asked, asked.outputs.add(name="y")):
         owner.parameters["a"].bool_param = False
         owner.parameters["b"].int64_param = -5
@@ -118,9 +141,9 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REQUEST_ITEMS", MANY - 1)
     monkeypatch.setattr(limits, "REQUEST_VALUES", VALUES - 1)
     accepted = []
-    for name, message in REFUSED.items():
+    for name, data in REFUSED.items():
         try:
-            from_grpc(message)
+            from_grpc(data)
             accepted.append(name)
         except Malformed as error:
             accepted += [name] * (len(str(error)) > 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import threading
@@ -22,7 +23,7 @@ from tests.serving.conftest import ask_grpc, ask_http, images, tensor
 from tests.serving.models import DIGITS
 from tests.serving.running import SECONDS, Server, get, post, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine")]
+pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -48,9 +49,9 @@ def test_requests_that_run_are_answered_before_it_ends() -> None:
         )  # fmt: skip
         client.start()
         until = time.monotonic() + SECONDS
-        while 'method="POST"' not in get(server.metrics)[1] and time.monotonic() < until:
-            if "ModelInfer" in get(server.metrics)[1]:
-                break
+        running = 'capsedge_requests_running{protocol="grpc"} 1.0'
+        while running not in get(server.metrics)[1] and time.monotonic() < until:
+            pass
         assert server.end() == 143
         client.join()
     with capsedge.load(DIGITS, threads=1) as session:
@@ -81,6 +82,33 @@ def test_a_port_that_is_taken(option: str) -> None:
             assert server.wait() == 3
     assert option in server.said
     assert "Traceback" not in server.said
+
+
+def test_the_log_says_what_it_is_asked_for() -> None:
+    evil = "\r\n\x1b[2Jforged \u202e"
+    given = {"inputs": [tensor("images", images(1, 1, 28, 28))], "outputs": [{"name": "lengths"}]}
+    for level in ("warning", "info"):
+        with served("digits-em", "--batch", "1", "--log-level", level) as server:
+            infer = f"{server.rest}/v2/models/digits-em/infer"
+            assert post(infer, {**given, "id": "mine"})[1]["id"] == "mine"
+            assert post(infer, given, {"X-Request-Id": "of-a-proxy"})[1]["id"] == "of-a-proxy"
+            assert len(post(infer, {**given, "id": ""})[1]["id"]) == 32
+            assert post(infer, {**given, "id": evil})[1]["id"] == evil
+            assert post(infer, {"inputs": [], "id": "wrong"})[0] == 400
+            ask_grpc(server, "digits-em", {"images": images(1, 1, 28, 28)}, request_id="third")
+            assert server.end() == 143
+            lines = server.said.splitlines()
+        assert len(lines) == (7 if level == "info" else 1), lines  # the last one is "ended"
+        if level == "warning":
+            continue
+        pattern = r"http 127\.0\.0\.1 POST /v2/models/digits-em/infer (200|400) \d+\.\d ms id=\S+"
+        assert all(re.fullmatch(pattern, line) for line in lines[:5]), lines
+        assert [line.rpartition("id=")[2] for line in lines[:2]] == ["mine", "of-a-proxy"]
+        assert lines[3].endswith("id=???[2Jforged??")
+        assert lines[4].endswith("id=wrong")
+        assert re.fullmatch(
+            r"grpc ipv4:127\.0\.0\.1:\d+ ModelInfer OK \d+\.\d ms id=third", lines[5]
+        )
 
 
 def test_a_strangers_folder_and_environment_change_nothing(tmp_path: Path) -> None:
@@ -178,6 +206,9 @@ def test_wrong_words() -> None:
     with served(DIGITS, f"digits-dynamic={DIGITS}") as server:
         assert server.wait() == 2
         assert "digits-dynamic:2=" in server.said
+    with served(DIGITS, "--log-level", "loud") as server:
+        assert server.wait() == 2
+        assert "error, warning, info" in server.said
     with served(DIGITS, "--port", "65534") as server:
         assert server.wait() == 2
         assert "--grpc-port" in server.said

@@ -95,7 +95,7 @@ def request(*files: bytes, **more: Any) -> dict[str, Any]:
 
 
 def test_images_in_json_and_their_predictions(server: Server, files: dict[str, Path]) -> None:
-    asked = {"predictions": True, "top_k": 2}
+    asked = {"predictions": True, "threshold": 0.5}
     status, answer = post(
         f"{server.rest}/v2/models/digits/infer",
         request(IMAGE, IMAGE, parameters=asked, outputs=[{"name": "lengths"}], id="mine"),
@@ -103,9 +103,24 @@ def test_images_in_json_and_their_predictions(server: Server, files: dict[str, P
     assert (status, answer["id"], answer["model_name"]) == (200, "mine", "digits")
     assert [output["name"] for output in answer["outputs"]] == ["lengths"]
     with capsedge.load(files["digits"], threads=1) as session:
-        wanted = [p.to_dict() for p in session.predict([IMAGE, IMAGE], top_k=2)]
+        wanted = [p.to_dict() for p in session.predict([IMAGE, IMAGE], threshold=0.5)]
     assert json.loads(answer["parameters"]["predictions"]) == wanted
     assert wanted[0]["labels"][0]["label"] == "7"
+
+
+def test_a_small_answer_where_top_k_is_asked_for(server: Server, files: dict[str, Path]) -> None:
+    """The best labels alone: no tensors, and no scores of the others."""
+    infer = f"{server.rest}/v2/models/digits/infer"
+    status, answer = post(infer, request(IMAGE, parameters={"top_k": 2}))
+    assert (status, answer["outputs"]) == (200, [])
+    with capsedge.load(files["digits"], threads=1) as session:
+        wanted = session.predict(IMAGE, top_k=2)[0].to_dict()
+    del wanted["scores"]
+    assert json.loads(answer["parameters"]["predictions"]) == [wanted]
+    assert len(wanted["labels"]) == 2
+    whole = post(infer, request(IMAGE, parameters={"top_k": 2, "predictions": False}))[1]
+    assert whole.get("parameters") is None
+    assert whole["outputs"]
 
 
 @pytest.mark.parametrize("name", ["angles", "cascade"])
@@ -125,7 +140,7 @@ def test_metadata(server: Server) -> None:
 
     document = json.loads(get(f"{server.rest}/v2/models/digits")[1])
     assert document["inputs"][0]["shape"] == [-1, 1, 28, 28]
-    assert "PNG" in document["inputs"][0]["parameters"]["images"]
+    assert "base64" in document["inputs"][0]["parameters"]["images"]
     lengths = next(o for o in document["outputs"] if o["name"] == "lengths")
     assert json.loads(lengths["parameters"]["labels"]) == list("0123456789")
     assert document["parameters"]["routing"] == "dynamic"
@@ -217,18 +232,31 @@ def test_what_is_closed(server: Server) -> None:
     import tritonclient.grpc as grpc
     from tritonclient.utils import InferenceServerException
 
-    for path in ("repository/index", "repository/models/digits/unload", "models/digits/generate"):
+    for path in ("repository/models/digits/unload", "models/digits/generate"):
         assert post(f"{server.rest}/v2/{path}", {})[0] == 404
-    for path in ("/v2/docs", "/v2/models/digits/docs", "/openapi.json", "/docs"):
+    for path in ("/v2/docs", "/v2/health/else", "/v2/models/digits/docs", "/openapi.json", "/docs"):
         assert get(f"{server.rest}{path}")[0] == 404
     assert get(server.metrics.replace("/metrics", "/docs"))[0] == 404
     with grpc.InferenceServerClient(server.grpc) as client:
         for act in (client.load_model, client.unload_model):
             with pytest.raises(InferenceServerException, match="not loaded or unloaded remotely"):
                 act("digits")
-        with pytest.raises(InferenceServerException, match="UNIMPLEMENTED"):
-            client.get_model_repository_index()
         assert client.is_model_ready("digits")
+
+
+def test_the_list_of_models(server: Server, files: dict[str, Path]) -> None:
+    import tritonclient.grpc as grpc
+    import tritonclient.http as http
+
+    wanted = [
+        {"name": name, "version": "", "state": "READY", "reason": ""} for name in sorted(files)
+    ]
+    assert json.loads(get(f"{server.rest}/v2/repository/index")[1]) == wanted
+    with http.InferenceServerClient(server.rest.removeprefix("http://")) as client:
+        assert client.get_model_repository_index() == wanted
+    with grpc.InferenceServerClient(server.grpc) as client:
+        listed = client.get_model_repository_index().models
+    assert [(m.name, m.state) for m in listed] == [(name, "READY") for name in sorted(files)]
 
 
 def test_limits_and_hosts(server: Server) -> None:
@@ -347,7 +375,7 @@ def test_metrics_do_not_grow_with_unknown_names(server: Server) -> None:
     post(f"{server.rest}/v2/models/digits/infer", changed())
     text = get(server.metrics)[1]
     assert "never-" not in text
-    assert 'model_infer_request_success_total{model="digits"' in text
+    assert 'capsedge_infer_seconds_count{model="digits"' in text
 
 
 def test_requests_at_the_same_time_get_their_own_answers(

@@ -66,7 +66,6 @@ SUBJECTS = {
     ),
     "tolerance": Subject(("capsedge/tolerance.py",), ("tests/metrics", "tests/verification")),
     "serving": Subject(
-        # Others need MLServer.
         tuple(
             f"capsedge/serving/{name}.py"
             for name in ("request_bodies", "request_tensors", "bounded_json")

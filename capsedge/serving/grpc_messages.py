@@ -1,0 +1,56 @@
+"""The messages of the Open Inference Protocol, made from `open_inference.proto` beside this file.
+
+They are in a pool of their own: clients of other projects have messages of the same names, and two of one
+name in the pool that all share are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+PACKAGE = "inference"
+COMPILED = Path(__file__).with_name("open_inference.binpb")
+
+
+@cache
+def _pool() -> DescriptorPool:
+    pool = DescriptorPool()
+    for file in FileDescriptorSet.FromString(COMPILED.read_bytes()).file:
+        pool.Add(file)
+    return pool
+
+
+@cache
+def message(name: str) -> Any:
+    """The class of a message."""
+    return GetMessageClass(_pool().FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def set_parameters(owner: Any, parameters: Mapping[str, str | int]) -> None:
+    """Set the parameters of a message: texts and whole numbers."""
+    for name, value in parameters.items():
+        kind = "string_param" if isinstance(value, str) else "int64_param"
+        setattr(owner.parameters[name], kind, value)
+
+
+def metadata_message(document: Mapping[str, Any]) -> Any:
+    """A ModelMetadataResponse from the document that HTTP sends."""
+    plain = {key: document[key] for key in ("name", "versions", "platform")}
+    found = message("ModelMetadataResponse")(**plain)
+    set_parameters(found, document["parameters"])
+    for key in ("inputs", "outputs"):
+        _add_tensors(getattr(found, key), document[key])
+    return found
+
+
+def _add_tensors(owner: Any, tensors: Sequence[Mapping[str, Any]]) -> None:
+    for tensor in tensors:
+        added = owner.add(**{key: tensor[key] for key in ("name", "datatype", "shape")})
+        set_parameters(added, tensor.get("parameters", {}))

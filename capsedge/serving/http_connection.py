@@ -1,0 +1,232 @@
+"""Stand between an HTTP client and uvicorn: limits on headers, time and requests.
+
+uvicorn takes any `asyncio.Protocol` as the one that serves a connection. This one parses what comes with
+httptools, a parser in C, and hands it on to uvicorn's own protocol, request by request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, NoReturn
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from capsedge.spec import limits
+
+CONNECTION = "capsedge.connection"  # of the state in a request's scope
+_TOO_LONG = "The headers of the request are too long."
+
+
+class Connection(asyncio.Protocol):
+    """A connection with a client.
+
+    What the parser does not limit is limited here: the request line, headers and trailers, the requests that
+    are sent before an earlier one is answered, and the time that a request takes to arrive. Offers to go on
+    in another protocol, which Java's client makes by default, are not taken.
+
+    Args:
+        given: what uvicorn creates a protocol with.
+
+    Attributes:
+        answering: whether an answer has begun; the application sets it.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self.answering = False
+        self._uvicorn = HttpToolsProtocol(
+            **{**given, "app_state": {**given["app_state"], CONNECTION: self}}
+        )
+        self._loop = asyncio.get_running_loop()
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parts: list[bytes] = []  # of what is handed on
+        self._waiting = 0  # requests that are not answered
+        self._unbounded = 0  # bytes since the last part of a body, all of which the parser keeps
+        self._deadline: asyncio.TimerHandle | None = None
+        self._refusal: tuple[int, str] = (400, "This is no HTTP request.")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._header_bytes = 0
+        self._chunked = self._offers = False
+
+    # --- From the transport ---
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin."""
+        self._transport = _Joining(transport, self._loop)
+        self._uvicorn.connection_made(self._transport)
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_clock()
+        self._uvicorn.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not take what is sent."""
+        self._uvicorn.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._uvicorn.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sends; a request whose headers never end closes the connection."""
+        self._unbounded += len(data)
+        while data:
+            try:
+                self._parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._declined(data[upgrade.args[0] :])
+            except httptools.HttpParserError:
+                self._refuse(*self._refusal)
+                return
+        if self._unbounded > limits.HEADER_BYTES:
+            self._refuse(431, _TOO_LONG)
+        elif self._parts:
+            parts, self._parts = self._parts, []
+            self._uvicorn.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _declined(self, rest: bytes) -> bytes:
+        """A request once more without its offer, after which the parser would take its body for no HTTP."""
+        headers = [pair for pair in self._headers if pair[0].lower() != b"upgrade"]
+        if len(headers) == len(self._headers):  # the method CONNECT
+            self._refuse(400, "This is no proxy.")
+            return b""
+        head = _head(self._parser, self._url, headers)
+        self._parser = httptools.HttpRequestParser(self)
+        return head + rest
+
+    # --- From the application ---
+
+    def answered(self) -> None:
+        """An answer is on its way to the client."""
+        self.answering = False
+        self._waiting -= 1
+
+    # --- Refusals, and the clock ---
+
+    def _start_clock(self) -> None:
+        if self._deadline is None:
+            self._deadline = self._loop.call_later(limits.REQUEST_SECONDS, self._late)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._refuse(408, f"The request has not arrived after {limits.REQUEST_SECONDS} seconds.")
+
+    def _refuse(self, status: int, why: str) -> None:
+        """End the connection; with an answer, unless another one is on its way."""
+        if self._transport.is_closing():
+            return
+        if not self.answering:
+            head = (
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\n"
+                f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(why)}\r\n\r\n"
+            )
+            self._transport.write(head.encode() + why.encode())
+        self._transport.close()
+
+    def _stop(self, status: int, why: str) -> NoReturn:
+        """Stop the parser."""
+        self._refusal = status, why
+        raise ValueError(why)
+
+    # --- From the parser ---
+
+    def on_message_begin(self) -> None:
+        """Count from zero."""
+        self._begin()
+        self._start_clock()
+
+    def on_url(self, url: bytes) -> None:
+        """Take the first line."""
+        self._url += url
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, or a trailer."""
+        self._headers.append((name, value))
+        if len(self._headers) > limits.HEADERS:
+            self._stop(431, f"The request has over {limits.HEADERS} headers.")
+        self._count_header(len(name) + len(value) + 4)
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > limits.HEADER_BYTES:
+            self._stop(431, _TOO_LONG)
+
+    def on_headers_complete(self) -> None:
+        """Hand the head on."""
+        self._offers = self._parser.should_upgrade()
+        if self._offers:
+            return
+        self._waiting += 1
+        if self._waiting > limits.PIPELINED + 1:
+            why = f"Over {limits.PIPELINED} requests wait for the answer to an earlier one."
+            self._stop(429, why)
+        try:
+            httptools.parse_url(self._url).path.decode("ascii")
+        except (httptools.HttpParserError, UnicodeDecodeError, AttributeError):
+            self._stop(400, "The address of the request is none.")
+        self._chunked = any(name.lower() == b"transfer-encoding" for name, _ in self._headers)
+        self._parts.append(_head(self._parser, self._url, self._headers))
+
+    def on_body(self, body: bytes) -> None:
+        """Hand a part on; a body has a limit of its own."""
+        self._unbounded = 0
+        self._parts.append(b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body)
+
+    def on_message_complete(self) -> None:
+        """End the body, without trailers."""
+        if self._offers:
+            return
+        self._unbounded = 0
+        self._stop_clock()
+        if self._chunked:
+            self._parts.append(b"0\r\n\r\n")
+
+
+def _head(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, parser.get_http_version().encode())]
+    lines += [b"%b: %b" % pair for pair in headers]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+class _Joining:
+    """A transport that sends what is written in one step of the event loop at once.
+
+    uvicorn writes the headers of an answer and its body separately; as two segments they cost the server
+    and the client one more system call and one more wake-up each.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send data at the end of this step."""
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        """Send what is left, and close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        parts, self._parts = self._parts, []
+        if parts and not self._transport.is_closing():  # the client may have gone since
+            self._transport.write(b"".join(parts))

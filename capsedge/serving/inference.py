@@ -1,0 +1,192 @@
+"""Answer requests for a model: gathered into batches, each checked by itself, counted."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import CapsedgeError, UsageError
+from capsedge.runtime.backends.backend import usable_cores
+from capsedge.runtime.session import Session
+from capsedge.serving.dynamic_batching import DynamicBatcher
+from capsedge.serving.monitoring import BATCHES, FAILURES, SECONDS, logger
+from capsedge.serving.request_bodies import InferRequest
+from capsedge.serving.requests import PreparedRequest, read_request
+from capsedge.serving.responses import (
+    InferResponse,
+    check_images,
+    compute,
+    model_metadata,
+    respond,
+)
+from capsedge.serving.served_models import can_batch
+
+Result = TypeVar("Result")
+_Checked = tuple[PreparedRequest, NDArray[Any]]
+
+
+class ModelFailed(Exception):
+    """The model failed on a request that is right; the log says why."""
+
+
+class Model:
+    """A loaded model that answers requests. Belongs to one event loop.
+
+    Args:
+        session: of the file.
+        name, version: that clients use; the version may be empty.
+        threads: of one inference.
+        images: in a batch, at most; requests that cannot be gathered run one by one.
+        wait: seconds that a batch waits for more requests although a thread is free.
+
+    Attributes:
+        metadata: what the model takes and gives, as the protocol says it.
+    """
+
+    def __init__(
+        self, session: Session, name: str, version: str, threads: int, images: int, wait: float
+    ) -> None:
+        self.name, self.version = name, version
+        self.metadata = model_metadata(session, name, version)
+        size, wait = (max(1, images), wait) if can_batch(session) else (1, 0.0)
+        batches = at_once(threads)
+        if session.backend.gpu is not None and size > 1:
+            batches = min(2, batches)  # one is computed, one prepared; all others gather
+        self._batcher = DynamicBatcher(
+            Responder(session, name, version), runners(threads), batches, images_in, size, wait
+        )
+        self._seconds = SECONDS.labels(name, version)
+        self._failures = FAILURES.labels(name, version)
+        _warm_up(session)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer a request; one without an id gets one.
+
+        Raises:
+            UsageError: the request is wrong.
+            ModelFailed: the model failed.
+        """
+        request.id = request.id or uuid4().hex
+        start = time.perf_counter()
+        try:
+            response = await self._batcher.submit(request)
+        except UsageError:
+            self._failures.inc()
+            raise
+        except CapsedgeError as error:
+            self._failures.inc()
+            logger.error("model %s: %s", self.name, " ".join(str(error).splitlines()))
+            raise ModelFailed("The model failed; the log of the server says why.") from error
+        self._seconds.observe(time.perf_counter() - start)
+        response.id = request.id
+        return response
+
+
+class Responder:
+    """Answers requests for a model, in any thread.
+
+    Args:
+        session: the loaded model.
+        name, version: of the model.
+    """
+
+    def __init__(self, session: Session, name: str, version: str) -> None:
+        self._session, self._name, self._version = session, name, version
+        self._count = BATCHES.labels(name)
+
+    def __call__(self, requests: Sequence[InferRequest]) -> list[InferResponse | Exception]:
+        """An answer to each request, or what is wrong with it.
+
+        Several requests are for images, and the file takes any number of them.
+        """
+        if len(requests) == 1:
+            return [_attempt(self._alone, requests[0])]
+        read = [_attempt(self._checked, request) for request in requests]
+        good = [one for one in read if not isinstance(one, Exception)]
+        found = iter(self._together(good))
+        return [one if isinstance(one, Exception) else next(found) for one in read]
+
+    def _alone(self, request: InferRequest) -> InferResponse:
+        prepared = read_request(request, self._session)
+        found = compute(self._session, prepared.arrays, prepared.computed(self._session))
+        self._count.observe(images_in(request))
+        return self._respond(prepared, found)
+
+    def _checked(self, request: InferRequest) -> _Checked:
+        prepared = read_request(request, self._session)
+        return prepared, check_images(self._session, prepared.arrays)
+
+    def _together(self, good: Sequence[_Checked]) -> list[InferResponse | Exception]:
+        if not good:
+            return []
+        names = dict.fromkeys(name for r, _ in good for name in r.computed(self._session))
+        images = np.concatenate([images for _, images in good])
+        arrays = {self._session.inputs[0].name: images}
+        found = _attempt(compute, self._session, arrays, list(names), math.inf)
+        if isinstance(found, Exception):
+            return [found] * len(good)
+        self._count.observe(len(images))
+        answers, start = [], 0
+        for prepared, own in good:
+            part = {name: array[start : start + len(own)] for name, array in found.items()}
+            answers.append(_attempt(self._respond, prepared, part))
+            start += len(own)
+        return answers
+
+    def _respond(self, request: PreparedRequest, found: dict[str, NDArray[Any]]) -> InferResponse:
+        return respond(self._session, request, found, self._name, self._version)
+
+
+def images_in(request: InferRequest) -> int:
+    """The images in a request, as far as it says: the first size of its first input."""
+    shape = request.inputs[0].shape if request.inputs else []
+    return max(1, shape[0]) if shape else 1
+
+
+def _attempt(function: Callable[..., Result], *arguments: Any) -> Result | Exception:
+    try:
+        return function(*arguments)
+    except Exception as error:  # goes to the client of this request alone
+        return error
+
+
+# --- Threads ---
+
+
+def at_once(threads: int) -> int:
+    """How many inferences of so many threads the cores let run at the same time."""
+    return max(1, usable_cores() // threads)
+
+
+@cache
+def runners(threads: int) -> ThreadPoolExecutor:
+    """The threads that run all models of this process: as many as the cores let run at the same time.
+
+    Args:
+        threads: threads of one inference.
+
+    Returns:
+        The executor, the same for the same number.
+    """
+    return ThreadPoolExecutor(at_once(threads), "capsedge")
+
+
+def _warm_up(session: Session) -> None:
+    """Run a model on a black image, since the first inference allocates the memory.
+
+    One of another tool, or with free sizes, is left alone.
+    """
+    shape = session.inputs[0].shape[1:] if session.inputs else ()
+    if session.metadata is None or not all(isinstance(size, int) for size in shape):
+        return
+    black = np.zeros((1, *(size for size in shape if isinstance(size, int))), np.float32)
+    for _ in session.run_batches(black):
+        pass
