@@ -36,8 +36,8 @@ from benchmarks.gpu import (
 from benchmarks.peers import MODELS
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends.cuda import load_cuda
-from capsedge.runtime.engine_metadata import TENSORRT, TENSORRT_RTX
 from capsedge.runtime.files.writing import write_bytes
+from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
 ONNX_RUNTIME = "ONNX Runtime, CUDA"
 ENGINES = {"TensorRT": TENSORRT, "TensorRT-RTX": TENSORRT_RTX}

@@ -11,9 +11,9 @@ from typing import Any
 from capsedge.errors import ParityError
 from capsedge.graph.fusion import FusionReport
 from capsedge.runtime.files.text import format_bytes
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata
+from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-from capsedge.runtime.scores import LENGTHS, LOGITS
+from capsedge.spec.vocabularies import LENGTHS, LOGITS, REGRESSION
 from capsedge.tolerance import MAX_GROWTH
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from capsedge.errors import UsageError
 from capsedge.exporters.flat_module import Flat, Scored
 from capsedge.exporters.subject import Subject
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
+from capsedge.runtime.metadata import ModelMetadata, Outputs
 from capsedge.runtime.score_checks import kind_of, probes
-from capsedge.runtime.scores import AS_IT_IS, CAPSULES, LENGTHS, ChosenScores, choose_scores
+from capsedge.runtime.scores import AS_IT_IS, CAPSULES, ChosenScores, choose_scores
 from capsedge.runtime.user_metadata import (
     NAMED,
     Description,
@@ -25,6 +25,7 @@ from capsedge.runtime.user_metadata import (
     preprocessing_for,
     task_of,
 )
+from capsedge.spec.vocabularies import LENGTHS, REGRESSION
 
 
 def with_scores(

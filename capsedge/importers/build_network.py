@@ -25,7 +25,7 @@ from capsedge.importers.measure import clearly_best
 from capsedge.importers.weights_file import without_counters
 from capsedge.models import CapsuleModel, build
 from capsedge.models.configs import ModelConfig
-from capsedge.runtime.metadata import REGRESSION
+from capsedge.spec.vocabularies import REGRESSION
 
 
 def network(

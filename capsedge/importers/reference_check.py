@@ -22,7 +22,8 @@ from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
 from capsedge.models.user_code import first_line, on_cpu
 from capsedge.models.user_module import UserModuleSpec, load_user_module
-from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.metadata import Preprocessing
+from capsedge.spec.vocabularies import REGRESSION
 from capsedge.verification.sample_inputs import Floats, generated, hard_cases, prepared
 
 # --- Inputs ---

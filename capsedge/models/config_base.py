@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import CLASSIFICATION, REGRESSION, Outputs, Preprocessing
+from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import CLASSIFICATION, REGRESSION
 
 # --- Checks of fields ---
 

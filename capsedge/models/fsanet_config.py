@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from capsedge.errors import UsageError
 from capsedge.models.config_base import Conv, ModelConfig, check_range
-from capsedge.runtime.metadata import REGRESSION, Outputs
+from capsedge.runtime.metadata import Outputs
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import REGRESSION
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from capsedge.optimization.cascade_thresholds import (
     decided,
     most_changed,
 )
-from capsedge.runtime.cascade_metadata import CONFIDENCE, ESCALATED, Cascade
+from capsedge.runtime.cascade_metadata import CONFIDENCE, Cascade
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
     OUTPUT,
@@ -39,6 +39,7 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
+from capsedge.spec.vocabularies import ESCALATED
 
 # --- The report ---
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.proto import copy_of, initializer, opset_of, replace, set_opset
-from capsedge.runtime.cascade_metadata import ESCALATED
 from capsedge.spec.operators import DOMAIN, instance_name, split_instance_name
+from capsedge.spec.vocabularies import ESCALATED
 
 LEAST_OPSET = (
     13  # Greater and GreaterOrEqual, TopK, ScatterND and Compress as they are written here

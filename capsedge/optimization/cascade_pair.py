@@ -23,11 +23,12 @@ from capsedge.optimization.cascade_thresholds import PairScores, decided
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.cascade_metadata import Parent
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
+from capsedge.spec.vocabularies import REGRESSION
 
 # --- What the two must have in common ---
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.decoder import RECONSTRUCTION, Decoder
+from capsedge.runtime.decoder import Decoder
 from capsedge.runtime.images.inputs import ImageInput
-from capsedge.runtime.metadata import REGRESSION, how_to_add_decoder, how_to_export_again
+from capsedge.runtime.metadata import how_to_add_decoder, how_to_export_again
 from capsedge.runtime.routing_trace import TraceOutputs
+from capsedge.spec.vocabularies import RECONSTRUCTION, REGRESSION
 
 
 class Capabilities:

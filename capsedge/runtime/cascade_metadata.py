@@ -12,7 +12,6 @@ from typing import Any
 from capsedge.spec import limits
 
 CASCADE_KEY = "capsedge.cascade"  # of an ONNX file's metadata
-ESCALATED = "escalated"  # output [N], bool: the images that the large network decided
 CONFIDENCE = 0.95  # of the lower bound on the agreement
 
 

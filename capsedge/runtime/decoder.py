@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
 from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited, message
-from capsedge.runtime.scores import POSES
 from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input
+from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
-RECONSTRUCTION = "reconstruction"
 _CHUNK = 64  # poses per run; bounds memory
 
 # Field numbers of onnx.proto3.

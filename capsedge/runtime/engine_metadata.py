@@ -7,7 +7,6 @@ TensorRT is in ``NAME.engine.json`` beside it.
 from __future__ import annotations
 
 import json
-import platform
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,13 +20,10 @@ from capsedge.runtime.files.reading import file_size, open_regular_file, path_ki
 from capsedge.runtime.files.writing import sha256, with_suffix_appended, write_text
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.spec import limits
+from capsedge.spec.fields import ENGINE_SCHEMA
+from capsedge.spec.vocabularies import PLUGINS, PRECISIONS, TARGETS, TENSORRT, TENSORRT_RTX
 
-SCHEMA = 1
 MAX_BATCH = 2**31 - 1
-TENSORRT = "tensorrt"
-TENSORRT_RTX = "tensorrt-rtx"
-TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}
-PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes in a shell
 
@@ -50,7 +46,7 @@ class Machine:
     cuda: str
     gpu: str
     compute_capability: str
-    architecture: str = field(default_factory=platform.machine)
+    architecture: str
     multiprocessors: int = 0
     power_mode: str = ""
 
@@ -107,7 +103,7 @@ class EngineMetadata:
         low, best, high = self.batch
         if not 1 <= low <= best <= high <= MAX_BATCH:
             raise ValueError(f"batch {list(self.batch)}")
-        if self.plugin not in ("native", "fused"):
+        if self.plugin not in PLUGINS:
             raise ValueError(f"plugin '{self.plugin}'")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision '{self.precision}', known: {', '.join(PRECISIONS)}")
@@ -159,7 +155,9 @@ class EngineMetadata:
 
     def to_json(self) -> str:
         """The document."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2, sort_keys=True) + "\n"
+        return (
+            json.dumps({"schema": ENGINE_SCHEMA, **asdict(self)}, indent=2, sort_keys=True) + "\n"
+        )
 
 
 def metadata_path(engine: Path) -> Path:
@@ -191,8 +189,8 @@ def read(engine: Path) -> EngineMetadata:
     try:
         values = decode(dict[str, Any], json_documents.read(path, limits.METADATA_VALUES))
         schema = decode(int, values.pop("schema", None), "schema")
-        if schema != SCHEMA:
-            raise Malformed(f"schema {schema}, this version of capsedge reads {SCHEMA}")
+        if schema != ENGINE_SCHEMA:
+            raise Malformed(f"schema {schema}, this version of capsedge reads {ENGINE_SCHEMA}")
         engine_info = decode(EngineMetadata, values)
     except Malformed as error:
         raise ArtefactError(

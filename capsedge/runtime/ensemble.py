@@ -23,7 +23,6 @@ from capsedge.runtime.images.inputs import (
     only,
     read_for_members,
 )
-from capsedge.runtime.metadata import REGRESSION
 from capsedge.runtime.output_roles import choose
 from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
@@ -31,6 +30,7 @@ from capsedge.runtime.runner import run_size
 from capsedge.runtime.session import Session
 from capsedge.runtime.tensors import stack_images
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import REGRESSION
 
 if TYPE_CHECKING:
     from typing_extensions import Self

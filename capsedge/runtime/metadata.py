@@ -18,26 +18,22 @@ from capsedge.runtime.files.json_documents import Malformed, decode, dump, parse
 from capsedge.runtime.origin import Origin
 from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.scores import ChosenScores
-from capsedge.runtime.typical_input import LEAST_SIDE, TypicalInput
+from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
+from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, SCHEMA
+from capsedge.spec.limits import LIMITS
+from capsedge.spec.vocabularies import (
+    LAYOUTS,
+    ORDERS,
+    PER_IMAGE,
+    REGRESSION,
+    RESIZE_RULES,
+    SCORE_KINDS,
+    TASKS,
+)
 
-SCHEMA = 1
-PREFIX = "capsedge."  # of the names of all properties
 # Characters that the text of a property may have, where that is less than all of them may have together.
-_MOST = {
-    "typical_input": limits.TYPICAL_INPUT_BYTES,
-    "cascade": limits.CASCADE_BYTES,
-    "trace": limits.TRACE_BYTES,
-}
-
-RESIZE_RULES = ("stretch", "pad", "crop", "center")
-PER_IMAGE = ("", "standardize", "min-max")
-LAYOUTS = ("NCHW", "NHWC")
-ORDERS = ("RGB", "BGR")
-REGRESSION = "regression"
-CLASSIFICATION = ("single-label", "multi-label")
-TASKS = (*CLASSIFICATION, REGRESSION)
-SCORE_KINDS = ("length", "logits", "probability")
+_MOST = {field.name: LIMITS[field.limit].value for field in FIELDS if field.limit}
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.cascade_metadata import ESCALATED
 from capsedge.runtime.images.inputs import ImageInput
-from capsedge.runtime.metadata import REGRESSION, ModelMetadata, Outputs
+from capsedge.runtime.metadata import ModelMetadata, Outputs
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD, Label, Prediction, Value, with_hints
-from capsedge.runtime.scores import POSES, SCORES, scores_of, shape_fault
+from capsedge.runtime.scores import SCORES, scores_of, shape_fault
 from capsedge.runtime.tensors import check_rows, shape_fits
+from capsedge.spec.vocabularies import ESCALATED, POSES, REGRESSION
 
 _KINDS = {"lengths": "length", "logits": "logits"}
 

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import ROUTINGS, TRACE_KINDS, TRACE_REQUIRED
 
 PREFIX = "trace/"  # of the names of its outputs
-ROUTINGS = ("dynamic", "em", "attention", "self-attention")
-KINDS = ("couplings", "poses", "agreement", "distances", "activations", "children")
-REQUIRED = KINDS[:3]  # the others belong to EM routing
 
 Floats = NDArray[np.float32]
 Pair = tuple[int, int]
@@ -54,8 +52,10 @@ class TraceLayer:
             raise ValueError(f"routing '{self.routing}', known: {', '.join(ROUTINGS)}")
         if not 1 <= self.iterations <= limits.ITERATIONS:
             raise ValueError(f"iterations {self.iterations}")
-        if not set(REQUIRED) <= set(self.outputs) <= set(KINDS):
-            raise ValueError(f"outputs for {', '.join(self.outputs)}; known: {', '.join(KINDS)}")
+        if not set(TRACE_REQUIRED) <= set(self.outputs) <= set(TRACE_KINDS):
+            raise ValueError(
+                f"outputs for {', '.join(self.outputs)}; known: {', '.join(TRACE_KINDS)}"
+            )
         pairs = (self.grid, self.child_grid, self.kernel, self.strides)
         if any(not 1 <= side <= limits.WIDTH for pair in pairs if pair for side in pair):
             raise ValueError(f"a side of '{self.name[:80]}' is not 1 to {limits.WIDTH}")
@@ -85,7 +85,9 @@ class TraceOutputs:
     @property
     def outputs(self) -> tuple[str, ...]:
         """All outputs of the trace."""
-        return tuple(layer.outputs[k] for layer in self.layers for k in KINDS if k in layer.outputs)
+        return tuple(
+            layer.outputs[k] for layer in self.layers for k in TRACE_KINDS if k in layer.outputs
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,7 +135,7 @@ class TracedLayer(Summarized):
     types_first: bool = False
 
     def _summary(self) -> Summary:
-        shapes = [(k, getattr(self, k)) for k in KINDS if getattr(self, k) is not None]
+        shapes = [(k, getattr(self, k)) for k in TRACE_KINDS if getattr(self, k) is not None]
         rows = [Row(kind, f"{list(value.shape)}") for kind, value in shapes]
         words = f"{short(self.name)}: {self.routing} routing, {self.iterations} iterations"
         return Summary("TracedLayer", [words], rows)
@@ -211,7 +213,7 @@ def _join_runs(declared: TraceOutputs, runs: Sequence[Mapping[str, NDArray[Any]]
         return np.concatenate(parts).astype(np.float32, copy=False)
 
     def values(layer: TraceLayer) -> dict[str, Floats]:
-        return {kind: whole(layer, kind) for kind in KINDS if kind in layer.outputs}
+        return {kind: whole(layer, kind) for kind in TRACE_KINDS if kind in layer.outputs}
 
     return Trace(
         tuple(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import CLASSIFICATION, Preprocessing
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.scores import (
     AS_IT_IS,
     ONE_LINE,
@@ -20,6 +20,7 @@ from capsedge.runtime.scores import (
     scores_of,
 )
 from capsedge.runtime.session import Session
+from capsedge.spec.vocabularies import CLASSIFICATION
 
 # --- Probes: plain images, shapes, noise, and values beyond the range ---
 

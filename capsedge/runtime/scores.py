@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import LENGTHS, LOGITS, POSES
 
 # Scores [N, J]; with axes of 1 between or behind; class capsules [N, J, P], whose lengths are the scores.
 AS_IT_IS, FLAT, CAPSULES = "as it is", "flat", "capsules"
-LENGTHS, LOGITS, POSES = "lengths", "logits", "poses"
 SCORES = (LENGTHS, LOGITS)  # the names of scores in files of the package
 ONE_LINE = "return v.norm(dim=-1)"
 _EVIDENCE = 14  # bits: agreement by chance is rarer than 1 in 16,000

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, Port
 from capsedge.runtime.capabilities import Capabilities
-from capsedge.runtime.decoder import RECONSTRUCTION, Decoder, classes_of, poses_of
+from capsedge.runtime.decoder import Decoder, classes_of, poses_of
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.output_roles import OutputRoles
@@ -25,6 +25,7 @@ from capsedge.runtime.routing_trace import Trace, run_traced
 from capsedge.runtime.runner import Runner, run_size
 from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import RECONSTRUCTION
 
 if TYPE_CHECKING:
     from typing_extensions import Self

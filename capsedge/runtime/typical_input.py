@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from capsedge.runtime.files.safetensors import field_of
 from capsedge.spec import limits
+from capsedge.spec.fields import LEAST_SIDE
 
 TYPICAL_INPUT_KEY = "capsedge.typical_input"  # of the metadata of a checkpoint or an ONNX file
 LEAST_IMAGES = 100
-LEAST_SIDE = 3  # a frame, and something inside it
 _SLACK = 0.05  # by which a span is widened at each end
 _BLANK_REASON = (
     2.0**-20

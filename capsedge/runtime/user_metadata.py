@@ -13,30 +13,16 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import (
-    CLASSIFICATION,
-    PREFIX,
-    REGRESSION,
-    TASKS,
-    ModelMetadata,
-    Outputs,
-    Preprocessing,
-)
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.score_checks import Probes, check_computed, check_scores, kind_of, run_probes
-from capsedge.runtime.scores import (
-    LENGTHS,
-    LOGITS,
-    POSES,
-    SCORES,
-    ChosenScores,
-    choose_scores,
-    shape_fault,
-)
+from capsedge.runtime.scores import SCORES, ChosenScores, choose_scores, shape_fault
 from capsedge.runtime.session import Session
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
+from capsedge.spec.fields import PREFIX
+from capsedge.spec.vocabularies import CLASSIFICATION, LENGTHS, LOGITS, POSES, REGRESSION, TASKS
 
 NAMED = "named by the user"
 _KIND_BY_NAME = {LENGTHS: "length", LOGITS: "logits"}

@@ -16,9 +16,10 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.classify import input_picture
 from capsedge.runtime.files import reading as opening
 from capsedge.runtime.images.inputs import ImageReader, Images, folder_images
-from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
+from capsedge.spec.vocabularies import REGRESSION
 
 MOST_IMAGES = 12  # rows of a picture that are still readable
 MOST_CLASSES = 10

@@ -20,8 +20,8 @@ from capsedge.exporters.tensorrt.build import write_engine as build
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_for
-from capsedge.runtime.engine_metadata import TENSORRT_RTX
 from capsedge.runtime.onnx_file.layer_map import locations_in, merge_locations
+from capsedge.spec.vocabularies import TENSORRT_RTX
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,9 @@ from capsedge.runtime.backends.backend import (
     ProfiledBackend,
     RuntimeOptions,
 )
-from capsedge.runtime.decoder import RECONSTRUCTION, extract_subgraph
+from capsedge.runtime.decoder import extract_subgraph
 from capsedge.runtime.load import load_bytes
+from capsedge.spec.vocabularies import RECONSTRUCTION
 from tests.runtime.models import CLASSES, POSE, SIDE, capsule_model, metadata, save
 from tests.tensorrt.fixtures import cudart, gpu, on_gpu
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-import re
 from typing import Any
 
 import pytest
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.cascade_metadata import Cascade, Parent
-from capsedge.runtime.metadata import SCHEMA, ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.origin import Origin
 from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
 from capsedge.runtime.scores import ChosenScores
 from capsedge.runtime.typical_input import TypicalInput
-from tests.conftest import ROOT
+from capsedge.spec.fields import SCHEMA
 from tests.runtime.models import metadata
 
 
@@ -111,15 +109,3 @@ def test_a_refusal_names_the_property():
     with pytest.raises(ArtefactError) as refused:
         ModelMetadata.from_properties(properties)
     assert refused.value.why == "'cascade': it names 'small' twice."
-
-
-def test_all_languages_have_the_same_fields():
-    """What Python learns to write, the others have to read."""
-    fields = [field.name for field in dataclasses.fields(ModelMetadata)]
-    cpp = (ROOT / "capsedge/runtime/native/libcapsedge/src/metadata.cpp").read_text()
-    table = cpp[cpp.index("kFields[] = {") : cpp.index("// The properties of ours")]
-    assert re.findall(r'^    \{"(\w+)",', table, re.MULTILINE) == fields
-    web = (ROOT / "capsedge/runtime/web/src/metadata.ts").read_text()
-    table = web[web.index("const m = object(") :]
-    table = table[: table.index("\n    },")]
-    assert re.findall(r"^      (\w+): ", table, re.MULTILINE) == fields

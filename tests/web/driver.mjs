@@ -11,7 +11,8 @@ import { measure } from "./capsedge/dist/typical-input.js";
 import { checkHarmless, summarize } from "./capsedge/dist/onnx-file.js";
 import { pixelsOf } from "./capsedge/dist/pixels.js";
 import { prepare } from "./capsedge/dist/prepare.js";
-import { readPreprocessing } from "./capsedge/dist/preprocessing.js";
+import { preprocessingFields } from "./capsedge/dist/generated/metadata.js";
+import { checkedPreprocessing } from "./capsedge/dist/preprocessing.js";
 import { fromHalf, toHalf } from "./capsedge/dist/tensors.js";
 import { printable } from "./capsedge/dist/text.js";
 
@@ -41,7 +42,7 @@ function walk(_, payload) {
 }
 
 async function prepared({ preprocessing, kind, width, height, channels, invert }, payload) {
-  const p = readPreprocessing(parseJson(preprocessing), "preprocessing", LIMITS);
+  const p = checkedPreprocessing(preprocessingFields(parseJson(preprocessing), "preprocessing"), LIMITS);
   const image = { data: numbers(kind, payload), width, height, ...(channels ? { channels } : {}) };
   const input = prepare(await pixelsOf(image, p, LIMITS), p, invert);
   return [{ measured: measure(input, p) }, input];

@@ -4,7 +4,8 @@ import { CapsedgeError, LIMITS, load } from "/capsedge/dist/index.js";
 import { parseJson } from "/capsedge/dist/json.js";
 import { pixelsOf } from "/capsedge/dist/pixels.js";
 import { prepare } from "/capsedge/dist/prepare.js";
-import { readPreprocessing } from "/capsedge/dist/preprocessing.js";
+import { preprocessingFields } from "/capsedge/dist/generated/metadata.js";
+import { checkedPreprocessing } from "/capsedge/dist/preprocessing.js";
 
 async function blobOf(url) {
   return (await fetch(url)).blob();
@@ -25,7 +26,7 @@ async function elementOf(url) {
 const RGBA = '{"height": 1, "width": 1, "channels": 3}';
 
 async function pixels(source) {
-  return pixelsOf(source, readPreprocessing(parseJson(RGBA), "", LIMITS), LIMITS);
+  return pixelsOf(source, checkedPreprocessing(preprocessingFields(parseJson(RGBA), ""), LIMITS), LIMITS);
 }
 
 globalThis.suite = {
@@ -33,7 +34,7 @@ globalThis.suite = {
   async prepared(pictures, as) {
     const found = [];
     for (const { url, preprocessing } of pictures) {
-      const p = readPreprocessing(parseJson(preprocessing), "", LIMITS);
+      const p = checkedPreprocessing(preprocessingFields(parseJson(preprocessing), ""), LIMITS);
       const blob = await blobOf(url);
       const given = { blob, element: () => elementOf(url), bitmap: () => createImageBitmap(blob) }[as];
       const source = typeof given === "function" ? await given() : given;

@@ -8,7 +8,8 @@ import { readMetadata } from "./capsedge/dist/metadata.js";
 import { checkHarmless, summarize } from "./capsedge/dist/onnx-file.js";
 import { pixelsOf } from "./capsedge/dist/pixels.js";
 import { prepare } from "./capsedge/dist/prepare.js";
-import { readPreprocessing } from "./capsedge/dist/preprocessing.js";
+import { preprocessingFields } from "./capsedge/dist/generated/metadata.js";
+import { checkedPreprocessing } from "./capsedge/dist/preprocessing.js";
 import { printable } from "./capsedge/dist/text.js";
 
 const METADATA = 14; // the field of ModelProto
@@ -176,7 +177,7 @@ function facts(summary, more) {
 }
 
 async function digestOf({ height, width, invert, preprocessing }) {
-  const p = readPreprocessing(parseJson(JSON.stringify(preprocessing)), "preprocessing", LIMITS);
+  const p = checkedPreprocessing(preprocessingFields(parseJson(JSON.stringify(preprocessing)), "preprocessing"), LIMITS);
   const data = Uint8Array.from({ length: height * width * 4 }, (_, i) => Math.floor((i * i * 7 + i * 13) / 8) & 255);
   const input = prepare(await pixelsOf({ data, width, height, channels: 4 }, p, LIMITS), p, invert);
   return createHash("sha256").update(input).digest("hex");

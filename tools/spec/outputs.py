@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from tools.spec import cpp, pages, typescript
+from tools.spec import cpp, pages, typescript, typescript_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 _NATIVE = "capsedge/runtime/native"
@@ -14,11 +15,18 @@ _NATIVE = "capsedge/runtime/native"
 # Whole files.
 FILES: Mapping[str, Callable[[], str]] = {
     f"{_NATIVE}/generated/limits.h": cpp.limits,
+    f"{_NATIVE}/generated/metadata.h": cpp.metadata,
+    f"{_NATIVE}/generated/onnx_wire.h": cpp.onnx_wire,
     "capsedge/runtime/web/src/generated/spec.ts": typescript.module,
+    "capsedge/runtime/web/src/generated/metadata.ts": typescript_metadata.module,
 }
 # Parts between the lines `spec: NAME` and `/spec`, each a comment of the file's language.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     f"{_NATIVE}/kernels/cuda/capsedge_cuda.h": {"cuda limits": cpp.cuda_limits},
+    "docs/reference/metadata.md": {
+        "properties": pages.properties,
+        **{name: partial(pages.members, name) for name in pages.OBJECTS},
+    },
     "docs/reference/limits.md": {"limits": pages.limits, "differences": pages.differences},
 }
 

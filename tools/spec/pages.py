@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from capsedge.spec.fields import FIELDS, SCHEMA, Field
 from capsedge.spec.limits import DIFFERENCES, GIB, KIB, LIMITS, MIB, Limit
 
 _UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
@@ -22,6 +23,28 @@ def differences() -> str:
         (f"`{each.limit}`", each.runtime, f"{each.value:,}", each.reason) for each in DIFFERENCES
     ]
     return _table(("limit", "where", "value", "why"), rows)
+
+
+OBJECTS = ("preprocessing", "outputs", "cascade", "origin", "trace")  # that have a table
+
+
+def properties() -> str:
+    """The properties of a file, of docs/reference/metadata.md."""
+    schema = ("`schema`", f"{SCHEMA}; a file of another schema is refused, before the rest is read")
+    return _table(("property", "value"), [schema, *((f"`{f.name}`", f.meaning) for f in FIELDS)])
+
+
+def members(name: str) -> str:
+    """Those of a property that is an object; of a trace, of one of its layers."""
+    fields = next(each.members for each in FIELDS if each.name == name)
+    if len(fields) == 1:
+        fields = fields[0].members
+    return _table(("member", "value"), [(f"`{f.name}`", f.meaning + _parts(f)) for f in fields])
+
+
+def _parts(field: Field) -> str:
+    names = ", ".join(f"`{each.name}`" for each in field.members)
+    return f": {names}" if names else ""
 
 
 def amount(limit: Limit) -> str:

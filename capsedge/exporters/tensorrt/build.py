@@ -5,6 +5,7 @@ Engines for ``tensorrt`` are built on the machine that will run them; those for 
 
 from __future__ import annotations
 
+import platform
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -35,7 +36,7 @@ from capsedge.runtime.backends.tensorrt_rtx import (
     check_parser_takes_plugins,
     import_for,
 )
-from capsedge.runtime.engine_metadata import TARGETS, TENSORRT, TENSORRT_RTX, Machine
+from capsedge.runtime.engine_metadata import Machine
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -50,9 +51,10 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.machine import power_mode
-from capsedge.runtime.metadata import PREFIX
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.spec.fields import PREFIX
+from capsedge.spec.vocabularies import TARGETS, TENSORRT, TENSORRT_RTX
 
 # --- Building and writing ---
 
@@ -164,7 +166,7 @@ def write_engine(
     if options.target == TENSORRT_RTX:
         capabilities = capabilities or DEFAULT_CAPABILITIES
         check_capabilities(trt, capabilities)
-        here = Machine(tensorrt=trt.__version__, cuda="", gpu="", compute_capability="")
+        here = Machine(trt.__version__, "", "", "", platform.machine())
     else:
         cuda = load_cuda()
         here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())

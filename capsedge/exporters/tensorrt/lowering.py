@@ -32,11 +32,11 @@ from capsedge.graph.rewrites import without_parents
 from capsedge.runtime.backends.engine_layers import Layer, computing
 from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
-from capsedge.runtime.engine_metadata import PRECISIONS
 from capsedge.runtime.onnx_file.layer_map import locate, node_name
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
 from capsedge.spec.limits import limit_of
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+from capsedge.spec.vocabularies import PRECISIONS
 
 # --- Lowering ---
 

@@ -229,5 +229,6 @@ def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:
         cuda=cuda.driver_version(),
         gpu=device_name(device),
         compute_capability=cuda.compute_capability(device),
+        architecture=platform.machine(),
         multiprocessors=cuda.multiprocessors(device),
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.backends.tensorrt_library import import_tensorrt
-from capsedge.runtime.engine_metadata import TENSORRT_RTX
+from capsedge.spec.vocabularies import TENSORRT_RTX
 
 MODULES = ("tensorrt_rtx_bindings", "tensorrt_rtx")  # NVIDIA's wheels, and its archives
 OLDEST_RTX = (1, 7)

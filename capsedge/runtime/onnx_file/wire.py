@@ -1,10 +1,6 @@
-"""Define the wire format of ONNX files: fields of their messages, the walk over the bytes, new metadata.
+"""Read the wire format of ONNX files: the walk over the bytes, new metadata.
 
-The messages are those of ``onnx.proto`` in ONNX 1.23 (IR version 14): for each, the numbers of its
-fields and what they hold. ``*`` marks a repeated field, ``|`` a member of the message's one
-``oneof``. This package reads a file by this table and by nothing else, so that no field is read in
-one way here and in another by protobuf. ``onnx_schema.h`` of libcapsedge has the same text.
-
+The messages are those of ``spec.onnx_wire``.
 The encoding is protobuf's (https://protobuf.dev/programming-guides/encoding).
 """
 
@@ -15,48 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from capsedge.spec import limits
-
-SCHEMA = """
-ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
-    8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,
-    26 DeviceConfigurationProto*
-OperatorSetIdProto 1 string, 2 int64
-GraphProto 1 NodeProto*, 2 string, 5 TensorProto*, 10 string, 11 ValueInfoProto*,
-    12 ValueInfoProto*, 13 ValueInfoProto*, 14 TensorAnnotation*, 15 SparseTensorProto*,
-    16 StringStringEntryProto*
-NodeProto 1 string*, 2 string*, 3 string, 4 string, 5 AttributeProto*, 6 string, 7 string, 8 string,
-    9 StringStringEntryProto*, 10 NodeDeviceConfigurationProto*
-AttributeProto 1 string, 2 float, 3 int64, 4 bytes, 5 TensorProto, 6 GraphProto, 7 float*, 8 int64*,
-    9 bytes*, 10 TensorProto*, 11 GraphProto*, 13 string, 14 TypeProto, 15 TypeProto*, 20 int32,
-    21 string, 22 SparseTensorProto, 23 SparseTensorProto*
-TensorProto 1 int64*, 2 int32, 3 Segment, 4 float*, 5 int32*, 6 bytes*, 7 int64*, 8 string, 9 bytes,
-    10 double*, 11 int64*, 12 string, 13 StringStringEntryProto*, 14 int32,
-    16 StringStringEntryProto*
-Segment 1 int64, 2 int64
-StringStringEntryProto 1 string, 2 string
-SparseTensorProto 1 TensorProto, 2 TensorProto, 3 int64*
-TypeProto 1 Tensor|, 4 Sequence|, 5 Map|, 6 string, 7 Opaque|, 8 SparseTensor|, 9 Optional|
-Tensor 1 int32, 2 TensorShapeProto
-TensorShapeProto 1 Dimension*
-Dimension 1 int64|, 2 string|, 3 string
-Sequence 1 TypeProto
-Map 1 int32, 2 TypeProto
-Optional 1 TypeProto
-SparseTensor 1 int32, 2 TensorShapeProto
-Opaque 1 string, 2 string
-NodeDeviceConfigurationProto 1 string, 2 ShardingSpecProto*, 3 int32
-ShardingSpecProto 1 string, 2 int64*, 3 IntIntListEntryProto*, 4 ShardedDimProto*
-IntIntListEntryProto 1 int64, 2 int64*
-ShardedDimProto 1 int64, 2 SimpleShardedDimProto*
-SimpleShardedDimProto 1 int64|, 2 string|, 3 int64
-ValueInfoProto 1 string, 2 TypeProto, 3 string, 4 StringStringEntryProto*
-TensorAnnotation 1 string, 2 StringStringEntryProto*
-TrainingInfoProto 1 GraphProto, 2 GraphProto, 3 StringStringEntryProto*, 4 StringStringEntryProto*
-FunctionProto 1 string, 4 string*, 5 string*, 6 string*, 7 NodeProto*, 8 string,
-    9 OperatorSetIdProto*, 10 string, 11 AttributeProto*, 12 ValueInfoProto*, 13 string,
-    14 StringStringEntryProto*
-DeviceConfigurationProto 1 string, 2 int32, 3 string*
-"""
+from capsedge.spec.onnx_wire import SCHEMA
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _WIDTHS = {FIXED32: 4, FIXED64: 8}

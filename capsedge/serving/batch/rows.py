@@ -16,11 +16,12 @@ from capsedge.runtime.backends.backend import usable_cores
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.images.inputs import ImageReader
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import REGRESSION, Preprocessing
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
 from capsedge.serving.batch.items import PART_ROWS, Item
 from capsedge.serving.batch.parquet import import_parquet, readable_errors
+from capsedge.spec.vocabularies import REGRESSION
 
 # --- Rows ---
 

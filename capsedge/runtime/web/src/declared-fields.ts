@@ -1,19 +1,25 @@
 /** Fields of the metadata that are objects: origin, cascade, trace, typical input, and why the scores are scores. */
-import {
-  boolean,
-  integer,
-  list,
-  mapping,
-  nullable,
-  object,
-  pair,
-  real,
-  scalar,
-  string,
-  type Decoder,
-} from "./decode.js";
 import { Malformed } from "./errors.js";
-import { ITERATIONS, LAYERS, NAME_CHARACTERS, ORIGIN_CHARACTERS, ORIGIN_ENTRIES, WIDTH } from "./generated/spec.js";
+import type {
+  cascadeFields,
+  chosenScoresFields,
+  layersMemberFields,
+  originFields,
+  traceFields,
+  typicalInputFields,
+} from "./generated/metadata.js";
+import {
+  ITERATIONS,
+  LAYERS,
+  NAME_CHARACTERS,
+  ORIGIN_CHARACTERS,
+  ORIGIN_ENTRIES,
+  ROUTING_WORDS,
+  TRACE_KIND_WORDS,
+  TRACE_REQUIRED,
+  WIDTH,
+  type TraceKind,
+} from "./generated/spec.js";
 import { oneOf } from "./preprocessing.js";
 import { printable, short } from "./text.js";
 
@@ -87,29 +93,8 @@ export interface TraceLayer {
   readonly typesFirst: boolean;
 }
 
-export const TRACE_KINDS = ["couplings", "poses", "agreement", "distances", "activations", "children"] as const;
-export type TraceKind = (typeof TRACE_KINDS)[number];
-const REQUIRED_KINDS = TRACE_KINDS.slice(0, 3);
-const ROUTINGS = ["dynamic", "em", "attention", "self-attention"] as const;
-
-const originFields = object(
-  {
-    family: string,
-    source: string,
-    licence: string,
-    dialect: string,
-    differences: list(string),
-    file: string,
-    file_sha256: string,
-    notes: list(string),
-    compared: nullable(mapping(scalar)),
-  },
-  { notes: [], compared: null },
-);
-
 /** The origin of imported weights. */
-export const originOf: Decoder<Origin> = (value, name) => {
-  const { file_sha256, compared, ...o } = originFields(value, name);
+export function originOf({ file_sha256, compared, ...o }: ReturnType<typeof originFields>): Origin {
   const entries = compared === null ? [] : [...compared];
   if (Math.max(o.differences.length, o.notes.length, entries.length) > ORIGIN_ENTRIES) {
     throw new Malformed(`the origin has over ${ORIGIN_ENTRIES} entries of one kind`, true);
@@ -132,16 +117,11 @@ export const originOf: Decoder<Origin> = (value, name) => {
     compared:
       compared === null ? null : Object.fromEntries(entries.map(([key, value]) => [printable(key), plain(value)])),
   };
-};
-
-const chosenFields = object(
-  { reason: string, made_of: string, classes: integer, capsules: boolean },
-  { made_of: "", classes: 0, capsules: false },
-);
+}
 
 /** Why the output of scores was taken for that. */
-export const chosenScoresOf: Decoder<ChosenScores> = (value, name) => {
-  const { reason, made_of, classes, capsules } = chosenFields(value, name);
+export function chosenScoresOf(declared: ReturnType<typeof chosenScoresFields>): ChosenScores {
+  const { reason, made_of, classes, capsules } = declared;
   if (Math.max(characters(reason), characters(made_of)) > ORIGIN_CHARACTERS) {
     throw new Malformed(`a text on the scores has over ${ORIGIN_CHARACTERS} characters`, true);
   }
@@ -149,25 +129,10 @@ export const chosenScoresOf: Decoder<ChosenScores> = (value, name) => {
     throw new Malformed(`${classes} scores made of '${short(made_of)}'`);
   }
   return { reason: printable(reason), madeOf: made_of, classes, capsules };
-};
-
-const span = pair(real);
-const typicalInputFields = object(
-  {
-    contrast: span,
-    level: span,
-    roughness: span,
-    frame_level: span,
-    frame_contrast: span,
-    images: integer,
-    data_sha256: string,
-  },
-  { images: 0, data_sha256: "" },
-);
+}
 
 /** The typical input. */
-export const typicalInputOf: Decoder<TypicalInput> = (value, name) => {
-  const c = typicalInputFields(value, name);
+export function typicalInputOf(c: ReturnType<typeof typicalInputFields>): TypicalInput {
   for (const [low, high] of [c.contrast, c.level, c.roughness, c.frame_level, c.frame_contrast]) {
     if (!Number.isFinite(low) || !Number.isFinite(high) || low > high)
       throw new Malformed(`a span is ${low} to ${high}`);
@@ -178,29 +143,10 @@ export const typicalInputOf: Decoder<TypicalInput> = (value, name) => {
   }
   const { contrast, roughness, level, images } = c;
   return { contrast, roughness, frameLevel: c.frame_level, frameContrast: c.frame_contrast, level, images };
-};
-
-const parentOf = object(
-  { file: string, sha256: string, bytes: integer, precision: string, checkpoint_sha256: string },
-  { precision: "fp32", checkpoint_sha256: "" },
-);
-const cascadeFields = object({
-  small: parentOf,
-  large: parentOf,
-  margin: real,
-  score: nullable(real),
-  min_agreement: real,
-  agreement: real,
-  agreement_at_least: real,
-  share: real,
-  images: integer,
-  data_sha256: string,
-  cost: real,
-});
+}
 
 /** The two networks of a cascade. */
-export const cascadeOf: Decoder<Cascade> = (value, name) => {
-  const c = cascadeFields(value, name);
+export function cascadeOf(c: ReturnType<typeof cascadeFields>): Cascade {
   for (const parent of [c.small, c.large]) {
     if ([parent.file, parent.sha256, parent.checkpoint_sha256].some((each) => characters(each) > NAME_CHARACTERS)) {
       throw new Malformed("the name or checksum of a parent is too long", true);
@@ -217,31 +163,10 @@ export const cascadeOf: Decoder<Cascade> = (value, name) => {
   }
   const { margin, score, agreement, share } = c;
   return { small: printable(c.small.file), large: printable(c.large.file), margin, score, agreement, share };
-};
-
-const side = nullable(pair(integer));
-const traceFields = object({
-  layers: list(
-    object(
-      {
-        name: string,
-        routing: string,
-        iterations: integer,
-        outputs: mapping(string),
-        grid: pair(integer),
-        child_grid: side,
-        kernel: side,
-        strides: side,
-        types_first: boolean,
-      },
-      { grid: [1, 1], child_grid: null, kernel: null, strides: null, types_first: false },
-    ),
-  ),
-});
+}
 
 /** The traced layers in the order of routing. */
-export const traceOf: Decoder<TraceLayer[]> = (value, name) => {
-  const { layers } = traceFields(value, name);
+export function traceOf({ layers }: ReturnType<typeof traceFields>): TraceLayer[] {
   if (!layers.length || layers.length > LAYERS) throw new Malformed(`a trace of ${layers.length} layers`);
   const names = layers.map((layer) => layer.name);
   const outputs = layers.flatMap((layer) => [...layer.outputs.values()]);
@@ -254,7 +179,7 @@ export const traceOf: Decoder<TraceLayer[]> = (value, name) => {
     const kinds = layer.outputs as ReadonlyMap<TraceKind, string>;
     return {
       name: printable(layer.name),
-      routing: oneOf(ROUTINGS, layer.routing, "routing"),
+      routing: oneOf(ROUTING_WORDS, layer.routing, "routing"),
       iterations,
       outputs: kinds,
       grid,
@@ -264,14 +189,14 @@ export const traceOf: Decoder<TraceLayer[]> = (value, name) => {
       typesFirst: layer.types_first,
     };
   });
-};
+}
 
-function checkLayer(layer: ReturnType<typeof traceFields>["layers"][number]): void {
+function checkLayer(layer: ReturnType<typeof layersMemberFields>): void {
   if (layer.iterations < 1 || layer.iterations > ITERATIONS) throw new Malformed(`iterations ${layer.iterations}`);
   const kinds = [...layer.outputs.keys()];
-  const known = kinds.every((kind) => (TRACE_KINDS as readonly string[]).includes(kind));
-  if (!known || !REQUIRED_KINDS.every((kind) => kinds.includes(kind))) {
-    throw new Malformed(`outputs for ${short(kinds.join(", "))}; known: ${TRACE_KINDS.join(", ")}`);
+  const known = kinds.every((kind) => (TRACE_KIND_WORDS as readonly string[]).includes(kind));
+  if (!known || !TRACE_REQUIRED.every((kind) => kinds.includes(kind))) {
+    throw new Malformed(`outputs for ${short(kinds.join(", "))}; known: ${TRACE_KIND_WORDS.join(", ")}`);
   }
   const sides = [layer.grid, layer.child_grid, layer.kernel, layer.strides].flatMap((each) => each ?? []);
   if (sides.some((each) => each < 1 || each > WIDTH))

@@ -1,10 +1,10 @@
 /** The decoder of a file by itself: from the poses of class capsules to pictures. */
-import { RECONSTRUCTION, elements } from "./outputs.js";
+import { elements } from "./outputs.js";
 import { extractSubgraph, SubgraphError, type Subgraph } from "./subgraph.js";
 import { open, type Engine, type Provider, type Runtime } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
 import { Graph, type Port } from "./graph.js";
-import { INPUT_MAGNITUDE } from "./generated/spec.js";
+import { INPUT_MAGNITUDE, RECONSTRUCTION } from "./generated/spec.js";
 import type { Limits } from "./limits.js";
 import { runItems } from "./runner.js";
 import { grouped } from "./text.js";

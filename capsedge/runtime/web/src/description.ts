@@ -2,8 +2,8 @@
 import type { OutputRoles } from "./outputs.js";
 import type { Decoder } from "./decoder.js";
 import type { Port } from "./graph.js";
-import { WIDTH } from "./generated/spec.js";
-import type { Metadata, Task } from "./metadata.js";
+import { WIDTH, type Task } from "./generated/spec.js";
+import type { Metadata } from "./metadata.js";
 import type { OnnxSummary } from "./onnx-file.js";
 import { declaredRange, type Preprocessing } from "./preprocessing.js";
 import type { Cascade, TypicalInput, Origin, TraceLayer } from "./declared-fields.js";

@@ -10,6 +10,6 @@ export type { ImageSource, RawImage } from "./pixels.js";
 export type { Preprocessing } from "./preprocessing.js";
 export type { Ranked } from "./scores.js";
 export type { FloatArray } from "./tensors.js";
-export type { Cascade, Origin, TraceKind, TraceLayer, TypicalInput } from "./declared-fields.js";
-export type { Task, ScoreKind } from "./metadata.js";
+export type { Cascade, Origin, TraceLayer, TypicalInput } from "./declared-fields.js";
+export type { Task, ScoreKind, TraceKind } from "./generated/spec.js";
 export type { TracedLayer } from "./trace.js";

@@ -1,10 +1,11 @@
 /** The metadata of a file: its `capsedge.*` properties, typed and checked, as `metadata.py` reads them. */
-import { integer, list, nullable, object, string, unread, type Decoder } from "./decode.js";
+import { integer } from "./decode.js";
 import { CapsedgeError, Malformed } from "./errors.js";
 import { parseJson, type Json } from "./json.js";
-import { NAME_CHARACTERS, WIDTH } from "./generated/spec.js";
+import { LEAST_SIDE, metadataFields, outputsFields, PREFIX, SCHEMA, TEXT_LIMITS } from "./generated/metadata.js";
+import { NAME_CHARACTERS, SCORE_KIND_WORDS, TASK_WORDS, WIDTH, type ScoreKind, type Task } from "./generated/spec.js";
 import type { Limits } from "./limits.js";
-import { oneOf, readPreprocessing, type Preprocessing } from "./preprocessing.js";
+import { oneOf, checkedPreprocessing, type Preprocessing } from "./preprocessing.js";
 import {
   cascadeOf,
   characters,
@@ -19,15 +20,6 @@ import {
   type TypicalInput,
 } from "./declared-fields.js";
 import { short } from "./text.js";
-
-const PREFIX = "capsedge.";
-const SCHEMA = 1;
-const LEAST_SIDE = 3; // a frame, and something inside it
-const TASKS = ["single-label", "multi-label", "regression"] as const;
-const KINDS = ["length", "logits", "probability"] as const;
-
-export type Task = (typeof TASKS)[number];
-export type ScoreKind = (typeof KINDS)[number];
 
 /** Which outputs hold the answer, where that is not `lengths` or `logits`, and `poses`. */
 export interface DeclaredOutputs {
@@ -104,12 +96,8 @@ function checkSchema(text: string): void {
 }
 
 function parsed(name: string, text: string, limits: Limits): Json {
-  const most: Record<string, number> = {
-    typical_input: limits.typicalInputBytes,
-    cascade: limits.cascadeBytes,
-    trace: limits.traceBytes,
-  };
-  const bytes = Object.hasOwn(most, name) ? most[name] : undefined;
+  const own = Object.hasOwn(TEXT_LIMITS, name) ? TEXT_LIMITS[name as keyof typeof TEXT_LIMITS] : undefined;
+  const bytes = own && limits[own];
   if (bytes !== undefined && characters(text) > bytes) throw new Malformed(`'${name}' has over ${bytes} bytes`, true);
   return named(name, text);
 }
@@ -124,48 +112,9 @@ function named(name: string, text: string): Json {
   }
 }
 
-const outputsOf = object(
-  { scores: string, kind: string, poses: string, values: list(string), names: list(string), units: list(string) },
-  { scores: "", kind: "", poses: "", values: [], names: [], units: [] },
-);
-
 function checked(values: Map<string, Json>, limits: Limits): Metadata {
-  const preprocessing: Decoder<Preprocessing> = (value, name) => readPreprocessing(value, name, limits);
-  const m = object(
-    {
-      architecture: string,
-      configuration: unread,
-      routing: string,
-      iterations: integer,
-      class_names: list(string),
-      preprocessing: nullable(preprocessing),
-      task: string,
-      precision: string,
-      calibration: unread,
-      checkpoint_sha256: string,
-      parity: unread,
-      outputs: nullable(outputsOf),
-      origin: nullable(originOf),
-      typical_input: nullable(typicalInputOf),
-      cascade: nullable(cascadeOf),
-      trace: nullable(traceOf),
-      chosen_scores: nullable(chosenScoresOf),
-    },
-    {
-      task: "single-label",
-      precision: "fp32",
-      calibration: undefined,
-      checkpoint_sha256: "",
-      parity: undefined,
-      outputs: null,
-      origin: null,
-      typical_input: null,
-      cascade: null,
-      trace: null,
-      chosen_scores: null,
-    },
-  )(values, "");
-  const task = oneOf(TASKS, m.task, "task");
+  const m = metadataFields(values, "");
+  const task = oneOf(TASK_WORDS, m.task, "task");
   if (m.class_names.length > WIDTH) throw new Malformed(`there are over ${WIDTH} classes`, true);
   checkNames(m.class_names, "a class name");
   if (Math.abs(m.iterations + 0.5) > 2 ** 31) throw new Malformed(`iterations ${m.iterations}`);
@@ -174,24 +123,24 @@ function checked(values: Map<string, Json>, limits: Limits): Metadata {
     routing: m.routing,
     iterations: m.iterations,
     classNames: m.class_names,
-    preprocessing: m.preprocessing,
+    preprocessing: m.preprocessing && checkedPreprocessing(m.preprocessing, limits),
     task,
     precision: m.precision,
     checkpointSha256: m.checkpoint_sha256,
     outputs: m.outputs === null && task !== "regression" ? null : declaredOutputs(m.outputs, task, m.class_names),
-    origin: m.origin,
-    typicalInput: m.typical_input,
-    cascade: m.cascade,
-    trace: m.trace,
-    chosenScores: m.chosen_scores,
+    origin: m.origin && originOf(m.origin),
+    typicalInput: m.typical_input && typicalInputOf(m.typical_input),
+    cascade: m.cascade && cascadeOf(m.cascade),
+    trace: m.trace && traceOf(m.trace),
+    chosenScores: m.chosen_scores && chosenScoresOf(m.chosen_scores),
   };
 }
 
-type Outputs = ReturnType<typeof outputsOf>;
+type Outputs = ReturnType<typeof outputsFields>;
 
 /** The outputs, which contradict neither themselves nor the task. */
 function declaredOutputs(found: Outputs | null, task: Task, classNames: readonly string[]): DeclaredOutputs {
-  const o = found ?? outputsOf(new Map(), "outputs");
+  const o = found ?? outputsFields(new Map(), "outputs");
   const ofValues = [o.values, o.names, o.units].some((each) => each.length > 0);
   const ofScores = [o.scores, o.kind, o.poses].some(Boolean);
   if (task === "regression") checkRegression(o, ofScores || classNames.length > 0);
@@ -202,7 +151,7 @@ function declaredOutputs(found: Outputs | null, task: Task, classNames: readonly
   }
   if (o.names.length > WIDTH) throw new Malformed(`there are over ${WIDTH} values`, true);
   checkNames([...o.names, ...o.units], "a name or unit");
-  return { ...o, kind: task === "regression" ? "" : oneOf(KINDS, o.kind, "kind of scores") };
+  return { ...o, kind: task === "regression" ? "" : oneOf(SCORE_KIND_WORDS, o.kind, "kind of scores") };
 }
 
 function checkRegression(o: Outputs, ofClasses: boolean): void {

@@ -1,12 +1,10 @@
 /** Where the answer of a model is: the outputs that hold scores, poses and values, as `predictions.py` finds them. */
 import { CapsedgeError } from "./errors.js";
+import { ESCALATED, LENGTHS, LOGITS, POSES, type ScoreKind } from "./generated/spec.js";
 import { fits, type Port } from "./graph.js";
 import type { Limits } from "./limits.js";
-import type { Metadata, ScoreKind } from "./metadata.js";
+import type { Metadata } from "./metadata.js";
 import { grouped, short } from "./text.js";
-
-const ESCALATED = "escalated";
-export const RECONSTRUCTION = "reconstruction";
 
 /** The outputs that hold the answer; empty where there is none. */
 export interface OutputRoles {
@@ -52,12 +50,12 @@ export function outputRoles(
 function declared(metadata: Metadata, ports: ReadonlyMap<string, Port>): OutputRoles {
   const o = metadata.outputs;
   if (o) return { scores: o.scores, kind: o.kind, poses: o.poses, values: o.values, escalated: "" };
-  const scores = ["lengths", "logits"].filter((name) => ports.has(name));
-  if (scores.length !== 1 || !ports.has("poses")) {
+  const scores = [LENGTHS, LOGITS].filter((name) => ports.has(name));
+  if (scores.length !== 1 || !ports.has(POSES)) {
     throw unfit(`it needs the outputs lengths or logits, and poses; the graph has ${listed(ports.keys())}`);
   }
   const name = scores[0] ?? "";
-  return { scores: name, kind: name === "lengths" ? "length" : "logits", poses: "poses", values: [], escalated: "" };
+  return { scores: name, kind: name === LENGTHS ? "length" : "logits", poses: POSES, values: [], escalated: "" };
 }
 
 function portOf(ports: ReadonlyMap<string, Port>, name: string): Port {

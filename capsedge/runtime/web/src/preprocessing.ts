@@ -1,14 +1,18 @@
 /** How pixels become the input of a model, as the file states it. */
-import { integer, list, object, real, string } from "./decode.js";
 import { Malformed } from "./errors.js";
-import type { Json } from "./json.js";
+import type { preprocessingFields } from "./generated/metadata.js";
+import {
+  LAYOUT_WORDS,
+  ORDER_WORDS,
+  PER_IMAGE_WORDS,
+  RESIZE_WORDS,
+  type Layout,
+  type Order,
+  type PerImage,
+  type Resize,
+} from "./generated/spec.js";
 import type { Limits } from "./limits.js";
 import { short } from "./text.js";
-
-const RESIZE_RULES = ["stretch", "pad", "crop", "center"] as const;
-const PER_IMAGE = ["", "standardize", "min-max"] as const;
-const LAYOUTS = ["NCHW", "NHWC"] as const;
-const ORDERS = ["RGB", "BGR"] as const;
 
 /** How pixels become the input tensor: the fields of docs/reference/metadata.md. */
 export interface Preprocessing {
@@ -22,43 +26,27 @@ export interface Preprocessing {
   /** One number, or one per channel; `(pixel * scale - mean) / std`. */
   readonly mean: readonly number[];
   readonly std: readonly number[];
-  readonly resize: (typeof RESIZE_RULES)[number];
-  readonly perImage: (typeof PER_IMAGE)[number];
+  readonly resize: Resize;
+  readonly perImage: PerImage;
   /** `NHWC` if the input has the channels last. */
-  readonly layout: (typeof LAYOUTS)[number];
+  readonly layout: Layout;
   /** Of the input's channels; images are RGB all the same. */
-  readonly order: (typeof ORDERS)[number];
+  readonly order: Order;
 }
-
-const decoded = object(
-  {
-    height: integer,
-    width: integer,
-    channels: integer,
-    scale: real,
-    mean: list(real),
-    std: list(real),
-    resize: string,
-    per_image: string,
-    layout: string,
-    order: string,
-  },
-  { scale: 1 / 255, mean: [0], std: [1], resize: "stretch", per_image: "", layout: "NCHW", order: "RGB" },
-);
 
 /**
  * The preprocessing in the metadata of a file.
  *
  * @throws Malformed where it contradicts itself or exceeds the limits.
  */
-export function readPreprocessing(value: Json, name: string, limits: Limits): Preprocessing {
-  const { per_image, ...found } = decoded(value, name);
+export function checkedPreprocessing(declared: ReturnType<typeof preprocessingFields>, limits: Limits): Preprocessing {
+  const { per_image, ...found } = declared;
   const p: Preprocessing = {
     ...found,
-    resize: oneOf(RESIZE_RULES, found.resize, "resize rule"),
-    perImage: oneOf(PER_IMAGE, per_image, "per_image"),
-    layout: oneOf(LAYOUTS, found.layout, "layout"),
-    order: oneOf(ORDERS, found.order, "order"),
+    resize: oneOf(RESIZE_WORDS, found.resize, "resize rule"),
+    perImage: oneOf(PER_IMAGE_WORDS, per_image, "per_image"),
+    layout: oneOf(LAYOUT_WORDS, found.layout, "layout"),
+    order: oneOf(ORDER_WORDS, found.order, "order"),
   };
   checkSize(p, limits);
   checkNumbers(p);

@@ -1,6 +1,6 @@
 /** From the outputs of a model to its answer, as docs/reference/runtime.md ("Scores") specifies it. */
 import { CapsedgeError } from "./errors.js";
-import type { ScoreKind } from "./metadata.js";
+import type { ScoreKind } from "./generated/spec.js";
 import { short } from "./text.js";
 
 /** A class and its score. */

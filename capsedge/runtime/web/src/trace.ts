@@ -4,7 +4,8 @@ import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
 import type { Limits } from "./limits.js";
 import type { Outputs } from "./runner.js";
-import type { TraceKind, TraceLayer } from "./declared-fields.js";
+import type { TraceLayer } from "./declared-fields.js";
+import type { TraceKind } from "./generated/spec.js";
 import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 

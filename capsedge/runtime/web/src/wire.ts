@@ -1,54 +1,11 @@
 /**
  * The wire format of ONNX files: the fields that their messages have, and the walk over the bytes.
  *
- * The messages are as `onnx.proto` of ONNX 1.23 (IR version 14) declares them: of each the numbers of its fields
- * and what they hold. `*` marks a repeated field, `|` a member of the message's one `oneof`. `wire.py` and
- * `onnx_schema.h` have the same text.
+ * capsedge/spec/onnx_wire.py says what the text of the messages means.
  */
 import { Malformed } from "./errors.js";
+import { ONNX_WIRE } from "./generated/spec.js";
 import { grouped } from "./text.js";
-
-export const SCHEMA = `
-ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
-    8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,
-    26 DeviceConfigurationProto*
-OperatorSetIdProto 1 string, 2 int64
-GraphProto 1 NodeProto*, 2 string, 5 TensorProto*, 10 string, 11 ValueInfoProto*,
-    12 ValueInfoProto*, 13 ValueInfoProto*, 14 TensorAnnotation*, 15 SparseTensorProto*,
-    16 StringStringEntryProto*
-NodeProto 1 string*, 2 string*, 3 string, 4 string, 5 AttributeProto*, 6 string, 7 string, 8 string,
-    9 StringStringEntryProto*, 10 NodeDeviceConfigurationProto*
-AttributeProto 1 string, 2 float, 3 int64, 4 bytes, 5 TensorProto, 6 GraphProto, 7 float*, 8 int64*,
-    9 bytes*, 10 TensorProto*, 11 GraphProto*, 13 string, 14 TypeProto, 15 TypeProto*, 20 int32,
-    21 string, 22 SparseTensorProto, 23 SparseTensorProto*
-TensorProto 1 int64*, 2 int32, 3 Segment, 4 float*, 5 int32*, 6 bytes*, 7 int64*, 8 string, 9 bytes,
-    10 double*, 11 int64*, 12 string, 13 StringStringEntryProto*, 14 int32,
-    16 StringStringEntryProto*
-Segment 1 int64, 2 int64
-StringStringEntryProto 1 string, 2 string
-SparseTensorProto 1 TensorProto, 2 TensorProto, 3 int64*
-TypeProto 1 Tensor|, 4 Sequence|, 5 Map|, 6 string, 7 Opaque|, 8 SparseTensor|, 9 Optional|
-Tensor 1 int32, 2 TensorShapeProto
-TensorShapeProto 1 Dimension*
-Dimension 1 int64|, 2 string|, 3 string
-Sequence 1 TypeProto
-Map 1 int32, 2 TypeProto
-Optional 1 TypeProto
-SparseTensor 1 int32, 2 TensorShapeProto
-Opaque 1 string, 2 string
-NodeDeviceConfigurationProto 1 string, 2 ShardingSpecProto*, 3 int32
-ShardingSpecProto 1 string, 2 int64*, 3 IntIntListEntryProto*, 4 ShardedDimProto*
-IntIntListEntryProto 1 int64, 2 int64*
-ShardedDimProto 1 int64, 2 SimpleShardedDimProto*
-SimpleShardedDimProto 1 int64|, 2 string|, 3 int64
-ValueInfoProto 1 string, 2 TypeProto, 3 string, 4 StringStringEntryProto*
-TensorAnnotation 1 string, 2 StringStringEntryProto*
-TrainingInfoProto 1 GraphProto, 2 GraphProto, 3 StringStringEntryProto*, 4 StringStringEntryProto*
-FunctionProto 1 string, 4 string*, 5 string*, 6 string*, 7 NodeProto*, 8 string,
-    9 OperatorSetIdProto*, 10 string, 11 AttributeProto*, 12 ValueInfoProto*, 13 string,
-    14 StringStringEntryProto*
-DeviceConfigurationProto 1 string, 2 int32, 3 string*
-`;
 
 export const VARINT = 0;
 export const FIXED64 = 1;
@@ -74,7 +31,7 @@ export interface MessageType {
 }
 
 function parseSchema(): MessageType {
-  const lines = SCHEMA.replaceAll(",\n   ", ",").trim().split("\n");
+  const lines = ONNX_WIRE.replaceAll(",\n   ", ",").trim().split("\n");
   const declared = lines.map((line) => [line.slice(0, line.indexOf(" ")), line.slice(line.indexOf(" ") + 1)]);
   const messages = new Map<string, MessageType>();
   for (const [name = ""] of declared) messages.set(name, { name, fields: new Map() });

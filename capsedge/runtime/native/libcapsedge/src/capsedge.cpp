@@ -12,6 +12,7 @@
 #include "open.h"
 #include "prediction.h"
 #include "text.h"
+#include "vocabulary.h"
 
 struct capsedge_status {
   capsedge_code code;
@@ -198,7 +199,7 @@ capsedge_status* capsedge_describe(capsedge_session* session, capsedge_descripti
     if (const auto& m = s->metadata()) {
       d.architecture = m->architecture.c_str();
       d.routing = m->routing.c_str();
-      d.task = m->task.c_str();
+      d.task = text_of(m->task);
       d.precision = m->precision.c_str();
       d.iterations = m->iterations;
       d.class_count = static_cast<int32_t>(s->class_names()->size());
@@ -289,8 +290,8 @@ capsedge_status* capsedge_preprocessing_of(capsedge_session* session, capsedge_p
     found.std = p.std.data();
     found.mean_count = p.mean.size();
     found.std_count = p.std.size();
-    found.resize = name_of(p.resize);
-    found.per_image = name_of(p.per_image);
+    found.resize = text_of(p.resize);
+    found.per_image = text_of(p.per_image);
     found.channels_last = p.channels_last;
     found.bgr = p.bgr;
     write_result(found, preprocessing, "preprocessing");
@@ -310,8 +311,8 @@ capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing, c
     p.scale = given.scale;
     p.mean.assign(required(given.mean, "mean"), given.mean + given.mean_count);
     p.std.assign(required(given.std, "std"), given.std + given.std_count);
-    p.resize = resize_rule(required(given.resize, "resize"));
-    p.per_image = per_image_rule(given.per_image ? given.per_image : "");
+    p.resize = word_of<Resize>(required(given.resize, "resize"));
+    p.per_image = word_of<PerImage>(given.per_image ? given.per_image : "");
     p.channels_last = given.channels_last != 0;
     p.bgr = given.bgr != 0;
     const std::string wrong = p.wrong();

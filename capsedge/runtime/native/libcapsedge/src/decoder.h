@@ -8,10 +8,11 @@
 #include <string_view>
 
 #include "backend.h"
+#include "generated/metadata.h"
 
 namespace capsedge::libcapsedge {
 
-constexpr char kReconstruction[] = "reconstruction";
+using spec::kReconstruction;
 
 // What it takes and draws.
 struct DecoderSizes {

@@ -8,22 +8,13 @@
 #include "files.h"
 #include "json.h"
 #include "sha256.h"
+#include "vocabulary.h"
 
 namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr int64_t kSchema = 1;
-
 const std::string& text(const Json& object, const char* name) { return object.member(name, Json::kString).text; }
-
-// One of a few words.
-const std::string& word(const Json& object, const char* name, std::initializer_list<const char*> known) {
-  const std::string& found = text(object, name);
-  if (std::find(known.begin(), known.end(), found) == known.end())
-    throw JsonError(std::string(name) + " '" + found.substr(0, 80) + "'");
-  return found;
-}
 
 // A name that needs no quotes in a shell and is not an option.
 bool is_plain(const std::string& name) {
@@ -58,22 +49,21 @@ bool same_tensorrt(const std::string& built, const std::string& here) {
 
 EngineMetadata parse(const Json& json) {
   const int64_t schema = json.member("schema", Json::kInteger).integer;
-  if (schema != kSchema)
-    throw JsonError("schema " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(kSchema));
-  json.only({"schema", "engine_sha256", "engine_bytes", "machine", "plugin", "plugin_library", "plugin_sha256", "precision",
-             "layers", "batch", "source", "source_sha256", "metadata", "command", "products", "target", "compute_capabilities"});
+  if (schema != spec::kEngineSchema)
+    throw JsonError("schema " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(spec::kEngineSchema));
+  json.only(spec::kEngineMembers);
   for (const char* name : {"engine_sha256", "plugin_library", "source_sha256", "command"}) text(json, name);
   for (const auto& layer : json.member("layers", Json::kObject).members) layer.second.check(Json::kInteger);
   EngineMetadata p;
   const Json& machine = json.member("machine", Json::kObject);
-  machine.only({"tensorrt", "cuda", "gpu", "compute_capability", "architecture", "multiprocessors", "power_mode"});
+  machine.only(spec::kMachineMembers);
   if (machine.find("multiprocessors") != nullptr) machine.member("multiprocessors", Json::kInteger);
   if (machine.find("power_mode") != nullptr) text(machine, "power_mode");
   p.machine = {text(machine, "tensorrt"), text(machine, "cuda"), text(machine, "gpu"), text(machine, "compute_capability"),
                text(machine, "architecture")};
   p.plugin_sha256 = text(json, "plugin_sha256");
-  p.plugin = word(json, "plugin", {"native", "fused"});
-  p.precision = word(json, "precision", {"fp32", "fp16", "int8", "mixed"});
+  p.plugin = text_of(known_word<spec::Plugin>(text(json, "plugin"), "plugin"));
+  p.precision = text_of(known_word<spec::Precision>(text(json, "precision"), "precision"));
   p.source = text(json, "source");
   const std::vector<Json>& batch = json.member("batch", Json::kArray).items;
   if (batch.size() != 3) throw JsonError("'batch' has " + std::to_string(batch.size()) + " sizes");
@@ -83,7 +73,8 @@ EngineMetadata parse(const Json& json) {
   for (const auto& [name, value] : json.member("metadata", Json::kObject).members) p.metadata[name] = value.string();
   if (json.find("products") != nullptr)
     for (const auto& product : json.member("products", Json::kObject).members) product.second.check(Json::kInteger);
-  p.portable = json.find("target") != nullptr && word(json, "target", {"tensorrt", "tensorrt-rtx"}) == "tensorrt-rtx";
+  p.portable = json.find("target") != nullptr &&
+               known_word<spec::Target>(text(json, "target"), "target") == spec::Target::kTensorrtRtx;
   if (json.find("compute_capabilities") != nullptr)
     for (const Json& one : json.member("compute_capabilities", Json::kArray).items) {
       if (!is_capability(one.string())) throw JsonError("compute capability '" + one.string().substr(0, 80) + "'");

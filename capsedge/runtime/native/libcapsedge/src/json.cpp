@@ -230,9 +230,9 @@ const Json* Json::find(std::string_view name) const {
   return nullptr;
 }
 
-void Json::only(std::initializer_list<const char*> names) const {
+void Json::only(const std::string_view* names, size_t count) const {
   for (const auto& member : members)
-    if (std::find(names.begin(), names.end(), member.first) == names.end())
+    if (std::find(names, names + count, member.first) == names + count)
       throw JsonError("it has '" + member.first.substr(0, 80) + "', which this version does not know");
 }
 

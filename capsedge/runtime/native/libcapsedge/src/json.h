@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -34,7 +33,11 @@ struct Json {
   // Throws JsonError where an object lacks this member, or has another kind of it.
   const Json& member(const char* name, Kind wanted) const;
   // Throws JsonError where an object has others than these.
-  void only(std::initializer_list<const char*> names) const;
+  template <size_t N>
+  void only(const std::string_view (&names)[N]) const {
+    only(names, N);
+  }
+  void only(const std::string_view* names, size_t count) const;
 
   // Throw JsonError where the value is something else.
   void check(Kind wanted) const;
@@ -44,7 +47,7 @@ struct Json {
   const std::vector<Json>& array() const;
 };
 
-// Throws JsonError for text that is not JSON, exceeds the limits of limits.h, or names a key of an object twice.
+// Throws JsonError for text that is not JSON, exceeds the limits, or names a key of an object twice.
 Json parse_json(std::string_view text);
 
 }  // namespace capsedge::libcapsedge

@@ -5,53 +5,29 @@
 
 #include "failure.h"
 #include "json.h"
+#include "vocabulary.h"
 
 namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr int64_t kSchema = 1;
-constexpr std::string_view kPrefix = "capsedge.";
+using spec::kPrefix;
 
 using Texts = std::map<std::string, std::string_view>;
 using Values = std::map<std::string, Json>;
 
-// What a field holds, and when it may be missing.
-enum class Need {
-  kAlways,
-  kOrNull,  // there, but null where the file does not state it
-  kDefault,
-  kStated,  // missing or null where the file does not state it
-};
+// Objects that are read here; of the others it matters only that they are objects.
+constexpr std::string_view kRead[] = {"preprocessing", "outputs", "typical_input"};
 
-// The fields of the metadata, as those of ModelMetadata in Python; `most`: bytes of the text, where that is less than all
-// of them may have together; `read`: whether anything here needs what is in an object.
-struct Field {
-  const char* name;
-  Json::Kind kind;
-  Need need;
-  size_t most = limits::kMetadataBytes;
-  bool read = true;
-};
-constexpr Field kFields[] = {
-    {"architecture", Json::kString, Need::kAlways},
-    {"configuration", Json::kObject, Need::kAlways, limits::kMetadataBytes, false},
-    {"routing", Json::kString, Need::kAlways},
-    {"iterations", Json::kInteger, Need::kAlways},
-    {"class_names", Json::kArray, Need::kAlways},
-    {"preprocessing", Json::kObject, Need::kOrNull},
-    {"task", Json::kString, Need::kDefault},
-    {"precision", Json::kString, Need::kDefault},
-    {"calibration", Json::kObject, Need::kDefault, limits::kMetadataBytes, false},
-    {"checkpoint_sha256", Json::kString, Need::kDefault},
-    {"parity", Json::kObject, Need::kDefault, limits::kMetadataBytes, false},
-    {"outputs", Json::kObject, Need::kStated},
-    {"origin", Json::kObject, Need::kStated, limits::kMetadataBytes, false},
-    {"typical_input", Json::kObject, Need::kStated, limits::kTypicalInputBytes},
-    {"cascade", Json::kObject, Need::kStated, limits::kCascadeBytes, false},
-    {"trace", Json::kObject, Need::kStated, limits::kTraceBytes, false},
-    {"chosen_scores", Json::kObject, Need::kStated, limits::kMetadataBytes, false},
-};
+Json::Kind kind_of(const spec::Property& property) {
+  switch (property.kind) {
+    case spec::Kind::kString: return Json::kString;
+    case spec::Kind::kInteger: return Json::kInteger;
+    case spec::Kind::kArray: return Json::kArray;
+    case spec::Kind::kObject: return Json::kObject;
+  }
+  return Json::kNull;
+}
 
 // The properties of ours by the names of their fields.
 Texts texts_of(const std::map<std::string, std::string>& properties) {
@@ -81,9 +57,9 @@ void check_schema(const Texts& texts) {
   const auto found = texts.find("schema");
   if (found == texts.end()) throw JsonError("'schema' is missing");
   const int64_t schema = value_of("schema", found->second, Json::kInteger, false).integer;
-  if (schema != kSchema)
+  if (schema != spec::kMetadataSchema)
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata has another schema.",
-                  "It has " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(kSchema) + ".",
+                  "It has " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(spec::kMetadataSchema) + ".",
                   "Export the model again, or install the capsedge that made it.");
 }
 
@@ -92,17 +68,18 @@ Values values_of(const Texts& texts) {
   Values values;
   for (const auto& [name, text] : texts) {
     if (name == "schema") continue;
-    const auto* const field = std::find_if(std::begin(kFields), std::end(kFields), [&name = name](const Field& f) { return name == f.name; });
-    if (field == std::end(kFields)) throw JsonError("it has '" + name.substr(0, 80) + "', which this version does not know");
-    if (text.size() > field->most) throw JsonError("'" + name + "' has over " + std::to_string(field->most >> 10) + " KiB");
-    const bool null = field->need == Need::kOrNull || field->need == Need::kStated;
-    Json value = value_of(name, text, field->kind, null);
-    if (value.kind == Json::kNull && field->need == Need::kStated) continue;
-    values.emplace(name, field->read || value.kind != Json::kObject ? std::move(value) : Json());
+    const auto* const property = std::find_if(std::begin(spec::kProperties), std::end(spec::kProperties),
+                                              [&name = name](const spec::Property& p) { return name == p.name; });
+    if (property == std::end(spec::kProperties)) throw JsonError("it has '" + name.substr(0, 80) + "', which this version does not know");
+    if (text.size() > static_cast<size_t>(property->most)) throw JsonError("'" + name + "' has over " + std::to_string(property->most >> 10) + " KiB");
+    Json value = value_of(name, text, kind_of(*property), property->nullable);
+    if (value.kind == Json::kNull && !property->required) continue;
+    const bool read = value.kind != Json::kObject || std::find(std::begin(kRead), std::end(kRead), name) != std::end(kRead);
+    values.emplace(name, read ? std::move(value) : Json());
   }
-  for (const Field& field : kFields)
-    if ((field.need == Need::kAlways || field.need == Need::kOrNull) && values.count(field.name) == 0)
-      throw JsonError(std::string("'") + field.name + "' is missing");
+  for (const spec::Property& property : spec::kProperties)
+    if (property.required && values.count(property.name) == 0)
+      throw JsonError(std::string("'") + property.name + "' is missing");
   return values;
 }
 
@@ -116,16 +93,6 @@ int32_t side(const Json& value) {
   const int64_t whole = value.whole();
   if (whole < 1 || whole > limits::kImageSide) throw JsonError("an input size is " + std::to_string(whole));
   return static_cast<int32_t>(whole);
-}
-
-bool is_channels_last(const std::string& layout) {
-  if (layout != "NCHW" && layout != "NHWC") throw JsonError("layout '" + layout.substr(0, 80) + "'");
-  return layout == "NHWC";
-}
-
-bool is_bgr(const std::string& order) {
-  if (order != "RGB" && order != "BGR") throw JsonError("order '" + order.substr(0, 80) + "'");
-  return order == "BGR";
 }
 
 Preprocessing preprocessing_of(const Json& json) {
@@ -142,10 +109,10 @@ Preprocessing preprocessing_of(const Json& json) {
     else if (name == "scale") p.scale = value.real();
     else if (name == "mean") p.mean = reals(value);
     else if (name == "std") p.std = reals(value);
-    else if (name == "resize") p.resize = resize_rule(value.string());
-    else if (name == "per_image") p.per_image = per_image_rule(value.string());
-    else if (name == "layout") p.channels_last = is_channels_last(value.string());
-    else if (name == "order") p.bgr = is_bgr(value.string());
+    else if (name == "resize") p.resize = word_of<Resize>(value.string());
+    else if (name == "per_image") p.per_image = word_of<PerImage>(value.string());
+    else if (name == "layout") p.channels_last = known_word<spec::Layout>(value.string(), "layout") == spec::Layout::kNhwc;
+    else if (name == "order") p.bgr = known_word<spec::Order>(value.string(), "order") == spec::Order::kBgr;
     else throw JsonError("'preprocessing' has '" + name + "', which this version does not know");
   }
   if (!sides[0] || !sides[1] || !sides[2]) throw JsonError("'preprocessing' has no size");
@@ -155,7 +122,7 @@ Preprocessing preprocessing_of(const Json& json) {
 }
 
 DeclaredOutputs outputs_of(const Json& json) {
-  json.only({"scores", "kind", "poses", "values", "names", "units"});
+  json.only(spec::kOutputsMembers);
   DeclaredOutputs o;
   const auto text = [&](const char* name, std::string& to) {
     if (const Json* const found = json.find(name)) to = found->string();
@@ -182,8 +149,8 @@ void check_outputs(const DeclaredOutputs& o, const Metadata& m) {
       throw JsonError("the values have " + std::to_string(o.names.size()) + " names and " + std::to_string(o.units.size()) + " units");
   } else if (o.scores.empty() || !o.values.empty() || !o.names.empty() || !o.units.empty()) {
     throw JsonError("a classification has an output for scores, and no values");
-  } else if (o.kind != "length" && o.kind != "logits" && o.kind != "probability") {
-    throw JsonError("kind of scores '" + o.kind.substr(0, 80) + "'");
+  } else {
+    known_word<spec::ScoreKind>(o.kind, "kind of scores");
   }
   std::set<std::string> named;
   std::vector<std::string> all = o.values;
@@ -216,9 +183,8 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     m.architecture = text("architecture", "");
     m.routing = text("routing", "");
     m.iterations = static_cast<int32_t>(iterations);
-    m.precision = text("precision", "fp32");
-    m.task = text("task", "single-label");
-    if (m.task != "single-label" && m.task != "multi-label" && !m.regression()) throw JsonError("task '" + m.task.substr(0, 80) + "'");
+    m.precision = text("precision", text_of(spec::Precision::kFp32));
+    m.task = known_word<spec::Task>(text("task", text_of(spec::Task::kSingleLabel)), "task");
     for (const Json& name : values.at("class_names").items) m.class_names.push_back(name.string());
     if (m.class_names.size() > limits::kWidth) throw JsonError("there are over " + std::to_string(limits::kWidth) + " classes");
     for (const std::string& name : m.class_names)
@@ -231,8 +197,8 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     if (values.count("typical_input") != 0) {
       m.typical_input = typical_input_of(values.at("typical_input"));
       if (!m.preprocessing) throw JsonError("typical_input needs the preprocessing of images");
-      if (std::min(m.preprocessing->height, m.preprocessing->width) < kLeastSide)
-        throw JsonError("typical_input needs " + std::to_string(kLeastSide) + " pixels a side");
+      if (std::min(m.preprocessing->height, m.preprocessing->width) < spec::kLeastSide)
+        throw JsonError("typical_input needs " + std::to_string(spec::kLeastSide) + " pixels a side");
     }
     m.cascade = values.count("cascade") != 0;
     if (m.cascade && m.regression()) throw JsonError("a regression has no classes, and so no cascade");

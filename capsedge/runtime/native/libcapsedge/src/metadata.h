@@ -13,13 +13,14 @@ namespace capsedge::libcapsedge {
 
 // Which outputs hold the answer, where that is not lengths or logits, and poses.
 struct DeclaredOutputs {
-  std::string scores, kind, poses;  // of a classification; kind: length, logits or probability
+  std::string scores, kind, poses;  // of a classification; kind: of spec::ScoreKind
   std::vector<std::string> values;  // of a regression
   std::vector<std::string> names, units;  // of its values
 };
 
 struct Metadata {
-  std::string architecture, routing, task, precision;
+  std::string architecture, routing, precision;
+  spec::Task task = spec::Task::kSingleLabel;
   int32_t iterations = 0;
   std::vector<std::string> class_names;
   std::optional<Preprocessing> preprocessing;
@@ -27,7 +28,7 @@ struct Metadata {
   std::optional<TypicalInput> typical_input;
   bool cascade = false;  // whether the output escalated states who decided
 
-  bool regression() const { return task == "regression"; }
+  bool regression() const { return task == spec::Task::kRegression; }
 };
 
 // Nothing where the file has no properties of ours. Throws Failure (CAPSEDGE_ARTEFACT) where they are damaged or of

@@ -8,7 +8,7 @@
 #include "backend.h"
 #include "failure.h"
 #include "generated/limits.h"
-#include "onnx_schema.h"
+#include "generated/onnx_wire.h"
 #include "text.h"
 
 namespace capsedge::libcapsedge {
@@ -38,10 +38,10 @@ struct Message {
 };
 using Schema = std::map<std::string, Message>;
 
-// kSchema as tables.
+// spec::kOnnxWire as tables.
 Schema parse_schema() {
   // A message a line, once those that go on are joined.
-  std::string text(kSchema);
+  std::string text(spec::kOnnxWire);
   for (size_t at; (at = text.find(",\n")) != std::string::npos;) text[at + 1] = ' ';
   Schema schema;
   std::istringstream names(text);

@@ -4,12 +4,13 @@
 #include <optional>
 
 #include "failure.h"
+#include "vocabulary.h"
 
 namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr char kLengths[] = "lengths", kLogits[] = "logits", kPoses[] = "poses", kEscalated[] = "escalated";
+using spec::kEscalated, spec::kLengths, spec::kLogits, spec::kPoses, spec::ScoreKind;
 
 bool fits(int64_t found, int64_t declared) { return declared < 0 || found == declared; }
 
@@ -129,18 +130,18 @@ void find_values(const DeclaredOutputs& declared, const Backend& backend, Output
 }
 
 void find_scores(const Metadata& m, const Backend& backend, OutputRoles& a) {
-  std::string scores = port_of(backend, kLengths) ? kLengths : kLogits, kind = scores == kLengths ? "length" : "logits";
-  std::string poses = kPoses;
-  if (m.outputs) scores = m.outputs->scores, kind = m.outputs->kind, poses = m.outputs->poses;
+  std::string scores = port_of(backend, kLengths) ? kLengths : kLogits, poses = kPoses;
+  ScoreKind kind = scores == kLengths ? ScoreKind::kLength : ScoreKind::kLogits;
+  if (m.outputs) scores = m.outputs->scores, kind = word_of<ScoreKind>(m.outputs->kind), poses = m.outputs->poses;
   const Port* const port = port_of(backend, scores);
   if (port == nullptr || (!poses.empty() && port_of(backend, poses) == nullptr)) {
     a.why_not = "It was opened without its scores or its poses.";
     a.fix = "Name both in capsedge_open_options.outputs.";
     return;
   }
-  a.logits = kind == "logits";
-  a.kind = kind == "length" ? "length" : "probability";
-  a.several = m.task == "multi-label";
+  a.logits = kind == ScoreKind::kLogits;
+  a.kind = text_of(kind == ScoreKind::kLength ? kind : ScoreKind::kProbability);
+  a.several = m.task == spec::Task::kMultiLabel;
   a.class_names = m.class_names;
   const int64_t declared = port->shape.size() == 2 ? port->shape[1] : -1;
   const auto named = static_cast<int64_t>(m.class_names.size());

@@ -7,13 +7,11 @@
 #include <iterator>
 
 #include "failure.h"
+#include "vocabulary.h"
 
 namespace capsedge::libcapsedge {
 
 namespace {
-
-constexpr const char* kRules[] = {"stretch", "pad", "crop", "center"};
-constexpr const char* kPerImage[] = {"", "standardize", "min-max"};
 
 // Luma of ITU-R BT.601 in 1/65536.
 constexpr float kRed = 19595.0f, kGreen = 38470.0f, kBlue = 7471.0f, kUnit = 65536.0f;
@@ -166,22 +164,6 @@ void add_row(bool first, float weight, const float* row, int64_t count, float* t
 
 }  // namespace
 
-Resize resize_rule(const std::string& name) {
-  for (size_t i = 0; i < std::size(kRules); ++i)
-    if (name == kRules[i]) return static_cast<Resize>(i);
-  return Resize::kUnknown;
-}
-
-const char* name_of(Resize rule) { return kRules[static_cast<size_t>(rule)]; }
-
-PerImage per_image_rule(const std::string& name) {
-  for (size_t i = 0; i < std::size(kPerImage); ++i)
-    if (name == kPerImage[i]) return static_cast<PerImage>(i);
-  return PerImage::kUnknown;
-}
-
-const char* name_of(PerImage rule) { return kPerImage[static_cast<size_t>(rule)]; }
-
 std::array<int64_t, 3> Preprocessing::shape() const {
   if (channels_last) return {height, width, channels};
   return {channels, height, width};
@@ -201,8 +183,8 @@ std::string Preprocessing::wrong() const {
     if (list->size() != 1 && list->size() != static_cast<size_t>(channels))
       return std::string(list == &mean ? "mean" : "std") + " has " + std::to_string(list->size()) + " values for " +
              std::to_string(channels) + " channels";
-  if (resize == Resize::kUnknown) return "the resize rule is none of stretch, pad, crop, center";
-  if (per_image == PerImage::kUnknown) return "per_image is none of standardize, min-max";
+  if (resize == Resize::kUnknown) return "the resize rule is none of " + known_words<Resize>();
+  if (per_image == PerImage::kUnknown) return "per_image is none of " + known_words<PerImage>();
   if (per_image == PerImage::kStandardize &&
       (std::any_of(mean.begin(), mean.end(), [](double v) { return v != 0; }) ||
        std::any_of(std.begin(), std.end(), [](double v) { return v != 1; })))

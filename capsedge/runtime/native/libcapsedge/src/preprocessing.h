@@ -8,18 +8,13 @@
 #include <vector>
 
 #include "capsedge.h"
-#include "generated/limits.h"
+#include "generated/metadata.h"
 
 namespace capsedge::libcapsedge {
 
-enum class Resize { kStretch, kPad, kCrop, kCenter, kUnknown };
-Resize resize_rule(const std::string& name);
-const char* name_of(Resize rule);
-
+using spec::Resize;
 // What is done to each image by itself: nothing; its mean and deviation become 0 and 1; its values go from 0 to 255.
-enum class PerImage { kNothing, kStandardize, kMinMax, kUnknown };
-PerImage per_image_rule(const std::string& name);
-const char* name_of(PerImage rule);
+using spec::PerImage;
 
 struct Preprocessing {
   int32_t height = 0, width = 0, channels = 0;

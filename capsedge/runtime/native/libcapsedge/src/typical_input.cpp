@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "generated/metadata.h"
 #include "json.h"
 
 namespace capsedge::libcapsedge {
@@ -80,7 +81,7 @@ const char* outside(const Interval& span, double value, const char* below, const
 }  // namespace
 
 TypicalInput typical_input_of(const Json& json) {
-  json.only({"contrast", "level", "roughness", "frame_level", "frame_contrast", "images", "data_sha256"});
+  json.only(spec::kTypicalInputMembers);
   const TypicalInput n{interval_of(json, "contrast"), interval_of(json, "roughness"), interval_of(json, "frame_level"),
                        interval_of(json, "frame_contrast"), interval_of(json, "level")};
   if (!(n.contrast.low > 0)) throw JsonError("the span of contrast begins at 0, where every image is blank");

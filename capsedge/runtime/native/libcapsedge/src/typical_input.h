@@ -8,7 +8,6 @@ namespace capsedge::libcapsedge {
 
 struct Json;
 
-constexpr int32_t kLeastSide = 3;  // a frame, and something inside it
 
 struct Interval {
   double low = 0, high = 0;

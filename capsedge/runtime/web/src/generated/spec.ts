@@ -116,3 +116,78 @@ export const PARQUET_PAGE_HEADER_BYTES = 1_048_576;
 export const PARQUET_READ_BYTES = 67_108_864;
 export const PARQUET_LIST_VALUES = 268_435_456;
 export const PARQUET_LIST_RATIO = 256;
+
+// Words.
+export const TASK_WORDS = ["single-label", "multi-label", "regression"] as const;
+export type Task = (typeof TASK_WORDS)[number];
+export const ROUTING_WORDS = ["dynamic", "em", "attention", "self-attention"] as const;
+export type Routing = (typeof ROUTING_WORDS)[number];
+export const PRECISION_WORDS = ["fp32", "fp16", "int8", "mixed"] as const;
+export type Precision = (typeof PRECISION_WORDS)[number];
+export const RESIZE_WORDS = ["stretch", "pad", "crop", "center"] as const;
+export type Resize = (typeof RESIZE_WORDS)[number];
+export const PER_IMAGE_WORDS = ["", "standardize", "min-max"] as const;
+export type PerImage = (typeof PER_IMAGE_WORDS)[number];
+export const LAYOUT_WORDS = ["NCHW", "NHWC"] as const;
+export type Layout = (typeof LAYOUT_WORDS)[number];
+export const ORDER_WORDS = ["RGB", "BGR"] as const;
+export type Order = (typeof ORDER_WORDS)[number];
+export const SCORE_KIND_WORDS = ["length", "logits", "probability"] as const;
+export type ScoreKind = (typeof SCORE_KIND_WORDS)[number];
+export const TRACE_KIND_WORDS = ["couplings", "poses", "agreement", "distances", "activations", "children"] as const;
+export type TraceKind = (typeof TRACE_KIND_WORDS)[number];
+export const TARGET_WORDS = ["tensorrt", "tensorrt-rtx"] as const;
+export type Target = (typeof TARGET_WORDS)[number];
+export const PLUGIN_WORDS = ["native", "fused"] as const;
+export type Plugin = (typeof PLUGIN_WORDS)[number];
+export const TRACE_REQUIRED = ["couplings", "poses", "agreement"] as const;
+
+// Names of a graph's outputs.
+export const LENGTHS = "lengths";
+export const LOGITS = "logits";
+export const POSES = "poses";
+export const ESCALATED = "escalated";
+export const RECONSTRUCTION = "reconstruction";
+
+/** The messages of ONNX: capsedge/spec/onnx_wire.py says what it means. */
+export const ONNX_WIRE = `
+ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
+    8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,
+    26 DeviceConfigurationProto*
+OperatorSetIdProto 1 string, 2 int64
+GraphProto 1 NodeProto*, 2 string, 5 TensorProto*, 10 string, 11 ValueInfoProto*,
+    12 ValueInfoProto*, 13 ValueInfoProto*, 14 TensorAnnotation*, 15 SparseTensorProto*,
+    16 StringStringEntryProto*
+NodeProto 1 string*, 2 string*, 3 string, 4 string, 5 AttributeProto*, 6 string, 7 string, 8 string,
+    9 StringStringEntryProto*, 10 NodeDeviceConfigurationProto*
+AttributeProto 1 string, 2 float, 3 int64, 4 bytes, 5 TensorProto, 6 GraphProto, 7 float*, 8 int64*,
+    9 bytes*, 10 TensorProto*, 11 GraphProto*, 13 string, 14 TypeProto, 15 TypeProto*, 20 int32,
+    21 string, 22 SparseTensorProto, 23 SparseTensorProto*
+TensorProto 1 int64*, 2 int32, 3 Segment, 4 float*, 5 int32*, 6 bytes*, 7 int64*, 8 string, 9 bytes,
+    10 double*, 11 int64*, 12 string, 13 StringStringEntryProto*, 14 int32,
+    16 StringStringEntryProto*
+Segment 1 int64, 2 int64
+StringStringEntryProto 1 string, 2 string
+SparseTensorProto 1 TensorProto, 2 TensorProto, 3 int64*
+TypeProto 1 Tensor|, 4 Sequence|, 5 Map|, 6 string, 7 Opaque|, 8 SparseTensor|, 9 Optional|
+Tensor 1 int32, 2 TensorShapeProto
+TensorShapeProto 1 Dimension*
+Dimension 1 int64|, 2 string|, 3 string
+Sequence 1 TypeProto
+Map 1 int32, 2 TypeProto
+Optional 1 TypeProto
+SparseTensor 1 int32, 2 TensorShapeProto
+Opaque 1 string, 2 string
+NodeDeviceConfigurationProto 1 string, 2 ShardingSpecProto*, 3 int32
+ShardingSpecProto 1 string, 2 int64*, 3 IntIntListEntryProto*, 4 ShardedDimProto*
+IntIntListEntryProto 1 int64, 2 int64*
+ShardedDimProto 1 int64, 2 SimpleShardedDimProto*
+SimpleShardedDimProto 1 int64|, 2 string|, 3 int64
+ValueInfoProto 1 string, 2 TypeProto, 3 string, 4 StringStringEntryProto*
+TensorAnnotation 1 string, 2 StringStringEntryProto*
+TrainingInfoProto 1 GraphProto, 2 GraphProto, 3 StringStringEntryProto*, 4 StringStringEntryProto*
+FunctionProto 1 string, 4 string*, 5 string*, 6 string*, 7 NodeProto*, 8 string,
+    9 OperatorSetIdProto*, 10 string, 11 AttributeProto*, 12 ValueInfoProto*, 13 string,
+    14 StringStringEntryProto*
+DeviceConfigurationProto 1 string, 2 int32, 3 string*
+`;

@@ -1,0 +1,298 @@
+"""Define what files say of themselves: the fields of the metadata, of ONNX files and engines.
+
+``python -m tools.spec`` makes from it what C++ and TypeScript know of the fields, and the tables of
+docs/reference/metadata.md. The dataclasses of ``runtime`` have the same fields; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1  # of the metadata
+ENGINE_SCHEMA = 1  # of the metadata file of an engine
+PREFIX = "capsedge."  # of the names of all properties
+
+
+class _Required:
+    """There is no default."""
+
+
+REQUIRED: Any = _Required()
+LEAST_SIDE = (
+    3  # pixels of a side of an image with a typical input: a frame, and something inside it
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A property of a file, or a member of one.
+
+    Attributes:
+        kind: ``string``, ``integer``, ``number``, ``boolean``; ``strings``, ``numbers``, ``integers``: lists;
+            ``pair of numbers``, ``pair of integers``; ``map of strings``, ``map of integers``,
+            ``map of scalars``: an object with any names; ``values``: an object of which nothing is read;
+            ``object``: one with ``members``; ``objects``: a list of such.
+        meaning: Markdown of docs/reference.
+        default: where it is missing; REQUIRED where it may not be.
+        nullable: whether it may be null.
+        members: of an object.
+        limit: on the characters of its text, where that is less than ``METADATA_BYTES``.
+    """
+
+    name: str
+    kind: str
+    meaning: str
+    default: Any = REQUIRED
+    nullable: bool = False
+    members: tuple[Field, ...] = ()
+    limit: str = ""
+
+
+_PREPROCESSING = (
+    Field("height", "integer", "of the input, in pixels"),
+    Field("width", "integer", "of the input, in pixels"),
+    Field("channels", "integer", "1 (grey) or 3 (RGB); with other counts only arrays are accepted"),
+    Field("scale", "number", "factor from the 0..255 range of a pixel", 1.0 / 255.0),
+    Field(
+        "mean",
+        "numbers",
+        "of each channel, after the scale: `(pixel * scale - mean) / std`",
+        (0.0,),
+    ),
+    Field("std", "numbers", "of each channel", (1.0,)),
+    Field("resize", "string", "`stretch`, `pad`, `crop` or `center`", "stretch"),
+    Field("per_image", "string", "`standardize`, `min-max`, or empty for neither", ""),
+    Field("layout", "string", "`NCHW`, or `NHWC` if the input has the channels last", "NCHW"),
+    Field("order", "string", "of three channels: `RGB` or `BGR`; images are given as RGB", "RGB"),
+)
+_OUTPUTS = (
+    Field("scores", "string", "the output that decides the class; empty for a regression", ""),
+    Field("kind", "string", "what scores are: `length`, `logits` or `probability`", ""),
+    Field("poses", "string", "the output with a pose for each class; empty for none", ""),
+    Field("values", "strings", "the outputs of a regression", ()),
+    Field("names", "strings", "of the values, in the order of outputs and elements", ()),
+    Field("units", "strings", "of the values, possibly empty", ()),
+)
+_ORIGIN = (
+    Field("family", "string", "the code base"),
+    Field("source", "string", "the repository"),
+    Field("licence", "string", "that the repository states; empty if none"),
+    Field("dialect", "string", "its function in words"),
+    Field("differences", "strings", "what is not as in the paper"),
+    Field("file", "string", "the file of weights that was imported"),
+    Field("file_sha256", "string", "its checksum"),
+    Field("notes", "strings", "what was assumed at the import, or changed since", ()),
+    Field(
+        "compared",
+        "map of scalars",
+        "what `--reference-code` found: the author's code, the number of inputs, the largest difference, "
+        "flips, margins; null if the network was not compared with its author's code",
+        None,
+        nullable=True,
+    ),
+)
+_TYPICAL_INPUT = (
+    *(
+        Field(name, "pair of numbers", "the span of a measurement")
+        for name in ("contrast", "level", "roughness", "frame_level", "frame_contrast")
+    ),
+    Field("images", "integer", "that the spans come from", 0),
+    Field("data_sha256", "string", "their digest", ""),
+)
+_PARENT = (
+    Field("file", "string", "its name"),
+    Field("sha256", "string", "its checksum"),
+    Field("bytes", "integer", "its size"),
+    Field("precision", "string", "its precision", "fp32"),
+    Field("checkpoint_sha256", "string", "of its checkpoint", ""),
+)
+_CASCADE = (
+    Field("small", "object", "the file of the small network", members=_PARENT),
+    Field("large", "object", "the file of the large network", members=_PARENT),
+    Field("margin", "number", "below it, an image is escalated"),
+    Field(
+        "score",
+        "number",
+        "the same of the best score; null if only the margin decides",
+        nullable=True,
+    ),
+    Field("min_agreement", "number", "the agreement with the large network that was asked for"),
+    Field("agreement", "number", "found on the held-out images"),
+    Field("agreement_at_least", "number", "its lower bound of 95 % confidence"),
+    Field("share", "number", "of these images, those that were escalated"),
+    Field("images", "integer", "their number"),
+    Field("data_sha256", "string", "their [digest](data.md#the-digest-of-a-data-set)"),
+    Field(
+        "cost",
+        "number",
+        "time of the small network for an image, in that of the large one, on the machine that made the "
+        "file",
+    ),
+)
+_TRACE_LAYER = (
+    Field("name", "string", "of the layer: `classes`, `capsules.0`"),
+    Field("routing", "string", "`dynamic`, `em`, `attention` or `self-attention`"),
+    Field("iterations", "integer", "T"),
+    Field(
+        "outputs",
+        "map of strings",
+        "the output for each kind of value: `couplings`, `poses`, `agreement`; for EM routing also "
+        "`distances`, `activations` and `children`",
+    ),
+    Field(
+        "grid",
+        "pair of integers",
+        "rows and columns of the parents' map; `[1, 1]` for a dense layer, whose outputs lack these axes",
+        (1, 1),
+    ),
+    Field(
+        "child_grid",
+        "pair of integers",
+        "of the children's map; null where not known",
+        None,
+        nullable=True,
+    ),
+    Field(
+        "kernel",
+        "pair of integers",
+        "of the window that a parent sees; null where not known",
+        None,
+        nullable=True,
+    ),
+    Field(
+        "strides",
+        "pair of integers",
+        "from one window to the next; null where not known",
+        None,
+        nullable=True,
+    ),
+    Field(
+        "types_first",
+        "boolean",
+        "whether the children of a window are ordered by type, row and column, instead of by row, "
+        "column and type",
+        False,
+    ),
+)
+_CHOSEN_SCORES = (
+    Field("reason", "string", "why the output of scores was taken for that"),
+    Field(
+        "made_of",
+        "string",
+        "the output that export made the scores of; empty if the network does",
+        "",
+    ),
+    Field("classes", "integer", "how many scores were made", 0),
+    Field("capsules", "boolean", "whether they are lengths of capsules", False),
+)
+
+# The properties of a file, `capsedge.` before each name, besides `schema`. Nullable ones with the default
+# None are missing or null where a file does not state them.
+FIELDS = (
+    Field(
+        "architecture",
+        "string",
+        "the model family, or the class of a module of your own; empty for a file of another tool",
+    ),
+    Field("configuration", "values", "of a model of the package, as in its checkpoint"),
+    Field("routing", "string", "`dynamic`, `em` or `attention`; empty if not stated"),
+    Field("iterations", "integer", "of the routing; 0 if not stated"),
+    Field("class_names", "strings", "empty if classes have no names, and for a regression"),
+    Field(
+        "preprocessing",
+        "object",
+        "how an image becomes the input: [below](#preprocessing); or null",
+        nullable=True,
+        members=_PREPROCESSING,
+    ),
+    Field("task", "string", "`single-label`, `multi-label` or `regression`", "single-label"),
+    Field("precision", "string", "`fp32`, `fp16`, `int8` or `mixed`", "fp32"),
+    Field("calibration", "values", "what a quantized file was calibrated with", {}),
+    Field("checkpoint_sha256", "string", "the checkpoint of an export", ""),
+    Field("parity", "values", "of an export, the comparison with PyTorch", {}),
+    Field(
+        "outputs",
+        "object",
+        "which outputs hold the answer: [below](#outputs); absent for `lengths` or `logits`, and "
+        "`poses`",
+        None,
+        nullable=True,
+        members=_OUTPUTS,
+    ),
+    Field(
+        "origin",
+        "object",
+        "where imported weights come from: [below](#origin)",
+        None,
+        nullable=True,
+        members=_ORIGIN,
+    ),
+    Field(
+        "typical_input",
+        "object",
+        "what images as in training are like: [above](#nothing-to-see)",
+        None,
+        nullable=True,
+        members=_TYPICAL_INPUT,
+        limit="TYPICAL_INPUT_BYTES",
+    ),
+    Field(
+        "cascade",
+        "object",
+        "the two networks of a cascade: [below](#cascade)",
+        None,
+        nullable=True,
+        members=_CASCADE,
+        limit="CASCADE_BYTES",
+    ),
+    Field(
+        "trace",
+        "object",
+        "the outputs that show the routing: [below](#trace)",
+        None,
+        nullable=True,
+        members=(Field("layers", "objects", "in the order of routing", members=_TRACE_LAYER),),
+        limit="TRACE_BYTES",
+    ),
+    Field(
+        "chosen_scores",
+        "object",
+        "why its output of scores was taken for that (`reason`); for scores that `export` added, of which "
+        "output (`made_of`, `classes`, `capsules`)",
+        None,
+        nullable=True,
+        members=_CHOSEN_SCORES,
+    ),
+)
+
+_MACHINE = (
+    Field("tensorrt", "string", "version of TensorRT or TensorRT-RTX, with all four parts"),
+    Field("cuda", "string", "version of the CUDA runtime; empty for a portable engine"),
+    Field("gpu", "string", "its name; empty for a portable engine"),
+    Field("compute_capability", "string", "of the GPU, as `8.7`; empty for a portable engine"),
+    Field("architecture", "string", "of the CPU"),
+    Field("multiprocessors", "integer", "of the GPU; 0 if unknown", 0),
+    Field("power_mode", "string", "of a Jetson", ""),
+)
+# The metadata file of an engine, besides `schema`.
+ENGINE_FIELDS = (
+    Field("engine_sha256", "string", "of the engine that it belongs to"),
+    Field("engine_bytes", "integer", "its size"),
+    Field("machine", "object", "that it was built on", members=_MACHINE),
+    Field("plugin", "string", "`native` (no plugin) or `fused`"),
+    Field("plugin_library", "string", "the plugin library; empty without one"),
+    Field("plugin_sha256", "string", "its checksum"),
+    Field("precision", "string", "that was asked for, and found in the engine"),
+    Field("layers", "map of integers", "layers by the element types of their data"),
+    Field("batch", "integers", "smallest, best and largest batch"),
+    Field("source", "string", "the ONNX file"),
+    Field("source_sha256", "string", "its checksum"),
+    Field("metadata", "map of strings", "its properties under `capsedge.`"),
+    Field("command", "string", "that built it"),
+    Field(
+        "products", "map of integers", "convolutions and products by the type of their inputs", {}
+    ),
+    Field("target", "string", "`tensorrt` or `tensorrt-rtx`", "tensorrt"),
+    Field("compute_capabilities", "strings", "of the GPUs of a portable engine", ()),
+)
