@@ -95,6 +95,12 @@ _ATTENTION_SIMPLE_100 = replace(
     pose_dim=36,
     dense_layers=(20,),
 )
+_ATTENTION_SMALL = replace(
+    _ATTENTION_SIMPLE,
+    stem=ResNet(((32, 2, 1), (64, 2, 2), (128, 2, 2))),
+    primary_types=16,
+    capsule_layers=(CapsuleConv(16, 3, 2), CapsuleConv(16, 3)),
+)
 _ATTENTION_DIVERSE = AttentionCapsulesConfig(
     class_names=DIGITS,
     preprocessing=_DIVERSE,
@@ -150,6 +156,7 @@ MODELS: dict[str, ModelConfig] = {
     "em-cifar100-resnet": replace(_EM_SIMPLE, stem=ResNet(), class_names=CIFAR100),
     "attention-cifar10-simple": _ATTENTION_SIMPLE,
     "attention-cifar100-simple": _ATTENTION_SIMPLE_100,
+    "attention-cifar10-small": _ATTENTION_SMALL,
     "attention-cifar10-resnet": replace(_ATTENTION_SIMPLE, stem=ResNet()),
     "attention-cifar100-resnet": replace(_ATTENTION_SIMPLE_100, stem=ResNet()),
     "attention-diversemultimnist-vector": _ATTENTION_DIVERSE,
