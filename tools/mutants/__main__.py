@@ -27,6 +27,7 @@ from . import native
 from .making import Mutant, cpp_mutants, python_mutants
 from .reach import VARIABLE, Reach
 from .running import Tree
+from .subjects import SUBJECTS, Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "mutants"
@@ -34,57 +35,6 @@ SHARE = 0.95  # of what all tests find, the fast ones find
 WORKERS = 2
 BUDGET = 60.0  # CPU seconds of the tests of one tier that run on one mutant; but LEAST tests run in any case
 LEAST = 40
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Files whose faults matter, and the tests that are there to find them."""
-
-    files: tuple[str, ...]
-    tests: tuple[str, ...]
-
-
-SUBJECTS = {
-    "fusion": Subject(
-        ("capsedge/graph/fusion/equivalence.py", "capsedge/graph/fusion/votes.py"), ("tests/graph",)
-    ),
-    "metadata": Subject(
-        ("capsedge/runtime/metadata.py",),
-        ("tests/runtime", "tests/spec", "tests/cli/test_describing.py"),
-    ),
-    "int8": Subject(
-        ("capsedge/calibration/int8_cpu.py", "capsedge/calibration/quantizable_layers.py"),
-        ("tests/calibration", "tests/cli/test_quantize.py"),
-    ),
-    "limits": Subject(
-        (
-            "capsedge/spec/limits.py",
-            "capsedge/runtime/files/reading.py",
-            "capsedge/runtime/onnx_file/summary.py",
-        ),
-        ("tests/runtime", "tests/spec/test_generated.py", "tests/fuzz/test_corpus.py"),
-    ),
-    "tolerance": Subject(("capsedge/tolerance.py",), ("tests/metrics", "tests/verification")),
-    "serving": Subject(
-        tuple(
-            f"capsedge/serving/{name}.py"
-            for name in ("request_bodies", "request_tensors", "bounded_json")
-        ),
-        ("tests/serving", "tests/fuzz/test_corpus.py"),
-    ),
-    "scores": Subject(
-        ("capsedge/runtime/scores.py",),
-        ("tests/runtime", "tests/metrics", "tests/exporters/test_scoring.py"),
-    ),
-    "cuda-plans": Subject(
-        (native.CUDA,),
-        tuple(f"tests/native/test_cuda{name}.py" for name in ("", "_plans", "_static")),
-    ),
-    "cpu-plans": Subject(
-        (native.CPU,),
-        ("tests/native/test_kernels.py", "tests/native/test_quantized.py", "tests/conformance"),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -155,8 +105,9 @@ def measure(trees: list[Tree], names: list[str], parts: list[Path]) -> None:
         running.append(
             subprocess.Popen(command, cwd=tree.folder, env=environment, stdout=log, stderr=log)
         )
-    for process in running:
-        process.wait()
+    for process, part in zip(running, parts, strict=True):
+        if process.wait() not in (0, 1):  # 1: a test failed, which finds no mutant then
+            sys.exit(f"The tests did not run: {part.with_suffix('.log')}")
 
 
 def run(trees: list[Tree], subject: Subject, reach: Reach, count: int, target: Path) -> None:

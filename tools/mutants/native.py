@@ -8,9 +8,7 @@ import subprocess
 from pathlib import Path
 
 from .running import Tree
-
-CUDA = "capsedge/runtime/native/kernels/cuda/plan.cu"
-CPU = "capsedge/runtime/native/kernels/cpu/support/plan.cpp"
+from .subjects import CPU, CUDA
 
 
 def compiles(tree: Tree, file: str) -> bool:
