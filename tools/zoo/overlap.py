@@ -14,30 +14,30 @@ __all__ = ["export", "is_in", "write"]
 
 CARD = """# {name}
 
-A capsule network that finds two handwritten digits lying over each other: convolutions, dynamic routing and a
+A capsule network that recognizes two overlapping handwritten digits: convolutions, dynamic routing and a
 reconstruction decoder (Sabour, Frosst, Hinton 2017, section 6).
 
 | | |
 |---|---|
 | parameters | {parameters:,} |
 | routing | dynamic, {iterations} iterations |
-| data | pairs of two different digits, made of the 60,000 training images of MNIST; no other |
+| data | pairs of two different digits, made from the 60,000 training images of MNIST; no other |
 | accuracy | **{accuracy:.2f} %** of 10,000 pairs of MNIST test images ({errors} wrong) |
 | seed | {seed} |
 | file | `{name}.safetensors`, SHA-256 `{checksum}` |
 
-A pair is wrong unless its two digits are the two best classes. The paper has 94.8 % with 11.36 million
-parameters.
+A pair counts as wrong unless its two digits are the two best classes. The paper reports 94.8 % with
+11.36 million parameters.
 
 Trained with
 
 {command}
-on a CPU, with PyTorch {torch}. The weights are those of the last epoch, rounded to FP16 and stored so;
-computations are in FP32. No epoch was chosen by its accuracy on the test pairs.{again}
+on a CPU, with PyTorch {torch}. The weights are those of the last epoch, rounded to FP16 and
+stored in FP16; computations are in FP32. Test accuracy was not used to choose an epoch.{again}
 
 Input: white ink on black, 36x36 pixels, two digits of different classes, each 20 pixels high and up to 4
-pixels from the centre: the boxes around them overlap by 80 % on average. The test pairs come from a fixed
-seed: each test image once, with another digit.
+pixels from the centre; their bounding boxes overlap by 80 % on average. The test pairs come from a fixed
+seed: each test image occurs once, paired with a different digit.
 
 MNIST: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998.
 """

@@ -31,8 +31,8 @@ A small capsule network for handwritten digits: {family}.
 Trained with
 
 {command}
-on a CPU, with PyTorch {torch}. The weights are those of the last epoch; no epoch was chosen by its accuracy
-on the test images.{again}
+on a CPU, with PyTorch {torch}. The weights are those of the last epoch; test accuracy was
+not used to choose an epoch.{again}
 Input: white ink on black, the digit 20 pixels high, centred in 28x28.
 
 Confusion table (rows: true class, columns: predicted):
@@ -41,7 +41,9 @@ Confusion table (rows: true class, columns: predicted):
 
 MNIST: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998.
 """
-AGAIN = " Each run except the first continued from the previous one, whose accuracy fell short of the goal."
+AGAIN = (
+    " Each run except the first continues the previous one, whose accuracy fell short of the goal."
+)
 FAMILIES = {
     "dynamic": "CapsNet with dynamic routing (Sabour, Frosst, Hinton 2017) and a reconstruction decoder",
     "em": "matrix capsules with EM routing (Hinton, Sabour, Frosst 2018)",

@@ -23,7 +23,7 @@ PARENT = "capsnet-mnist"
 CARD = """# {name}
 
 CapsNet of the paper's size (Sabour, Frosst, Hinton 2017), pruned to {share} times fewer multiply-adds and
-quantized to INT8, without decoder.
+quantized to INT8, without a decoder.
 
 | | |
 |---|---|
@@ -39,14 +39,14 @@ quantized to INT8, without decoder.
 Made with
 
 {command}
-on a CPU, with PyTorch {torch}. The weights are those of the last epoch, rounded to FP16 and stored so; the
-checkpoint is computed with in FP32. No epoch was chosen by its accuracy on the test images. The large network
-was trained on until it was right on 99.6 % of them; one run more, from the second with `--rotate 12
---zoom 0.12 --lr 0.0015 --seed 3`, lost accuracy (99.50 %) and was left out.
+on a CPU, with PyTorch {torch}. The weights are those of the last epoch, rounded to FP16 and stored in FP16;
+computations are in FP32. Test accuracy was not used to choose an epoch. The large network was trained further
+until it was right on 99.6 % of the test images; one more run, starting from the second with `--rotate 12
+--zoom 0.12 --lr 0.0015 --seed 3`, lost accuracy (99.50 %) and was discarded.
 
 The same shape trained from fresh weights for as long as pruning took (49 minutes on one core: 47 epochs with
 `--lr 0.003 --average 0.999 --seed 1 --fast`) is right on 99.61 % in FP32, 99.57 % in INT8. The pruned network
-is the better one by a few images.
+is better by a few images.
 
 Input: white ink on black, the digit 20 pixels high, centred in 28x28.
 
