@@ -15,7 +15,7 @@ from benchmarks.common import replace_between
 PAGE = Path(__file__).resolve().parent.parent / "docs/benchmarks/serving.md"
 JSON = PAGE.with_suffix(".json")
 BEGIN, END = "<!-- tables -->", "<!-- end of the tables -->"
-PEER, OWN = "FastAPI", "capsedge"
+PEER, OWN, OTHER = "FastAPI", "capsedge", "the other capsedge"
 _HEAD = (
     "server", "clients", "p50, ms", "p99, ms", "answers/s", "CPU s per 1,000", f"of {PEER}'s",
     "most memory, MiB", "errors", "busiest client",
@@ -57,15 +57,17 @@ def _cells(row: dict[str, Any], peers: dict[int, float]) -> list[str]:
     ]
 
 
-def _ratios(models: Sequence[dict[str, Any]]) -> str:
-    """Answers per second of each model as a multiple of the peer's, by the number of clients."""
-    rates = [{(r["server"], r["clients"]): r["per_second"] for r in m["rows"]} for m in models]
-    clients = sorted({count for server, count in rates[0] if server == PEER})
+def _ratios(models: Sequence[dict[str, Any]], what: str, key: str, peer: str) -> str:
+    """A figure of each model as a multiple of another server's, by the number of clients."""
+    figures = [{(r["server"], r["clients"]): r[key] for r in m["rows"]} for m in models]
+    clients = sorted({count for server, count in figures[0] if server == peer})
+    if not clients:
+        return ""
     lines = [f"| model | {' | '.join(map(str, clients))} |", "|---|" + "---:|" * len(clients)]
-    for model, rate in zip(models, rates, strict=True):
-        cells = [f"{rate[OWN, n] / rate[PEER, n]:.2f}" for n in clients]
+    for model, figure in zip(models, figures, strict=True):
+        cells = [f"{figure[OWN, n] / figure[peer, n]:.2f}" for n in clients]
         lines.append(f"| {model['model']} | {' | '.join(cells)} |")
-    head = f"Answers per second of `capsedge serve`, as a multiple of {PEER}'s, by the number of clients:"
+    head = f"{what} of `capsedge serve`, as a multiple of that of {peer}, by the number of clients:"
     return "\n".join([head, "", *lines])
 
 
@@ -100,8 +102,11 @@ def render(document: dict[str, Any]) -> str:
     wrong, lost = (sum(r[key] for r in everything) for key in ("wrong", "lost"))
     count = sum(r["requests"] for r in everything)
     checked = f"Of {count:,} answers {wrong} were wrong, and {lost} requests were never answered."
-    tables = [table(model) for model in document["models"]]
-    return "\n\n".join(["", intro, checked, _ratios(document["models"]), *tables, ""])
+    models = document["models"]
+    ratios = [_ratios(models, "Answers per second", "per_second", PEER)]
+    for what, key in (("p50", "p50_ms"), ("p99", "p99_ms"), ("Processor time", "cpu_s_per_1000")):
+        ratios.append(_ratios(models, what, key, OTHER))
+    return "\n\n".join(["", intro, checked, *filter(None, ratios), *map(table, models), ""])
 
 
 def write_page() -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO
 
 from benchmarks.libcapsedge import compiled
+from benchmarks.serving_page import OTHER
 from capsedge.runtime.backends.native_library import find_embedding
 from tests.native.libcapsedge import onnxruntime_library
 
-OTHER = "the other capsedge"
 STARTS = 120.0  # seconds, on a slow machine
 _FIELDS = {"VmRSS": "now", "VmHWM": "most"}
 

@@ -73,7 +73,7 @@ class _Reader:
         return self._scalar()
 
     def space(self) -> None:
-        while True:
+        while self.data[self.at : self.at + 1].isspace():
             end = _SPACE.match(self.data, self.at).end()  # type: ignore[union-attr]
             if end == self.at:
                 return

@@ -166,7 +166,10 @@ class Guard:
             if message["type"] == "http.response.start":
                 connection.answering = True
                 access.status = str(message["status"])
-            await _in_time(send, message)
+            if message.get("more_body"):
+                await _in_time(send, message)
+            else:
+                await send(message)
 
         try:
             if scope["server"][1] == self._metrics_port:
@@ -288,9 +291,6 @@ def _once(body: list[bytes], receive: Receive) -> Receive:
 
 async def _in_time(send: Send, message: MutableMapping[str, Any]) -> None:
     """Send a part of an answer, if the client takes it."""
-    if not message.get("more_body"):
-        await send(message)
-        return
     try:
         await asyncio.wait_for(send(message), limits.REQUEST_SECONDS)
     except asyncio.TimeoutError:

@@ -56,22 +56,18 @@ class Connection(asyncio.Protocol):
     # --- From the transport ---
 
     def connection_made(self, transport: Any) -> None:
-        """Begin."""
         self._transport = _Joining(transport, self._loop)
         self._uvicorn.connection_made(self._transport)
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
         self._stop_clock()
         self._uvicorn.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not take what is sent."""
         self._uvicorn.pause_writing()
 
     def resume_writing(self) -> None:
-        """It does again."""
         self._uvicorn.resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -143,12 +139,10 @@ class Connection(asyncio.Protocol):
     # --- From the parser ---
 
     def on_message_begin(self) -> None:
-        """Count from zero."""
         self._begin()
         self._start_clock()
 
     def on_url(self, url: bytes) -> None:
-        """Take the first line."""
         self._url += url
         self._count_header(len(url))
 
@@ -165,7 +159,6 @@ class Connection(asyncio.Protocol):
             self._stop(431, _TOO_LONG)
 
     def on_headers_complete(self) -> None:
-        """Hand the head on."""
         self._offers = self._parser.should_upgrade()
         if self._offers:
             return
@@ -216,13 +209,11 @@ class _Joining:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send data at the end of this step."""
         if not self._parts:
             self._loop.call_soon(self._flush)
         self._parts.append(data)
 
     def close(self) -> None:
-        """Send what is left, and close."""
         self._flush()
         self._transport.close()
 

@@ -48,13 +48,14 @@ class Model:
         wait: seconds that a batch waits for more requests although a thread is free.
 
     Attributes:
+        session: the loaded model.
         metadata: what the model takes and gives, as the protocol says it.
     """
 
     def __init__(
         self, session: Session, name: str, version: str, threads: int, images: int, wait: float
     ) -> None:
-        self.name, self.version = name, version
+        self.session, self.name, self.version = session, name, version
         self.metadata = model_metadata(session, name, version)
         size, wait = (max(1, images), wait) if can_batch(session) else (1, 0.0)
         batches = at_once(threads)

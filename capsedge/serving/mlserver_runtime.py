@@ -1,7 +1,4 @@
-"""Run a model in an MLServer of your own: `CapsedgeModel`, through its one extension point, `MLModel`.
-
-`capsedge serve` does not use it. Tensors go through MLServer's own types, and its limits apply.
-"""
+"""Run a model in an MLServer of your own: `CapsedgeModel`. `capsedge serve` does not use it."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ from mlserver.types import InferenceRequest, InferenceResponse, MetadataModelRes
 
 from capsedge.errors import UsageError
 from capsedge.runtime.load import load
-from capsedge.runtime.session import Session
 from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import InferRequest, Input, Output
-from capsedge.serving.request_tensors import DATATYPES, flat
+from capsedge.serving.request_tensors import DATATYPES
 
 _OPTIONS = ("threads", "ops", "device", "provider")  # of `capsedge.load`, in ``parameters.extra``
 
@@ -39,15 +35,10 @@ class CapsedgeModel(MLModel):
         # would fail the others', and hold back those that could run at once.
         settings.max_batch_size = 0
         super().__init__(settings)
-        self._session: Session | None = None
         self._model: Model | None = None
 
     async def load(self) -> bool:
-        """Load the file, and run it once.
-
-        Raises:
-            CapsedgeError: as `capsedge.load`.
-        """
+        """Load the file, and run it once."""
         given = self.settings.parameters
         if given is None or not given.uri:
             raise UsageError(f"Model {self.name} names no file.", "", "Set parameters.uri.")
@@ -57,14 +48,12 @@ class CapsedgeModel(MLModel):
         return True
 
     def _loading(self, uri: str, options: dict[str, Any]) -> Model:
-        self._session = load(uri, **options)
         threads = int(options["threads"])
-        return Model(self._session, self.name, self.version or "", threads, *self._batching)
+        return Model(load(uri, **options), self.name, self.version or "", threads, *self._batching)
 
     async def unload(self) -> bool:
         """Free the model; requests that still run are not disturbed."""
-        if self._session is not None:
-            self._session.close()
+        self._loaded().session.close()
         return True
 
     async def metadata(self) -> MetadataModelResponse:
@@ -72,27 +61,21 @@ class CapsedgeModel(MLModel):
         return MetadataModelResponse(**self._loaded().metadata)
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Answer a request; predictions come in the parameters of the answer.
-
-        Raises:
-            InferenceError: the request is wrong.
-            MLServerError: the model failed.
-        """
+        """Answer a request; predictions come in the parameters of the answer."""
         inputs = [
             Input(t.name, str(t.datatype), t.shape, t.data.root, _extra(t)) for t in payload.inputs
         ]
         wanted = [Output(output.name, _extra(output)) for output in payload.outputs or ()]
+        request = InferRequest(inputs, wanted, _extra(payload), payload.id)
         try:
-            answer = await self._loaded().infer(
-                InferRequest(inputs, wanted, _extra(payload), payload.id)
-            )
+            answer = await self._loaded().infer(request)
         except UsageError as error:
             raise InferenceError(" ".join(str(error).splitlines())) from error
         except ModelFailed as error:
             raise MLServerError(str(error), 500) from error
         outputs = [
             {"name": name, "shape": list(array.shape), "datatype": DATATYPES[str(array.dtype)],
-             "data": flat(array)} for name, array in answer.outputs.items()
+             "data": array.ravel().tolist()} for name, array in answer.outputs.items()
         ]  # fmt: skip
         return InferenceResponse(
             model_name=answer.name, model_version=answer.version or None, id=answer.id,
@@ -102,7 +85,6 @@ class CapsedgeModel(MLModel):
     async def predict_stream(
         self, payloads: AsyncIterator[InferenceRequest]
     ) -> AsyncIterator[InferenceResponse]:
-        """Answer the requests of a stream one after another."""
         async for payload in payloads:
             yield await self.predict(payload)
 

@@ -161,12 +161,3 @@ def _file(name: str, element: object) -> bytes:
         raise UsageError(
             f"{name} is neither an image file nor base64.", "", "Send the file in base64."
         ) from error
-
-
-def flat(array: NDArray[Any]) -> list[Any]:
-    """The values of a tensor of a response, in row-major order; float32 survives as JSON does."""
-    row = array.ravel()
-    values: list[Any] = []
-    for at in range(0, row.size, _PIECE):  # between two pieces other threads may run
-        values += row[at : at + _PIECE].tolist()
-    return values

@@ -35,18 +35,16 @@ def endpoints(models: Models, version: str) -> Starlette:
         version: of the server.
     """
     found = _Endpoints(models, version)
-    one = "/v2/models/{name}"
-    routes = [
+    paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+    # They are tried in this order, so what is asked most comes first.
+    routes = [Route(f"{path}/infer", found.infer, methods=["POST"]) for path in paths]
+    for path in paths:
+        routes += [Route(path, found.model), Route(f"{path}/ready", found.model_ready)]
+    routes += [
         Route("/v2", found.server),
-        Route("/v2/health/{what:str}", found.health),
+        Route("/v2/health/{what}", found.health),
         Route("/v2/repository/index", found.index, methods=["GET", "POST"]),
     ]
-    for path in (one, f"{one}/versions/{{version}}"):
-        routes += [
-            Route(path, found.model),
-            Route(f"{path}/ready", found.model_ready),
-            Route(f"{path}/infer", found.infer, methods=["POST"]),
-        ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
 
 

@@ -112,23 +112,18 @@ def test_the_log_says_what_it_is_asked_for() -> None:
 
 
 def test_a_strangers_folder_and_environment_change_nothing(tmp_path: Path) -> None:
-    settings = {"host": "0.0.0.0", "debug": True, "server_name": "stranger", "name": "stranger"}
-    model = {"name": "bad", "implementation": "stranger.Model"}
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
-    (tmp_path / "model-settings.json").write_text(json.dumps(model))
-    (tmp_path / ".env").write_text("MLSERVER_SERVER_NAME=stranger\nMLSERVER_MODEL_NAME=stranger\n")
+    (tmp_path / ".env").write_text("UVICORN_ROOT_PATH=/stranger\nUVICORN_HOST=0.0.0.0\n")
     (tmp_path / "stranger.py").write_text("raise SystemExit(9)\n")
-    environment = {"MLSERVER_SERVER_NAME": "stranger", "MLSERVER_PARALLEL_WORKERS": "3",
-                   "MLSERVER_MODEL_PLATFORM": "stranger", "MLSERVER_TRACING_SERVER": "x:1"}  # fmt: skip
+    before = sorted(tmp_path.iterdir())
+    environment = {"UVICORN_ROOT_PATH": "/stranger", "UVICORN_PORT": "1", "UVICORN_APP": "stranger:app",
+                   "WEB_CONCURRENCY": "3", "FORWARDED_ALLOW_IPS": "*"}  # fmt: skip
     with served(DIGITS, folder=tmp_path, environment=environment) as server:
         document = json.loads(get(f"{server.rest}/v2")[1])
         assert (document["name"], document["version"]) == ("capsedge", capsedge.__version__)
         assert "stranger" not in get(f"{server.rest}/v2/models/digits-dynamic")[1]
         found = ask_http(server, "digits-dynamic", {"images": images(1, 1, 28, 28)})
         assert found["lengths"].shape == (1, 10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".env", "model-settings.json", "settings.json", "stranger.py",
-    ]  # fmt: skip
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_versions_of_a_name() -> None:

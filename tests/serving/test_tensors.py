@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.serving import request_tensors
-from capsedge.serving.request_tensors import DATATYPES, TYPES, array_of, encoded_images, flat
+from capsedge.serving.request_tensors import DATATYPES, TYPES, array_of, encoded_images
 from capsedge.spec import limits
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\xff" * 100_000
@@ -106,10 +105,3 @@ def test_images() -> None:
 )
 def test_images_that_are_refused(shape: list[int], data: Any, said: str) -> None:
     assert said in refusal(encoded_images, "x", shape, data)
-
-
-def test_values_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_tensors, "_PIECE", 4)
-    array = np.arange(10, dtype=np.float32).reshape(5, 2).T
-    assert flat(array) == [*range(0, 10, 2), *range(1, 10, 2)]
-    assert flat(np.zeros((0, 3))) == []
