@@ -177,10 +177,10 @@ def header(document: dict[str, Any]) -> str:
     return f"""# Imported networks against their authors' PyTorch
 
 Measured on {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}, Python {machine["python"]}, with
-`{document["command"]}`, all in turns. The first column of times is capsedge's file, the least of
-all rounds; the others are multiples of it: the author's module by `torch.onnx.export` alone in ONNX Runtime,
-and in PyTorch's eager mode. Differences are relative to the largest value; those of the plain export of EM
-networks come from ONNX Runtime's Sigmoid.
+`{document["command"]}`, interleaved. The first column of times is the minimum over all rounds for
+capsedge's file; the others are multiples of it: the author's module exported by `torch.onnx.export` alone, in
+ONNX Runtime, and the module in PyTorch's eager mode. Differences are relative to the largest value; those of
+the plain export of EM networks come from ONNX Runtime's Sigmoid.
 
 """
 
