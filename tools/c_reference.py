@@ -83,10 +83,10 @@ def page(header: str) -> str:
     lines = [
         "# C reference",
         "",
-        "Made from the comments in `capsedge.h` by `python tools/c_reference.py`; the guide is",
+        "Generated from the comments in `capsedge.h` by `python tools/c_reference.py`; the guide is",
         "[In C and C++](../how-to/libcapsedge.md). In the examples, `check()` ends the program if a",
-        "status is not `NULL`. A null pointer, a closed handle or one of another kind gives",
-        "`CAPSEDGE_USAGE` everywhere.",
+        "status is not `NULL`. A null pointer, a closed handle or a handle of another kind always",
+        "gives `CAPSEDGE_USAGE`.",
     ]
     for part in parts(header):
         lines += ["", *(_section(part) if part.section else _declaration(part))]

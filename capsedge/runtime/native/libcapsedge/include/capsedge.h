@@ -2,16 +2,16 @@
  * guide. The comment of each function ends with an example, in which check() ends the program if the status is not NULL.
  *
  * Statuses. Every function that can fail returns NULL for success, or a status that the caller releases with
- * capsedge_status_release. A null pointer, a closed handle or one of another kind gives CAPSEDGE_USAGE everywhere. The
- * library never ends the process, never prints, and lets no exception out.
+ * capsedge_status_release. A null pointer, a closed handle or a handle of another kind always gives CAPSEDGE_USAGE. The
+ * library never ends the process, never prints, and throws no exceptions.
  *
  * Ownership. The library copies what it is given; nothing the caller passes has to outlive the call. Strings and
- * arrays that it hands out belong to the session (or the prediction) and are valid until that is closed (or predicted
- * into again). The caller frees statuses, sessions and predictions with their own functions, and nothing else.
+ * arrays that it returns belong to the session (or the prediction) and are valid until it is closed (or predicted into
+ * again). The caller frees statuses, sessions and predictions with their own functions, and nothing else.
  *
- * Threads. A session may be used from any number of threads at once, and closed while others use it: they finish, and
- * what comes after gets a status. A prediction belongs to one thread at a time; give every thread its own. Handles are
- * checked: a closed one, or one of the wrong kind, gives CAPSEDGE_USAGE.
+ * Threads. A session may be used from any number of threads at once, and closed while others use it: their calls
+ * finish, and later calls get a status. A prediction belongs to one thread at a time; give every thread its own. Handles
+ * are checked: a closed one, or one of the wrong kind, gives CAPSEDGE_USAGE.
  *
  * Growth. Structures with a first member `size` may grow at their end; set it to sizeof the structure, which the
  * *_INIT macros do. Zero in every other member means the default. */
@@ -45,9 +45,9 @@ typedef enum capsedge_code {
   CAPSEDGE_OK = 0,
   CAPSEDGE_INTERNAL = 1,    /* a bug in capsedge */
   CAPSEDGE_USAGE = 2,       /* the call is wrong, or the file is not there */
-  CAPSEDGE_ENVIRONMENT = 3, /* ONNX Runtime or TensorRT is missing or too old, memory is short */
-  CAPSEDGE_UNSUPPORTED = 5, /* the model is whole, but this library cannot run it */
-  CAPSEDGE_ARTEFACT = 6     /* the model file is damaged, foreign, for another machine, or computes no numbers */
+  CAPSEDGE_ENVIRONMENT = 3, /* ONNX Runtime or TensorRT is missing or too old, or memory ran out */
+  CAPSEDGE_UNSUPPORTED = 5, /* the model is intact, but this library cannot run it */
+  CAPSEDGE_ARTEFACT = 6     /* the model file is damaged, foreign, for another machine, or gives NaN or infinite values */
 } capsedge_code;
 
 /** The kind of a failure: a capsedge_code, which is also the exit code of the command line. CAPSEDGE_OK for NULL.
@@ -61,7 +61,7 @@ typedef enum capsedge_code {
  */
 CAPSEDGE_API capsedge_code capsedge_status_code(const capsedge_status* status);
 
-/** What failed, why, and what mends it, a line each; "" for NULL. Safe to print: names from files are escaped.
+/** What failed, why, and how to fix it, one line each; "" for NULL. Safe to print: names from files are escaped.
  * Ownership: the text belongs to the status and goes with it.
  * Threads: any. Errors: none.
  *
@@ -73,7 +73,7 @@ CAPSEDGE_API capsedge_code capsedge_status_code(const capsedge_status* status);
 CAPSEDGE_API const char* capsedge_status_message(const capsedge_status* status);
 
 /** Free a status and its message; NULL is allowed.
- * Ownership: the caller gives it back.
+ * Ownership: returns to the library.
  * Threads: any, once per status. Errors: none.
  *
  *     capsedge_status_release(capsedge_warm_up(session, 1, 1)); // to ignore a failure
@@ -153,8 +153,8 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open_bytes(const void* d
                                                                    const capsedge_open_options* options,
                                                                    capsedge_session** session);
 
-/** Close a session. Calls that other threads are in finish, and the memory goes with the last of them; later calls fail.
- * Ownership: the caller gives the session back, with its strings.
+/** Close a session. Calls already running in other threads finish, and the last one frees the memory; later calls fail.
+ * Ownership: returns to the library, with its strings.
  * Threads: any, once per session. Errors: CAPSEDGE_USAGE for a session that is closed or NULL.
  *
  *     capsedge_session* model = NULL;
@@ -226,7 +226,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_class_name(capsedge_sess
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_value_name(capsedge_session* session, size_t index,
                                                                    const char** name, const char** unit);
 
-/** A metadata property of the file as it stands there (capsedge's own are JSON); NULL where there is none of this name.
+/** A metadata property exactly as stored in the file (capsedge's own are JSON); NULL if there is none with this name.
  * Ownership: the text belongs to the session.
  * Threads: any. Errors: CAPSEDGE_USAGE for a closed session.
  *
@@ -242,7 +242,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_property(capsedge_sessio
 /* Limits of a tensor and of a run. */
 enum { CAPSEDGE_MAX_RANK = 8, CAPSEDGE_MAX_TENSORS = 64 };
 
-/* Element types, with the numbers of ONNX. */
+/* Element types, with ONNX's numbers. */
 typedef enum capsedge_type {
   CAPSEDGE_OTHER = 0, /* a type that this library does not run: strings, sequences, ... */
   CAPSEDGE_FLOAT32 = 1,
@@ -290,20 +290,20 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_input(capsedge_session* 
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_output(capsedge_session* session, size_t index,
                                                                capsedge_port* port);
 
-/* Contiguous values in memory of the caller. */
+/* Contiguous values in the caller's memory. */
 typedef struct capsedge_tensor {
-  const char* name; /* NULL: the input or output of the same place in the model */
+  const char* name; /* NULL: the input or output at the same position in the model */
   void* data;
-  size_t bytes; /* of the values; for an output the room on entry, and what was written on return */
+  size_t bytes; /* size of the values; for an output, the capacity on entry and the bytes written on return */
   int32_t type; /* of an output: set on return */
   int32_t rank; /* of an output: set on return */
   int64_t shape[CAPSEDGE_MAX_RANK];
 } capsedge_tensor;
 
-/** Run the model on all its inputs and write the outputs that are listed into the caller's memory. Types, shapes and room are
- * checked; float inputs must be finite.
- * Ownership: inputs and outputs are the caller's; nothing of them is kept.
- * Threads: any number at once, each with outputs of its own.
+/** Run the model on all its inputs and write the outputs that are listed into the caller's memory. Types, shapes and
+ * capacities are checked; float inputs must be finite.
+ * Ownership: inputs and outputs are the caller's, and are not kept.
+ * Threads: any number at once, each with its own outputs.
  * Errors: CAPSEDGE_USAGE for a name, type, shape, size or value that is wrong; CAPSEDGE_ENVIRONMENT without memory;
  * CAPSEDGE_ARTEFACT for a model that computes no numbers.
  *
@@ -318,8 +318,9 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* se
                                                             size_t output_count);
 
 /** The same for an engine, on memory of its GPU: in the order of `stream` (a cudaStream_t; NULL: the legacy default stream),
- * without waiting for it. Types, shapes and room are checked as in capsedge_run, values are not.
- * Ownership: inputs and outputs stay alive and unchanged until the stream has come past the run.
+ * without waiting for it. Types, shapes and capacities are checked as in
+ * capsedge_run; values are not.
+ * Ownership: inputs and outputs must stay alive and unchanged until the stream has passed the run.
  * Threads: any number at once; calls wait where all contexts are busy.
  * Errors: as capsedge_run; CAPSEDGE_USAGE for a session of an ONNX file.
  *
@@ -346,14 +347,14 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_warm_up(capsedge_session
 /* ---- Images ---- */
 
 /* Pixels of the caller: rows of `width` pixels of `channels` values. Grey 1, grey and alpha 2, RGB 3, RGB and alpha 4;
- * a model for another number of channels takes just that. */
+ * a model with another number of channels takes exactly that many. */
 typedef struct capsedge_image {
   const void* pixels;
   int32_t type; /* CAPSEDGE_UINT8, CAPSEDGE_UINT16, CAPSEDGE_BOOL (0 or 1), or CAPSEDGE_FLOAT32 from 0 to 1 */
   int32_t height;
   int32_t width;
   int32_t channels;
-  int64_t stride; /* bytes from a row to the next, negative for an image stored from below; 0: no gaps */
+  int64_t stride; /* bytes from one row to the next, negative for an image stored bottom-up; 0: no gaps */
 } capsedge_image;
 
 /* How pixels become an input: docs/reference/runtime.md, "Images". */
@@ -386,9 +387,9 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_preprocessing_of(capsedg
                                                                          capsedge_preprocessing* preprocessing);
 
 /** One image as floats [channels, height, width], or [height, width, channels] if `channels_last` is set: the same bits as
- * Python's. `count`: how many there is room for. `invert`: dark ink on a light ground.
+ * Python's. `count`: the capacity of `values`. `invert`: dark ink on a light background.
  * Ownership: all memory is the caller's.
- * Threads: any. Errors: CAPSEDGE_USAGE for an image or a preprocessing that is wrong, and for too little room.
+ * Threads: any. Errors: CAPSEDGE_USAGE for an image or a preprocessing that is wrong, or if `values` is too small.
  *
  *     capsedge_preprocessing how = CAPSEDGE_PREPROCESSING_INIT;
  *     check(capsedge_preprocessing_of(session, &how));
@@ -401,7 +402,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_p
 
 /* ---- Predictions ---- */
 
-/* Labels, scores and poses (or values) of a batch of images, and the memory to compute them in, which is used again. */
+/* Labels, scores and poses (or values) of a batch of images, and the memory to compute them in, which is reused. */
 typedef struct capsedge_prediction capsedge_prediction;
 
 /** Make an empty prediction, to predict into.
@@ -415,7 +416,7 @@ typedef struct capsedge_prediction capsedge_prediction;
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_create(capsedge_prediction** prediction);
 
 /** Free a prediction.
- * Ownership: the caller gives it back, with all results read from it.
+ * Ownership: returns to the library, with all results read from it.
  * Threads: the one that uses it. Errors: CAPSEDGE_USAGE for a prediction that is closed or NULL.
  *
  *     capsedge_prediction* mine = NULL;
@@ -427,17 +428,17 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prediction_close(capsedg
 /* Which labels a prediction lists, and how an image is read. All zeros are the defaults. */
 typedef struct capsedge_predict_options {
   size_t size;
-  int32_t top_k;         /* at most so many labels; 0: no limit */
+  int32_t top_k;         /* maximum number of labels; 0: no limit */
   int32_t use_threshold; /* only labels with a score of at least `threshold`, which is from 0 to 1 */
   double threshold;
-  int32_t invert; /* dark ink on a light ground */
+  int32_t invert; /* dark ink on a light background */
 } capsedge_predict_options;
 #define CAPSEDGE_PREDICT_OPTIONS_INIT {sizeof(capsedge_predict_options), 0, 0, 0, 0}
 
 /** Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without both:
  * the best label of a single-label model, those with a score of at least 0.5 of a multi-label model. `options` may be NULL.
  * Ownership: the images are the caller's and not kept; the prediction holds the results until it is predicted into again.
- * Threads: any number at once on one session, each with a prediction of its own.
+ * Threads: any number at once on one session, each with its own prediction.
  * Errors: as capsedge_run; CAPSEDGE_ARTEFACT for a model that does not state how to predict.
  *
  *     capsedge_predict_options options = CAPSEDGE_PREDICT_OPTIONS_INIT;
@@ -520,13 +521,13 @@ typedef struct capsedge_decoder {
  */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_decoder_of(capsedge_session* session, capsedge_decoder* decoder);
 
-/** Draw pictures of poses; nothing else of the model runs. The picture of a class comes from its pose alone, as if all others
+/** Draw pictures of poses; only the decoder runs. The picture of a class comes from its pose alone, as if all others
  * were zero. The same bits as Python's. Without `classes` (NULL): poses [count, class_count, pose_size] to pictures
  * [count, class_count, channels, height, width]. With them: one pose [count, pose_size] of class classes[k] each, to pictures
- * [count, channels, height, width]. `values`: how many `pictures` has room for. The first call loads the decoder.
- * Ownership: all memory is the caller's, and nothing of it is kept.
- * Threads: any number at once, each with pictures of its own.
- * Errors: as capsedge_decoder_of; CAPSEDGE_USAGE for a class, a value or room that is wrong; CAPSEDGE_ENVIRONMENT without memory.
+ * [count, channels, height, width]. `values`: the capacity of `pictures`. The first call loads the decoder.
+ * Ownership: all memory is the caller's, and is not kept.
+ * Threads: any number at once, each with its own pictures.
+ * Errors: as capsedge_decoder_of; CAPSEDGE_USAGE for a wrong class, value or capacity; CAPSEDGE_ENVIRONMENT without memory.
  *
  *     static float pose[16], picture[28 * 28];
  *     const int32_t seven = 7;
@@ -551,7 +552,7 @@ typedef struct capsedge_counters {
 } capsedge_counters;
 #define CAPSEDGE_COUNTERS_INIT {sizeof(capsedge_counters), 0, 0, 0, 0, 0, 0}
 
-/** The counters of a session. They are read one by one, so they may be a call apart while others run.
+/** The counters of a session. They are read one by one, so they may differ by a call while others run.
  * Ownership: the structure is the caller's.
  * Threads: any. Errors: CAPSEDGE_USAGE for a closed session or a wrong size.
  *
