@@ -34,7 +34,7 @@ def write(page: Path, folder: Path) -> None:
 def scenarios() -> str:
     """The table of scenarios."""
     rows = [f"| {s.name} | {s.text} | {s.queries} |" for s in SCENARIOS.values()]
-    return "\n".join(["| scenario | measures | fewest queries |", "|---|---|---|", *rows])
+    return "\n".join(["| scenario | measures | minimum queries |", "|---|---|---|", *rows])
 
 
 def section(document: dict[str, Any], picture: Path) -> str:

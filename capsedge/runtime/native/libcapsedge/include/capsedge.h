@@ -118,7 +118,7 @@ typedef struct capsedge_open_options {
    * names, else the system's. */
   const char* tensorrt;
   int32_t device; /* of an engine: number of the GPU. ONNX files run on the CPU, and take 0 only */
-  size_t contexts; /* of an engine: calls that run at the same time, each with memory of its own on the GPU; further ones
+  size_t contexts; /* of an engine: calls that run at the same time, each with its own memory on the GPU; further ones
                     * wait. 0: 4 */
 } capsedge_open_options;
 #define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0}
@@ -371,7 +371,7 @@ typedef struct capsedge_preprocessing {
   const char* resize; /* "stretch", "pad", "crop" or "center" */
   const char* per_image; /* "standardize", "min-max", or "" (or NULL): nothing depends on the image */
   int32_t channels_last; /* 1: the input is [height, width, channels] */
-  int32_t bgr;           /* 1: the input is blue, green, red; images are given as red, green, blue all the same */
+  int32_t bgr;           /* 1: the input is blue, green, red; images are always passed as red, green, blue */
 } capsedge_preprocessing;
 #define CAPSEDGE_PREPROCESSING_INIT {sizeof(capsedge_preprocessing), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0}
 
