@@ -14,7 +14,7 @@ class Scenario:
         name: LoadGen's name.
         field: LoadGen's name of the result, in the log of details.
         unit: of the result.
-        queries: the minimum number of queries; below it LoadGen's early stopping has no estimate of the percentile.
+        queries: the minimum number; with fewer, LoadGen's early stopping has no estimate of the percentile.
         samples: images per query.
         text: what is measured, for the results page.
     """
