@@ -14,11 +14,12 @@ from capsedge.cli._paths import READS, READS_DATA, READS_OR_NAME, PathRole
 from capsedge.models.training.run_files import files
 
 Model = Annotated[
-    str,
+    str | None,
     Option(
         "--model",
-        help="Name of a model, such as digits-em (an unknown name lists all models), or a checkpoint "
-        "whose shape is trained anew, from fresh weights.",
+        help="Name of a model, such as digits-em (an unknown name lists all models), or a checkpoint whose "
+        "shape is trained anew, from fresh weights. Default for a folder with one sub-folder per class: a "
+        "small model for its images.",
     ),
     READS_OR_NAME,
 ]
@@ -31,6 +32,14 @@ Data = Annotated[
         "sub-folder per class, or one npz file.",
     ),
     READS_DATA,
+]
+Size = Annotated[
+    int | None,
+    Option(
+        "--size",
+        min=1,
+        help="Rows and columns that images of a folder are resized to; by default the model's.",
+    ),
 ]
 Output = Annotated[
     Path,
@@ -87,9 +96,10 @@ _ACCURACIES = {
 
 
 def command(
-    model: Model,
     data: Data,
     output: Output,
+    model: Model = None,
+    size: Size = None,
     iters: _options.Iterations = None,
     epochs: Epochs = 10,
     batch: Batch = 128,
@@ -127,7 +137,7 @@ def command(
     try:
         with bar("training", epochs) as progress:
             checkpoint = train_model(
-                model, data, output, recipe, iterations=iters, init=init, limit=limit,
+                model, data, output, recipe, size=size, iterations=iters, init=init, limit=limit,
                 threads=threads, resume=resume, log=log, progress=progress, epoch_done=done,
             )  # fmt: skip
     except KeyboardInterrupt:

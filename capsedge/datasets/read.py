@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,23 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import array_files, cifar
 from capsedge.datasets.array_files import check_bytes
+from capsedge.datasets.class_folders import (
+    NAMES,
+    SPLITS,
+    class_names,
+    classes_of,
+    images_of,
+    read_classes,
+    read_prepared,
+)
 from capsedge.datasets.image_set import ImageSet, check_finite
 from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import list_folder
-from capsedge.runtime.images.decoding import read_image
-from capsedge.runtime.images.headers import SUFFIXES
-from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k"}
-# Names of the files or folders of a split, the one that is meant first.
-_NAMES = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
-_SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(_NAMES["test"][1:], "validation")
 # What may be read as data; other known formats are refused by name.
 _DATA = ("npz", "zip", "npy", "image", "idx", "compressed", "folder")
 
@@ -128,27 +131,16 @@ def read_split(
     ]
     if batches:
         return replace(_cifar(source, batches, limit), split=split)
-    for name in _NAMES[split]:
+    for name in NAMES[split]:
         archives = [n for n in names if n.startswith(name) and n.endswith(".npz")]
         if archives:
             data = _labelled(_archive(source / archives[0], limit, prep, {}))
-            return replace(data, split=_SPLITS[name])
-    inside, of = _classes_of(source, split)
-    pixels, labels = read_classes(inside, prep, limit)
+            return replace(data, split=SPLITS[name])
+    inside, of = classes_of(source, split)
+    pixels, labels = read_classes(inside, prep, limit, class_names(source))
     if len(pixels) == 0:
         raise _no_classes(source, inside, split)
     return ImageSet(source.name, pixels, labels, split=of, whole=limit is None)
-
-
-def _classes_of(source: Path, split: str) -> tuple[Path, str]:
-    """The folder with the classes' sub-folders, and the split that it is; empty if the source is one set.
-
-    A class may be called ``train`` too: a split has sub-folders of its own.
-    """
-    for name in _NAMES[split]:
-        if _holds_folders(source / name):
-            return source / name, _SPLITS[name]
-    return source, ""
 
 
 def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
@@ -161,9 +153,9 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
             f"{count} in the folder itself; a label is the name of the sub-folder that an image is in.",
             f"Sort them: {layout}; or save an npz file with 'images' and 'labels' (docs/reference/data.md).",
         )
-    given = sorted(n for n in list_folder(source) if n.split(".")[0].split("_")[0] in _SPLITS)
+    given = sorted(n for n in list_folder(source) if n.split(".")[0].split("_")[0] in SPLITS)
     if inside == source and given:
-        names = " or ".join(_NAMES[split][:2])
+        names = " or ".join(NAMES[split][:2])
         return UsageError(
             f"{source} has no {split} images.",
             f"It holds {', '.join(given)}.",
@@ -335,7 +327,7 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
 
 def _images(source: Path, files: list[Path], prep: Preprocessing, limit: int | None) -> ImageSet:
     chosen = files[:limit]
-    images = _read_prepared(chosen, prep)
+    images = read_prepared(chosen, prep)
     names = tuple(file.name for file in chosen)
     return ImageSet(source.name, images, names=names, whole=len(chosen) == len(files))
 
@@ -371,83 +363,3 @@ def _cifar(source: Path, names: list[str], limit: int | None) -> ImageSet:
         pixels.append(more)
         labels.append(classes)
     return ImageSet(source.name, np.concatenate(pixels), np.concatenate(labels)).first(limit)
-
-
-# --- Folders of images ---
-
-
-def images_of(folder: Path) -> list[Path]:
-    """The images of a folder, by name.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    return [folder / name for name in list_folder(folder) if name.lower().endswith(SUFFIXES)]
-
-
-def _holds_folders(folder: Path) -> bool:
-    """Whether there is such a folder, with folders in it."""
-    return os.path.isdir(folder) and any(
-        os.path.isdir(folder / name) for name in list_folder(folder)
-    )
-
-
-def _read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.float32]:
-    """Images prepared for a model's input ``[N, C, H, W]``.
-
-    Raises:
-        UsageError: an image cannot be read, or their total size is too large.
-    """
-    shape = (len(files), prep.channels, prep.height, prep.width)
-    _check_total(files, shape, 4)
-    images = np.empty(shape, np.float32)
-    for k, file in enumerate(files):
-        images[k] = prepare(file, prep)
-    return images
-
-
-def read_classes(
-    folder: Path, prep: Preprocessing, count: int | None
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read one sub-folder per class, in alphabetical order.
-
-    Args:
-        prep: the model's preprocessing, to whose size the images are resized.
-        count: number of images to read, from the first on; None for all.
-
-    Returns:
-        Pixels ``[N, H, W, C]`` and classes ``[N]``; empty if there are no such sub-folders.
-
-    Raises:
-        UsageError: an image cannot be read, or their total size is too large.
-    """
-    classes = [folder / name for name in list_folder(folder) if os.path.isdir(folder / name)]
-    found = [
-        (sub / name, label)
-        for label, sub in enumerate(classes)
-        for name in list_folder(sub)
-        if name.lower().endswith(SUFFIXES)
-    ][:count]
-    images = read_pixels([file for file, _ in found], prep)
-    return images, np.array([label for _, label in found], np.int64)
-
-
-def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]:
-    """Pixels ``[N, H, W, C]`` of images, resized to a model's size and not prepared further.
-
-    Raises:
-        UsageError: an image cannot be read, or their total size is too large.
-    """
-    plain = Preprocessing(prep.height, prep.width, prep.channels, scale=1.0, resize=prep.resize)
-    shape = (len(files), prep.height, prep.width, prep.channels)
-    _check_total(files, shape, 1)
-    images = np.empty(shape, np.uint8)
-    for k, file in enumerate(files):
-        pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
-        images[k] = np.clip(np.rint(pixels), 0, 255)
-    return images
-
-
-def _check_total(files: Sequence[Path], shape: Sequence[int], width: int) -> None:
-    if files:
-        check_bytes(files[0].parent, shape, width)

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.datasets import array_files
+from capsedge.datasets.class_folders import read_pixels
 from capsedge.datasets.image_set import ImageSet
-from capsedge.datasets.read import as_images, read_images, read_pixels
+from capsedge.datasets.read import as_images, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.writing import DATA, as_path

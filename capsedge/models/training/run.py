@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from capsedge.datasets import ImageSet, read_split
+from capsedge.datasets import ImageSet, class_names, colour_of, read_split
+from capsedge.datasets.class_folders import classes_of
 from capsedge.errors import UsageError
 from capsedge.models import get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
+from capsedge.models.training import user_images
+from capsedge.models.training.evaluate import count_correct
 from capsedge.models.training.recipe import Recipe
 from capsedge.models.training.run_files import MODEL
 from capsedge.models.training.train import Progress, train
@@ -20,11 +24,12 @@ from capsedge.runtime.files import reading
 
 
 def train_model(
-    model: str,
+    model: str | None,
     data: Path,
     folder: Path,
     recipe: Recipe,
     *,
+    size: int | None = None,
     iterations: int | None = None,
     init: Path | None = None,
     limit: int | None = None,
@@ -37,11 +42,15 @@ def train_model(
     """Train a model of the registry on a data set.
 
     Args:
-        model: name of the registry, or a checkpoint whose shape is trained anew, from fresh weights.
-        data: a data set as `read_split` takes it; without test images, accuracy is measured on the training
-            images, and called so.
+        model: name of the registry, or a checkpoint whose shape is trained anew, from fresh weights; None
+            for a small one that fits the images of a folder with one sub-folder per class.
+        data: a data set as `read_split` takes it. The classes, the colours, the mean and the deviation of a
+            folder with one sub-folder per class become the model's, unless its classes are. Without test
+            images, about 15 % of each of its classes are held out; of other data, accuracy is measured on the
+            training images, and called so.
         folder: of the run: checkpoint, history, state.
         recipe: how to train.
+        size: rows and columns of the input; the model's own by default.
         iterations: of routing; the model's own by default.
         init: checkpoint whose weights the run begins with.
         limit: only the first so many images of each split.
@@ -58,17 +67,30 @@ def train_model(
         ArtefactError: a checkpoint or the run to resume is damaged.
         EnvironmentProblem: the disk is full; the epochs before are kept.
     """
-    config = _shape(model)
+    model = model or default_model(data)
+    given = _shape(model)
+    config = user_images.fitted(given, data, size)
     if iterations is not None:
         config = config.replace(iterations=iterations)
     initial = load_checkpoint(init) if init else None
     if threads:
         torch.set_num_threads(threads)
     training = read_split(data, "train", config.preprocessing, limit)
+    own = config.preprocessing != given.preprocessing or config.class_names != given.class_names
+    if own:
+        user_images.check_classes(config.class_names, training, log)
     test = _held_out(data, config, limit, log)
+    if class_names(data):
+        training, test = _divided(training, test, recipe.seed, log)
+    if own:
+        config = user_images.normalized(config, training.images)
+        log(_described(config))
+        if recipe.batch > len(training):
+            recipe = replace(recipe, batch=max(1, len(training) // 8))
+            log(f"batches of {recipe.batch}: there are {len(training)} training images")
     which = "test" if test is None else test.split
     log(f"{model}: {len(training)} training images, {len(test) if test else 0} {which} images")
-    train(
+    trained = train(
         config,
         recipe,
         training,
@@ -79,6 +101,10 @@ def train_model(
         progress=progress,
         epoch_done=epoch_done,
     )
+    if own and test is not None:
+        right = count_correct(trained, test, recipe.pairs).numpy()
+        for line in user_images.by_class(config.class_names, test.classes, right):
+            log(line)
     return folder / MODEL
 
 
@@ -86,6 +112,9 @@ def _held_out(
     data: Path, config: ModelConfig, limit: int | None, log: Callable[[str], None]
 ) -> ImageSet | None:
     """The images to test on; None where the data has none apart from the training images."""
+    if class_names(data):
+        divided = classes_of(data, "test")[1]
+        return read_split(data, "test", config.preprocessing, limit) if divided else None
     try:
         found = read_split(data, "test", config.preprocessing, limit)
     except UsageError as error:
@@ -96,6 +125,44 @@ def _held_out(
         why = f"{data} is not divided into train and test."
     log(f"no test images: {why} Accuracy is measured on the training images.")
     return None
+
+
+def _divided(
+    training: ImageSet, test: ImageSet | None, seed: int, log: Callable[[str], None]
+) -> tuple[ImageSet, ImageSet]:
+    """Images of a folder to train and to test on, none of them in both."""
+    if test is None:
+        training, test = user_images.split(training, seed)
+        share = f"about {user_images.TEST_SHARE:.0%} of each class, drawn by the seed {seed}"
+        log(f"no test images: {len(test)} images are held out, {share}")
+        return training, test
+    kept = test.without(training)
+    if left_out := len(test) - len(kept):
+        log(f"{left_out} {test.split} images are left out: they are training images too")
+    return training, kept
+
+
+def default_model(data: Path) -> str:
+    """A small network for the images of a folder with one sub-folder per class.
+
+    Raises:
+        UsageError: it is no such folder.
+    """
+    if not class_names(data):
+        raise UsageError(
+            f"{data} does not say which model fits.",
+            "A model is chosen only for a folder with one sub-folder of images per class.",
+            "Name one with --model; an unknown name lists all of them.",
+        )
+    return user_images.DEFAULT_COLOUR if colour_of(data) else user_images.DEFAULT_GREY
+
+
+def _described(config: ModelConfig) -> str:
+    """What was taken from the images."""
+    prep = config.preprocessing
+    kind = "grey" if prep.channels == 1 else "colour"
+    shown = ", ".join(config.class_names[:10]) + (", ..." if config.classes > 10 else "")
+    return f"{config.classes} classes ({shown}); {kind}, resized to {prep.height}x{prep.width}"
 
 
 def _shape(model: str) -> ModelConfig:

@@ -1,0 +1,165 @@
+"""Folders of images: those of one class or none, and one sub-folder per class."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.datasets.array_files import check_bytes
+from capsedge.errors import UsageError
+from capsedge.runtime.files.reading import list_folder
+from capsedge.runtime.images.decoding import read_image
+from capsedge.runtime.images.headers import SUFFIXES
+from capsedge.runtime.images.preprocessing import prepare
+from capsedge.runtime.metadata import Preprocessing
+
+# Names of the files or folders of a split, the one that is meant first.
+NAMES = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
+SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(NAMES["test"][1:], "validation")
+_GREY = 8  # levels by which the channels of a pixel may differ in a grey image
+
+
+def class_names(source: Path | str) -> tuple[str, ...]:
+    """Names of the classes of a folder with one sub-folder per class, of its training images if it is split.
+
+    They are in alphabetical order: the position of a name is the label. Empty for data of another kind.
+
+    Raises:
+        UsageError: the folder cannot be read.
+    """
+    source = Path(source)
+    if not os.path.isdir(source):
+        return ()
+    inside, _ = classes_of(source, "train")
+    names = _folders_of(inside)
+    other = any(re.match(r"(train|test|t10k|data_batch)[-_.]", n) for n in list_folder(source))
+    return () if other or not any(images_of(inside / name) for name in names) else names
+
+
+def colour_of(source: Path | str, sample: int = 200) -> bool:
+    """Whether images of a folder with one sub-folder per class are in colour, judged by evenly spaced ones.
+
+    A grey picture that is stored as RGB is grey.
+
+    Raises:
+        UsageError: an image cannot be read.
+    """
+    inside, _ = classes_of(Path(source), "train")
+    files = [file for name in _folders_of(inside) for file in images_of(inside / name)]
+    for file in files[:: max(1, len(files) // sample)]:
+        pixels = read_image(file)
+        if pixels.ndim == 3 and pixels.shape[2] >= 3:
+            rgb = pixels[..., :3].astype(np.int16)
+            if int(np.ptp(rgb, axis=2).max()) > _GREY:
+                return True
+    return False
+
+
+def classes_of(source: Path, split: str) -> tuple[Path, str]:
+    """The folder with the classes' sub-folders, and the split that it is; empty if the source is one set.
+
+    A class may be called ``train`` too: a split has sub-folders of its own.
+    """
+    for name in NAMES[split]:
+        if _holds_folders(source / name):
+            return source / name, SPLITS[name]
+    return source, ""
+
+
+def images_of(folder: Path) -> list[Path]:
+    """The images of a folder, by name.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return [folder / name for name in list_folder(folder) if name.lower().endswith(SUFFIXES)]
+
+
+def _folders_of(folder: Path) -> tuple[str, ...]:
+    """The names of its sub-folders but hidden ones, in alphabetical order."""
+    names = list_folder(folder)
+    return tuple(n for n in names if not n.startswith(".") and os.path.isdir(folder / n))
+
+
+def _holds_folders(folder: Path) -> bool:
+    """Whether there is such a folder, with folders in it."""
+    return os.path.isdir(folder) and any(
+        os.path.isdir(folder / name) for name in list_folder(folder)
+    )
+
+
+def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.float32]:
+    """Images prepared for a model's input ``[N, C, H, W]``.
+
+    Raises:
+        UsageError: an image cannot be read, or their total size is too large.
+    """
+    shape = (len(files), prep.channels, prep.height, prep.width)
+    _check_total(files, shape, 4)
+    images = np.empty(shape, np.float32)
+    for k, file in enumerate(files):
+        images[k] = prepare(file, prep)
+    return images
+
+
+def read_classes(
+    folder: Path, prep: Preprocessing, count: int | None, names: Sequence[str] = ()
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Read one sub-folder per class, in alphabetical order.
+
+    Args:
+        prep: the model's preprocessing, to whose size the images are resized.
+        count: number of images to read, evenly spaced over all of them; None for all.
+        names: of the classes; those of the sub-folders by default.
+
+    Returns:
+        Pixels ``[N, H, W, C]`` and classes ``[N]``; empty if there are no such sub-folders.
+
+    Raises:
+        UsageError: an image cannot be read, there is a sub-folder of another name, or their total size is too
+            large.
+    """
+    folders = _folders_of(folder)
+    names = names or folders
+    if unknown := [name for name in folders if name not in names and images_of(folder / name)]:
+        raise UsageError(
+            f"{folder} has a class that the training images lack: {', '.join(unknown[:3])}.",
+            f"Their classes are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}.",
+            "Rename or remove it.",
+        )
+    found = [
+        (file, label)
+        for label, name in enumerate(names)
+        if name in folders
+        for file in images_of(folder / name)
+    ]
+    if count is not None and count < len(found):
+        found = [found[k * len(found) // count] for k in range(count)]
+    images = read_pixels([file for file, _ in found], prep)
+    return images, np.array([label for _, label in found], np.int64)
+
+
+def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]:
+    """Pixels ``[N, H, W, C]`` of images, resized to a model's size and not prepared further.
+
+    Raises:
+        UsageError: an image cannot be read, or their total size is too large.
+    """
+    plain = Preprocessing(prep.height, prep.width, prep.channels, scale=1.0, resize=prep.resize)
+    shape = (len(files), prep.height, prep.width, prep.channels)
+    _check_total(files, shape, 1)
+    images = np.empty(shape, np.uint8)
+    for k, file in enumerate(files):
+        pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
+        images[k] = np.clip(np.rint(pixels), 0, 255)
+    return images
+
+
+def _check_total(files: Sequence[Path], shape: Sequence[int], width: int) -> None:
+    if files:
+        check_bytes(files[0].parent, shape, width)

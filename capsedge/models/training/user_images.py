@@ -1,0 +1,127 @@
+"""Training on folders of your own images: a network for their classes, and images to test it on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.datasets import ImageSet, class_names, colour_of
+from capsedge.errors import UsageError
+from capsedge.models.configs import ModelConfig
+
+DEFAULT_COLOUR, DEFAULT_GREY = "attention-cifar10-small", "digits-attention"
+TEST_SHARE = 0.15
+FEW = 10  # images of a class, below which it is named
+_CHUNK = 4096  # images whose values are summed at once
+
+
+def fitted(config: ModelConfig, data: Path, size: int | None) -> ModelConfig:
+    """The configuration with the classes and the colours of a folder's images.
+
+    A model keeps its own where the data has the model's classes, or has no such folders.
+
+    Args:
+        size: rows and columns of the input; the model's own by default.
+
+    Raises:
+        UsageError: there is one class only, the model cannot take this size, or the data cannot be resized.
+    """
+    names = class_names(data)
+    if not names and size is not None:
+        raise UsageError(
+            f"--size does not apply to {data}.",
+            "Only folders with one sub-folder of images per class are resized.",
+            "Leave it out.",
+        )
+    if not names or (names == config.class_names and size is None):
+        return config
+    if len(names) == 1:
+        raise UsageError(
+            f"{data} has one class: {names[0]}.",
+            "A classifier needs at least two.",
+            "Add a sub-folder with images of what is not in the class.",
+        )
+    prep = replace(
+        config.preprocessing,
+        height=size or config.preprocessing.height,
+        width=size or config.preprocessing.width,
+        channels=3 if colour_of(data) else 1,
+        mean=(0.0,),
+        std=(1.0,),
+        per_image="",
+    )
+    return config.replace(class_names=names, preprocessing=prep)
+
+
+def normalized(config: ModelConfig, images: NDArray[np.uint8]) -> ModelConfig:
+    """The configuration with the mean and the standard deviation of the images' channels ``[N, H, W, C]``."""
+    scale = config.preprocessing.scale
+    total = np.zeros((2, images.shape[3]))
+    for start in range(0, len(images), _CHUNK):
+        values = images[start : start + _CHUNK].astype(np.float64) * scale
+        total += values.sum((0, 1, 2)), np.square(values).sum((0, 1, 2))
+    mean, square = total / (images.size / images.shape[3])
+    std = np.sqrt(np.maximum(square - mean**2, 1e-6))
+    rounded = [tuple(round(float(v), 4) for v in each) for each in (mean, std)]
+    return config.replace(
+        preprocessing=replace(config.preprocessing, mean=rounded[0], std=rounded[1])
+    )
+
+
+def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str], None]) -> None:
+    """Name classes with few images, and how unequal the classes are.
+
+    Raises:
+        UsageError: a class has no images.
+    """
+    counts = np.bincount(training.classes, minlength=len(names))
+    if empty := [name for name, count in zip(names, counts, strict=True) if count == 0]:
+        raise UsageError(
+            f"{training.source} has no training images of {', '.join(empty[:5])}.",
+            "A network cannot learn a class without images.",
+            "Add images, or remove the folder.",
+        )
+    few = [f"{name} ({n})" for name, n in zip(names, counts, strict=True) if n < FEW]
+    if few:
+        log(f"warning: fewer than {FEW} training images: {', '.join(few[:10])}")
+    if counts.max() >= 10 * counts.min():
+        most, least = names[int(counts.argmax())], names[int(counts.argmin())]
+        log(
+            f"warning: unbalanced classes: {counts.max()} images of {most}, {counts.min()} of {least}"
+        )
+
+
+def split(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Training images, and about 15 % of each class to test on, drawn at random.
+
+    A class of one image is not tested. Images with equal pixels stay together, on the side of training.
+    """
+    random = np.random.default_rng(seed)
+    chosen: list[int] = []
+    for label in np.unique(images.classes):
+        members = random.permutation(np.flatnonzero(images.classes == label))
+        count = max(1, round(TEST_SHARE * len(members))) if len(members) > 1 else 0
+        chosen += members[:count].tolist()
+    held = np.zeros(len(images), bool)
+    held[chosen] = True
+    training = images.take(np.flatnonzero(~held))
+    test = replace(images.take(np.flatnonzero(held)).without(training), split="test")
+    return replace(training, split="train"), test
+
+
+def by_class(
+    names: Sequence[str], classes: NDArray[np.int64], right: NDArray[np.bool_]
+) -> list[str]:
+    """A line for each class, the least accurate first: how many of its images are classified correctly."""
+    rows = []
+    for label, name in enumerate(names):
+        found = right[classes == label]
+        share = float(found.mean()) if len(found) else math.inf
+        counted = f"{int(found.sum())} of {len(found)}" if len(found) else "not tested"
+        rows.append((share, f"  {name}: {counted}"))
+    return ["right, by class:", *(line for _, line in sorted(rows))]

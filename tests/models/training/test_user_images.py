@@ -1,0 +1,165 @@
+"""Folders of one's own images: classes, colours, sizes and splits come from the data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from capsedge.datasets import ImageSet, class_names, colour_of, read_split
+from capsedge.errors import UsageError
+from capsedge.models import build, get_config
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.training import user_images
+from capsedge.models.training.recipe import Recipe
+from capsedge.models.training.run import default_model, train_model
+
+
+def pictures(folder: Path, classes: dict[str, int], colour: bool = False, first: int = 0) -> Path:
+    """So many images of odd sizes in a sub-folder for each class; grey ones are stored as RGB by turns."""
+    for place, (name, count) in enumerate(classes.items()):
+        (folder / name).mkdir(parents=True)
+        for k in range(first, first + count):
+            random = np.random.default_rng([place, k])
+            pixels = random.integers(0, 256, (9 + k % 5, 12, 3 if colour else 1), dtype=np.uint8)
+            image = Image.fromarray(pixels if colour else pixels[..., 0])
+            (image.convert("RGB") if k % 2 else image).save(folder / name / f"{k}.png")
+    return folder
+
+
+def test_classes_and_colours_are_those_of_the_folder(tmp_path: Path) -> None:
+    grey = pictures(tmp_path / "grey", {"b é": 2, "a": 3, "10": 2})
+    (grey / ".cache").mkdir()
+    (grey / "notes.txt").write_text("no class")
+    colour = pictures(tmp_path / "colour" / "train", {"x": 2, "y": 2}, colour=True).parent
+    assert class_names(grey) == ("10", "a", "b é")
+    assert class_names(colour) == ("x", "y")
+    assert (colour_of(grey), colour_of(colour)) == (False, True)
+    assert default_model(grey) == user_images.DEFAULT_GREY
+    assert default_model(colour) == user_images.DEFAULT_COLOUR
+    config = user_images.fitted(get_config("digits-em"), colour, None)
+    assert (config.classes, config.preprocessing.channels) == (2, 3)
+    assert build(config).config.class_names == ("x", "y")
+
+
+def test_other_data_has_no_classes_of_its_own(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train.npz", images=np.zeros((4, 28, 28), np.uint8), labels=np.arange(4))
+    (tmp_path / "figures").mkdir()
+    pictures(tmp_path / "figures", {"a": 1})
+    assert class_names(tmp_path) == ()
+    assert class_names(tmp_path / "train.npz") == ()
+    config = get_config("digits-em")
+    assert user_images.fitted(config, tmp_path, None) is config
+    with pytest.raises(UsageError, match="--size does not apply"):
+        user_images.fitted(config, tmp_path, 20)
+    with pytest.raises(UsageError, match="--model"):
+        default_model(tmp_path)
+
+
+def test_a_model_for_these_classes_keeps_its_preprocessing(tmp_path: Path) -> None:
+    digits = pictures(tmp_path, {str(digit): 1 for digit in range(10)}, colour=True)
+    config = get_config("digits-em")
+    assert user_images.fitted(config, digits, None) is config
+
+
+@pytest.mark.parametrize(
+    "name", ["capsnet-mnist", "digits-em", "digits-attention", "em-smallnorb-small"]
+)
+def test_every_kind_of_network_takes_any_number_of_classes(tmp_path: Path, name: str) -> None:
+    names = tuple(f"class {k}" for k in range(23))
+    config = get_config(name)
+    prep = replace(config.preprocessing, channels=3, mean=(0.0,), std=(1.0,))
+    network = build(config.replace(class_names=names, preprocessing=prep))
+    assert network.config.classes == 23
+
+
+def test_labels_of_test_images_are_those_of_the_training_classes(tmp_path: Path) -> None:
+    """A class without test images does not shift the others."""
+    pictures(tmp_path / "train", {"a": 2, "b": 2, "c": 2})
+    pictures(tmp_path / "val", {"a": 1, "c": 1})
+    prep = get_config("digits-em").preprocessing
+    assert read_split(tmp_path, "test", prep).classes.tolist() == [0, 2]
+    pictures(tmp_path / "val", {"z": 1})
+    with pytest.raises(UsageError, match="lack: z"):
+        read_split(tmp_path, "test", prep)
+
+
+def test_a_limit_takes_images_of_all_classes(tmp_path: Path) -> None:
+    pictures(tmp_path, {"a": 6, "b": 6, "c": 6})
+    some = read_split(tmp_path, "train", get_config("digits-em").preprocessing, 6)
+    assert np.bincount(some.classes).tolist() == [2, 2, 2]
+
+
+def _set(counts: list[int], **pixels: Any) -> ImageSet:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 4, 4, 1), dtype=np.uint8)
+    return ImageSet("photos", images, labels, **pixels)
+
+
+def test_some_of_each_class_are_held_out() -> None:
+    images = _set([40, 20, 2, 1])
+    training, test = user_images.split(images, seed=3)
+    assert np.bincount(test.classes, minlength=4).tolist() == [6, 3, 1, 0]
+    assert len(training) + len(test) == len(images)
+    assert not test.occurs_in(training).any()
+    again, other = user_images.split(images, seed=3)[1], user_images.split(images, seed=4)[1]
+    assert again.digest() == test.digest() != other.digest()
+    assert (training.split, test.split) == ("train", "test")
+
+
+def test_copies_of_an_image_are_on_one_side() -> None:
+    images = _set([30, 30])
+    images.images[:10] = images.images[0]
+    training, test = user_images.split(images, seed=0)
+    assert not test.occurs_in(training).any()
+
+
+def test_few_and_unequal_images_are_named() -> None:
+    said: list[str] = []
+    user_images.check_classes(["cat", "dog"], _set([60, 3]), said.append)
+    assert "fewer than 10 training images: dog (3)" in said[0]
+    assert "60 images of cat, 3 of dog" in said[1]
+    with pytest.raises(UsageError, match="no training images of dog"):
+        user_images.check_classes(["cat", "dog"], _set([60]), said.append)
+
+
+def test_one_class_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one class: a"):
+        user_images.fitted(get_config("digits-em"), pictures(tmp_path, {"a": 2}), None)
+
+
+def test_mean_and_deviation_are_measured() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (50, 6, 6, 3), dtype=np.uint8)
+    prep = user_images.normalized(get_config("attention-cifar10-small"), images).preprocessing
+    np.testing.assert_allclose(prep.mean, (images / 255).mean((0, 1, 2)), atol=1e-4)
+    np.testing.assert_allclose(prep.std, (images / 255).std((0, 1, 2)), atol=1e-4)
+
+
+def test_lines_by_class() -> None:
+    classes, right = np.array([0, 0, 1, 1]), np.array([True, True, False, True])
+    lines = user_images.by_class(["cat", "dog", "owl"], classes, right)
+    assert lines[1:] == ["  dog: 1 of 2", "  cat: 2 of 2", "  owl: not tested"]
+
+
+@pytest.mark.thorough
+def test_a_run(tmp_path: Path) -> None:
+    data = pictures(tmp_path / "data" / "train", {"cat": 12, "a dog": 12}).parent
+    pictures(data / "test", {"cat": 3, "a dog": 4}, first=10)
+    said: list[str] = []
+    recipe = Recipe(epochs=1, batch=100)
+    made = train_model(None, data, tmp_path / "run", recipe, size=28, log=said.append)
+    text = "\n".join(said)
+    assert "4 test images are left out: they are training images too" in text
+    assert "2 classes (a dog, cat); grey, resized to 28x28" in text
+    assert "batches of 3: there are 24 training images" in text
+    assert "right, by class:" in text
+    config = load_checkpoint(made).config
+    assert config.class_names == ("a dog", "cat")
+    assert config.preprocessing.std != (1.0,)
+    line = json.loads((tmp_path / "run" / "history.jsonl").read_text())
+    assert line["test_images"] == 3
