@@ -18,7 +18,7 @@ BEGIN, END = "<!-- tables -->", "<!-- end of the tables -->"
 PEER, OWN, OTHER = "FastAPI", "capsedge", "the other capsedge"
 _HEAD = (
     "server", "clients", "p50, ms", "p99, ms", "answers/s", "CPU s per 1,000", f"of {PEER}'s",
-    "most memory, MiB", "errors", "busiest client",
+    "peak memory, MiB", "errors", "busiest client",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def table(model: dict[str, Any]) -> str:
     rows = sorted(rows, key=lambda r: r["clients"])
     lines = [f"**{model['model']}**", "", *_lines(rows, peers)]
     if "faults" in model:
-        lines += ["", "Faults, with 16 honest clients:", "", *_lines(model["faults"], {})]
+        lines += ["", "Faults, with 16 well-behaved clients:", "", *_lines(model["faults"], {})]
     if "soak" in model:
         lines += ["", _soak(model["soak"])]
     return "\n".join(lines)
@@ -86,7 +86,7 @@ def _soak(found: dict[str, Any]) -> str:
 
 
 def _more(seconds: float) -> str:
-    return f", and {1e3 * seconds:g} ms more for each client" if seconds else ""
+    return f", and {1e3 * seconds:g} ms per client" if seconds else ""
 
 
 def render(document: dict[str, Any]) -> str:
@@ -94,9 +94,9 @@ def render(document: dict[str, Any]) -> str:
     about = document["machine"]
     intro = (
         f"Measured on {about['cpu']}, {about['cores']} cores, {about['system']}, Python {about['python']}: "
-        f"{document['rounds']} rounds of {document['seconds']:g} seconds for each row"
-        f"{_more(document['seconds_per_client'])}, all servers in turns; "
-        f"{document['client_processes']} process(es) with clients; {document['minutes']:.0f} minutes in all."
+        f"{document['rounds']} rounds of {document['seconds']:g} s per row"
+        f"{_more(document['seconds_per_client'])}, all servers interleaved; "
+        f"client processes: {document['client_processes']}; {document['minutes']:.0f} minutes in total."
     )
     everything = [r for m in document["models"] for r in [*m["rows"], *m.get("faults", [])]]
     wrong, lost = (sum(r[key] for r in everything) for key in ("wrong", "lost"))
