@@ -95,8 +95,8 @@ typedef struct capsedge_session capsedge_session;
 
 /* What runs the nodes of capsedge's own operators. */
 typedef enum capsedge_ops {
-  CAPSEDGE_OPS_AUTO = 0,  /* the fused kernels in this library, where the model has such nodes */
-  CAPSEDGE_OPS_FUSED = 1, /* the same; an error where the model has none */
+  CAPSEDGE_OPS_AUTO = 0,  /* the fused kernels in this library, if the model has such nodes */
+  CAPSEDGE_OPS_FUSED = 1, /* the same; an error if the model has none */
   CAPSEDGE_OPS_PORTABLE = 2 /* the function bodies in the file */
 } capsedge_ops;
 
@@ -123,12 +123,12 @@ typedef struct capsedge_open_options {
 } capsedge_open_options;
 #define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0}
 
-/** Load a model file: ONNX, or, where this library was built with TensorRT, an engine of `capsedge build`, whose name ends in
- * ".engine" and whose metadata file lies beside it. `options` may be NULL.
+/** Load a model file: ONNX or, if this library was built with TensorRT, an engine of `capsedge build`, whose name ends in
+ * ".engine" and whose metadata file is in the same folder. `options` may be NULL.
  * Ownership: the caller closes *session with capsedge_close; path and options are not kept. NULL on failure.
  * Threads: any.
  * Errors: CAPSEDGE_USAGE for a file that is missing or an option that is wrong, CAPSEDGE_ENVIRONMENT without ONNX Runtime or
- * TensorRT, CAPSEDGE_ARTEFACT for a file that is damaged or of another machine, CAPSEDGE_UNSUPPORTED for one that cannot run.
+ * TensorRT, CAPSEDGE_ARTEFACT for a file that is damaged or for another machine, CAPSEDGE_UNSUPPORTED for one that cannot run.
  *
  *     capsedge_open_options options = CAPSEDGE_OPEN_OPTIONS_INIT;
  *     options.threads = 1;
@@ -163,7 +163,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_open_bytes(const void* d
  */
 CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_close(capsedge_session* session);
 
-/* What is known of a loaded model. Strings belong to the session; those of the metadata are NULL in a file of
+/* What is known about a loaded model. Strings belong to the session; those of the metadata are NULL in a file of
  * another tool, which can run but not predict. */
 typedef struct capsedge_description {
   size_t size;
@@ -188,7 +188,7 @@ typedef struct capsedge_description {
 #define CAPSEDGE_DESCRIPTION_INIT \
   {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL, 0}
 
-/** What is known of a loaded model.
+/** What is known about a loaded model.
  * Ownership: the structure is the caller's, its strings are the session's.
  * Threads: any. Errors: CAPSEDGE_USAGE for a closed session or a wrong size.
  *
@@ -321,7 +321,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* se
  * without waiting for it. Types, shapes and capacities are checked as in
  * capsedge_run; values are not.
  * Ownership: inputs and outputs must stay alive and unchanged until the stream has passed the run.
- * Threads: any number at once; calls wait where all contexts are busy.
+ * Threads: any number at once; calls wait if all contexts are busy.
  * Errors: as capsedge_run; CAPSEDGE_USAGE for a session of an ONNX file.
  *
  *     capsedge_tensor input = {NULL, device_images, 784 * sizeof(float), CAPSEDGE_FLOAT32, 4, {1, 1, 28, 28}};
@@ -335,7 +335,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run_on_stream(capsedge_s
                                                                       capsedge_tensor* outputs, size_t output_count,
                                                                       void* stream);
 
-/** Run `runs` times on zeros (`batch` of them where the batch is free), so that the first real call finds memory and threads
+/** Run `runs` times on zeros (`batch` of them if the batch is free), so that the first real call finds memory and threads
  * ready.
  * Ownership: nothing changes hands.
  * Threads: any. Errors: as capsedge_run; CAPSEDGE_UNSUPPORTED for a model with other free sizes than the batch.
