@@ -132,7 +132,7 @@ def command(
 
     def done(line: dict[str, Any]) -> None:
         lines.append(line)
-        _log_epoch(line, epochs)
+        _log_epoch(line, epochs, len(lines))
 
     try:
         with bar("training", epochs) as progress:
@@ -151,9 +151,14 @@ def command(
         log("next:", f"  capsedge export --checkpoint {source} -o {target}")
 
 
-def _log_epoch(line: dict[str, Any], epochs: int) -> None:
+def _log_epoch(line: dict[str, Any], epochs: int, done: int) -> None:
+    """One line; ``done`` epochs took ``line["seconds"]``."""
     accuracy = ""
     for which, words in _ACCURACIES.items():
         if f"{which}_accuracy" in line:
             accuracy = f", {words} {line[f'{which}_accuracy']:.4f}"
-    log(f"epoch {line['epoch']}/{epochs}: loss {line['loss']:.5f}{accuracy}, {line['seconds']} s")
+    left = (epochs - line["epoch"]) * line["seconds"] / done
+    remaining = f", about {left:.0f} s left" if left else ""
+    log(
+        f"epoch {line['epoch']}/{epochs}: loss {line['loss']:.5f}{accuracy}, {line['seconds']} s{remaining}"
+    )
