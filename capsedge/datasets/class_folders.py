@@ -14,13 +14,14 @@ from capsedge.datasets.array_files import check_bytes
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import list_folder
 from capsedge.runtime.images.decoding import read_image
-from capsedge.runtime.images.headers import SUFFIXES
+from capsedge.runtime.images.headers import is_image_name
 from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
 
 # Names of the files or folders of a split, the one that is meant first.
 NAMES = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
 SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(NAMES["test"][1:], "validation")
+_NAMED = 20  # images that cannot be read, in an error
 _GREY = 8  # levels by which the channels of a pixel may differ in a grey image
 
 
@@ -36,23 +37,27 @@ def class_names(source: Path | str) -> tuple[str, ...]:
     if not os.path.isdir(source):
         return ()
     inside, _ = classes_of(source, "train")
-    names = _folders_of(inside)
+    names = _classes_in(inside)
     other = any(re.match(r"(train|test|t10k|data_batch)[-_.]", n) for n in list_folder(source))
-    return () if other or not any(images_of(inside / name) for name in names) else names
+    return () if other or not any(images_below(inside / name) for name in names) else names
 
 
 def colour_of(source: Path | str, sample: int = 200) -> bool:
     """Whether images of a folder with one sub-folder per class are in colour, judged by evenly spaced ones.
 
-    A grey picture that is stored as RGB is grey.
+    A grey picture that is stored as RGB is grey. Images that cannot be read are passed over: `read_classes`
+    names all of them.
 
     Raises:
-        UsageError: an image cannot be read.
+        UsageError: a folder cannot be read.
     """
     inside, _ = classes_of(Path(source), "train")
-    files = [file for name in _folders_of(inside) for file in images_of(inside / name)]
+    files = [file for name in _classes_in(inside) for file in images_below(inside / name)]
     for file in files[:: max(1, len(files) // sample)]:
-        pixels = read_image(file)
+        try:
+            pixels = read_image(file)
+        except UsageError:
+            continue
         if pixels.ndim == 3 and pixels.shape[2] >= 3:
             rgb = pixels[..., :3].astype(np.int16)
             if int(np.ptp(rgb, axis=2).max()) > _GREY:
@@ -72,12 +77,34 @@ def classes_of(source: Path, split: str) -> tuple[Path, str]:
 
 
 def images_of(folder: Path) -> list[Path]:
-    """The images of a folder, by name.
+    """The images of a folder but hidden ones, by name.
 
     Raises:
         UsageError: it cannot be read.
     """
-    return [folder / name for name in list_folder(folder) if name.lower().endswith(SUFFIXES)]
+    return [folder / name for name in list_folder(folder) if is_image_name(name)]
+
+
+def images_below(folder: Path) -> list[Path]:
+    """The images of a folder and of the folders in it but hidden ones, by name.
+
+    Folders that are links are not entered: they may lead in a circle. Links to images are followed.
+
+    Raises:
+        UsageError: a folder cannot be read.
+    """
+    inside = [folder / name for name in _folders_of(folder)]
+    deeper = [file for each in inside if not each.is_symlink() for file in images_below(each)]
+    return images_of(folder) + deeper
+
+
+def _classes_in(folder: Path) -> tuple[str, ...]:
+    """The names of its sub-folders but hidden ones and those that are splits."""
+    return tuple(
+        name
+        for name in _folders_of(folder)
+        if name not in SPLITS or not _holds_folders(folder / name)
+    )
 
 
 def _folders_of(folder: Path) -> tuple[str, ...]:
@@ -121,12 +148,12 @@ def read_classes(
         Pixels ``[N, H, W, C]`` and classes ``[N]``; empty if there are no such sub-folders.
 
     Raises:
-        UsageError: an image cannot be read, there is a sub-folder of another name, or their total size is too
+        UsageError: images cannot be read, there is a sub-folder of another name, or their total size is too
             large.
     """
-    folders = _folders_of(folder)
+    folders = _classes_in(folder)
     names = names or folders
-    if unknown := [name for name in folders if name not in names and images_of(folder / name)]:
+    if unknown := [name for name in folders if name not in names and images_below(folder / name)]:
         raise UsageError(
             f"{folder} has a class that the training images lack: {', '.join(unknown[:3])}.",
             f"Their classes are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}.",
@@ -136,7 +163,7 @@ def read_classes(
         (file, label)
         for label, name in enumerate(names)
         if name in folders
-        for file in images_of(folder / name)
+        for file in images_below(folder / name)
     ]
     if count is not None and count < len(found):
         found = [found[k * len(found) // count] for k in range(count)]
@@ -148,15 +175,30 @@ def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]
     """Pixels ``[N, H, W, C]`` of images, resized to a model's size and not prepared further.
 
     Raises:
-        UsageError: an image cannot be read, or their total size is too large.
+        UsageError: images cannot be read, all of which are named; or their total size is too large.
     """
     plain = Preprocessing(prep.height, prep.width, prep.channels, scale=1.0, resize=prep.resize)
     shape = (len(files), prep.height, prep.width, prep.channels)
     _check_total(files, shape, 1)
     images = np.empty(shape, np.uint8)
+    broken: dict[Path, UsageError] = {}
     for k, file in enumerate(files):
-        pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
+        try:
+            pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
+        except UsageError as error:
+            broken[file] = error
+            continue
         images[k] = np.clip(np.rint(pixels), 0, 255)
+    if len(broken) == 1:
+        raise next(iter(broken.values()))
+    if broken:
+        named = ", ".join(map(str, list(broken)[:_NAMED]))
+        more = f" and {len(broken) - _NAMED} more" if len(broken) > _NAMED else ""
+        raise UsageError(
+            f"{len(broken)} of {len(files)} images cannot be read: {named}{more}.",
+            f"The first: {next(iter(broken.values())).what}",
+            "Remove or replace them.",
+        )
     return images
 
 

@@ -205,3 +205,11 @@ _PLUGINS = {
 }  # fmt: skip
 FORMATS = "PNG, JPEG, GIF, BMP, TIFF and WebP"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp")
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file in a folder is taken for an image, by its name; a hidden one is not.
+
+    macOS leaves a ``._photo.jpg`` beside ``photo.jpg`` on foreign disks, which is no picture.
+    """
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")

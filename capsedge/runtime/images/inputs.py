@@ -25,7 +25,7 @@ from capsedge.runtime.images.decoding import (
     name_of,
     stream_bytes,
 )
-from capsedge.runtime.images.headers import SUFFIXES
+from capsedge.runtime.images.headers import SUFFIXES, is_image_name
 from capsedge.runtime.images.preprocessing import KINDS, check_layout, of_type, pixel_batch, prepare
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input, stack_images
@@ -48,7 +48,7 @@ def folder_images(folder: Path) -> list[Path]:
     Raises:
         UsageError: it has no images, too many files, or cannot be read.
     """
-    names = [name for name in reading.list_folder(folder) if name.lower().endswith(SUFFIXES)]
+    names = [name for name in reading.list_folder(folder) if is_image_name(name)]
     if not names:
         raise UsageError(
             f"The folder {folder} has no images.",

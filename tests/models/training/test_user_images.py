@@ -78,6 +78,29 @@ def test_every_kind_of_network_takes_any_number_of_classes(tmp_path: Path, name:
     assert network.config.classes == 23
 
 
+def test_images_lie_deeper_and_hidden_files_are_none(tmp_path: Path) -> None:
+    pictures(tmp_path, {"a": 2, "b": 1, "b/2024/may": 3, ".trash": 2})
+    (tmp_path / "a" / "._0.png").write_bytes(b"macOS")
+    (tmp_path / "a" / "link.png").symlink_to(tmp_path / "a" / "1.png")
+    (tmp_path / "b" / "circle").symlink_to(tmp_path)
+    found = read_split(tmp_path, "train", get_config("digits-em").preprocessing)
+    assert class_names(tmp_path) == ("a", "b")
+    assert np.bincount(found.classes).tolist() == [3, 4]
+
+
+def test_all_broken_images_are_named_at_once(tmp_path: Path) -> None:
+    pictures(tmp_path, {"a": 3, "b": 3})
+    prep = get_config("digits-em").preprocessing
+    first, second = tmp_path / "a" / "0.png", tmp_path / "b" / "2.png"
+    first.write_bytes(first.read_bytes()[:60])
+    assert not colour_of(tmp_path)
+    with pytest.raises(UsageError, match=r"0\.png"):
+        read_split(tmp_path, "train", prep)
+    second.write_bytes(b"junk")
+    with pytest.raises(UsageError, match=r"^2 of 6 images cannot be read: .*0\.png, .*2\.png\."):
+        read_split(tmp_path, "train", prep)
+
+
 def test_labels_of_test_images_are_those_of_the_training_classes(tmp_path: Path) -> None:
     """A class without test images does not shift the others."""
     pictures(tmp_path / "train", {"a": 2, "b": 2, "c": 2})
