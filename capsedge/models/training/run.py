@@ -11,14 +11,15 @@ import torch
 
 from capsedge.datasets import ImageSet, class_names, colour_of, read_split
 from capsedge.datasets.class_folders import classes_of
-from capsedge.errors import UsageError
-from capsedge.models import get_config
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.models import CapsuleModel, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.models.training import user_images
-from capsedge.models.training.evaluate import count_correct
+from capsedge.models.training.confusion import by_class, confusion, draw
+from capsedge.models.training.evaluate import predict_all
 from capsedge.models.training.recipe import Recipe
-from capsedge.models.training.run_files import MODEL
+from capsedge.models.training.run_files import CONFUSION, MODEL
 from capsedge.models.training.train import Progress, train
 from capsedge.runtime.files import reading
 
@@ -101,11 +102,24 @@ def train_model(
         progress=progress,
         epoch_done=epoch_done,
     )
-    if own and test is not None:
-        right = count_correct(trained, test, recipe.pairs).numpy()
-        for line in user_images.by_class(config.class_names, test.classes, right):
-            log(line)
+    if own and test is not None and recipe.pairs == "none":
+        _report(trained, test, folder, log)
     return folder / MODEL
+
+
+def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[str], None]) -> None:
+    """Say how many images of each class are classified correctly, and draw what they are taken for."""
+    names = model.config.class_names
+    found = predict_all(model, test).argmax(1).numpy()
+    matrix = confusion(test.classes, found, len(names))
+    for line in by_class(names, matrix):
+        log(line)
+    try:
+        draw(names, matrix, folder / CONFUSION)
+    except EnvironmentProblem as problem:
+        log(f"no confusion matrix: {problem.what} {problem.fix}")
+    else:
+        log(f"confusion matrix: {folder / CONFUSION}")
 
 
 def _held_out(

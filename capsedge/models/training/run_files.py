@@ -7,8 +7,9 @@ from pathlib import Path
 STATE = "last.pt"  # all that is needed to go on; the other files are made from it
 MODEL = "model.safetensors"
 HISTORY = "history.jsonl"
+CONFUSION = "confusion.png"  # of a folder with one sub-folder per class
 
 
 def files(folder: Path) -> list[Path]:
     """What a run writes."""
-    return [folder / name for name in (STATE, MODEL, HISTORY)]
+    return [folder / name for name in (STATE, MODEL, HISTORY, CONFUSION)]

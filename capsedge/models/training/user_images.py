@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,16 +111,3 @@ def split(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
     training = images.take(np.flatnonzero(~held))
     test = replace(images.take(np.flatnonzero(held)).without(training), split="test")
     return replace(training, split="train"), test
-
-
-def by_class(
-    names: Sequence[str], classes: NDArray[np.int64], right: NDArray[np.bool_]
-) -> list[str]:
-    """A line for each class, the least accurate first: how many of its images are classified correctly."""
-    rows = []
-    for label, name in enumerate(names):
-        found = right[classes == label]
-        share = float(found.mean()) if len(found) else math.inf
-        counted = f"{int(found.sum())} of {len(found)}" if len(found) else "not tested"
-        rows.append((share, f"  {name}: {counted}"))
-    return ["right, by class:", *(line for _, line in sorted(rows))]

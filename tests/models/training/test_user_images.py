@@ -16,6 +16,7 @@ from capsedge.errors import UsageError
 from capsedge.models import build, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training import user_images
+from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.recipe import Recipe
 from capsedge.models.training.run import default_model, train_model
 
@@ -164,9 +165,20 @@ def test_mean_and_deviation_are_measured() -> None:
 
 
 def test_lines_by_class() -> None:
-    classes, right = np.array([0, 0, 1, 1]), np.array([True, True, False, True])
-    lines = user_images.by_class(["cat", "dog", "owl"], classes, right)
-    assert lines[1:] == ["  dog: 1 of 2", "  cat: 2 of 2", "  owl: not tested"]
+    matrix = confusion(np.array([0, 0, 1, 1, 1]), np.array([0, 0, 1, 0, 0]), 3)
+    assert matrix.tolist() == [[2, 0, 0], [2, 1, 0], [0, 0, 0]]
+    lines = by_class(["cat", "dog", "owl"], matrix)
+    assert lines[1:] == ["  dog: 1 of 3; 2 taken for cat", "  cat: 2 of 2", "  owl: not tested"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [2, 120])
+def test_the_confusion_matrix_is_drawn(tmp_path: Path, count: int) -> None:
+    pytest.importorskip("matplotlib")
+    names = [f"{k} $x_$ \u732b{'long ' * (k % 9)}" for k in range(count)]
+    draw(names, np.eye(count, dtype=np.int64) * 3, tmp_path / "confusion.png")
+    with Image.open(tmp_path / "confusion.png") as picture:
+        assert min(picture.size) > 1000
 
 
 @pytest.mark.thorough
@@ -186,3 +198,4 @@ def test_a_run(tmp_path: Path) -> None:
     assert config.preprocessing.std != (1.0,)
     line = json.loads((tmp_path / "run" / "history.jsonl").read_text())
     assert line["test_images"] == 3
+    assert "confusion matrix" in text
