@@ -43,7 +43,9 @@ Size = Annotated[
 ]
 Output = Annotated[
     Path,
-    Option("-o", "--output", help="Folder of the run: checkpoint, history, state, confusion matrix."),
+    Option(
+        "-o", "--output", help="Folder of the run: checkpoint, history, state, confusion matrix."
+    ),
     PathRole(written=files, creates=True),
 ]
 Epochs = Annotated[int, Option("--epochs", min=1, help="Passes over the training images.")]

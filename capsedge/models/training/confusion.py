@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.result_summary import caption, check_chart, new_figure, save_figure
 
+_LINES = 25  # classes, the least accurate ones, that have a line of text
 _WRITTEN = 25  # classes, above which the cells are too small for their counts
 _INCHES = (4.0, 0.36, 16.0)  # of the picture's side: without classes, for each class, at most
 _LONGEST = 24  # characters of a name in the picture
@@ -33,7 +34,10 @@ def confusion(
 
 
 def by_class(names: Sequence[str], matrix: NDArray[np.int64]) -> list[str]:
-    """A line for each class, the least accurate first: images classified correctly, the commonest error."""
+    """A line for each class: images classified correctly, and the commonest error.
+
+    The least accurate class comes first; of many classes, the most accurate have no line.
+    """
     rows = []
     for label, name in enumerate(names):
         row = matrix[label]
@@ -47,7 +51,10 @@ def by_class(names: Sequence[str], matrix: NDArray[np.int64]) -> list[str]:
         if most := int(wrong.max()):
             line += f"; {most} taken for {printable(names[int(wrong.argmax())])}"
         rows.append((right / total, line))
-    return ["right, by class:", *(line for _, line in sorted(rows))]
+    lines = ["right, by class:", *(line for _, line in sorted(rows)[:_LINES])]
+    if len(rows) > _LINES:
+        lines.append(f"  and {len(rows) - _LINES} more classes, none less accurate")
+    return lines
 
 
 def draw(names: Sequence[str], matrix: NDArray[np.int64], path: Path) -> None:

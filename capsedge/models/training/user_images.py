@@ -87,7 +87,8 @@ def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str],
         )
     few = [f"{name} ({n})" for name, n in zip(names, counts, strict=True) if n < FEW]
     if few:
-        log(f"warning: fewer than {FEW} training images: {', '.join(few[:10])}")
+        more = f" and {len(few) - 10} more classes" if len(few) > 10 else ""
+        log(f"warning: fewer than {FEW} training images: {', '.join(few[:10])}{more}")
     if counts.max() >= 10 * counts.min():
         most, least = names[int(counts.argmax())], names[int(counts.argmin())]
         log(

@@ -148,6 +148,8 @@ def test_few_and_unequal_images_are_named() -> None:
     user_images.check_classes(["cat", "dog"], _set([60, 3]), said.append)
     assert "fewer than 10 training images: dog (3)" in said[0]
     assert "60 images of cat, 3 of dog" in said[1]
+    user_images.check_classes([str(k) for k in range(12)], _set([2] * 12), said.append)
+    assert said[2].endswith("9 (2) and 2 more classes")
     with pytest.raises(UsageError, match="no training images of dog"):
         user_images.check_classes(["cat", "dog"], _set([60]), said.append)
 
@@ -169,6 +171,9 @@ def test_lines_by_class() -> None:
     assert matrix.tolist() == [[2, 0, 0], [2, 1, 0], [0, 0, 0]]
     lines = by_class(["cat", "dog", "owl"], matrix)
     assert lines[1:] == ["  dog: 1 of 3; 2 taken for cat", "  cat: 2 of 2", "  owl: not tested"]
+    many = by_class([str(k) for k in range(100)], np.eye(100, dtype=np.int64))
+    assert len(many) == 27
+    assert many[-1] == "  and 75 more classes, none less accurate"
 
 
 @pytest.mark.thorough
