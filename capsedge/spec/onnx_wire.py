@@ -8,6 +8,10 @@ protobuf.
 
 from __future__ import annotations
 
+# Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
+DOMAIN = "capsedge"
+DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
+
 SCHEMA = """
 ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
     8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,

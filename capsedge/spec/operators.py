@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from capsedge.spec.onnx_wire import DOMAIN as DOMAIN
+
 # --- The table of operators ---
 
 Default = int | float | tuple[int, ...] | tuple[float, ...] | None
@@ -31,16 +33,23 @@ class Value:
 
     Attributes:
         name: its formal name.
+        shape: the names of its dimensions, as in docs/reference/operators.md. The same name is the same size;
+            ``N`` is the batch, ``...`` any dimensions. An input may have 1 in place of ``I``, or of the ``N``
+            of parents. ``H'`` and ``W'`` are positions of windows: see `WINDOWS_OF`.
         type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
             ``b`` int8; ``B`` uint8.
-        batched: whether its first dimension is the batch; an input without a batch is a weight.
         optional: whether a node may leave it out; only the last inputs of an operator are.
     """
 
     name: str
+    shape: tuple[str, ...] = ()
     type: str = "T"
-    batched: bool = False
     optional: bool = False
+
+    @property
+    def batched(self) -> bool:
+        """Whether its first dimension is the batch; an input without a batch is a weight."""
+        return self.shape[:1] in (("N",), ("...",))
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,18 @@ class Attribute:
     Attributes:
         type: ``int``, ``float``, ``ints`` or ``floats``.
         default: default of the specification; None if there is none and it must be given.
+        flag: whether it is 0 or 1.
     """
 
     name: str
     type: str
     default: Default = None
+    flag: bool = False
+
+
+# A dimension that follows from the sizes of a map and a window, by the stride of an axis; 1 where the windows
+# share one position (attribute ``shared``).
+WINDOWS_OF = {"H'": ("H", "Kh", 0), "W'": ("W", "Kw", 1)}
 
 
 @dataclass(frozen=True)
@@ -207,10 +223,15 @@ _TRACED = ("couplings", "poses", "agreement")
 
 _STRIDES = Attribute("strides", "ints", (1, 1))
 
+
+def _flag(name: str, default: int = 0) -> Attribute:
+    return Attribute(name, "int", default, flag=True)
+
+
 _SQUASH = Operator(
     "Squash",
-    (Value("x", batched=True),),
-    (Value("y", batched=True),),
+    (Value("x", ("...", "P")),),
+    (Value("y", ("...", "P")),),
     (Attribute("axis", "int", -1), Attribute("epsilon", "float", 1e-8)),
     torch="squash",
     plugin=True,
@@ -218,24 +239,24 @@ _SQUASH = Operator(
 )
 _AGREEMENT = (
     Attribute("iterations", "int", 3),
-    Attribute("leaky", "int", 0),
-    Attribute("over_children", "int", 0),
-    Attribute("replace", "int", 0),
-    Attribute("normalize", "int", 0),
-    Attribute("elementwise", "int", 0),
+    _flag("leaky"),
+    _flag("over_children"),
+    _flag("replace"),
+    _flag("normalize"),
+    _flag("elementwise"),
     Attribute("agreement_scale", "float", 1.0),
     Attribute("epsilon", "float", 1e-8),
 )
 _DYNAMIC = Operator(
     "DynamicRouting",
     (
-        Value("u", batched=True),
-        Value("weight"),
-        Value("log_prior"),
-        Value("bias"),
-        Value("vote_bias", optional=True),
+        Value("u", ("N", "I", "Pin")),
+        Value("weight", DENSE.weight),
+        Value("log_prior", ("I", "J")),
+        Value("bias", ("J", "Pout")),
+        Value("vote_bias", ("I", "J", "Pout"), optional=True),
     ),
-    (Value("v", batched=True),),
+    (Value("v", ("N", "J", "Pout")),),
     _AGREEMENT,
     torch="dynamic_routing",
     layout=DENSE,
@@ -250,29 +271,36 @@ _DYNAMIC = Operator(
 _VOTES = replace(
     _DYNAMIC,
     name="VoteRouting",
-    inputs=(Value("votes", batched=True), Value("log_prior"), Value("bias")),
+    inputs=(
+        Value("votes", ("N", "I", "J", "P")),
+        Value("log_prior", ("I", "J")),
+        Value("bias", ("J", "P")),
+    ),
+    outputs=(Value("v", ("N", "J", "P")),),
     torch="vote_routing",
     layout=VOTES_AS_INPUT,
 )
+_MAP = ("N", "H", "W", "C")  # of capsules: rows, columns, types
+_GRID = ("N", "H'", "W'", "M")  # of their parents
 _EM = Operator(
     "EMRouting",
     (
-        Value("pose", batched=True),
-        Value("a", batched=True),
-        Value("weight"),
-        Value("beta_u"),
-        Value("beta_a"),
-        Value("coordinates", optional=True),
+        Value("pose", (*_MAP, "P")),
+        Value("a", _MAP),
+        Value("weight", WINDOWS.weight),
+        Value("beta_u", ("M",)),
+        Value("beta_a", ("M",)),
+        Value("coordinates", ("H", "W", "P"), optional=True),
     ),
-    (Value("pose_out", batched=True), Value("a_out", batched=True)),
+    (Value("pose_out", (*_GRID, "P")), Value("a_out", _GRID)),
     (
         Attribute("iterations", "int"),
         _STRIDES,
         Attribute("inverse_temperatures", "floats"),
-        Attribute("coordinate_addition", "int", 0),
-        Attribute("shared", "int", 0),
-        Attribute("normalize_activations", "int", 0),
-        Attribute("ones_first", "int", 0),
+        _flag("coordinate_addition"),
+        _flag("shared"),
+        _flag("normalize_activations"),
+        _flag("ones_first"),
         Attribute("epsilon", "float", 1e-6),
     ),
     torch="em_routing",
@@ -287,16 +315,16 @@ _EM = Operator(
 _ATTENTION = Operator(
     "AttentionRouting",
     (
-        Value("pose", batched=True),
-        Value("parent", batched=True),
-        Value("weight"),
-        Value("scale"),
-        Value("bias"),
+        Value("pose", (*_MAP, "Pin")),
+        Value("parent", (*_GRID, "P")),
+        Value("weight", WINDOWS.weight),
+        Value("scale", ("P",)),
+        Value("bias", ("P",)),
     ),
-    (Value("pose_out", batched=True),),
+    (Value("pose_out", (*_GRID, "P")),),
     (
         _STRIDES,
-        Attribute("matrix_pose", "int", 1),
+        _flag("matrix_pose", 1),
         Attribute("agreement_scale", "float"),
         Attribute("epsilon", "float", 1e-5),
     ),
@@ -312,8 +340,12 @@ _ATTENTION = Operator(
 )
 _SELF_ATTENTION = Operator(
     "SelfAttentionRouting",
-    (Value("u", batched=True), Value("weight"), Value("bias")),
-    (Value("v", batched=True),),
+    (
+        Value("u", ("N", "I", "Pin")),
+        Value("weight", DENSE.weight),
+        Value("bias", ("I", "J")),
+    ),
+    (Value("v", ("N", "J", "Pout")),),
     (Attribute("epsilon", "float", 1e-20),),
     torch="self_attention_routing",
     layout=DENSE,
@@ -325,33 +357,38 @@ _SELF_ATTENTION = Operator(
 )
 _UNIFORM = Operator(
     "UniformRouting",
-    (Value("pose", batched=True), Value("weight"), Value("scale"), Value("bias")),
-    (Value("pose_out", batched=True),),
-    (_STRIDES, Attribute("matrix_pose", "int", 1), Attribute("epsilon", "float", 1e-5)),
+    (
+        Value("pose", (*_MAP, "Pin")),
+        Value("weight", WINDOWS.weight),
+        Value("scale", ("P",)),
+        Value("bias", ("P",)),
+    ),
+    (Value("pose_out", (*_GRID, "P")),),
+    (_STRIDES, _flag("matrix_pose", 1), Attribute("epsilon", "float", 1e-5)),
     layout=WINDOWS,
     iteration_values=("pose",),
 )
 _NORMALIZATION = Operator(
     "PoseNormalization",
-    (Value("x", batched=True), Value("scale"), Value("bias")),
-    (Value("y", batched=True),),
+    (Value("x", ("...", "P")), Value("scale", ("P",)), Value("bias", ("P",))),
+    (Value("y", ("...", "P")),),
     (Attribute("epsilon", "float", 1e-5),),
     per_element=8,
 )
 _CONVOLUTION = Operator(
     "QuantizedConv",
     (
-        Value("x", "B", batched=True),
-        Value("x_scale", "f"),
-        Value("x_zero_point", "B"),
-        Value("weight", "b"),
-        Value("weight_scale", "f"),
-        Value("weight_zero_point", "b"),
-        Value("y_scale", "f"),
-        Value("y_zero_point", "B"),
-        Value("bias", "i"),
+        Value("x", ("N", "C", "H", "W"), "B"),
+        Value("x_scale", (), "f"),
+        Value("x_zero_point", (), "B"),
+        Value("weight", ("M", "C", "Kh", "Kw"), "b"),
+        Value("weight_scale", ("M",), "f"),
+        Value("weight_zero_point", ("M",), "b"),
+        Value("y_scale", (), "f"),
+        Value("y_zero_point", (), "B"),
+        Value("bias", ("M",), "i"),
     ),
-    (Value("y", "B", batched=True),),
+    (Value("y", ("N", "M", "H'", "W'"), "B"),),
     (
         _STRIDES,
         Attribute("pads", "ints", (0, 0, 0, 0)),
@@ -373,7 +410,11 @@ _FLOAT = (
 def _quantized(o: Operator) -> Operator:
     """The operator with INT8 weights, whose scale is an input behind them; no first pass, no plugin."""
     place = o.weight
-    weight = (Value("weight", "b"), Value("weight_scale", "f"))
+    assert o.layout is not None
+    weight = (
+        Value("weight", o.layout.weight, "b"),
+        Value("weight_scale", o.layout.scale, "f"),
+    )
     return replace(
         o,
         name=o.int8,
@@ -393,8 +434,8 @@ ROUTING_OPERATORS = {name: o for name, o in OPERATORS.items() if o.routes}
 
 # --- Operator names in a file: one for each function body ---
 
-DOMAIN = "capsedge"
 VERSION = 1  # of the domain
+PLUGIN_VERSION = "1"  # of the TensorRT plugins, whose namespace is the domain
 MAX_INSTANCES = 256  # names per operator that have a kernel; further ones run as function bodies
 INSTANCES_KEY = "capsedge.instances"  # session option that the operator library reads
 

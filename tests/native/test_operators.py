@@ -34,7 +34,8 @@ def names(items: list[dict[str, Any]]) -> list[str]:
 
 
 def _value(value: Value) -> dict[str, Any]:
-    return {"name": value.name, "type": value.type, "optional": value.optional}
+    shape = list(value.shape)
+    return {"name": value.name, "type": value.type, "optional": value.optional, "shape": shape}
 
 
 def python_table() -> list[dict[str, Any]]:
@@ -46,6 +47,7 @@ def python_table() -> list[dict[str, Any]]:
             "outputs": [_value(v) for v in o.outputs],
             "attributes": [asdict(a) for a in o.attributes],
             "quantizes": o.quantizes or None,
+            "plugin": o.plugin,
         }
         for o in OPERATORS.values()
     ]
@@ -110,14 +112,6 @@ def test_pytorch_has_the_same_defaults(name: str) -> None:
             assert same(a["default"], list(default) if isinstance(default, tuple) else default)
         elif a["name"] in parameters:  # required, or made of the inputs' shapes
             assert parameters[a["name"]].default in (None, inspect.Parameter.empty)
-
-
-def test_libcapsedge_looks_for_the_plugins_that_there_are() -> None:
-    source = (ROOT / "capsedge/runtime/native/libcapsedge/src/tensorrt_library.cpp").read_text()
-    listed = re.search(r"kPlugins\[\] = \{([^}]*)\}", source)
-    assert listed is not None
-    plugins = [o.name for o in OPERATORS.values() if o.plugin]
-    assert re.findall(r'"(\w+)"', listed[1]) == plugins
 
 
 def test_an_int8_weight_brings_its_scale() -> None:

@@ -59,7 +59,8 @@ def mock() -> ctypes.CDLL:
         pytest.skip("the plugins' mock needs g++")
     target = ROOT / "build" / "tensorrt-mock" / "libcapsedge_tensorrt_mock.so"
     folders = [
-        NATIVE / folder for folder in ("tensorrt", "tensorrt/mock", "kernels", "kernels/cuda")
+        NATIVE / folder
+        for folder in ("tensorrt", "tensorrt/mock", "kernels", "kernels/cuda", "generated")
     ]
     files = [f for folder in folders for f in folder.iterdir() if f.is_file()]
     if not target.is_file() or target.stat().st_mtime < max(f.stat().st_mtime for f in files):
@@ -69,7 +70,7 @@ def mock() -> ctypes.CDLL:
         subprocess.run(
             [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-shared", "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE",
-             f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels",
+             f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels", f"-I{NATIVE}",
              f"-I{NATIVE}/kernels/cuda", *sources, str(NATIVE / "kernels/operators.cpp"),
              "-x", "c++", *UNITS, "-o", str(made)],
             check=True,
@@ -533,7 +534,7 @@ def test_real_headers(tmp_path: Path) -> None:
             made = tmp_path / f"{name}.o"
             subprocess.run(
                 [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-isystem", folder,
-                 "-isystem", cuda, f"-I{NATIVE}/kernels", f"-I{NATIVE}/kernels/cuda", "-c",
+                 "-isystem", cuda, f"-I{NATIVE}/kernels", f"-I{NATIVE}/kernels/cuda", f"-I{NATIVE}", "-c",
                  str(NATIVE / "tensorrt" / f"{name}.cpp"), "-o", str(made)],
                 check=True,
             )  # fmt: skip

@@ -12,8 +12,8 @@ import pytest
 
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.spec.limits import LIMITS, OPTIONS
 from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, REQUIRED, Field
+from capsedge.spec.limits import LIMITS, OPTIONS
 from capsedge.spec.vocabularies import VOCABULARIES
 
 KINDS: dict[Any, str] = {

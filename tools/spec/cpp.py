@@ -15,6 +15,7 @@ from capsedge.spec.fields import (
     Field,
 )
 from capsedge.spec.limits import DIFFERENCES, LIMITS
+from capsedge.spec.onnx_wire import DOMAIN, DOMAINS
 from capsedge.spec.onnx_wire import SCHEMA as ONNX_WIRE
 from capsedge.spec.vocabularies import OUTPUT_NAMES, VOCABULARIES
 
@@ -28,10 +29,10 @@ def limits() -> str:
         f"constexpr int64_t k{_camel(each.name)} = {_whole(each.value)};"
         for each in LIMITS.values()
     ]
-    return _header(
+    return header(
         "How large, long or deep anything from a file may be; docs/reference/limits.md explains each.",
         ["<cstdint>"],
-        _in_namespace("limits", _joined(lines)),
+        in_namespace("limits", _joined(lines)),
     )
 
 
@@ -46,10 +47,16 @@ def cuda_limits() -> str:
 
 def onnx_wire() -> str:
     """``generated/onnx_wire.h``."""
-    return _header(
+    return header(
         "The messages of ONNX: capsedge/spec/onnx_wire.py says what it means.",
         [],
-        _in_namespace("spec", f'constexpr char kOnnxWire[] = R"({ONNX_WIRE})";\n'),
+        in_namespace(
+            "spec",
+            f'constexpr char kDomain[] = "{DOMAIN}";  // of the operators\n'
+            "// Domains of operators that run.\n"
+            f"constexpr const char* kDomains[] = {{{', '.join(_quoted(name) for name in DOMAINS)}}};\n\n"
+            f'constexpr char kOnnxWire[] = R"({ONNX_WIRE})";\n',
+        ),
     )
 
 
@@ -84,7 +91,7 @@ def metadata() -> str:
             )
         ),
     ]
-    return _header(
+    return header(
         "What files say of themselves: docs/reference/metadata.md.",
         ["<cstdint>", "<string_view>", "", '"generated/limits.h"'],
         "namespace capsedge::spec {\n\n" + "\n".join(parts) + "\n}  // namespace capsedge::spec\n",
@@ -142,17 +149,23 @@ def _members(name: str, fields: tuple[Field, ...]) -> str:
     return line + "\n   " + "\n   ".join(rows) + "\n};"
 
 
-def _in_namespace(name: str, body: str) -> str:
+def in_namespace(name: str, body: str) -> str:
+    """The body within a namespace of ours."""
     return f"namespace capsedge::{name} {{\n\n{body}\n}}  // namespace capsedge::{name}\n"
 
 
-def _header(about: str, includes: Iterable[str], body: str) -> str:
+def header(about: str, includes: Iterable[str], body: str) -> str:
+    """A header; ``includes`` are as they are written, empty for an empty line."""
     included = "".join(f"#include {name}\n" if name else "\n" for name in includes)
     return f"{_GENERATED}// {about}\n#pragma once\n\n{included}{included and chr(10)}{body}"
 
 
 def _joined(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
 
 
 def _camel(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from tools.spec import cpp, pages, typescript, typescript_metadata
+from tools.spec import cpp, cpp_operators, pages, typescript, typescript_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 _NATIVE = "capsedge/runtime/native"
@@ -17,6 +17,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     f"{_NATIVE}/generated/limits.h": cpp.limits,
     f"{_NATIVE}/generated/metadata.h": cpp.metadata,
     f"{_NATIVE}/generated/onnx_wire.h": cpp.onnx_wire,
+    f"{_NATIVE}/generated/operators.h": cpp_operators.table,
     "capsedge/runtime/web/src/generated/spec.ts": typescript.module,
     "capsedge/runtime/web/src/generated/metadata.ts": typescript_metadata.module,
 }
@@ -26,6 +27,10 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/reference/metadata.md": {
         "properties": pages.properties,
         **{name: partial(pages.members, name) for name in pages.OBJECTS},
+    },
+    "docs/reference/operators.md": {
+        "operators": pages.operators,
+        "quantized operators": pages.quantized_operators,
     },
     "docs/reference/limits.md": {"limits": pages.limits, "differences": pages.differences},
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from capsedge.spec.fields import FIELDS, SCHEMA, Field
 from capsedge.spec.limits import DIFFERENCES, GIB, KIB, LIMITS, MIB, Limit
+from capsedge.spec.operators import OPERATORS, Operator, Value
 
 _UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 _AS_POWER = 2**17  # smaller numbers are read as they are
@@ -45,6 +46,36 @@ def members(name: str) -> str:
 def _parts(field: Field) -> str:
     names = ", ".join(f"`{each.name}`" for each in field.members)
     return f": {names}" if names else ""
+
+
+def operators() -> str:
+    """Those without an INT8 weight, of docs/reference/operators.md."""
+    rows = [
+        (f"`{o.name}`", f"`{o.torch}`" if o.torch else "(made by the exporter)", _inputs(o))
+        for o in OPERATORS.values()
+        if not o.in_8_bits
+    ]
+    outputs = [", ".join(OPERATORS[row[0].strip("`")].output_names) for row in rows]
+    head = ("ONNX type", "PyTorch", "inputs", "outputs")
+    return _table(head, [(*row, out) for row, out in zip(rows, outputs, strict=True)])
+
+
+def quantized_operators() -> str:
+    """Those with an INT8 weight in place of one of floats."""
+    rows = [
+        (f"`{o.name}`", _inputs(o), *(_shape(v) for v in o.inputs if v.name.startswith("weight")))
+        for o in OPERATORS.values()
+        if o.quantizes
+    ]
+    return _table(("ONNX type", "inputs", "weight, INT8", "weight_scale"), rows)
+
+
+def _inputs(operator: Operator) -> str:
+    return ", ".join(f"[{v.name}]" if v.optional else v.name for v in operator.inputs)
+
+
+def _shape(value: Value) -> str:
+    return f"`[{', '.join(value.shape)}]`"
 
 
 def amount(limit: Limit) -> str:

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from capsedge.spec.limits import OPTIONS
 from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, REQUIRED, SCHEMA, Field
+from capsedge.spec.limits import OPTIONS
 
 # The reader in ``decode.ts`` of each kind.
 _READERS = {

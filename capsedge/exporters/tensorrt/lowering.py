@@ -30,12 +30,12 @@ from capsedge.graph.proto import (
 )
 from capsedge.graph.rewrites import without_parents
 from capsedge.runtime.backends.engine_layers import Layer, computing
-from capsedge.runtime.backends.tensorrt_library import PLUGIN_VERSION, PLUGINS
+from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.layer_map import locate, node_name
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
 from capsedge.spec.limits import limit_of
-from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION, operator_of
 from capsedge.spec.vocabularies import PRECISIONS
 
 # --- Lowering ---

@@ -15,12 +15,11 @@ from capsedge.runtime.backends.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.backends.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.backends.native_library import named_or_installed
 from capsedge.runtime.engine_metadata import EngineMetadata, Machine, check
-from capsedge.spec.operators import OPERATORS
+from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION
 
 OLDEST = (10, 3)
-NAMESPACES = ("capsedge", "")  # where a registry may keep our creators
+NAMESPACES = (DOMAIN, "")  # where a registry may keep our creators
 PLUGINS = tuple(o.name for o in OPERATORS.values() if o.plugin)
-PLUGIN_VERSION = "1"
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
 TRANSLATED_MESSAGES = "capsedge: "  # before what the plugins log

@@ -53,7 +53,7 @@ endif()
 if(CAPSEDGE_NVINFER)
   add_library(capsedge_tensorrt_plugins OBJECT
     tensorrt/attributes.cpp tensorrt/layers.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp)
-  target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels kernels/cuda tensorrt)
+  target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
   target_include_directories(capsedge_tensorrt_plugins SYSTEM PUBLIC
     ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_compile_options(capsedge_tensorrt_plugins PRIVATE -Wall -Wextra)
@@ -70,7 +70,7 @@ if(CAPSEDGE_NVINFER)
     # Registers itself when loaded: LD_PRELOAD for Triton, trtexec --staticPlugins.
     add_library(capsedge_tensorrt_static SHARED tensorrt/register.cpp
       $<TARGET_OBJECTS:capsedge_cuda_kernels> $<TARGET_OBJECTS:capsedge_tensorrt_plugins>)
-    target_include_directories(capsedge_tensorrt_static PRIVATE kernels kernels/cuda tensorrt)
+    target_include_directories(capsedge_tensorrt_static PRIVATE kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
     target_include_directories(capsedge_tensorrt_static SYSTEM PRIVATE
       ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
     set_target_properties(capsedge_tensorrt_static PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)

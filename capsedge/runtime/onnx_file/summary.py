@@ -25,10 +25,9 @@ from capsedge.runtime.onnx_file.wire import (
     number_of,
 )
 from capsedge.spec import limits
+from capsedge.spec.onnx_wire import DOMAINS
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
-# Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
-DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
 COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
 
 _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by

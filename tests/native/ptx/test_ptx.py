@@ -126,7 +126,13 @@ def test_all_of_the_launch_code_runs(tmp_path: Path) -> None:
     mock = tmp_path / "plugin" / "libplugin.so"
     mock.parent.mkdir()
     sources = [TENSORRT / f"{name}.cpp" for name in (*plugin.SOURCES, "mock/driver")]
-    folders = (TENSORRT / "mock", TENSORRT, TENSORRT.parent / "kernels", build.KERNELS)
+    folders = (
+        TENSORRT / "mock",
+        TENSORRT,
+        TENSORRT.parent,
+        TENSORRT.parent / "kernels",
+        build.KERNELS,
+    )
     subprocess.run(
         ["g++", "-std=c++17", "-O0", "--coverage", "-shared", "-fPIC", "-fvisibility=hidden",
          *(f"-I{folder}" for folder in folders), *map(str, sources),

@@ -4,6 +4,10 @@
 
 namespace capsedge::spec {
 
+constexpr char kDomain[] = "capsedge";  // of the operators
+// Domains of operators that run.
+constexpr const char* kDomains[] = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "capsedge"};
+
 constexpr char kOnnxWire[] = R"(
 ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
     8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,

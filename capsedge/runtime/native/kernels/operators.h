@@ -1,11 +1,12 @@
 // The operators of docs/reference/operators.md as a table: inputs, outputs, attributes and their defaults. The CPU kernels, the
-// ONNX Runtime library and the TensorRT plugins read it; tests compare it with Python's table and the specification.
+// ONNX Runtime library and the TensorRT plugins read it. The table itself is generated from capsedge/spec/operators.py.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -30,12 +31,16 @@ class FixedList {
   size_t size_ = 0;
 };
 
+constexpr size_t kOperatorDimensions = 6;
+
 // An input or output. The letter of its type: T float or float16, the same for all T of a node; f float, i int32,
 // b int8, B uint8. Outputs have the type of the first input.
 struct Parameter {
   const char* name = nullptr;
   char type = 'T';
   bool optional = false;  // whether a node may leave it out; only the last inputs are
+  // The names of its dimensions: the same name is the same size, and ... any dimensions.
+  FixedList<const char*, kOperatorDimensions> shape;
 };
 
 enum class AttributeType { kInt, kFloat, kInts, kFloats };
@@ -44,6 +49,7 @@ struct AttributeSpec {
   const char* name = nullptr;
   AttributeType type = AttributeType::kInt;
   bool required = false;
+  bool flag = false;  // whether it is 0 or 1
   // The default: one integer, several, or a number.
   FixedList<int64_t, 4> integers;
   float number = 0;
@@ -52,12 +58,25 @@ struct AttributeSpec {
   constexpr bool is_list() const { return type == AttributeType::kInts || type == AttributeType::kFloats; }
 };
 
+// Where a dimension stands: an input, and its axis.
+struct Place {
+  size_t input, axis;
+};
+
+// A dimension that follows from the sizes of a map and a window, by the stride of an axis; 1 where the windows share
+// one position (attribute shared).
+struct WindowPositions {
+  std::string_view name, size, window;
+  size_t axis;
+};
+
 struct OperatorSpec {
   const char* name = nullptr;
+  const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
+  bool plugin = false;              // whether TensorRT's plugin library has it
   FixedList<Parameter, 9> inputs;
   FixedList<Parameter, 2> outputs;
   FixedList<AttributeSpec, 8> attributes;
-  const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
 
   // How many inputs a node has at least; it may have as many as are listed.
   size_t required_inputs() const;
@@ -67,10 +86,19 @@ struct OperatorSpec {
   // Throw std::logic_error for a name that is not in the table.
   size_t input(std::string_view name) const;
   const AttributeSpec& attribute(std::string_view name) const;
+  bool has_attribute(std::string_view name) const;
+  // The first place of a dimension among the inputs.
+  std::optional<Place> find_dimension(std::string_view dimension) const;
 };
 
-constexpr size_t kOperatorCount = 14;
-extern const std::array<OperatorSpec, kOperatorCount> kOperators;
+}  // namespace capsedge
+
+#include "generated/operators.h"
+
+namespace capsedge {
+
+constexpr const OperatorSpec& spec_of(OperatorId id) { return kOperators[static_cast<size_t>(id)]; }
+constexpr OperatorId id_of(const OperatorSpec& spec) { return static_cast<OperatorId>(&spec - kOperators.data()); }
 
 // Null for a name that no operator has.
 const OperatorSpec* find_operator(std::string_view name);

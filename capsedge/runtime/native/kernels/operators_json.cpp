@@ -53,18 +53,20 @@ std::string type_of(AttributeType type) {
 
 std::string json_of(const Parameter& p) {
   return "{\"name\":" + quoted(p.name) + ",\"type\":" + quoted(std::string(1, p.type)) +
-         ",\"optional\":" + (p.optional ? "true}" : "false}");
+         ",\"optional\":" + (p.optional ? "true" : "false") + ",\"shape\":" +
+         array_of(p.shape, [](const char* name) { return quoted(name); }) + "}";
 }
 
 std::string json_of(const AttributeSpec& a) {
-  return "{\"name\":" + quoted(a.name) + ",\"type\":" + quoted(type_of(a.type)) + ",\"default\":" + default_of(a) + "}";
+  return "{\"name\":" + quoted(a.name) + ",\"type\":" + quoted(type_of(a.type)) + ",\"default\":" + default_of(a) +
+         ",\"flag\":" + (a.flag ? "true}" : "false}");
 }
 
 std::string json_of(const OperatorSpec& o) {
   const auto item = [](const auto& x) { return json_of(x); };
   return "{\"name\":" + quoted(o.name) + ",\"inputs\":" + array_of(o.inputs, item) + ",\"outputs\":" +
          array_of(o.outputs, item) + ",\"attributes\":" + array_of(o.attributes, item) +
-         ",\"quantizes\":" + (o.quantizes ? quoted(o.quantizes) : "null") + "}";
+         ",\"plugin\":" + (o.plugin ? "true" : "false") + ",\"quantizes\":" + (o.quantizes ? quoted(o.quantizes) : "null") + "}";
 }
 
 }  // namespace

@@ -7,9 +7,6 @@
 
 namespace capsedge::ort {
 
-// Session option that the operator library reads: how many names of each operator have kernels.
-constexpr char kInstancesKey[] = "capsedge.instances";
-
 // ONNX Runtime 1.27 is the first that tells functions apart by their overloads.
 constexpr int kOverloadsMinor = 27;
 

@@ -167,9 +167,8 @@ CustomOp describe(const OrtApi* api, const OperatorSpec& spec, size_t number, ON
 // How many names of each operator get a kernel: `DynamicRouting` to `DynamicRouting_16`. A file gives every distinct
 // function body a name of its own (capsedge/spec/operators.py); a name without a kernel runs as its body.
 using Instances = std::array<size_t, kOperatorCount>;
-constexpr size_t kUsual = 16;            // where the session's options say nothing
-constexpr size_t kMost = 256;            // of one operator
-constexpr size_t kMostDomains = 64;      // kept for different files; domains are never released
+constexpr size_t kUsual = 16;        // where the session's options say nothing
+constexpr size_t kMostDomains = 64;  // kept for different files; domains are never released
 
 // `DynamicRouting:2,Squash:1` in the session's options: what the file to be loaded has.
 Instances families_of(const OrtApi* api, const OrtSessionOptions* options) {
@@ -190,9 +189,9 @@ Instances families_of(const OrtApi* api, const OrtSessionOptions* options) {
     const size_t colon = std::min(entry.find(':'), entry.size());
     const OperatorSpec* const named = find_operator(entry.substr(0, colon));
     const unsigned long count = std::strtoul(entry.c_str() + std::min(colon + 1, entry.size()), nullptr, 10);
-    if (named == nullptr || count < 1 || count > kMost)
+    if (named == nullptr || count < 1 || count > kMaxInstances)
       throw Error("capsedge: '" + entry + "' in " + kInstancesKey + " is not an operator and 1 to " +
-                  std::to_string(kMost) + " names");
+                  std::to_string(kMaxInstances) + " names");
     instances[static_cast<size_t>(named - kOperators.data())] = count;
   }
   return instances;
@@ -209,7 +208,7 @@ class Registry {
     OrtCustomOpDomain*& domain = domains_[instances];
     if (domain == nullptr) {
       OrtCustomOpDomain* made = nullptr;
-      check(api_, CreateCustomOpDomain(api_)("capsedge", &made));
+      check(api_, CreateCustomOpDomain(api_)(kDomain, &made));
       for (size_t i = 0; i < instances.size(); ++i)
         for (size_t number = 1; number <= instances[i]; ++number) add(made, i, number);
       domain = made;
@@ -276,7 +275,7 @@ std::string instances(const std::vector<std::string>& types) {
     const auto [spec, number] = split(type);
     if (spec == nullptr) continue;
     size_t& count = most[spec->name];
-    count = std::max(count, std::min(number, kMost));
+    count = std::max(count, std::min(number, kMaxInstances));
   }
   std::string text;
   for (const auto& [name, count] : most) text += (text.empty() ? "" : ",") + name + ":" + std::to_string(count);

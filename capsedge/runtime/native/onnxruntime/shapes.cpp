@@ -1,6 +1,7 @@
 #include "shapes.h"
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,12 +32,11 @@ class Context {
   Context(const OrtApi* api, const OperatorSpec& op, OrtShapeInferContext* context)
       : api_(api), op_(op), context_(context) {}
 
-  // The float operator of one with an INT8 weight: its shapes are the same.
-  std::string_view float_operator() const { return op_.quantizes ? op_.quantizes : op_.name; }
+  const OperatorSpec& spec() const { return op_; }
 
   // An input without a known shape has rank 0.
-  Dims input(const char* name) const {
-    const OrtTensorTypeAndShapeInfo* info = raw_input(op_.input(name));
+  Dims input(size_t index) const {
+    const OrtTensorTypeAndShapeInfo* info = raw_input(index);
     size_t rank = 0;
     check(api_, GetDimensionsCount(api_)(info, &rank));
     std::vector<int64_t> sizes(rank);
@@ -97,75 +97,66 @@ class Context {
   OrtShapeInferContext* context_;
 };
 
-Dim output_dim(const Dim& in, const Dim& kernel, int64_t stride) {
-  if (in.size < 0 || kernel.size < 1 || stride < 1 || in.size < kernel.size) return {};
-  return {(in.size - kernel.size) / stride + 1, ""};
+// How many positions windows of this size have; unknown where that is not known or does not fit.
+Dim positions(Dim size, Dim window, int64_t stride) {
+  if (size.size < 0 || window.size < 1 || stride < 1 || size.size < window.size) return {};
+  return {(size.size - window.size) / stride + 1, ""};
 }
 
-void infer_conv(const Context& context) {
-  const Dims x = context.input("x"), weight = context.input("weight");
-  if (x.size() != 4 || weight.size() != 4) return;
-  const auto strides = context.integers("strides"), dilations = context.integers("dilations");
-  const auto pads = context.integers("pads");
-  Dims y{x[0], weight[0], {}, {}};
-  for (size_t i = 0; i < 2; ++i) {
-    Dim in = x[2 + i], kernel = weight[2 + i];
-    // What fits no number is left to the kernel, too.
+// What a window covers of the map with its dilation, and the map with its padding. What fits no number is left to the
+// kernel, like wrong ranks.
+void extend(const Context& context, size_t axis, Dim& size, Dim& window) {
+  if (context.spec().has_attribute("pads")) {
+    const auto pads = context.integers("pads");
     int64_t padding = 0;
-    if (in.size >= 0 && (__builtin_add_overflow(pads[i], pads[2 + i], &padding) ||
-                         __builtin_add_overflow(in.size, padding, &in.size)))
-      in.size = -1;
-    if (kernel.size >= 1 && (__builtin_mul_overflow(dilations[i], kernel.size - 1, &kernel.size) ||
-                             __builtin_add_overflow(kernel.size, 1, &kernel.size)))
-      kernel.size = -1;
-    y[2 + i] = output_dim(in, kernel, strides[i]);
+    if (size.size >= 0 && (__builtin_add_overflow(pads[axis], pads[2 + axis], &padding) ||
+                           __builtin_add_overflow(size.size, padding, &size.size)))
+      size.size = -1;
   }
-  context.output(0, y);
+  if (context.spec().has_attribute("dilations")) {
+    const int64_t dilation = context.integers("dilations")[axis];
+    if (window.size >= 1 && (__builtin_mul_overflow(dilation, window.size - 1, &window.size) ||
+                             __builtin_add_overflow(window.size, 1, &window.size)))
+      window.size = -1;
+  }
 }
 
-void infer_uniform(const Context& context) {
-  const Dims pose = context.input("pose"), weight = context.input("weight");
-  if (pose.size() != 5 || weight.size() != 6) return;
-  const auto strides = context.integers("strides");
-  const Dim size = context.flag("matrix_pose") ? pose[4] : weight[5];
-  context.output(0, {pose[0], output_dim(pose[1], weight[0], strides[0]), output_dim(pose[2], weight[1], strides[1]),
-                     weight[3], size});
-}
-
-void infer_em(const Context& context) {
-  const Dims pose = context.input("pose"), weight = context.input("weight");
-  if (pose.size() != 5 || weight.size() != 6) return;
-  const bool shared = context.flag("shared");
-  const auto strides = context.integers("strides");
-  const Dim one{1, ""};
-  const Dim height = shared ? one : output_dim(pose[1], weight[0], strides[0]);
-  const Dim width = shared ? one : output_dim(pose[2], weight[1], strides[1]);
-  context.output(0, {pose[0], height, width, weight[3], pose[4]});
-  context.output(1, {pose[0], height, width, weight[3]});
+// A dimension as the table's shapes give it; none where an input that it follows from has another rank.
+std::optional<Dim> dimension(const Context& context, std::string_view name) {
+  if (const auto place = context.spec().find_dimension(name)) {
+    const Dims found = context.input(place->input);
+    if (found.size() != context.spec().inputs[place->input].shape.size()) return std::nullopt;
+    return found[place->axis];
+  }
+  for (const WindowPositions& p : kWindowPositions) {
+    if (p.name != name) continue;
+    auto size = dimension(context, p.size), window = dimension(context, p.window);
+    if (!size || !window) return std::nullopt;
+    if (context.spec().has_attribute("shared") && context.flag("shared")) return Dim{1, ""};
+    extend(context, p.axis, *size, *window);
+    return positions(*size, *window, context.integers("strides")[p.axis]);
+  }
+  return std::nullopt;
 }
 
 // Wrong ranks are left to the kernel, whose message names the input.
 void infer(const Context& context) {
-  const std::string_view op = context.float_operator();
-  if (op == "Squash" || op == "PoseNormalization") {
-    const Dims x = context.input("x");
-    if (!x.empty()) context.output(0, x);
-  } else if (op == "VoteRouting") {
-    const Dims votes = context.input("votes");
-    if (votes.size() == 4) context.output(0, {votes[0], votes[2], votes[3]});
-  } else if (op == "DynamicRouting" || op == "SelfAttentionRouting") {
-    const Dims u = context.input("u"), weight = context.input("weight");
-    if (u.size() == 3 && weight.size() == 4) context.output(0, {u[0], weight[1], weight[2]});
-  } else if (op == "EMRouting") {
-    infer_em(context);
-  } else if (op == "AttentionRouting") {
-    const Dims parent = context.input("parent");
-    if (parent.size() == 5) context.output(0, parent);
-  } else if (op == "UniformRouting") {
-    infer_uniform(context);
-  } else if (op == "QuantizedConv") {
-    infer_conv(context);
+  const OperatorSpec& spec = context.spec();
+  std::vector<Dims> outputs;
+  for (const Parameter& output : spec.outputs) {
+    if (std::string_view(output.shape[0]) == "...") {  // any dimensions: those of the first input
+      outputs.push_back(context.input(0));
+      if (outputs.back().empty()) return;
+      continue;
+    }
+    outputs.emplace_back();
+    for (const char* name : output.shape) {
+      const auto found = dimension(context, name);
+      if (!found) return;
+      outputs.back().push_back(*found);
+    }
   }
+  for (size_t i = 0; i < outputs.size(); ++i) context.output(i, outputs[i]);
 }
 
 }  // namespace

@@ -12,58 +12,43 @@ namespace tensorrt {
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
-static const char* name_of(Operator op) {
-  switch (op) {
-    case Operator::kSquash: return "Squash";
-    case Operator::kDynamic: return "DynamicRouting";
-    case Operator::kVotes: return "VoteRouting";
-    case Operator::kEm: return "EMRouting";
-    case Operator::kAttention: return "AttentionRouting";
-    case Operator::kSelfAttention: return "SelfAttentionRouting";
-  }
-  return "";
-}
-
-const OperatorSpec& spec_of(Operator op) { return *find_operator(name_of(op)); }
-
 // Not of the operator: of the GPU that the engine was built on, which its workspace and the order of its sums follow
 // from, whatever power mode it runs in. Not given: of this GPU. 0: built without one, for any GPU; its workspace is
 // enough for all.
-static constexpr AttributeSpec kMultiprocessors = {"multiprocessors", AttributeType::kInt, false, {0}, 0};
+static constexpr AttributeSpec kMultiprocessors = {"multiprocessors", AttributeType::kInt, false, false, {0}, 0};
 static PluginFieldType field_type(const AttributeSpec& a) {
   return a.is_integer() ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
 }
 static bool is_of_the_gpu(const AttributeSpec& a) { return std::strcmp(a.name, kMultiprocessors.name) == 0; }
 
-const std::vector<AttributeSpec>& attributes_of(Operator op) {
+const std::vector<AttributeSpec>& attributes_of(OperatorId op) {
   static const std::vector<std::vector<AttributeSpec>> all = [] {
     std::vector<std::vector<AttributeSpec>> made;
-    for (const Operator each : kAll) {
-      const auto& own = spec_of(each).attributes;
-      made.emplace_back(own.begin(), own.end());
-      if (each != Operator::kSquash) made.back().push_back(kMultiprocessors);
+    for (const OperatorSpec& spec : kOperators) {
+      made.emplace_back(spec.attributes.begin(), spec.attributes.end());
+      if (id_of(spec) != OperatorId::kSquash) made.back().push_back(kMultiprocessors);
     }
     return made;
   }();
   return all[static_cast<size_t>(op)];
 }
 
-static size_t place_of(Operator op, const char* name) {
+static size_t place_of(OperatorId op, const char* name) {
   const auto& known = attributes_of(op);
   size_t k = 0;
   while (k + 1 < known.size() && std::strcmp(known[k].name, name) != 0) ++k;
   return k;
 }
 
-int32_t integer(Operator op, const Values& values, const char* name, size_t at) {
+int32_t integer(OperatorId op, const Values& values, const char* name, size_t at) {
   return values.integers[place_of(op, name)][at];
 }
-float number(Operator op, const Values& values, const char* name) { return values.floats[place_of(op, name)][0]; }
-const std::vector<float>& numbers(Operator op, const Values& values, const char* name) {
+float number(OperatorId op, const Values& values, const char* name) { return values.floats[place_of(op, name)][0]; }
+const std::vector<float>& numbers(OperatorId op, const Values& values, const char* name) {
   return values.floats[place_of(op, name)];
 }
 
-static std::string check(Operator op, const Values& values) {
+static std::string check(OperatorId op, const Values& values) {
   const auto& known = attributes_of(op);
   for (size_t k = 0; k < known.size(); ++k) {
     const std::string name = known[k].name;
@@ -77,15 +62,13 @@ static std::string check(Operator op, const Values& values) {
     if (is_of_the_gpu(known[k]) && values.integers[k][0] < 0) return "attribute 'multiprocessors' is negative";
     if (name == "strides" && (values.integers[k].size() != 2 || values.integers[k][0] < 1 || values.integers[k][1] < 1))
       return "attribute 'strides': wanted two numbers of 1 or more";
-    const bool flag = known[k].is_integer() && !known[k].is_list() && name != "iterations" && name != "axis" &&
-                      !is_of_the_gpu(known[k]);
-    if (flag)
-      if (values.integers[k][0] != 0 && values.integers[k][0] != 1) return "attribute '" + name + "': wanted 0 or 1";
+    if (known[k].flag && values.integers[k][0] != 0 && values.integers[k][0] != 1)
+      return "attribute '" + name + "': wanted 0 or 1";
   }
-  const bool agreement = op == Operator::kDynamic || op == Operator::kVotes;
+  const bool agreement = op == OperatorId::kDynamicRouting || op == OperatorId::kVoteRouting;
   if (agreement && integer(op, values, "leaky") && integer(op, values, "over_children"))
     return "attributes 'leaky' and 'over_children' exclude each other";
-  if (op == Operator::kEm) {
+  if (op == OperatorId::kEMRouting) {
     const size_t found = numbers(op, values, "inverse_temperatures").size();
     if (found != static_cast<size_t>(integer(op, values, "iterations")))
       return "attribute 'inverse_temperatures' has " + std::to_string(found) + " numbers: wanted one per iteration";
@@ -134,7 +117,7 @@ static std::string read_field(const AttributeSpec& wanted, const PluginField& fi
   return "";
 }
 
-std::string read_fields(Operator op, const nvinfer1::PluginFieldCollection* fields, Values& values) {
+std::string read_fields(OperatorId op, const nvinfer1::PluginFieldCollection* fields, Values& values) {
   const auto& known = attributes_of(op);
   values.integers.assign(known.size(), {});
   values.floats.assign(known.size(), {});
@@ -151,7 +134,7 @@ std::string read_fields(Operator op, const nvinfer1::PluginFieldCollection* fiel
   return check(op, values);
 }
 
-std::vector<PluginField> write_fields(Operator op, const Values& values) {
+std::vector<PluginField> write_fields(OperatorId op, const Values& values) {
   const auto& known = attributes_of(op);
   std::vector<PluginField> fields;
   for (size_t k = 0; k < known.size(); ++k) {
@@ -172,7 +155,7 @@ int64_t read_workspace(const nvinfer1::PluginFieldCollection* fields) {
 
 PluginField workspace_field(const int64_t* bytes) { return {kWorkspace, bytes, PluginFieldType::kINT64, 1}; }
 
-std::vector<PluginField> announce_fields(Operator op) {
+std::vector<PluginField> announce_fields(OperatorId op) {
   std::vector<PluginField> fields;
   for (const AttributeSpec& a : attributes_of(op)) {
     if (is_of_the_gpu(a)) continue;  // engines have it, nodes do not
@@ -181,7 +164,7 @@ std::vector<PluginField> announce_fields(Operator op) {
   return fields;
 }
 
-std::string to_text(Operator op, const Values& values) {
+std::string to_text(OperatorId op, const Values& values) {
   const auto& known = attributes_of(op);
   std::string text;
   for (size_t k = 0; k < known.size(); ++k) {

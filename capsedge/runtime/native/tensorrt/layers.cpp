@@ -58,12 +58,12 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
   std::string why = check_count(inputs);
   if (!why.empty()) return why;
   layer = blank_layer(type);
-  if (op_ == Operator::kDynamic) return set_dynamic(dims, inputs, layer);
-  if (op_ == Operator::kVotes) return set_votes(dims, layer);
-  if (op_ == Operator::kSelfAttention) return set_self_attention(dims, layer);
+  if (op_ == OperatorId::kDynamicRouting) return set_dynamic(dims, inputs, layer);
+  if (op_ == OperatorId::kVoteRouting) return set_votes(dims, layer);
+  if (op_ == OperatorId::kSelfAttentionRouting) return set_self_attention(dims, layer);
   why = set_windows(dims, layer);
   if (!why.empty()) return why;
-  return op_ == Operator::kEm ? set_em(dims, inputs, layer) : set_attention(dims, layer);
+  return op_ == OperatorId::kEMRouting ? set_em(dims, inputs, layer) : set_attention(dims, layer);
 }
 
 std::string Plugin::set_dynamic(const Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const {
@@ -117,7 +117,7 @@ std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) 
   std::string why = expect("pose", pose, {-1, -1, -1, -1, -1});
   if (why.empty()) why = expect("weight", weight, {-1, -1, pose.d[3], -1, -1, -1});
   if (!why.empty()) return why;
-  const bool em = op_ == Operator::kEm;
+  const bool em = op_ == OperatorId::kEMRouting;
   layer.images = narrow(pose.d[0]);
   layer.height = narrow(pose.d[1]);
   layer.width = narrow(pose.d[2]);
@@ -192,25 +192,25 @@ std::string Plugin::set_self_attention(const Dims* dims, capsedge_cuda_routing& 
 void Plugin::set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const {
   layer.pose = in[0];
   layer.out_pose = out[0];
-  if (op_ == Operator::kDynamic) {
+  if (op_ == OperatorId::kDynamicRouting) {
     layer.weight = in[1];
     layer.log_prior = in[2];
     layer.bias = in[3];
     if (inputs_ > 4) layer.vote_bias = in[4];
     return;
   }
-  if (op_ == Operator::kSelfAttention) {
+  if (op_ == OperatorId::kSelfAttentionRouting) {
     layer.weight = in[1];
     layer.bias = in[2];
     return;
   }
-  if (op_ == Operator::kVotes) {
+  if (op_ == OperatorId::kVoteRouting) {
     layer.log_prior = in[1];
     layer.bias = in[2];
     return;
   }
   layer.weight = in[2];
-  if (op_ == Operator::kEm) {
+  if (op_ == OperatorId::kEMRouting) {
     layer.activation = in[1];
     layer.beta_u = in[3];
     layer.beta_a = in[4];

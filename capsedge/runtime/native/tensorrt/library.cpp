@@ -20,7 +20,7 @@ void log_error(const std::string& message) noexcept {
   }
 }
 
-Creator::Creator(Operator op) : op_(op), fields_(announce_fields(op)) {
+Creator::Creator(OperatorId op) : op_(op), fields_(announce_fields(op)) {
   collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
 }
 
@@ -37,13 +37,14 @@ IPluginV3* Creator::createPlugin(const char*, const PluginFieldCollection* field
 
 const PluginFieldCollection* Creator::getFieldNames() noexcept { return &collection_; }
 const char* Creator::getPluginName() const noexcept { return spec_of(op_).name; }
-const char* Creator::getPluginVersion() const noexcept { return kVersion; }
-const char* Creator::getPluginNamespace() const noexcept { return kNamespace; }
+const char* Creator::getPluginVersion() const noexcept { return kPluginVersion; }
+const char* Creator::getPluginNamespace() const noexcept { return kDomain; }
 
 const std::vector<IPluginCreatorInterface*>& creators() {
   static const std::vector<IPluginCreatorInterface*> all = [] {
     std::vector<IPluginCreatorInterface*> made;
-    for (const Operator op : kAll) made.push_back(new Creator(op));  // they live as long as the process
+    for (const OperatorSpec& spec : kOperators)
+      if (spec.plugin) made.push_back(new Creator(id_of(spec)));  // they live as long as the process
     return made;
   }();
   return all;

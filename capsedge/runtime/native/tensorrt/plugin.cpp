@@ -20,16 +20,16 @@ int64_t elements(const Dims& dims, int32_t from = 0) {
 }
 
 int32_t axis_of(const Values& values, int32_t rank) {
-  const int32_t axis = integer(Operator::kSquash, values, "axis");
+  const int32_t axis = integer(OperatorId::kSquash, values, "axis");
   return axis < 0 ? axis + rank : axis;
 }
 
 }  // namespace
 
-Plugin::Plugin(Operator op, const Values& values, std::shared_ptr<Workspace> workspace)
+Plugin::Plugin(OperatorId op, const Values& values, std::shared_ptr<Workspace> workspace)
     : op_(op), values_(values), text_(to_text(op, values)), workspace_(std::move(workspace)) {
   fields_ = write_fields(op_, values_);
-  if (op_ != Operator::kSquash) fields_.push_back(workspace_field(&written_workspace_));
+  if (op_ != OperatorId::kSquash) fields_.push_back(workspace_field(&written_workspace_));
   collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
 }
 
@@ -53,8 +53,8 @@ IPluginV3* Plugin::clone() noexcept {
 }
 
 const char* Plugin::getPluginName() const noexcept { return spec_of(op_).name; }
-const char* Plugin::getPluginVersion() const noexcept { return kVersion; }
-const char* Plugin::getPluginNamespace() const noexcept { return kNamespace; }
+const char* Plugin::getPluginVersion() const noexcept { return kPluginVersion; }
+const char* Plugin::getPluginNamespace() const noexcept { return kDomain; }
 int32_t Plugin::getNbOutputs() const noexcept { return static_cast<int32_t>(spec_of(op_).outputs.size()); }
 const char* Plugin::getTimingCacheID() noexcept { return text_.c_str(); }
 const char* Plugin::getMetadataString() noexcept { return text_.c_str(); }
@@ -79,7 +79,7 @@ int32_t Plugin::refuse(const std::string& why) const noexcept {
 }
 std::string Plugin::check(const Dims* dims, int32_t inputs, DataType type) const {
   if (type != DataType::kFLOAT && type != DataType::kHALF) return "inputs are float or float16";
-  if (op_ == Operator::kSquash) {
+  if (op_ == OperatorId::kSquash) {
     const std::string why = check_count(inputs);
     if (!why.empty()) return why;
     const int32_t axis = axis_of(values_, dims[0].nbDims);
@@ -115,55 +115,52 @@ int32_t Plugin::getOutputDataTypes(DataType* types, int32_t outputs, const DataT
 int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsExprs*, int32_t, DimsExprs* out,
                                 int32_t outputs, IExprBuilder& builder) noexcept {
   if (!check_count(inputs).empty() || outputs != getNbOutputs()) return 1;
-  if (op_ == Operator::kSquash) {
-    out[0] = in[0];
-    return 0;
-  }
-  if (op_ == Operator::kVotes) {
-    if (in[0].nbDims != 4) return refuse("wanted votes [N, I, J, P]");
-    out[0].nbDims = 3;
-    out[0].d[0] = in[0].d[0];
-    out[0].d[1] = in[0].d[2];
-    out[0].d[2] = in[0].d[3];
-    return 0;
-  }
-  if (op_ == Operator::kDynamic || op_ == Operator::kSelfAttention) {
-    if (in[0].nbDims != 3 || in[1].nbDims != 4) return refuse("wanted u [N, I, Pin] and weight [I, J, Pout, Pin]");
-    out[0].nbDims = 3;
-    out[0].d[0] = in[0].d[0];
-    out[0].d[1] = in[1].d[1];
-    out[0].d[2] = in[1].d[2];
-    return 0;
-  }
-  if (in[0].nbDims != 5 || in[2].nbDims != 6) return refuse("wanted pose [N, H, W, C, P] and a weight of 6 dimensions");
-  if (op_ == Operator::kAttention) {
-    if (in[1].nbDims != 5) return refuse("wanted parent [N, H', W', M, P]");
-    out[0] = in[1];
-    out[0].d[0] = in[0].d[0];  // constant parents may have a batch of one
-    return 0;
-  }
-  em_output_shapes(in, out, builder);
-  return 0;
-}
-
-void Plugin::em_output_shapes(const DimsExprs* in, DimsExprs* out, IExprBuilder& builder) const {
-  for (int32_t k = 0; k < 2; ++k) {
-    out[k].nbDims = 5 - k;
-    out[k].d[0] = in[0].d[0];
-    for (int32_t axis = 0; axis < 2; ++axis) {
-      const IDimensionExpr* one = builder.constant(1);
-      if (integer(op_, values_, "shared")) {
-        out[k].d[1 + axis] = one;
+  try {
+    const OperatorSpec& spec = spec_of(op_);
+    for (int32_t k = 0; k < outputs; ++k) {
+      const auto& shape = spec.outputs[static_cast<size_t>(k)].shape;
+      if (std::string_view(shape[0]) == "...") {  // any dimensions: those of the first input
+        out[k] = in[0];
         continue;
       }
-      const IDimensionExpr* stride = builder.constant(integer(op_, values_, "strides", static_cast<size_t>(axis)));
-      const IDimensionExpr* room = builder.operation(DimensionOperation::kSUB, *in[0].d[1 + axis], *in[2].d[axis]);
-      const IDimensionExpr* steps = builder.operation(DimensionOperation::kFLOOR_DIV, *room, *stride);
-      out[k].d[1 + axis] = builder.operation(DimensionOperation::kSUM, *steps, *one);
+      out[k].nbDims = static_cast<int32_t>(shape.size());
+      for (int32_t axis = 0; axis < out[k].nbDims; ++axis) {
+        std::string why;
+        out[k].d[axis] = dimension(shape[static_cast<size_t>(axis)], in, builder, why);
+        if (out[k].d[axis] == nullptr) return refuse(why);
+      }
     }
-    out[k].d[3] = in[2].d[3];
+    return 0;
+  } catch (...) {
+    return 1;
   }
-  out[0].d[4] = in[0].d[4];
+}
+
+const IDimensionExpr* Plugin::dimension(std::string_view name, const DimsExprs* in, IExprBuilder& builder,
+                                        std::string& why) const {
+  const OperatorSpec& spec = spec_of(op_);
+  if (const auto place = spec.find_dimension(name)) {
+    const Parameter& input = spec.inputs[place->input];
+    const DimsExprs& found = in[place->input];
+    if (found.nbDims == static_cast<int32_t>(input.shape.size())) return found.d[place->axis];
+    for (const char* each : input.shape) why += (why.empty() ? "" : ", ") + std::string(each);
+    why = std::string("wanted ") + input.name + " [" + why + "]";
+    return nullptr;
+  }
+  for (const WindowPositions& p : kWindowPositions) {
+    if (p.name != name) continue;
+    const IDimensionExpr* size = dimension(p.size, in, builder, why);
+    const IDimensionExpr* window = size ? dimension(p.window, in, builder, why) : nullptr;
+    if (window == nullptr) return nullptr;
+    const IDimensionExpr* one = builder.constant(1);
+    if (spec.has_attribute("shared") && integer(op_, values_, "shared")) return one;
+    const IDimensionExpr* stride = builder.constant(integer(op_, values_, "strides", p.axis));
+    const IDimensionExpr* room = builder.operation(DimensionOperation::kSUB, *size, *window);
+    const IDimensionExpr* steps = builder.operation(DimensionOperation::kFLOOR_DIV, *room, *stride);
+    return builder.operation(DimensionOperation::kSUM, *steps, *one);
+  }
+  why = "its output has an unknown dimension";
+  return nullptr;
 }
 
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* all, int32_t inputs,
@@ -177,7 +174,7 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
 size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
                                 int32_t) const noexcept {
   try {
-    if (op_ == Operator::kSquash) return 0;
+    if (op_ == OperatorId::kSquash) return 0;
     std::vector<Dims> dims;
     for (int32_t k = 0; k < inputs; ++k) dims.push_back(in[k].max);
     capsedge_cuda_routing layer;
@@ -213,7 +210,7 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*
                         void* const* out, void* workspace, cudaStream_t stream) noexcept {
   try {
     char error[256] = "";
-    if (op_ == Operator::kSquash) {
+    if (op_ == OperatorId::kSquash) {
       const Dims& dims = in_desc[0].dims;
       const int32_t axis = axis_of(values_, dims.nbDims);
       int64_t outer = 1;

@@ -1,4 +1,4 @@
-// The operators as TensorRT plugins over the CUDA kernels: one class, told apart by `Operator`.
+// The operators as TensorRT plugins over the CUDA kernels: one class, told apart by `OperatorId`.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attributes.h"
@@ -13,9 +14,6 @@
 
 namespace capsedge {
 namespace tensorrt {
-
-constexpr const char* kNamespace = "capsedge";
-constexpr const char* kVersion = "1";
 
 // Bytes that getWorkspaceSize has asked for at most, of a plugin and all its clones: one for each profile, perhaps.
 using Workspace = std::atomic<int64_t>;
@@ -25,7 +23,7 @@ class Plugin final : public nvinfer1::IPluginV3,
                      public nvinfer1::IPluginV3OneBuild,
                      public nvinfer1::IPluginV3OneRuntime {
  public:
-  Plugin(Operator op, const Values& values, std::shared_ptr<Workspace> workspace);
+  Plugin(OperatorId op, const Values& values, std::shared_ptr<Workspace> workspace);
 
   // IPluginV3
   nvinfer1::IPluginCapability* getCapabilityInterface(nvinfer1::PluginCapabilityType type) noexcept override;
@@ -76,11 +74,13 @@ class Plugin final : public nvinfer1::IPluginV3,
   std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   std::string set_self_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   void set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const;
-  void em_output_shapes(const nvinfer1::DimsExprs* in, nvinfer1::DimsExprs* out, nvinfer1::IExprBuilder& builder) const;
+  // A dimension as the table's shapes give it; null, with the reason in `why`, where an input has another rank.
+  const nvinfer1::IDimensionExpr* dimension(std::string_view name, const nvinfer1::DimsExprs* in,
+                                            nvinfer1::IExprBuilder& builder, std::string& why) const;
   std::string check(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type) const;
   int32_t refuse(const std::string& why) const noexcept;
 
-  const Operator op_;
+  const OperatorId op_;
   const Values values_;
   const std::string text_;
   const std::shared_ptr<Workspace> workspace_;
@@ -93,7 +93,7 @@ class Plugin final : public nvinfer1::IPluginV3,
 
 class Creator final : public nvinfer1::IPluginCreatorV3One {
  public:
-  explicit Creator(Operator op);
+  explicit Creator(OperatorId op);
   nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase phase) noexcept override;
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override;
@@ -102,7 +102,7 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
   const char* getPluginNamespace() const noexcept override;
 
  private:
-  const Operator op_;
+  const OperatorId op_;
   std::vector<nvinfer1::PluginField> fields_;
   nvinfer1::PluginFieldCollection collection_{};
 };

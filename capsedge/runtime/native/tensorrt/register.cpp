@@ -8,7 +8,7 @@ namespace {
 struct Registration {
   Registration() {
     for (nvinfer1::IPluginCreatorInterface* creator : capsedge::tensorrt::creators())
-      getPluginRegistry()->registerCreator(*creator, capsedge::tensorrt::kNamespace);
+      getPluginRegistry()->registerCreator(*creator, capsedge::kDomain);
   }
 } const registration;
 

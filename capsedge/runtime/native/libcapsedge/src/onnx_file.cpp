@@ -8,7 +8,6 @@
 #include "backend.h"
 #include "failure.h"
 #include "generated/limits.h"
-#include "generated/onnx_wire.h"
 #include "text.h"
 
 namespace capsedge::libcapsedge {
@@ -17,7 +16,6 @@ namespace {
 
 constexpr char kCompiled[] = "EPContext";
 // Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
-constexpr const char* kDomains[] = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", kDomain};
 
 enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 

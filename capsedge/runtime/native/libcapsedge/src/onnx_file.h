@@ -9,9 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "generated/onnx_wire.h"
+
 namespace capsedge::libcapsedge {
 
-constexpr char kDomain[] = "capsedge";
+using spec::kDomain, spec::kDomains;
+
 
 using NodeType = std::pair<std::string, std::string>;  // type and overload, unless said otherwise
 

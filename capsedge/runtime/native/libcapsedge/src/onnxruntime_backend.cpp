@@ -18,6 +18,7 @@
 #include "instances.h"
 #include "onnx_file.h"
 #include "onnxruntime_library.h"
+#include "operators.h"
 
 extern "C" OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base);
 
@@ -138,7 +139,7 @@ class OnnxRuntimeBackend : public Backend {
     }
     if (fused) {
       const std::string instances = ort::instances(file.capsedge_types());
-      check(api_, AddSessionConfigEntry(api_)(made.get(), ort::kInstancesKey, instances.c_str()));
+      check(api_, AddSessionConfigEntry(api_)(made.get(), kInstancesKey, instances.c_str()));
       check(api_, RegisterCustomOps(made.get(), runtime_.base));
     }
     check(api_, CreateRunOptions(api_)(run_options_.out()));

@@ -2,11 +2,13 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "failure.h"
 #include "files.h"
 #include "library_search.h"
+#include "operators.h"
 
 namespace capsedge::libcapsedge {
 
@@ -28,8 +30,6 @@ constexpr char kRtxInstall[] =
     "Install TensorRT-RTX (`pip install 'capsedge[rtx]'`), and name its library or its folder in CAPSEDGE_TENSORRT_RTX or "
     "in capsedge_open_options.tensorrt.";
 constexpr char kPluginVariable[] = "CAPSEDGE_TENSORRT_PLUGIN", kPluginFile[] = "libcapsedge_tensorrt.so";
-constexpr const char* kPlugins[] = {"Squash",    "DynamicRouting",   "VoteRouting",
-                                     "EMRouting", "AttentionRouting", "SelfAttentionRouting"};
 constexpr size_t kLongestWords = 300;
 
 LibraryPlaces places_of(bool portable) {
@@ -72,10 +72,11 @@ TensorRt* load(bool portable, const std::string& named) {
 }
 
 bool knows_plugins(nvinfer1::IPluginRegistry& registry) {
-  for (const char* space : {"capsedge", ""}) {
-    size_t known = 0;
-    for (const char* name : kPlugins) known += registry.getCreator(name, "1", space) != nullptr;
-    if (known == std::size(kPlugins)) return true;
+  for (const char* space : {kDomain, ""}) {
+    const bool known = std::all_of(kOperators.begin(), kOperators.end(), [&](const OperatorSpec& spec) {
+      return !spec.plugin || registry.getCreator(spec.name, kPluginVersion, space) != nullptr;
+    });
+    if (known) return true;
   }
   return false;
 }

@@ -10,24 +10,24 @@ using Make = std::unique_ptr<Operator> (*)(const Attributes&, const Level&);
 
 // Operators with INT8 weights are made over these.
 constexpr struct {
-  const char* name;
+  OperatorId id;
   Make make;
 } kMakers[] = {
-    {"Squash", make_squash},
-    {"DynamicRouting", make_dynamic_routing},
-    {"VoteRouting", make_vote_routing},
-    {"EMRouting", make_em_routing},
-    {"AttentionRouting", make_attention_routing},
-    {"SelfAttentionRouting", make_self_attention_routing},
-    {"UniformRouting", make_uniform_routing},
-    {"PoseNormalization", make_pose_normalization},
-    {"QuantizedConv", make_quantized_conv},
+    {OperatorId::kSquash, make_squash},
+    {OperatorId::kDynamicRouting, make_dynamic_routing},
+    {OperatorId::kVoteRouting, make_vote_routing},
+    {OperatorId::kEMRouting, make_em_routing},
+    {OperatorId::kAttentionRouting, make_attention_routing},
+    {OperatorId::kSelfAttentionRouting, make_self_attention_routing},
+    {OperatorId::kUniformRouting, make_uniform_routing},
+    {OperatorId::kPoseNormalization, make_pose_normalization},
+    {OperatorId::kQuantizedConv, make_quantized_conv},
 };
 
 Make maker_of(const OperatorSpec& spec) {
   if (spec.quantizes) return make_quantized_routing;
-  for (const auto& [name, make] : kMakers)
-    if (std::string_view(name) == spec.name) return make;
+  for (const auto& [id, make] : kMakers)
+    if (id == id_of(spec)) return make;
   throw Error(std::string(spec.name) + ": there is no CPU kernel");
 }
 
