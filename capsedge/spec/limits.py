@@ -6,13 +6,12 @@ TypeScript and into docs/reference/limits.md, in this order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
-@dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """A limit: how large, long or deep something may be.
 
     Attributes:
@@ -255,8 +254,7 @@ PARQUET_LIST_RATIO = _limit(
 # --- What differs between runtimes ---
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A smaller limit of one runtime. What exceeds it is refused where a file for it is written.
 
     Attributes:
