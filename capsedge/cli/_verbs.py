@@ -43,7 +43,7 @@ VERBS = {
     ),
     "optimize": Verb(
         "optimize:command",
-        "Find capsule routing in an ONNX file of any tool and replace it by operators, proven equal.",
+        "Find capsule routing in an ONNX file from any tool, replace it with operators, verify the result.",
         MODELS,
     ),
     "verify": Verb(

@@ -48,7 +48,7 @@ def command(
     measure: Measure = 1.0,
     as_json: _options.Json = False,
 ) -> None:
-    """Find capsule routing in an ONNX file of any tool and replace it by operators, proven equal."""
+    """Find capsule routing in an ONNX file from any tool, replace it with operators, verify the result."""
     require(
         "onnx", "onnxscript", "onnxruntime",
         what="Optimizing needs onnx, onnxscript and ONNX Runtime.",

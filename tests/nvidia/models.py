@@ -26,7 +26,7 @@ _IMAGES = 8  # enough for ranges; accuracy is no matter here
 
 @cache
 def zoo(routing: str, folder: Path, iterations: int = 3) -> Path:
-    """A model of the zoo, exported and proven equal."""
+    """A model of the zoo, exported and verified."""
     path = folder / f"{routing}.onnx"
     export(load_checkpoint(zoo_checkpoint(f"digits-{routing}")), path, iterations=iterations)
     return path
@@ -60,7 +60,7 @@ def quantized(source: Path, precision: str) -> Path:
 
 
 def registered(name: str, folder: Path) -> Path:
-    """A model of the registry with random weights; not proven equal, which other tests do."""
+    """A model of the registry with random weights; not verified, which other tests do."""
     return _exported(name, folder / f"{name}.onnx")
 
 
