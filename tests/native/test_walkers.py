@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError  # noqa: E402
 
 from capsedge.errors import CapsedgeError  # noqa: E402
 from capsedge.runtime.onnx_file import summary  # noqa: E402
-from capsedge.spec.onnx_wire import SCHEMA  # noqa: E402
+from capsedge.spec.onnx_wire import DOMAINS, SCHEMA  # noqa: E402
 from tests.runtime.models import capsule_model  # noqa: E402
 from tests.runtime.walking import Facts, in_python  # noqa: E402
 from tests.runtime.wire import Writer, field, messages, model, mutated, varint  # noqa: E402
@@ -155,7 +155,7 @@ def test_what_is_honest_is_taken(in_c: Walk) -> None:
         assert facts is not None
         assert not any(f[0] == "harmful" for f in facts)
     check(data, in_c)
-    for domain in summary.DOMAINS:
+    for domain in DOMAINS:
         assert check(model(field(1, NODE + field(7, domain.encode()))), in_c)
 
 
