@@ -267,9 +267,9 @@ def check_above_chance(
     if binomial_at_most(right, images, (1 + chance) / 2) > _MISFORTUNE:
         return [f"{artefact}: too few images to tell the two apart. Judge by more"]
     raise UsageError(
-        f"{what} answers no better than chance, so nothing can be judged by its accuracy.",
+        f"{what} predicts no better than chance, so its accuracy says nothing.",
         f"{artefact}. Judged by {scores}, labels of {data}.",
-        "Correct what is wrong of these, and run it again.",
+        "Check the file, the scores and the labels, then run the command again.",
         details=[
             f"labels: they must number the {classes} classes from 0 in the order of the model's class names "
             "(`capsedge inspect` lists them)",
@@ -355,7 +355,7 @@ class ErrorCount:
         if reference.shape != artefact.shape:
             raise UnsupportedModelError(
                 f"Output '{self.name}' cannot be compared.",
-                f"Its size depends on its values: it is {list(reference.shape)} in FP32 and "
+                f"Its size depends on its values: {list(reference.shape)} in FP32 and "
                 f"{list(artefact.shape)} afterwards.",
                 "Quantize the part of the network before the selection.",
             )

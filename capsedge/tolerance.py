@@ -168,9 +168,9 @@ def _by_name(
             )
         if not math.isfinite(figure) or figure < 0:
             raise UsageError(
-                f"Bad --{kind} {figure:g}.",
+                f"Invalid --{kind} {figure:g}.",
                 "A tolerance must be finite and not negative.",
-                "Use for example 1e-5.",
+                "For example: 1e-5.",
             )
     return table
 
@@ -188,8 +188,8 @@ def parse(kind: str, options: Sequence[str]) -> dict[str, float]:
             table[name] = float(value)
         except ValueError:
             raise UsageError(
-                f"Bad --{kind} {option}.",
-                "It takes [output:]number.",
+                f"Invalid --{kind} {option}.",
+                "The format is [output:]number.",
                 f"Use --{kind} 1e-5 or --{kind} lengths:1e-5.",
             ) from None
     return table

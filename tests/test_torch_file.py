@@ -159,7 +159,7 @@ def test_archives_are_refused(
 def test_other_pickle_protocols_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadPickle) as caught:
         read(tmp_path / "a.pt", {"a": "b"}, pickle_protocol=4)
-    assert "another pickle protocol" in torch_file.unreadable(tmp_path, caught.value).fix
+    assert "a pickle protocol other than" in torch_file.unreadable(tmp_path, caught.value).fix
 
 
 def test_nothing_is_unpacked_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def _check_shape(session: Session, scores: str) -> None:
     python = f"scores={known!r}" if known and known != scores else "another output as scores="
     line = f"or let forward return scores [N, classes], of class capsules v `{ONE_LINE}`, and export again."
     raise UsageError(
-        f"'{scores}' does not hold the scores of classes.",
+        f"'{scores}' does not hold class scores.",
         f"{fault}.",
         f"Name {python}, {line}",
         command=f"Name {other}, {line}",
@@ -186,8 +186,8 @@ class Gate:
                 raise UsageError(
                     f"{name} is {value:g}.",
                     "It must be 0 points or more.",
-                    f"Use for example {name}=1.",
-                    command=f"Use for example {option} 1.",
+                    f"For example: {name}=1.",
+                    command=f"For example: {option} 1.",
                 )
 
     def limit(self, metric: str) -> float:

@@ -95,7 +95,7 @@ def check_fits(session: Session, data: ImageSet) -> None:
                 f"The arrays do not fit the model's input '{port.name}'.",
                 f"They are {values.dtype} {list(values.shape)}; the model takes {port.dtype} "
                 + f"{free}.".replace("'", ""),
-                "Give them as the model takes them; the first axis counts the samples.",
+                "Pass them in the model's layout, with samples along the first axis.",
             )
 
 
@@ -152,7 +152,7 @@ def watch(
     fixed = None if samples_of_a_run(session, data) is None else session.backend.batches.fixed
     if fixed is not None and len(data) < fixed:
         raise UsageError(
-            f"{len(data)} images are too few to calibrate on.",
+            f"{len(data)} images are too few for calibration.",
             f"The model has a fixed batch of {fixed} and cannot run fewer at once.",
             f"Give {fixed} or more, or export the model with a free batch.",
         )
@@ -249,18 +249,19 @@ def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
         kept = (
             ""
             if subject in (None, 1)
-            else f"Of the {subject}, 1 is left to calibrate on and the others compare. "
+            else f"Of the {subject}, 1 is left for calibration; the others are for the comparison. "
         )
         raise UsageError(
-            f"{subject_text} not enough to calibrate on.",
-            f"{kept}Every activation would get the range of one image, and other images would be clipped.",
-            "Give 100 or more images like those that the model will see.",
+            f"{subject_text} not enough for calibration.",
+            f"{kept}The range of every activation would come from a single image, and other images "
+            "would be clipped.",
+            "Provide 100 or more images like those that the model will see.",
         )
     if all(float(np.ptp(batch)) == 0.0 for batch in data.batches(256)):
         raise UsageError(
             "The calibration images are constant.",
             f"Every value of the {len(data)} images of {data.source} is the same within its batch.",
-            "Give images like those that the model will see.",
+            "Provide images like those that the model will see.",
         )
     if len(data) < 32:
         return [f"only {len(data)} calibration images: ranges may be too small; use 100 or more"]
@@ -276,9 +277,9 @@ def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
     common = int(evaluation.occurs_in(calibration).sum())
     if common:
         raise UsageError(
-            "Accuracy would be reported on images that were calibrated on.",
+            "Accuracy would be reported on images that were used for calibration.",
             f"{common} of {len(evaluation)} evaluation images are among the {len(calibration)} "
             "calibration images.",
-            "Give other images as `data=`.",
-            command="Give other images with --data.",
+            "Pass other images as `data=`.",
+            command="Pass other images with --data.",
         )

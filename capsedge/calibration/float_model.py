@@ -124,8 +124,8 @@ class FloatModel:
             small = self.metadata.cascade.small.file
             raise UsageError(
                 f"{self.path} is a cascade of two networks.",
-                "What it was measured to do holds for these two as they are.",
-                f"Quantize {small} or the large network, then join them again: `capsedge.cascade`.",
+                "Its measured agreement holds only for these two networks as they are.",
+                f"Quantize {small} or the large network, then join them again with `capsedge.cascade`.",
                 command=f"Quantize {small} or the large network, then join them again with "
                 "`capsedge cascade`.",
             )
@@ -182,7 +182,7 @@ class FloatModel:
             raise UsageError(
                 f"{data.source} has labels up to {classes - 1}.",
                 f"'{port.name}' has {wide} scores, for the classes 0 to {wide - 1}.",
-                "Give labels that count the model's classes from 0.",
+                "Number the labels from 0, in the order of the model's classes.",
             )
         return warnings
 
@@ -297,7 +297,9 @@ class FloatModel:
             model = int8_qdq.emit(self.model, chosen, assignment, table)
             kept = [*self.kept, *kept]
         else:
-            raise UsageError(f"There is no target '{target}'.", "", f"Known: {', '.join(TARGETS)}.")
+            raise UsageError(
+                f"Unknown target '{target}'.", "", f"Choose one of: {', '.join(TARGETS)}."
+            )
         kept += [
             KeptNode(u.name, u.kind, "assigned", "the search keeps it in FP32")
             for u in self.layers

@@ -139,7 +139,7 @@ def check_executed(
     integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
     if integers and not any(e.precision.startswith("int8") for e in runs):
         raise ArtefactError(
-            "ONNX Runtime runs nothing of this file in 8 bits.",
+            "ONNX Runtime runs no part of this file in 8 bits.",
             "Its optimized graph has: "
             + ", ".join(f"{e.count} {e.op} {e.precision}" for e in runs),
             "Report this with the version of ONNX Runtime.",

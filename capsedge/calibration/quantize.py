@@ -110,10 +110,10 @@ def split(
             tested = pool.without(drawn)
     if len(tested) == 0:
         raise UsageError(
-            "There is nothing left to compare the file with FP32 on.",
+            "No images are left for the comparison with FP32.",
             f"{pool.source} holds {len(pool)} images.",
-            "Give other images as `data=`, with labels for the accuracy.",
-            command="Give other images with --data, with labels for the accuracy.",
+            "Pass other images as `data=`, with labels to measure the accuracy.",
+            command="Pass other images with --data, with labels to measure the accuracy.",
         )
     if limit is not None:
         tested = tested.draw(limit, seed)
@@ -138,7 +138,7 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
         raise UsageError(
             f"{found.source} has no arrays for the input {missing[0]}.",
             f"The model's inputs are {', '.join(source.inputs)}.",
-            "Give one array [N, ...] by the name of each input (numpy.savez in a file).",
+            "Save one array [N, ...] for each input, under its name, with numpy.savez.",
         )
     if source.metadata is None:
         check_fits(source.session, found)
@@ -310,7 +310,9 @@ def _check_choices(precision: str, target: str, prefer: str) -> None:
         ("preference", prefer, PREFERENCES),
     ):
         if value not in known:
-            raise UsageError(f"There is no {kind} '{value}'.", "", f"Known: {', '.join(known)}.")
+            raise UsageError(
+                f"Unknown {kind} '{value}'.", "", f"Choose one of: {', '.join(known)}."
+            )
 
 
 def _searched(
@@ -462,12 +464,12 @@ def _prepared(
     """The model to quantize and the images, after a check of the arguments."""
     range_method(method)
     if ops not in OPS:
-        raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
     runtime = target if target in RUNTIMES else None
     if runtime is not None and ops == "fused":
         raise UsageError(
-            f"A file for {runtime} cannot have the form 'fused'.",
-            f"{runtime} does not know the operators of the domain capsedge.",
+            f"A file for {runtime} cannot use ops 'fused'.",
+            f"{runtime} does not support the operators of the capsedge domain.",
             "Leave `ops=` out.",
             command="Leave --ops out.",
         )

@@ -151,7 +151,7 @@ def range_method(method: str) -> Callable[[Histogram], Range]:
     """
     if method not in METHODS:
         raise UsageError(
-            f"There is no calibration method '{method}'.", "", f"Known: {', '.join(METHODS)}."
+            f"Unknown calibration method '{method}'.", "", f"Choose one of: {', '.join(METHODS)}."
         )
     return METHODS[method]
 
@@ -328,7 +328,7 @@ def _check_same(name: str, actual: str, current: str, path: Path | str) -> None:
         raise ArtefactError(
             f"The calibration table {path} is stale.",
             f"It was made for another {name}: {actual[:16]}, now {current[:16]}.",
-            f"Delete it to calibrate anew: rm {shlex.quote(str(path))}",
+            f"Delete it to calibrate again: rm {shlex.quote(str(path))}",
         )
 
 

@@ -83,7 +83,7 @@ def _failed(error: BaseException) -> int:
         error = EnvironmentProblem(
             "There is not enough memory.",
             f"{error}",
-            "Free some memory, or process less at a time.",
+            "Free some memory, or process fewer images at a time.",
         )
     if not isinstance(error, CapsedgeError):
         _output.report_bug(error)

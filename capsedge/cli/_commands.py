@@ -158,9 +158,9 @@ class Value(_Kind):
 
     def _refuse(self, value: object, param: Any) -> NoReturn:
         raise UsageError(
-            f"Bad {_label(param)} {value}.",
+            f"Invalid {_label(param)} {value}.",
             f"It takes {'a whole number' if self.kind is int else 'a number'}{self.bounds()}.",
-            f"Use for example {_label(param)} {self._example(param)}."
+            f"For example: {_label(param)} {self._example(param)}."
             if isinstance(param, VerbOption)
             else "",
         )
@@ -216,8 +216,8 @@ class Command(click.Command):
         if ctx.args and not ctx.resilient_parsing:
             takes = any(isinstance(p, VerbArgument) for p in self.params)
             raise UsageError(
-                f"{ctx.command_path} takes no {ctx.args[0]}.",
-                "It is one argument too many." if takes else "It has no arguments, only options.",
+                f"Unexpected argument {ctx.args[0]}.",
+                f"{ctx.command_path} takes {'fewer arguments' if takes else 'only options'}.",
                 _see(ctx),
             )
         return rest
@@ -399,7 +399,7 @@ def _label(param: click.Parameter) -> str:
 
 
 def _see(ctx: click.Context, what: str = "options") -> str:
-    return f"`{ctx.command_path} --help` lists the {what}."
+    return f"Run `{ctx.command_path} --help` for the {what}."
 
 
 def _close(word: str, known: Iterable[str]) -> str:

@@ -202,7 +202,7 @@ def install(program: click.Command) -> None:
         _add(home / ".bashrc", f"source '{place}'")
     elif shell == "zsh":
         _add(home / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
-    log(f"wrote {place}; completion works in new shells")
+    log(f"wrote {place}; open a new shell to use completion")
 
 
 def _add(settings: Path, line: str) -> None:
@@ -221,9 +221,9 @@ def _shell() -> str:
     if name in _SHELLS:
         return name
     raise EnvironmentProblem(
-        "The shell is not known.",
-        f"SHELL is {name or 'not set'}; completion is for {', '.join(_SHELLS)}.",
-        "Name it: SHELL=bash capsedge --install-completion.",
+        "Completion is not available for this shell.",
+        f"SHELL is {name or 'not set'}; supported are {', '.join(_SHELLS)}.",
+        "Set the shell: SHELL=bash capsedge --install-completion.",
     )
 
 

@@ -141,7 +141,7 @@ def _keywords(**options: Any) -> dict[str, Any]:
 
 def _known(option: str, value: str | None, known: tuple[str, ...]) -> None:
     if value is not None and value not in known:
-        raise UsageError(f"Bad --{option} {value}.", "", f"Known: {', '.join(known)}.")
+        raise UsageError(f"Invalid --{option} {value}.", "", f"Choose one of: {', '.join(known)}.")
 
 
 def _list(option: str, text: str | None) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def _list(option: str, text: str | None) -> tuple[str, ...]:
         return ()
     found = tuple(part.strip() for part in text.split(","))
     if not all(found) and option != "units":
-        raise UsageError(f"Bad --{option} '{text}'.", "A name is empty.", "Use for example a,b,c.")
+        raise UsageError(f"Invalid --{option} '{text}'.", "A name is empty.", "For example: a,b,c.")
     return found
 
 
@@ -164,14 +164,18 @@ def class_names(source: Path) -> list[str]:
         if "," not in text:
             raise UsageError(
                 f"There is no file {source}.",
-                "--classes names a text file with one class a line, or lists the classes.",
-                "Check the name, or give the classes as a,b,c.",
+                "--classes takes a text file with one class per line, or a list of classes.",
+                "Check the path, or list the classes: --classes a,b,c.",
             )
         return _named(text.split(","), "--classes", "name")
-    with reading.open_regular_file(source, "Name a text file.") as file:
+    with reading.open_regular_file(source, "Pass a text file with one class per line.") as file:
         data = file.read(limits.METADATA_BYTES + 1)
     if len(data) > limits.METADATA_BYTES:
-        raise UsageError(f"{source} is too large for a list of classes.", "", "Name a text file.")
+        raise UsageError(
+            f"{source} is too large to be a list of classes.",
+            "",
+            "Pass a text file with one class per line.",
+        )
     try:
         lines = data.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -192,7 +196,7 @@ def _named(parts: list[str], source: str, what: str) -> list[str]:
                 "Give every class a name.",
             )
     if not names:
-        raise UsageError(f"{source} names no class.", "", "Write one name a line.")
+        raise UsageError(f"{source} contains no class names.", "", "Write one class name per line.")
     return names
 
 
@@ -208,7 +212,9 @@ def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
         mean = _numbers("mean", "0" if options["mean"] is None else options["mean"])
         std = _numbers("std", "1" if options["std"] is None else options["std"])
         if 0.0 in std:
-            raise UsageError("Bad --std 0.", "Pixels are divided by it.", "Use another number.")
+            raise UsageError(
+                "Invalid --std 0.", "Pixels are divided by this value.", "Use another number."
+            )
         changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
     for name, known in (("per_image", _PER_IMAGE), ("order", _ORDERS), ("resize", _RESIZE)):
         _known(name.replace("_", "-"), options[name], known)
@@ -218,9 +224,9 @@ def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
         for name in ("pixel_range", "mean", "std"):
             if options[name] is not None:
                 raise UsageError(
-                    f"--per-image standardize and --{name.removeprefix('pixel_')} exclude each other.",
-                    "The image's own mean and deviation take their place.",
-                    "Give one of them.",
+                    f"--per-image standardize and --{name.removeprefix('pixel_')} cannot be used together.",
+                    "Standardization uses the mean and standard deviation of each image instead.",
+                    "Use one of them.",
                 )
         changes |= {"mean": (0.0,), "std": (1.0,)}
     return changes
@@ -233,9 +239,9 @@ def _size(text: str) -> tuple[int, int]:
         if min(found) > 0:
             return found
     raise UsageError(
-        f"Bad --size '{text}'.",
-        "It is height and width in pixels.",
-        "Use for example --size 28x28.",
+        f"Invalid --size '{text}'.",
+        "The format is HEIGHTxWIDTH, in pixels.",
+        "For example: --size 28x28.",
     )
 
 
@@ -246,8 +252,8 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         found = ()
     if not found or not all(map(math.isfinite, found)):
         raise UsageError(
-            f"Bad --{option} '{text}'.",
-            "It is a number, or one per channel, separated by commas.",
-            "Use for example 0.485,0.456,0.406.",
+            f"Invalid --{option} '{text}'.",
+            "It takes one number, or one per channel, separated by commas.",
+            "For example: 0.485,0.456,0.406.",
         )
     return found

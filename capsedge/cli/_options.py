@@ -75,9 +75,9 @@ def batch_sizes(text: str, option: str = "--batch") -> list[int]:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise UsageError(
-            f"Bad batch sizes '{text}'.",
+            f"Invalid batch sizes '{text}'.",
             "They must be whole numbers.",
-            f"Use for example {option} 1,8.",
+            f"For example: {option} 1,8.",
         ) from None
 
 
@@ -98,9 +98,9 @@ def iteration_counts(text: str) -> list[int]:
         found = []
     if not found or not {*found} <= {*possible}:
         raise UsageError(
-            f"Bad --iters {text}.",
+            f"Invalid --iters {text}.",
             f"It takes whole numbers from 1 to {limits.ITERATIONS}.",
-            "Use for example 1..5 or 1,3.",
+            "For example: 1..5 or 1,3.",
         )
     return found
 
@@ -122,7 +122,9 @@ def exclude(**options: object) -> None:
         if value not in (None, False)
     ]
     if len(given) > 1:
-        raise UsageError(f"{given[0]} and {given[1]} exclude each other.", "", "Give one of them.")
+        raise UsageError(
+            f"{given[0]} and {given[1]} cannot be used together.", "", "Use one of them."
+        )
 
 
 # --- Groups of options: the fields of a dataclass, which a verb takes as one parameter ---
@@ -218,17 +220,17 @@ class UserModuleOptions:
                 if value:
                     raise UsageError(
                         f"{name} needs --module.",
-                        "It belongs to a network of your own.",
-                        "Name its code: --module capsnet.py:CapsNet. (--checkpoint takes the package's own "
-                        "checkpoints.)",
+                        "It applies only to your own network.",
+                        "Name the network's code with --module capsnet.py:CapsNet, or use "
+                        "--checkpoint for a checkpoint of this package.",
                     )
             return None
         for name, other in others.items():
             if other not in (None, False, ""):
                 raise UsageError(
-                    f"--module and --{name} exclude each other.",
-                    "Both name the network.",
-                    f"Leave --{name} out; the weights of --module are named with --weights.",
+                    f"--module and --{name} cannot be used together.",
+                    "Both select the network.",
+                    f"Leave --{name} out; pass the weights of --module with --weights.",
                 )
         from capsedge.models.user_module import UserModuleSpec
 

@@ -51,7 +51,7 @@ def _check_present(path: Path) -> None:
 
 def check_data(path: Path) -> None:
     if reading.path_kind(path) is None:
-        raise UsageError(f"There is no {path}.", "", "Name a folder or file with images.")
+        raise UsageError(f"There is no {path}.", "", "Pass a folder or a file with images.")
 
 
 def _check_repository(path: Path) -> None:
@@ -192,12 +192,16 @@ def _check_readable(paths: list[Path], role: PathRole) -> None:
             raise UsageError(
                 f"Cannot read {path}.",
                 f"It is a {kind}.",
-                "Name a file or, where accepted, a folder.",
+                "Pass a file or, where accepted, a folder.",
             )
         if kind is not None:
             present.append(path)
             if not os.access(path, os.R_OK):
-                raise UsageError(f"Cannot read {path}.", "You may not read it.", "Check its mode.")
+                raise UsageError(
+                    f"Cannot read {path}.",
+                    "You have no permission to read it.",
+                    "Check its permissions.",
+                )
     for path in paths:
         if not (role.any_of and present):
             role.check(path)

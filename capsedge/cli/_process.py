@@ -150,7 +150,7 @@ _NAME = Path("-")
 class Content(io.BytesIO):
     """What came from the standard input, under the name that errors give it."""
 
-    name = "The standard input"
+    name = "Standard input"
 
 
 def contents(files: Sequence[Path]) -> dict[int, Content]:
@@ -161,26 +161,24 @@ def contents(files: Sequence[Path]) -> dict[int, Content]:
     """
     places = [number for number, file in enumerate(files) if file == _NAME]
     if len(places) > 1:
-        raise UsageError(
-            "- is given twice.", "The standard input holds one image.", "Give it once."
-        )
+        raise UsageError("- is used twice.", "Standard input holds a single image.", "Use - once.")
     return {number: Content(_read()) for number in places}
 
 
 def _read() -> bytes:
     """All bytes up to one over the limit, by which the decoder refuses more."""
-    fix = "Send it an image: capsedge infer - < image.png."
+    fix = "Send it an image: capsedge infer - < image.png"
     if sys.stdin is None:
-        raise UsageError("The standard input is closed.", "- reads an image from it.", fix)
+        raise UsageError("Standard input is closed.", "- reads an image from it.", fix)
     if sys.stdin.isatty():
-        raise UsageError("The standard input is a terminal.", "- reads an image from it.", fix)
+        raise UsageError("Standard input is a terminal.", "- reads an image from it.", fix)
     try:
         data = sys.stdin.buffer.read(limits.IMAGE_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(
-            "The standard input cannot be read.", f"{error.strerror or error}.", fix
+            "Standard input cannot be read.", f"{error.strerror or error}.", fix
         ) from error
     if not data:
-        why = "The command before the pipe has written nothing, or the file has 0 bytes."
-        raise UsageError("The standard input is empty.", why, fix)
+        why = "The command before the pipe wrote nothing, or the file has 0 bytes."
+        raise UsageError("Standard input is empty.", why, fix)
     return data

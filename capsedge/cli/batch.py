@@ -124,12 +124,12 @@ def command(
             f", {report.resumed} of {report.parts} parts from before" if report.resumed else ""
         )
         _output.say(
-            f"wrote {report.output}: {report.images:,} images, {report.atypical:,} with nothing to see, "
-            f"{report.failed:,} with an error{resumed}"
+            f"wrote {report.output}: {report.images:,} images, {report.atypical:,} without visible "
+            f"content, {report.failed:,} with an error{resumed}"
         )
     if report.failed:
         _output.log(
-            f"{report.failed:,} of {report.images:,} images could not be read: see the column 'error'"
+            f"{report.failed:,} of {report.images:,} images could not be read; see the column 'error'"
         )
         raise SystemExit(int(ExitCode.USAGE))
 
@@ -140,7 +140,7 @@ def _resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _output.log("what is finished is kept: continue with the same command and --resume")
+        _output.log("finished parts are kept; continue with the same command and --resume")
         raise
 
 

@@ -141,9 +141,9 @@ def _batches(text: str) -> tuple[int, int, int]:
     parts = text.split(":")
     if len(parts) != 3 or not all(part.isdigit() for part in parts):
         raise UsageError(
-            f"Bad --dynamic-batch {text}.",
-            "It takes three numbers, MIN:BEST:MAX.",
-            "Use for example 1:8:32.",
+            f"Invalid --dynamic-batch {text}.",
+            "The format is MIN:BEST:MAX, three batch sizes.",
+            "For example: 1:8:32.",
         )
     low, best, high = map(int, parts)
     return low, best, high
@@ -155,9 +155,9 @@ def _capabilities(text: str | None) -> tuple[str, ...]:
     parts = tuple(part.strip() for part in text.split(","))
     if not all(re.fullmatch(r"\d{1,2}\.\d", part) for part in parts):
         raise UsageError(
-            f"Bad --compute-capability {text}.",
-            "It takes numbers with a decimal point, separated by commas.",
-            "Use for example 8.6,8.9,12.0.",
+            f"Invalid --compute-capability {text}.",
+            "It takes numbers such as 8.9, separated by commas.",
+            "For example: 8.6,8.9,12.0.",
         )
     return parts
 
@@ -168,7 +168,9 @@ def _bytes(text: str | None) -> int | None:
     found = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
     if found is None:
         raise UsageError(
-            f"Bad --workspace {text}.", "It takes a size.", "Use for example 512M or 2G."
+            f"Invalid --workspace {text}.",
+            "It takes a size with a unit.",
+            "For example: 512M or 2G.",
         )
     return int(found[1]) * _UNITS[found[2]]
 
@@ -230,7 +232,7 @@ def _print(built: BuildReport) -> None:
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
     if engine_info.portable:
-        log("unproven: no TensorRT-RTX engine has been run on a GPU yet (docs/how-to/tensorrt.md)")
+        log("untested: no TensorRT-RTX engine has been run on a GPU yet (docs/how-to/tensorrt.md)")
     log(
         "next, on such a GPU:" if engine_info.portable else "next:",
         f"  capsedge infer --model {shlex.quote(str(built.path))} image.png",

@@ -59,7 +59,9 @@ def web(
     from capsedge.serving.deploy.web import deploy_web
 
     if port and not serve:
-        raise UsageError("--port is for --open.", "", "Add --open, or leave --port out.")
+        raise UsageError(
+            "--port has no effect without --open.", "", "Add --open, or leave --port out."
+        )
     counts = _options.iteration_counts(iters) if iters else None
     made = deploy_web(models, output, iterations=counts, note=lambda text: log(f"note: {text}"))
     if as_json:
@@ -88,7 +90,7 @@ def _serve(made: WebDeployment, port: int) -> None:
     from capsedge.serving.deploy.preview_server import FolderServer
 
     with FolderServer(made.output, [file.path for file in made.files], port) as server:
-        log(f"serving {made.output} at {server.url}; Ctrl-C ends it")
+        log(f"serving {made.output} at {server.url}; press Ctrl-C to stop")
         if any(name in os.environ for name in _SCREENS) or sys.platform in ("darwin", "win32"):
             webbrowser.open(server.url)  # without a screen it would take the terminal for itself
         try:
@@ -255,6 +257,6 @@ def _range(text: str) -> tuple[int, int] | None:
         least, most = map(int, text.split(":"))
     except ValueError:
         raise UsageError(
-            f"'{text}' is no range of replicas.", "", "For example --replicas 1:4."
+            f"'{text}' is not a range of replicas.", "", "For example: --replicas 1:4."
         ) from None
     return least, most

@@ -147,9 +147,9 @@ class FrozenOptions:
         """
         if self.freeze_couplings != (self.calib_data is not None):
             raise UsageError(
-                "--freeze-couplings and --calib-data need each other.",
+                "--freeze-couplings and --calib-data must be used together.",
                 "Couplings are averaged over the images of --calib-data.",
-                "Give both, or neither.",
+                "Pass both, or neither.",
             )
         if self.freeze_couplings and converted:
             raise UsageError(
@@ -219,8 +219,8 @@ def _export_user_module(
         log(f"note: {note}")
     if own.weights is None:
         log(
-            f"warning: no --weights: exporting {own.name} with the weights that its code gives it (random "
-            "ones are drawn with seed 0)."
+            f"warning: no --weights: exporting {own.name} with its initial weights (random weights "
+            "are drawn with seed 0)."
         )
     target = output or Path(f"{own.name.lower()}.onnx")
     if own.code is not None and not dry_run:
@@ -260,13 +260,13 @@ def _export_known(
     default = model is None and checkpoint is None
     if default:
         log(
-            f"exporting {found.name}, the package's own model for digits: the default, as neither --module, "
-            "--checkpoint nor --model names another"
+            f"exporting {found.name}, the bundled digit model, because neither --module, "
+            "--checkpoint nor --model is given"
         )
     if not found.trained:
         log(
-            f"warning: {found.name} has no trained weights in this package: exporting its random "
-            "initial weights. The file is for measuring speed; it classifies nothing."
+            f"warning: {found.name} has no trained weights in this package: exporting random "
+            "initial weights. Use the file only to measure speed; its predictions are meaningless."
         )
     if found.model.config.fixed_batch is not None:
         log(
@@ -286,9 +286,7 @@ def _export_known(
 
 def _check_iterations(iters: int | None) -> None:
     if iters is not None and iters < 1:
-        raise UsageError(
-            f"Routing cannot run {iters} iterations.", "", "Give --iters a number of 1 or more."
-        )
+        raise UsageError(f"Routing cannot run {iters} iterations.", "", "Pass --iters 1 or more.")
 
 
 def _example(
@@ -300,12 +298,14 @@ def _example(
             return str(inputs)
         raise UsageError(
             "--module needs --example.",
-            "The shape of its input is otherwise unknown.",
-            "Add the size of one image, channels first: --example 1x28x28",
+            "The input shape is otherwise unknown.",
+            "Add the shape of one image, channels first: --example 1x28x28",
         )
     if subject is None and example is not None:
         raise UsageError(
-            "--example needs --module.", "The package's models know their input.", "Leave it out."
+            "--example needs --module.",
+            "The input shape of the package's models is known.",
+            "Leave it out.",
         )
     return example
 
@@ -317,7 +317,7 @@ def _rewrites(left_out: list[str]) -> Any:
     unknown = [name for name in left_out if name not in REWRITES]
     if unknown:
         raise UsageError(
-            f"There is no rewrite '{unknown[0]}'.", "", f"Known: {', '.join(REWRITES)}."
+            f"Unknown rewrite '{unknown[0]}'.", "", f"Choose one of: {', '.join(REWRITES)}."
         )
     return Rewrites(**{REWRITES[name]: False for name in left_out})
 
@@ -438,8 +438,8 @@ def _print_fusion(report: ExportReport) -> None:
 
 def _print_frozen(frozen: dict[str, Any]) -> None:
     log(
-        "APPROXIMATION: couplings are frozen to their mean over "
-        f"{frozen['averaged_images']} images; the file no longer routes."
+        f"APPROXIMATION: the couplings are frozen at their mean over {frozen['averaged_images']} "
+        "images; the file no longer routes."
     )
     accuracy = ""
     if frozen["accuracy"] is not None:  # it is None for a multi-label model

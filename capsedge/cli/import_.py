@@ -107,7 +107,9 @@ def command(
         return
     if not files:
         raise UsageError(
-            "No file is named.", "", "capsedge import FILE; or --list for the families."
+            "No file is named.",
+            "",
+            "Run `capsedge import FILE`, or `capsedge import --list` for the families.",
         )
     require(
         "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
@@ -143,17 +145,17 @@ def command(
 def _default_output(files: list[Path]) -> Path:
     if len(files) > 1:
         raise UsageError(
-            "The checkpoint of an ensemble has no name yet.",
-            "It would be named after one of the files.",
-            "Name it with -o CHECKPOINT.safetensors.",
+            "The checkpoint of an ensemble needs a name.",
+            "By default it would be named after just one of the files.",
+            "Choose one with -o CHECKPOINT.safetensors.",
         )
     file = files[0]
     target = file.with_suffix(".safetensors")
     if target == file:
         raise UsageError(
-            f"{file} would be written over.",
+            f"{file} would be overwritten.",
             "",
-            "Name the checkpoint with -o CHECKPOINT.safetensors.",
+            "Choose another name with -o CHECKPOINT.safetensors.",
         )
     return target
 

@@ -105,8 +105,8 @@ def command(
     if found.escalated is not None and not as_json:
         escalated = sum(p.escalated is True for p in found.predictions.values())
         _output.say(
-            f"escalated: {escalated} of {len(found.predictions)} images, {found.escalated:.1%}: decided by "
-            "the large network"
+            f"escalated: {escalated} of {len(found.predictions)} images, {found.escalated:.1%}, "
+            "decided by the large network"
         )
     if found.errors:
         _output.log(f"{len(found.errors)} of {len(files)} images could not be read")

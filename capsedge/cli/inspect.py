@@ -67,13 +67,13 @@ def _check(file: Path, forecast: bool, layers: bool, device: str | None) -> None
     engine = is_engine(file)
     if device is not None and not forecast:
         raise UsageError(
-            "--device needs --forecast.", "It names the device of a forecast.", "Add --forecast."
+            "--device needs --forecast.", "It selects the device of a forecast.", "Add --forecast."
         )
     if engine and forecast:
         raise UsageError(
             f"{file} is a TensorRT engine.",
-            "A forecast needs the shapes in an ONNX file.",
-            "Name the ONNX file that the engine was built from.",
+            "A forecast needs the shapes that an ONNX file holds.",
+            "Pass the ONNX file that the engine was built from.",
         )
     if layers and not engine:
         raise UsageError(
@@ -141,7 +141,7 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
         except ModuleNotFoundError:
             raise UnknownSizes(
                 error.what,
-                f"{error.why} onnx could infer it, and is not installed.",
+                f"{error.why} The package onnx could infer it, but is not installed.",
                 "pip install 'capsedge[build]'",
             ) from None
         with as_file(with_shapes(read_harmless(file)[0])) as complete:

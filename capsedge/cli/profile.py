@@ -129,7 +129,7 @@ def command(
     else:
         _show(report)
     if any(found.failed for found in report.comparisons):
-        _output.log("error: a peer computes different outputs; it was not timed.")
+        _output.log("error: a peer computes different outputs and was not timed.")
         raise SystemExit(int(ExitCode.PARITY))
 
 
@@ -140,7 +140,11 @@ def _arrays(source: Path, sessions: list[Session]) -> dict[str, NDArray[Any]]:
     names = [port.name for port in sessions[0].inputs]
     arrays = dict(zip(names, by_name(read_arrays(source), names, str(source)), strict=True))
     if any(a.ndim == 0 for a in arrays.values()):
-        raise UsageError(f"{source} holds single numbers.", "", "Give arrays with the batch first.")
+        raise UsageError(
+            f"{source} holds single numbers instead of batches.",
+            "",
+            "Pass arrays with the batch as the first axis.",
+        )
     return arrays
 
 
@@ -153,7 +157,9 @@ def _check_peers(
         ("--module", module, "torch" in peers, "Add --compare torch."),
     ):
         if value is not None and not needed:
-            raise UsageError(f"{option} needs a peer.", "It is for the peers of --compare.", fix)
+            raise UsageError(
+                f"{option} needs --compare.", "It configures the peers of --compare.", fix
+            )
 
 
 def _check_reports(
@@ -171,8 +177,8 @@ def _check_reports(
             check_chart(target)
     if trace is not None and not operators:
         raise UsageError(
-            "--trace excludes --no-operators.",
-            "A trace shows operators.",
+            "--trace and --no-operators cannot be used together.",
+            "A trace shows the operators.",
             "Leave out --no-operators.",
         )
 

@@ -106,7 +106,7 @@ def command(
                 progress=progress, round_done=_log_round,
             )  # fmt: skip
     except KeyboardInterrupt:
-        log("interrupted: finished epochs are kept; the same command with --resume continues")
+        log("interrupted: finished epochs are kept; continue with the same command and --resume")
         raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
     for warning in report.warnings:
         log(f"warning: {warning}")

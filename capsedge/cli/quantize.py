@@ -178,8 +178,8 @@ def _check_plot(plot: Path, searched: bool) -> None:
 
     if not searched:
         raise UsageError(
-            "--plot needs a search.",
-            "It plots the search for mixed precision.",
+            "--plot needs --precision mixed.",
+            "It plots the mixed-precision search.",
             "Add --precision mixed.",
         )
     check_chart(plot)
@@ -256,7 +256,7 @@ def show(report: QuantizationReport) -> None:
             [(k.node, k.op, k.rule, k.numbers) for k in report.kept[:LISTED]],
         )
         if len(report.kept) > LISTED:
-            say(f"and {len(report.kept) - LISTED} more, listed by --json", "")
+            say(f"and {len(report.kept) - LISTED} more (--json lists all)", "")
     if report.search is not None:
         show_search(report.search)
 

@@ -95,9 +95,7 @@ def command(
     from capsedge.viz.save import check_picture, save
 
     if output is None and not as_json:
-        raise UsageError(
-            "There is no file for the picture.", "", "Name one: -o picture.png, .svg or .html."
-        )
+        raise UsageError("No output file is given.", "", "Add -o picture.png (or .svg, .html).")
     if output is not None:
         check_picture(output)
     options = figure_kinds.FigureOptions(

@@ -115,7 +115,7 @@ def command(
 
     if log_level not in LEVELS:
         raise UsageError(
-            f"'{log_level[:20]}' is no level of the log.", "", f"Use one of {', '.join(LEVELS)}."
+            f"'{log_level[:20]}' is not a log level.", "", f"Use one of {', '.join(LEVELS)}."
         )
 
     def ready(serving: Serving, address: Address) -> None:
@@ -141,7 +141,7 @@ def _size(text: str) -> int | None:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= LARGEST_BATCH:
         raise UsageError(
-            f"'{text[:20]}' is no size of a batch.",
+            f"'{text[:20]}' is not a batch size.",
             "",
             f"Use --batch auto, or a number from 1 to {LARGEST_BATCH}.",
         )
@@ -153,7 +153,7 @@ def _more_ports(port: int, grpc: int | None, metrics: int | None) -> tuple[int, 
     after = [0, 0] if port == 0 else [port + 1, port + 2]
     if max(after) > LAST_PORT and None in (grpc, metrics):
         raise UsageError(
-            f"No port follows {port}.", "", "Give --grpc-port and --metrics-port as well."
+            f"No port follows {port}.", "", "Set --grpc-port and --metrics-port as well."
         )
     return after[0] if grpc is None else grpc, after[1] if metrics is None else metrics
 
@@ -192,4 +192,4 @@ def _show(serving: Serving, address: Address) -> None:
         version = f", version {model.version}" if model.version else ""
         log(f"serving {model.session.path} as {model.name}{version}{_gathered(model.batch)}")
     log(f"REST {document['rest']}/v2, gRPC {document['grpc']}, metrics {document['metrics']}")
-    log("Ctrl-C ends it")
+    log("press Ctrl-C to stop")

@@ -112,14 +112,14 @@ def command(
 def _check_picture(path: Path) -> None:
     if path.suffix not in (".png", ".svg"):
         raise UsageError(
-            f"{path} is neither a .png nor a .svg.", "", "Use for example --picture front.svg."
+            f"{path} is neither a .png nor an .svg file.", "", "For example: --picture front.svg."
         )
 
 
 def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
     found = list(dict.fromkeys(_options.words(text)))
     if not found or not set(found) <= set(known):
-        raise UsageError(f"Bad {option} {text}.", "", f"Known: {', '.join(known)}.")
+        raise UsageError(f"Invalid {option} {text}.", "", f"Choose one of: {', '.join(known)}.")
     return found
 
 

@@ -143,7 +143,7 @@ def command(
                 threads=threads, resume=resume, log=log, progress=progress, epoch_done=done,
             )  # fmt: skip
     except KeyboardInterrupt:
-        log("interrupted: finished epochs are kept; the same command with --resume continues")
+        log("interrupted: finished epochs are kept; continue with the same command and --resume")
         raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
     if as_json:
         print_json({"checkpoint": str(checkpoint), "epochs": lines})

@@ -105,15 +105,15 @@ def command(
         from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
     except ModuleNotFoundError as error:
         raise EnvironmentProblem(
-            "Verification runs the PyTorch model, and PyTorch is not installed here.",
+            "Verification runs the PyTorch model, but PyTorch is not installed.",
             f"There is no package '{error.name}'.",
-            "On a workstation: pip install 'capsedge[export]'",
+            "Run this on a workstation, after: pip install 'capsedge[export]'",
         ) from error
     artefacts, origin = _named_checkpoints(model, name or [])
     checkpoints = checkpoint or []
     if checkpoints and origin is not None:
         raise UsageError(
-            "--checkpoint and --model both name the reference.", "", "Use one of them."
+            "--checkpoint and --model cannot be used together.", "", "Use one of them."
         )
     if output is not None:
         check_writable(output)
@@ -164,14 +164,14 @@ def _named_checkpoints(model: Path | None, names: list[str]) -> tuple[list[str |
     if model is None:
         if not names:
             raise UsageError(
-                "There is nothing to verify.", "", "Name a file: capsedge verify model.onnx"
+                "There is nothing to verify.", "", "Pass a file: capsedge verify model.onnx"
             )
         return list(names), None
     if len(names) > 1 or (names and names[0].endswith((".onnx", ".engine"))):
         raise UsageError(
             f"{model} is given without --model, and {names[-1]} with it.",
-            "Beside a file, --model names the model of the zoo that it was exported from.",
-            f"For an ensemble, give all files with it: --model {model} --model {names[-1]}",
+            "With a single file, --model names the zoo model that it was exported from.",
+            f"For an ensemble, pass every file with --model: --model {model} --model {names[-1]}",
         )
     return [model], names[0] if names else None
 
@@ -180,15 +180,17 @@ def _check_ensemble(user_module: UserModuleOptions, inputs: Path | None) -> None
     if user_module.module is not None or inputs is not None:
         raise UsageError(
             f"An ensemble is not verified with {'--inputs' if inputs else '--module'}.",
-            "Its members take images, and name their checkpoints.",
-            "Verify the members one by one, or modules with capsedge.verify_ensemble in Python.",
+            "Its members take images, and record their own checkpoints.",
+            "Verify the members one by one, or compare modules in Python with capsedge.verify_ensemble.",
         )
 
 
 def _check_one(checkpoints: list[Path]) -> None:
     if len(checkpoints) > 1:
         raise UsageError(
-            f"There are {len(checkpoints)} checkpoints for one file.", "", "Give the right one."
+            f"There are {len(checkpoints)} checkpoints for one file.",
+            "",
+            "Pass only the one that the file was exported from.",
         )
 
 
@@ -204,14 +206,14 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
     ):
         if part == "hard_cases" and not document[part]["names"]:
-            _output.say("No hard case lies within the range of the inputs.")
+            _output.say("None of the hard cases lies within the range of the inputs.")
             continue
         _show_part(title, document[part])
         for warning in document[part].get("warnings", ()):
             _output.log(f"warning: {warning}")
         if ignored := document[part].get("ignored"):
             _output.say(
-                f"note: the {ignored} of the samples are not used: the file states a regression"
+                f"note: the {ignored} of the samples are not used, because the file is a regression"
             )
     if document["routing_errors"] is not None:
         _show_routing_errors(document["routing_errors"])

@@ -137,9 +137,9 @@ def read_array(
     while at < expected and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
         at += found
     if at < expected:
-        raise UsageError(f"{path} is not whole.", f"'{name}' has {at:,} bytes of {expected:,}.")
+        raise UsageError(f"{path} is incomplete.", f"'{name}' has {at:,} bytes of {expected:,}.")
     if not partly and member.read(1):  # also checks the sum of what was read
-        raise UsageError(f"{path} cannot be read.", f"'{name}' goes on after its end.")
+        raise UsageError(f"{path} cannot be read.", f"'{name}' has data after its end.")
     array = data.view(dtype).reshape(shape, order="F" if fortran else "C")
     native = array.astype(dtype.newbyteorder("="), copy=False)
     return native if count is None else native[:count] if native.ndim else native
@@ -161,7 +161,7 @@ def header(path: Path, member: IO[bytes], name: str) -> tuple[np.dtype[Any], boo
         at = match.end()
         found |= {key: value for key, value in match.groupdict().items() if value is not None}
     if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
-        raise _foreign(path, name, "its header is not one of plain numbers")
+        raise _foreign(path, name, "its header does not describe plain numbers")
     sizes = [part for part in found["shape"].split(",") if part.strip()]
     matches = [_SIZE.fullmatch(part) for part in sizes]
     shape = tuple(int(match[1]) for match in matches if match)
@@ -194,7 +194,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise UsageError(
             f"{path} is not a file of arrays.",
             f"Its suffix is '{path.suffix}'.",
-            "Give .npy or .npz.",
+            "Pass a .npy or .npz file.",
         )
     with opened_arrays(path) as arrays:
         return {name: arrays.read(name) for name in arrays.names}
@@ -214,7 +214,7 @@ def by_name(arrays: Mapping[str, Any], names: Sequence[str], label: str) -> list
     if len(names) == 1 and (len(arrays) == 1 or "images" in arrays):
         return [arrays.get("images", next(iter(arrays.values())))]
     raise UsageError(
-        f"{label} does not name the inputs.",
+        f"{label} does not have the model's inputs by name.",
         f"It holds {', '.join(arrays) or 'nothing'}; the network takes {', '.join(names)}.",
         "Save them with numpy.savez(path, " + ", ".join(f"{n}=..." for n in names) + ").",
     )
@@ -224,7 +224,7 @@ def _unreadable(path: Path, error: BadArchive) -> UsageError:
     return UsageError(
         f"{path} cannot be read.",
         f"{error}.",
-        "It needs an array 'images', and 'labels' for accuracy, as numpy.savez writes them.",
+        "Save an array 'images', and 'labels' to measure accuracy, with numpy.savez.",
     )
 
 
@@ -273,27 +273,27 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         ):
             raise UsageError(
                 f"{path} is not an idx file of bytes.",
-                f"It begins with {head.hex(' ') or 'nothing'}, an idx file with 00 00 08.",
-                "Name an idx, npz or image file, or a data set folder.",
+                f"It begins with {head.hex(' ') or 'nothing'}; an idx file begins with 00 00 08.",
+                "Pass an idx, npz or image file, or a data set folder.",
             )
         axes = head[3]
         dimensions = _filled(content, bytearray(4 * axes))
         if len(dimensions) < 4 * axes:
-            raise UsageError(f"{path} is not whole.", "It ends in its header.", "Get it again.")
+            raise UsageError(f"{path} is incomplete.", "It ends in its header.", "Get a new copy.")
         shape = struct.unpack(f">{axes}I", dimensions)
         partly = count is not None and count < shape[0]
         if count is not None and partly:
             shape = (count, *shape[1:])
         expected = check_bytes(path, shape, 1, stored if packed else None)
         if not packed and expected > stored:
-            raise UsageError(f"{path} is not whole.", f"{stored:,} bytes of {expected:,}.")
+            raise UsageError(f"{path} is incomplete.", f"{stored:,} bytes of {expected:,}.")
         data = np.empty(expected, np.uint8)
         found = len(_filled(content, data.data))
         if found < expected:
-            raise UsageError(f"{path} is not whole.", f"{found:,} bytes of {expected:,}.")
+            raise UsageError(f"{path} is incomplete.", f"{found:,} bytes of {expected:,}.")
         if not partly and _filled(content, bytearray(1)):
             raise UsageError(
-                f"{path} is not an idx file.", f"It continues after its {expected:,} bytes."
+                f"{path} is not an idx file.", f"It has data after its {expected:,} bytes."
             )
     return data.reshape(shape)
 
@@ -349,4 +349,6 @@ class _Gunzip:
         return found
 
     def _damaged(self, why: str) -> UsageError:
-        return UsageError(f"{self._path} is not a complete gzip file.", f"{why}.", "Get it again.")
+        return UsageError(
+            f"{self._path} is not a complete gzip file.", f"{why}.", "Get a new copy."
+        )

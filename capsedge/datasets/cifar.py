@@ -41,7 +41,7 @@ def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         raise UsageError(
             f"{path} is not a Python batch of CIFAR-10.",
             f"{str(error)[:1].upper()}{str(error)[1:]}.",
-            "Get the python version of CIFAR-10 again.",
+            "Download the Python version of CIFAR-10 again.",
         ) from error
 
 
@@ -84,7 +84,7 @@ class _Array:
         ):
             raise BadPickle("it has an array whose bytes do not fit its shape")
         if fortran not in (False, True, "C", "F"):
-            raise BadPickle("it has an array that is stored in an unknown order")
+            raise BadPickle("it has an array in an unknown memory order")
         self.order = "F" if fortran in (True, "F") else "C"
         self.shape, self.content = shape, content
 
@@ -96,7 +96,7 @@ def _call(name: Name, arguments: tuple[Any, ...]) -> Any:
         # (name, align, copy): flags that change nothing of bytes.
         if arguments[:1] and arguments[0] in _BYTES_TYPES and len(arguments) <= 3:
             return _Type()
-        raise BadPickle("it has an array of another type than bytes")
+        raise BadPickle("it has an array whose type is not bytes")
     package, _, module = name.module.rpartition(".")
     if package in _CORE and (module, name.name) == ("multiarray", "_reconstruct"):
         # The class, and a shape and type that the state replaces.
@@ -117,7 +117,7 @@ def _encoded(arguments: tuple[Any, ...]) -> bytes:
             return arguments[0].encode("latin-1")
         except UnicodeEncodeError:
             pass
-    raise BadPickle("it has bytes that are written in an unknown way")
+    raise BadPickle("it has bytes in an unknown encoding")
 
 
 def _set_state(value: Any, state: Any) -> None:
@@ -129,13 +129,13 @@ def _set_state(value: Any, state: Any) -> None:
             and len(state) in (8, 9)
         ):
             return
-        raise BadPickle("it has an array of another type than bytes")
+        raise BadPickle("it has an array whose type is not bytes")
     if isinstance(value, _Array) and type(state) is tuple and len(state) == 5:
         if isinstance(state[2], _Type):
             value.fill(state[1], state[3], state[4])
             return
-        raise BadPickle("it has an array of another type than bytes")
-    raise BadPickle("it sets the state of what has none")
+        raise BadPickle("it has an array whose type is not bytes")
+    raise BadPickle("it sets the state of an object that has none")
 
 
 _PLAIN = ("|", None, None, None, -1, -1, 0)

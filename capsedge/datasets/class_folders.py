@@ -155,9 +155,9 @@ def read_classes(
     names = names or folders
     if unknown := [name for name in folders if name not in names and images_below(folder / name)]:
         raise UsageError(
-            f"{folder} has a class that the training images lack: {', '.join(unknown[:3])}.",
-            f"Their classes are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}.",
-            "Rename or remove it.",
+            f"{folder} has a class without training images: {', '.join(unknown[:3])}.",
+            f"The training classes are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}.",
+            "Rename or remove that folder.",
         )
     found = [
         (file, label)
@@ -197,7 +197,7 @@ def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]
         raise UsageError(
             f"{len(broken)} of {len(files)} images cannot be read: {named}{more}.",
             f"The first: {next(iter(broken.values())).what}",
-            "Remove or replace them.",
+            "Remove or replace these files.",
         )
     return images
 

@@ -71,7 +71,7 @@ class ImageSet:
             raise UsageError(
                 f"{self.source} has no labels.",
                 "",
-                "Give labelled images: one sub-folder per class, or an npz file with 'labels'.",
+                "Provide labelled images: one sub-folder per class, or an npz file with 'labels'.",
             )
         return self.labels
 
@@ -194,7 +194,7 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
     else:
         prepared = [np.asarray(x, np.float32) for x in taken]
     if not prepared:
-        raise UsageError("The iterator gave no images.", "", "Give 100 or more.")
+        raise UsageError("The iterator yielded no images.", "", "Provide 100 or more images.")
     stacked = np.stack(prepared)
     check_finite(stacked, "The iterator")
     return ImageSet("an iterator", stacked)
@@ -211,5 +211,5 @@ def check_finite(images: NDArray[Any], source: object) -> None:
         raise UsageError(
             f"{source} has values that are NaN or infinite.",
             f"{bad} of {len(images)} images have them.",
-            "Clean the arrays; or give uint8 pixels [N, H, W, C] to have them prepared.",
+            "Remove these values, or pass uint8 pixels [N, H, W, C], which are prepared automatically.",
         )

@@ -59,7 +59,7 @@ def read_images(
     """
     source = Path(source)
     if not os.path.lexists(source):
-        raise UsageError(f"There is no {source}.", "", "Name a folder or file with images.")
+        raise UsageError(f"There is no {source}.", "", "Pass a folder or a file with images.")
     found = identify_path(source)
     key = "" if found is None else found.key
     if key and key not in _DATA:
@@ -89,7 +89,7 @@ def read_images(
         raise UsageError(
             f"{source} holds no images.",
             "",
-            "Name a folder with images, an npz or an idx file.",
+            "Pass a folder with images, an npz file or an idx file.",
         )
     return replace(data, preprocessing=None if data.images.dtype.kind == "f" else prep)
 
@@ -150,8 +150,9 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
         count = "1 image lies" if len(images) == 1 else f"{len(images)} images lie"
         return UsageError(
             f"{inside} holds images, but no labels.",
-            f"{count} in the folder itself; a label is the name of the sub-folder that an image is in.",
-            f"Sort them: {layout}; or save an npz file with 'images' and 'labels' (docs/reference/data.md).",
+            f"{count} directly in the folder; the label of an image is the name of its sub-folder.",
+            f"Arrange them as {layout}; or save an npz file with 'images' and 'labels' "
+            "(docs/reference/data.md).",
         )
     given = sorted(n for n in list_folder(source) if n.split(".")[0].split("_")[0] in SPLITS)
     if inside == source and given:
@@ -163,9 +164,9 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
         )
     return UsageError(
         f"{inside} holds no data in a known format.",
-        "Known are MNIST idx files, CIFAR-10 python batches, train.npz and test.npz, and one sub-folder of "
-        "images per class.",
-        f"Lay images out as {layout}; or name a folder with one of the others (docs/reference/data.md).",
+        "Supported formats: MNIST idx files, CIFAR-10 Python batches, train.npz and test.npz, and "
+        "one sub-folder of images per class.",
+        f"Arrange images as {layout}, or use one of the other formats (docs/reference/data.md).",
     )
 
 
@@ -177,7 +178,7 @@ def _labelled(data: ImageSet) -> ImageSet:
             "They must be uint8 [N, H, W] or [N, H, W, C].",
         )
     if len(data.classes) and data.classes.min() < 0:
-        raise UsageError(f"{data.source} has labels below 0.", "", "Classes are counted from 0.")
+        raise UsageError(f"{data.source} has labels below 0.", "", "Number the classes from 0.")
     return data
 
 
@@ -205,8 +206,8 @@ def _archive(
 def _other_count(source: Path, labels: NDArray[Any], images: NDArray[Any]) -> UsageError:
     return UsageError(
         f"{source} has labels {list(labels.shape)} for {len(images)} images.",
-        "Every image has one label: the number of its class, counted from 0.",
-        f"Save labels [{len(images)}], in the order of the images (docs/reference/data.md).",
+        "Every image needs one label: the number of its class, counted from 0.",
+        f"Save the labels as [{len(images)}], in the order of the images (docs/reference/data.md).",
     )
 
 
@@ -239,7 +240,7 @@ def as_images(
         raise UsageError(
             "The arrays do not match the model's inputs.",
             f"Given: {', '.join(map(str, named))}; the inputs are {', '.join(inputs)}.",
-            "Give one array [N, ...] by the name of each input.",
+            "Pass one array [N, ...] for each input, by name.",
         )
     first, *more = inputs
     others = {name: np.asarray(named[name]) for name in more}
@@ -289,9 +290,7 @@ def _checked(
     return replace(data, images=images)
 
 
-_PREPARED = (
-    "Give the arrays as the model takes them, such as floats [N, C, H, W], in an npz or npy file."
-)
+_PREPARED = "Save arrays in the model's layout, such as floats [N, C, H, W], as an npz or npy file."
 
 
 def _no_data(source: Path) -> UsageError:
@@ -300,7 +299,7 @@ def _no_data(source: Path) -> UsageError:
     fix, command = found.advice(source)
     return UsageError(
         f"{source} is {found.name}.",
-        "Data are folders of images, npz, npy and idx files (docs/reference/data.md).",
+        "Data can be folders of images, npz, npy or idx files (docs/reference/data.md).",
         fix,
         command=command,
     )
@@ -316,11 +315,14 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
         raise UsageError(
             f"{source}: labels are {labels.dtype} {list(labels.shape)}.",
             "They must be whole numbers, the class of each image counted from 0.",
-            "Leave them out; or, if they are values to estimate, describe the model's file as a regression: "
-            "`capsedge.optimize(model, path, task='regression')` (docs/reference/metadata.md).",
-            command="Leave them out; or, if they are values to estimate, describe the model's file as a "
-            "regression: capsedge optimize MODEL.onnx -o NEW.onnx --task regression "
-            "(docs/reference/metadata.md)",
+            "Leave the labels out; or, if they are values to estimate, describe the model's file "
+            "as a regression: `capsedge.optimize(model, path, task='regression')` "
+            "(docs/reference/metadata.md).",
+            command=(
+                "Leave the labels out; or, if they are values to estimate, describe the model's "
+                "file as a regression: capsedge optimize MODEL.onnx -o NEW.onnx --task regression "
+                "(docs/reference/metadata.md)"
+            ),
         )
     return labels.astype(np.int64)
 
@@ -338,7 +340,7 @@ def _idx(source: Path, limit: int | None) -> ImageSet:
         raise UsageError(
             f"{source} holds no images.",
             f"Its shape is {list(images.shape)}.",
-            "It must be [N, H, W].",
+            "Save images as [N, H, W].",
         )
     beside = source.with_name(source.name.replace(_IDX_IMAGES, _IDX_LABELS))
     labels = None

@@ -58,8 +58,8 @@ def read_targets(
         raise UsageError(
             f"{source} has no values to compare with.",
             f"The network estimates {', '.join(names)}, not classes.",
-            f"Give a folder of images with a table {TABLE} (columns {_FILE},{','.join(names)}), or an npz "
-            "file with 'images' and 'targets' [N, K] (docs/reference/data.md).",
+            f"Pass a folder of images with a table {TABLE} (columns {_FILE},{','.join(names)}), or "
+            "an npz file with 'images' and 'targets' [N, K] (docs/reference/data.md).",
         )
     images = read_images(archive, prep, "test", limit, classes=False)
     return replace(images, targets=_of_archive(archive, len(images), len(names), limit))
@@ -71,7 +71,7 @@ def _of_archive(path: Path, images: int, values: int, limit: int | None) -> NDAr
     if found.dtype.kind not in "fiu" or found.shape != (images, values):
         raise UsageError(
             f"{path}: 'targets' is {found.dtype} {list(found.shape)}.",
-            f"It must be numbers [{images}, {values}]: a value of each kind for each image.",
+            f"It must hold numbers [{images}, {values}], one row of values per image.",
         )
     if not np.isfinite(found).all():
         raise UsageError(
@@ -85,7 +85,7 @@ def _of_table(
 ) -> ImageSet:
     rows = list(_rows(source / TABLE, names, limit))
     if not rows:
-        raise UsageError(f"{source / TABLE} has no rows.", "", "Give a row for each image.")
+        raise UsageError(f"{source / TABLE} has no rows.", "", "Add a row for each image.")
     files = [source / file for file, _ in rows]
     return ImageSet(
         source.name,
@@ -102,7 +102,8 @@ def _rows(path: Path, names: Sequence[str], limit: int | None) -> Iterator[tuple
     with open_regular_file(path) as file:
         if file_size(file) > limits.TABLE_BYTES:
             raise UsageError(
-                f"{path} is larger than {limits.TABLE_BYTES // limits.MIB} MiB.", "It is not read."
+                f"{path} is larger than {limits.TABLE_BYTES // limits.MIB} MiB.",
+                "Larger files are not read.",
             )
         try:
             text = file.read(limits.TABLE_BYTES).decode("utf-8-sig")
@@ -115,7 +116,7 @@ def _rows(path: Path, names: Sequence[str], limit: int | None) -> Iterator[tuple
             raise UsageError(
                 f"{path} has no column '{lacking[0]}'.",
                 f"Its columns are {', '.join(table.fieldnames or ()) or 'none'}.",
-                f"Its first line should be {_FILE},{','.join(names)}.",
+                f"Make its first line {_FILE},{','.join(names)}.",
             )
         for k, row in enumerate(table):
             if k == limit:
@@ -130,7 +131,9 @@ def _inside(path: Path, file: str | None) -> str:
     parts = PurePosixPath(file or "")
     if not file or parts.is_absolute() or ".." in parts.parts or "\\" in file:
         raise UsageError(
-            f"{path} names the file '{file or ''}'.", "Files lie beside the table or below.", ""
+            f"{path} names the file '{file or ''}'.",
+            "Files must be in the table's folder or below it.",
+            "",
         )
     return file
 
@@ -183,9 +186,9 @@ def typical_input_from(data: Typical, preprocessing: Preprocessing) -> TypicalIn
         return spans_of(data.inputs(), preprocessing.layout, data.digest())
     except ValueError as error:
         raise UsageError(
-            f"{data.source} does not show what images look like.",
+            f"{data.source} does not determine what typical images look like.",
             f"{error}.",
-            "Give images as in training, the more the better: thousands.",
+            "Pass images like those of training, preferably thousands.",
         ) from error
 
 
@@ -196,7 +199,7 @@ def _check_shapes(data: ImageSet, preprocessing: Preprocessing) -> None:
         raise UsageError(
             f"{data.source} has images {list(shape)}.",
             f"Prepared for the model, they are {list(preprocessing.shape)}.",
-            "Give uint8 pixels, which are prepared, or floats of this size.",
+            "Pass uint8 pixels, which are prepared automatically, or floats of this size.",
         )
 
 
@@ -211,7 +214,7 @@ def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInp
     if not isinstance(data, (TypicalInput, np.ndarray, ImageSet)):
         path = as_path(data, DATA)
         if not os.path.lexists(path):
-            raise UsageError(f"There is no {path}.", "", "Name a folder or file with images.")
+            raise UsageError(f"There is no {path}.", "", "Pass a folder or a file with images.")
         data = Path(path)
     given = data
     return functools.cache(lambda preprocessing: typical_input_from(given, preprocessing))

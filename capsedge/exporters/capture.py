@@ -299,8 +299,8 @@ def capture(
     else:
         first = NoFreeBatch(
             "The batch cannot be free: the module takes one image at a time.",
-            "torch.func.vmap, which would take each image of a batch for itself, does not run its code.",
-            "Use x.size(0) where the code says a batch of 1, or fix the batch with batch=1 (--batch 1).",
+            "torch.func.vmap, which would process each image of a batch separately, cannot run its code.",
+            "Use x.size(0) where the code assumes a batch of 1, or fix the batch with batch=1 (--batch 1).",
             batch=1,
         )
     try:
@@ -406,15 +406,15 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
     where = line_of(error) or line_of(cause) or getattr(error, "line", "")
     if any(sign in text for sign in _DECIDES):
         return UnsupportedModelError(
-            "PyTorch cannot capture this module as a graph: its code decides by the values of its input.",
+            "PyTorch cannot capture this module as a graph: its code branches on the values of its input.",
             where or first_line(cause),
-            "A graph has one way through. Compute both and choose with torch.where(condition, a, b), or "
-            "leave the `if`, `.item()` or `.tolist()` out of what is exported.",
+            "Compute both branches and choose with torch.where(condition, a, b), or leave the "
+            "`if`, `.item()` or `.tolist()` out of what is exported.",
         )
     if _FIXED in text:
         return NoFreeBatch(
             "The batch cannot be free: the module's code fixes it.",
-            "While it is captured, it makes a plain number of the batch."
+            "During capture, it turns the batch size into a plain number."
             if lines
             else first_line(cause),
             "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
@@ -426,13 +426,13 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
     if unknown is not None:
         return UnsupportedModelError(
             "The module cannot be written as ONNX.",
-            f"ONNX has no form of {unknown[1]}.",
-            "Write that line with other operations, or leave it out of what is exported.",
+            f"ONNX has no equivalent of {unknown[1]}.",
+            "Rewrite that line with other operations, or leave it out of what is exported.",
             details=[where] if where else [],
         )
     if ".numpy()" in text or "numpy" in where:
         return UnsupportedModelError(
-            "PyTorch cannot capture this module as a graph: its code leaves PyTorch for numpy.",
+            "PyTorch cannot capture this module as a graph: its code calls numpy.",
             f"{type(cause).__name__}: {first_line(cause)}",
             "Use torch's functions (torch.clip, torch.linalg, ...) instead of numpy's.",
             details=[where] if where else [],
@@ -442,12 +442,12 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
     details = [where] if where else []
     if lines is None:
         return UnsupportedModelError(
-            f"{what}.", why, "Write that line with other operations.", details=details
+            f"{what}.", why, "Rewrite that line with other operations.", details=details
         )
     return NoFreeBatch(
         f"{what} with a free batch.",
         why,
-        "Write that line with other operations, or fix the batch with batch=1 (--batch 1).",
+        "Rewrite that line with other operations, or fix the batch with batch=1 (--batch 1).",
         batch=1,
         details=details,
     )

@@ -288,10 +288,11 @@ def _subject(
     if not isinstance(model, CapsuleModel):
         if iterations is not None or set(extra_outputs) - {modules.TRACE}:
             raise UsageError(
-                "A module of your own has its own iterations and outputs.",
-                "Of the further outputs it can have the trace alone.",
-                "Set them in the module; leave out 'iterations' and all 'extra_outputs' but trace.",
-                command="Let its forward return them; of --with, only trace is possible.",
+                "The iterations and outputs of your own module are set in its code.",
+                "Of the extra outputs, only the trace can be added.",
+                "Set them in the module, and leave out 'iterations' and every entry of "
+                "'extra_outputs' except trace.",
+                command="Let forward return them, and use --with only for trace.",
             )
         subject = of_module(model, example, batch, output_names, metadata)
         return dataclasses.replace(subject, to_trace=bool(extra_outputs))

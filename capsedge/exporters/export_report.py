@@ -194,7 +194,7 @@ class ExportReport(Summarized):
             return
         worst = max(failed, key=lambda p: p.excess)
         if not math.isfinite(worst.max_abs):
-            found = "the file's values are not finite, or of another shape"
+            found = "the file's values are not finite, or have a different shape"
         else:
             found = (
                 f"largest difference {worst.max_abs:.3g}, {worst.excess:.3g} times the tolerance "
@@ -202,7 +202,7 @@ class ExportReport(Summarized):
             )
         what = "The exported model does not reproduce PyTorch's outputs; nothing was written."
         if self.ill_conditioned:
-            what = "FP32 does not define the module's outputs on all inputs; nothing was written."
+            what = "In FP32, the module's outputs are not well defined on all inputs; nothing was written."
             cause = (
                 f"PyTorch's own result there differs by {worst.reference_error:.3g} between FP32 and FP64. "
                 f"That is rounding, grown beyond what a tolerance may allow (1/{round(1 / MAX_GROWTH)} of "
@@ -213,8 +213,7 @@ class ExportReport(Summarized):
             what,
             f"Output '{worst.output}' on input '{worst.case}': {found}; "
             f"{len(failed)} of {len(self.parity)} comparisons failed.",
-            "Allow more with atol= or rtol= (--atol, --rtol), or state the range that matters with inputs= "
-            "(--inputs).",
+            "Raise atol= or rtol= (--atol, --rtol), or pass typical inputs with inputs= (--inputs).",
             report=self,
             details=[cause] if cause else [],
         )

@@ -72,15 +72,15 @@ def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]
     if any(not ROUTING_OPERATORS[n.op_type].freezable for n in routed):
         raise UnsupportedModelError(
             "The couplings of EM routing cannot be frozen.",
-            "With constant couplings its M-step still divides by the children's activations and takes "
-            "variances: no matrix product remains.",
+            "Even with constant couplings, its M-step divides by the children's activations and "
+            "computes variances, so it does not reduce to a matrix product.",
             "Export it with fewer iterations: --iters 1.",
         )
     if not routed:
         raise UnsupportedModelError(
-            "The file has no routing whose couplings could be frozen.",
-            "It was exported with --ops portable, or routes in only one pass.",
-            "Export it with --ops auto and two iterations or more.",
+            "The file has no routing with couplings that can be frozen.",
+            "It was exported with --ops portable, or it routes in a single pass.",
+            "Export it with --ops auto and at least two iterations.",
         )
     couplings = _mean_couplings(model, routed, data)
     measured = {}

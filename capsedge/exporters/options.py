@@ -34,15 +34,16 @@ def check_module(model: object) -> None:
     if isinstance(model, (str, Path)):
         raise UsageError(
             f"'{model}' is a path; export takes a module.",
-            "A file of weights does not hold the network's code.",
+            "A weights file does not hold the network's code.",
             "For a checkpoint of this package: capsedge.export(capsedge.load_checkpoint(path), ...). For a "
             f"network of your own: model = CapsNet(); {_USER_INPUTS} (docs/how-to/your-model.md).",
         )
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise UsageError(
             f"{model.__name__} is a class; export takes a module.",
-            "A class has no weights.",
-            f"Make one and load its weights: model = {model.__name__}(...); model.load_state_dict(...).",
+            "A class has no weights yet.",
+            f"Create an instance and load its weights: model = {model.__name__}(...); "
+            "model.load_state_dict(...).",
         )
     if isinstance(model, Mapping):
         raise UsageError(
@@ -65,10 +66,10 @@ def check_options(
         raise UsageError(
             f"Opset {opset} cannot be exported.",
             f"The function bodies are written for opsets {OPSETS[0]} to {OPSETS[-1]}.",
-            "Use 20, the newest that every TensorRT from 10.0 on reads.",
+            "Use 20, the newest opset that every TensorRT since 10.0 reads.",
         )
     if ops not in OPS:
-        raise UsageError(f"Unknown ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
     for name, value in (("batch", batch), ("iterations", iterations)):
         if value is not None and value < 1:
             raise UsageError(f"{name} is {value}.", "It must be at least 1.")
@@ -86,8 +87,9 @@ def batch_of(model: nn.Module, batch: int | None) -> int | None:
     if fixed is not None and batch not in (None, fixed):
         raise UsageError(
             f"This network is exported with batch {fixed} only, not {batch}.",
-            "Its author's code averages agreements over the batch, so that other batches give other results.",
-            f"Leave the batch out, or make it {fixed}.",
+            "The author's code averages agreements over the batch, so the results depend on the "
+            "batch size.",
+            f"Leave the batch out, or set it to {fixed}.",
         )
     return batch if fixed is None else fixed
 
@@ -132,17 +134,21 @@ def user_inputs(
             raise UsageError(
                 f"{label} does not fit the input '{name}'.",
                 f"It is {list(x.shape)}; wanted [n, {', '.join(map(str, like.shape[1:]))}].",
-                "Give the inputs as the network sees them, the batch first.",
+                "Pass the inputs as the network sees them, with the batch first.",
             )
         if like.dtype.is_floating_point and not x.dtype.is_floating_point:
             raise UsageError(
                 f"{label} holds whole numbers for the input '{name}'.",
                 f"The network takes {str(like.dtype).removeprefix('torch.')}.",
-                "Give the inputs as the network sees them, scaled and normalized.",
+                "Pass the inputs as the network sees them, scaled and normalized.",
             )
         if x.dtype.is_floating_point and not torch.isfinite(x).all():
             raise UsageError(f"{label} holds NaN or infinite values.", "", "Leave them out.")
         found.append(x.to(like.dtype))
     if len({len(x) for x in found}) > 1:
-        raise UsageError(f"{label} holds different numbers of inputs.", "", "Give as many of each.")
+        raise UsageError(
+            f"{label} holds different numbers of samples for its inputs.",
+            "",
+            "Pass the same number of samples for every input.",
+        )
     return tuple(found)

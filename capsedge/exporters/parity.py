@@ -360,9 +360,10 @@ def accepted_inputs(
             kept.append((name, tensors))
         elif not kept:
             raise UnsupportedModelError(
-                "There is no input to compare the file with PyTorch on.",
-                f"On every input that was tried, the example's own range included, the module fails: {why}",
-                "Give inputs that it takes: --example inputs.npz, an array for each input, batch first.",
+                "There is no input on which to compare the file with PyTorch.",
+                "The module fails on every input that was tried, including inputs in the example's "
+                f"range: {why}",
+                "Pass inputs that it accepts: --example inputs.npz, with one array per input, batch first.",
             )
     kinds = ", ".join(dict.fromkeys(name.partition(",")[0] for name in refused))
     why = next(iter(refused.values()))

@@ -21,16 +21,15 @@ _REDRAWN = 3  # runs with other numbers
 _LINES = 3
 _ELSEWHERE = ("np.random", "numpy.random", "random.", "default_rng", "self.rng", "urandom", "time.")
 _KEEP = (
-    "Draw once, in __init__, and keep the numbers: self.register_buffer('b', torch.randn(...)); or make them "
-    "an input of forward; or start from a constant such as torch.zeros(...)."
+    "Draw the numbers once, in __init__, and keep them: self.register_buffer('b', "
+    "torch.randn(...)); or make them an input of forward; or start from a constant such as "
+    "torch.zeros(...)."
 )
 _DROPOUT = (
-    "Draw in training alone: F.dropout(x, p, training=self.training), or nn.Dropout, which model.eval() "
-    "switches off."
+    "Draw only during training: F.dropout(x, p, training=self.training), or nn.Dropout, which "
+    "model.eval() switches off."
 )
-_GUMBEL = (
-    "Draw in training alone: if self.training: F.gumbel_softmax(...), else softmax(logits / tau)."
-)
+_GUMBEL = "Draw only during training: if self.training: F.gumbel_softmax(...), else softmax(logits / tau)."
 
 
 def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tensor]]) -> None:
@@ -99,8 +98,8 @@ def _differing(
     why = f"Output '{name}' differs by {difference:.3g} between two runs (its largest value is {size:.3g})."
     if draws.names:
         what = (
-            "The module draws random numbers: two runs of the same input differ, so there is nothing to "
-            "prove."
+            "The module draws random numbers: two runs on the same input differ, so a file cannot "
+            "be compared with it."
         )
         return UnsupportedModelError(what, why, _advice(draws), details=_called(draws))
     after = module.state_dict()
@@ -110,11 +109,11 @@ def _differing(
     elsewhere = () if changed else _ELSEWHERE
     lines = next((found for words in elsewhere if (found := lines_with(module, words))), [])
     return UnsupportedModelError(
-        "Two runs of the module on the same input differ, so there is nothing to prove.",
+        "Two runs of the module on the same input differ, so a file cannot be compared with it.",
         why,
         _KEEP
         if not changed
-        else "Let forward change its state in training alone (if self.training: ...).",
+        else "Let forward change its state only during training (if self.training: ...).",
         details=lines,
     )
 
@@ -123,8 +122,8 @@ def _seeded(draws: Draws, off: tuple[str, float, float, float]) -> UnsupportedMo
     """The error for numbers that are the same in each run because the code seeds their generator."""
     name, _, difference, size = off
     return UnsupportedModelError(
-        "The module draws random numbers, and a file cannot draw the same: it has no generator of PyTorch's.",
-        "Two runs agree because the code seeds the generator; with other numbers output "
+        "The module draws random numbers, which a file cannot reproduce: it has no PyTorch generator.",
+        "Two runs agree only because the code seeds the generator; with other numbers, output "
         f"'{name}' differs by {difference:.3g} (its largest value is {size:.3g}).",
         _advice(draws),
         details=_called(draws),

@@ -53,12 +53,12 @@ def with_scores(
     except UsageError:
         raise
     except ValueError as error:
-        raise UsageError("The network cannot be described so.", f"{error}.") from error
+        raise UsageError("The metadata options do not fit this network.", f"{error}.") from error
     if not subject.example[0].dtype.is_floating_point:
         dtype = str(subject.example[0].dtype).removeprefix("torch.")
         raise UsageError(
-            "The network cannot be described so.",
-            f"Its input takes {dtype}, and images are floats.",
+            "The metadata options do not fit this network.",
+            f"Its input takes {dtype}, but images are floats.",
         )
     images = probes(sizes, preprocessing)
     outputs = _outputs(subject, images.images, batch)
@@ -68,8 +68,8 @@ def with_scores(
         raise UsageError(
             f"There is no output {named}.",
             f"The network has {', '.join(outputs)}.",
-            f"Name one of them: outputs=Outputs(scores={next(iter(outputs))!r}).",
-            command=f"Name one of them: --scores {next(iter(outputs))}.",
+            f"Choose one of them: outputs=Outputs(scores={next(iter(outputs))!r}).",
+            command=f"Choose one of them: --scores {next(iter(outputs))}.",
         )
     names = description.class_names if description.class_names is not None else declared.class_names
     choice = choose_scores(

@@ -94,13 +94,15 @@ def of_capsule_model(
     for extra in extras:
         if extra not in EXTRA_OUTPUTS:
             raise UsageError(
-                f"There is no extra output '{extra}'.", "", f"Known: {', '.join(EXTRA_OUTPUTS)}."
+                f"Unknown extra output '{extra}'.",
+                "",
+                f"Choose one of: {', '.join(EXTRA_OUTPUTS)}.",
             )
     if "reconstruction" in extras and model.decoder is None:
         raise UsageError(
-            "This model cannot reconstruct.",
+            "This model cannot reconstruct images.",
             "It has no decoder.",
-            "Leave 'reconstruction' out of --with, or train with a decoder.",
+            "Remove 'reconstruction' from --with, or train with a decoder.",
         )
     config = model.config
     p = config.preprocessing

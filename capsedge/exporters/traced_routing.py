@@ -130,7 +130,7 @@ class Traced(nn.Module):
         size = self.bytes_per_image / limits.MIB
         layers = ", ".join(layer.name for layer in self.layers)
         return (
-            f"the trace of {layers} takes {size:.2f} MiB for each image; its routing runs in standard "
+            f"the trace of {layers} takes {size:.2f} MiB per image; its routing runs in standard "
             "operators, without the exact rewrites",
         )
 
@@ -178,8 +178,8 @@ def trace_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Tra
     if of_classes is None:
         raise UnsupportedModelError(
             "The routing of this model cannot be traced.",
-            "Its class capsules are routed by operations for which there is no capsule operator.",
-            "Leave 'trace' out of --with.",
+            "Its class capsules are routed by operations that no capsule operator covers.",
+            "Remove 'trace' from --with.",
         )
     names = {p.data_ptr(): name.rpartition(".")[0] for name, p in model.named_parameters()}
     calls = []
@@ -272,5 +272,5 @@ def _check_size(traced: Traced) -> None:
         f"The trace takes {traced.bytes_per_image / limits.MIB:.0f} MiB for each image.",
         f"At most {_MOST_BYTES // limits.MIB} MiB can be read; the largest output is {largest} "
         f"{list(traced.sizes[largest])}.",
-        "Leave 'trace' out of --with, or use fewer iterations (--iters).",
+        "Remove 'trace' from --with, or use fewer iterations (--iters).",
     )

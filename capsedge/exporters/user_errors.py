@@ -15,8 +15,8 @@ from capsedge.models.user_code import first_line, line_of, node_lines
 
 _NODE = re.compile(r"while running (?P<kind>\w+) node\. Name:'(?P<name>[^']*)'")
 _WAY_OUT = (
-    "Fix the batch with batch=1 (--batch 1), write that line with other operations, or give inputs that the "
-    "module takes with inputs= (--inputs)."
+    "Fix the batch with batch=1 (--batch 1), rewrite that line with other operations, or pass "
+    "inputs that the module accepts with inputs= (--inputs)."
 )
 
 
@@ -48,11 +48,11 @@ def explain_module_errors(
             raise UnsupportedModelError(
                 "The module fails on an input of the comparison.",
                 f"{type(error).__name__}: {why}",
-                "Give inputs that it takes with inputs= (--inputs).",
+                "Pass inputs that it accepts with inputs= (--inputs).",
                 details=[where],
             ) from error
         raise UnsupportedModelError(
-            "The module's graph does not run in ONNX Runtime as it does in PyTorch.",
+            "The module's graph does not run in ONNX Runtime.",
             why,
             _WAY_OUT,
             details=_lines(why, made),

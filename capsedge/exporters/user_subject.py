@@ -31,8 +31,8 @@ _LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with
 _LARGEST_FIXED, _TRIED = 512, 6  # images of a batch that code fixes; sizes that are tried
 _NUMBERS = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _ANY_BATCH = (
-    "Check the shape of the example; where the code says a number of images, use x.size(0), or fix the batch "
-    "to that number with batch= (--batch)."
+    "Check the shape of the example. Where the code contains a number of images, use x.size(0), or "
+    "fix the batch to that number with batch= (--batch)."
 )
 _FP64, _FP32 = 1e-9, 1e-4  # of the largest magnitude: what batching may change by rounding
 
@@ -90,7 +90,7 @@ def of_module(
 def _tensors(example: Example | None) -> tuple[Tensor, ...]:
     if example is None:
         raise UsageError(
-            "A module of your own needs an example input.",
+            "Your own module needs an example input.",
             "Its input shapes are otherwise unknown.",
             "Pass example=torch.zeros(2, ...), or a tuple of tensors for several inputs.",
         )
@@ -100,18 +100,18 @@ def _tensors(example: Example | None) -> tuple[Tensor, ...]:
     if isinstance(wrong, np.ndarray):
         raise UsageError(
             "The example is a numpy array.",
-            "A module of PyTorch takes tensors.",
+            "A PyTorch module takes tensors.",
             "Pass example=torch.from_numpy(array).float(), or torch.rand(2, ...).",
         )
     if wrong is not None:
         raise UsageError(
             f"The example {'holds' if several else 'is'} a value of type {type(wrong).__name__}.",
-            "A module of PyTorch takes tensors.",
+            "A PyTorch module takes tensors.",
             "Pass a tensor, such as torch.rand(2, 1, 28, 28), or a tuple of them.",
         )
     tensors: tuple[Tensor, ...] = given
     if not tensors or any(t.ndim == 0 for t in tensors):
-        raise UsageError("Every input needs a batch dimension.", "", "Put the batch first.")
+        raise UsageError("Every input needs a batch axis.", "", "Put the batch first.")
     return tensors
 
 
@@ -131,7 +131,7 @@ def _input_names(module: nn.Module, count: int) -> tuple[str, ...]:
             f"The example has {count} input{'s' * (count > 1)}.",
             f"forward takes {', '.join(names) or 'none'}"
             + (f", of which {', '.join(needed)} must be given." if needed != names else "."),
-            "Give one example for each input. A label that only training needs should be optional: "
+            "Pass one example per input. Make labels that only training needs optional: "
             f"forward(self, {names[0] if names else 'x'}, y=None).",
         )
     return (*names, *(f"input_{i}" for i in range(len(names), count)))[:count]
@@ -188,7 +188,7 @@ def _at_module_batch(
             _check_repeatable(module, tensors, batch)
             _check_images_independent(module, tensors, tuple(result), batch)
             return NoFreeBatch(
-                f"The module works at batch {batch} alone.",
+                f"The module works only at batch {batch}.",
                 failure.why,
                 failure.fix,
                 batch=batch,
@@ -246,8 +246,8 @@ def _fixed_batch(module: nn.Module, batch: int) -> tuple[list[str], str]:
         return [], ""
     name, size = fixed
     return lines_with(module, name), (
-        f"Where the code says {name}, use x.size(0), the batch that comes in; or fix the batch to {size} "
-        f"with batch={size} (--batch {size})."
+        f"Where the code says {name}, use x.size(0), the batch of the input, or fix the batch to "
+        f"{size} with batch={size} (--batch {size})."
     )
 
 
@@ -272,10 +272,12 @@ def _check_batch_axis(module: nn.Module, outputs: Mapping[str, Tensor]) -> None:
         lines, fix = _fixed_batch(module, 2)
         raise UnsupportedModelError(
             f"The output '{wrong}' does not begin with the batch.",
-            f"For two images its shape is {list(outputs[wrong].shape)}.",
+            f"For two images, its shape is {list(outputs[wrong].shape)}.",
             fix
-            or "Return one row for each image (the batch first), leave the output out, or fix the batch "
-            "with batch=1 (--batch 1).",
+            or (
+                "Return one row for each image (the batch first), drop the output, or fix the "
+                "batch with batch=1 (--batch 1)."
+            ),
             details=lines,
         )
 
@@ -307,7 +309,7 @@ def _check_alone(
         why = f"Output '{name}' has the shape {list(several[name].shape)} for two images and {found} for one."
     _check_images_independent(module, tensors, tuple(several), 2)
     raise NoFreeBatch(
-        "The module works at batch 2, and not at batch 1.",
+        "The module works at batch 2 but not at batch 1.",
         why,
         fix,
         batch=2,
@@ -330,8 +332,8 @@ def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str
                 flat,
                 tensors,
                 7,
-                f"Output '{name}' of one image differs by {off:.3g} when two others come along",
-                "Use batch=1 (--batch 1), which is what one image at a time computes",
+                f"Output '{name}' of one image differs by {off:.3g} when two other images are in its batch",
+                "Use batch=1 (--batch 1), so that each image is computed by itself",
             )
 
 
@@ -354,7 +356,8 @@ def _check_images_independent(
                 flat,
                 tensors,
                 batch,
-                f"Output '{name}' of an image differs by {off:.3g} when others of its batch are exchanged",
+                f"Output '{name}' of an image differs by {off:.3g} when other images of its batch "
+                "are exchanged",
                 f"Fix the batch with batch={batch} (--batch {batch})",
             )
 
@@ -375,11 +378,11 @@ def _dependent(
     with reductions_over_batch(batch) as lines, torch.no_grad():
         flat(*sized(tensors, batch))
     return UnsupportedModelError(
-        "An image's answer depends on the other images of its batch, so the batch cannot be free.",
-        f"{why}: routing that averages its agreements over the batch, BatchNorm in training mode, or the "
-        "like.",
-        f"{way_out}; or leave out what joins the images (an average over axis 0, .train() in forward) and "
-        "train again.",
+        "The result for an image depends on the other images of its batch, so the batch cannot be free.",
+        f"{why}: the cause is routing that averages agreements over the batch, BatchNorm in "
+        "training mode, or something similar.",
+        f"{way_out}, or remove what mixes the images (an average over axis 0, .train() in forward) "
+        "and train again.",
         details=lines[:1],
     )
 

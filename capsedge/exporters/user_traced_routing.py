@@ -333,9 +333,9 @@ def _without_operators(not_fused: FusionReport) -> UnsupportedModelError:
     reasons = [f"{each.tensor}: {each.reason}" for each in not_fused.not_fused]
     return UnsupportedModelError(
         "The routing of this network cannot be traced.",
-        "None of it has become a capsule operator, whose iterations are known"
-        + (f"; left as it is: {reasons[0]}." if reasons else "."),
-        "Leave 'trace' out of --with, or write the routing with capsedge.ops.",
+        "None of it was recognized as a capsule operator, whose iterations are known"
+        + (f"; not recognized: {reasons[0]}." if reasons else "."),
+        "Remove 'trace' from --with, or implement the routing with capsedge.ops.",
         details=reasons[1:],
     )
 

@@ -168,7 +168,9 @@ def to_normal_form(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(e.domain in ("", "ai.onnx") for e in model.opset_import):
         raise UnsupportedModelError(
-            "The file imports no standard operators.", "", "Export it again with a standard opset."
+            "The file does not import the standard ONNX operators.",
+            "",
+            "Export it again with a standard opset.",
         )
     if model.graph.sparse_initializer:
         raise UnsupportedModelError(

@@ -163,7 +163,7 @@ def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) 
         raise UnsupportedModelError(
             "A capsule operator has an input of unknown shape.",
             f"There is {error}.",
-            "Give every operation before it fixed sizes; only the batch may be free.",
+            "Give every operation before it fixed sizes; only the batch size may vary.",
         ) from error
     set_opset(model, TORCH_DOMAIN, None)
     set_opset(model, DOMAIN, VERSION)

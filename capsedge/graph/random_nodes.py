@@ -104,10 +104,11 @@ def refuse_random(model: onnx.ModelProto, name: str = "The file") -> None:
         return
     training = any(n.operator in _DROPOUTS for n in found)
     raise UnsupportedModelError(
-        f"{name} draws random numbers: two runs of the same input differ, so nothing can be proven of it.",
+        f"{name} draws random numbers: two runs of the same input differ, so results cannot be "
+        "compared with it.",
         f"An output depends on the node {found[0]}"
         + (f", and on {len(found) - 1} more that draw." if len(found) > 1 else "."),
-        "Export it anew "
+        "Export it again "
         + ("in evaluation mode: model.eval(), F.dropout(x, p, training=self.training)"
            if training
            else "with the numbers as a buffer (self.register_buffer) or as an input")

@@ -66,13 +66,13 @@ def resolve(
     wanted = TARGETS.get(target)
     if wanted is None:
         raise UsageError(
-            f"There is no runtime '{target}' to export for.", "", f"Known: {', '.join(TARGETS)}."
+            f"Unknown runtime '{target}'.", "", f"Choose one of: {', '.join(TARGETS)}."
         )
     if ops not in (None, "portable"):
         raise UsageError(
-            f"A file for {target} cannot have the form '{ops}'.",
-            f"{target} knows neither the operators of the domain capsedge nor functions.",
-            "Leave --ops out: the form is 'portable'.",
+            f"A file for {target} cannot use ops '{ops}'.",
+            f"{target} supports neither the operators of the capsedge domain nor functions.",
+            "Leave --ops out; 'portable' is used.",
         )
     if opset is not None and opset > wanted.opset:
         raise UsageError(
@@ -82,7 +82,7 @@ def resolve(
         )
     if free_batch and wanted.batch is not None:
         raise UsageError(
-            f"A file for {target} cannot leave the batch free.",
+            f"A file for {target} cannot have a free batch.",
             wanted.reason,
             "Leave --dynamic-batch out, or fix another batch with --batch.",
         )

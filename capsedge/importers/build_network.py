@@ -49,7 +49,7 @@ def network(
         made = family.convert(tensors, config)
     except ValueError as error:  # shapes that no pattern speaks of
         raise ArtefactError(
-            f"The weights do not make a network of the family {family.name}.",
+            f"The weights do not form a network of the family {family.name}.",
             f"{str(error)[:1].upper()}{str(error)[1:]}.",
             "Check --size, --map and the file.",
         ) from error
@@ -67,7 +67,7 @@ def network(
     if wrong:
         has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"
         raise ArtefactError(
-            f"The weights do not make a network of the family {family.name}.",
+            f"The weights do not form a network of the family {family.name}.",
             f"'{wrong[0]}' is {has}, wanted {list(wanted.get(wrong[0], ()))}.",
             "Check --size, --map and the file.",
         )
@@ -117,8 +117,8 @@ def _with(choices: ImportChoices, assumed: Mapping[str, Any]) -> ImportChoices:
 def _check_inverse_temperature(family: Family, config: ModelConfig, choice: float | None) -> None:
     if choice is not None and getattr(config, "inverse_temperature", None) != choice:
         raise UsageError(
-            f"The family {family.name} has no inverse temperature to give.",
-            "The author's code fixes it, or has none.",
+            f"The family {family.name} has no inverse temperature to set.",
+            "The author's code fixes it, or does not use one.",
             "Leave out inverse_temperature.",
             command="Leave out --inverse-temperature.",
         )
@@ -141,7 +141,7 @@ def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
         raise UsageError(
             f"{images.source} has no labels.",
             "Accuracy needs them.",
-            "Leave out --data, or add them.",
+            "Add labels, or leave out --data.",
         )
     return images
 
@@ -178,9 +178,9 @@ def chosen_by_data(
     achievements = "; ".join(f"{words}: {text}" for words, text in achieved.items())
     if best is None:
         raise UsageError(
-            "The data does not tell which function the network computes.",
+            "The data does not determine which function the network computes.",
             f"On {len(images)} images: {achievements}.",
-            "Give --family and --variant (family=, variant= in Python), or more images.",
+            "Set --family and --variant (family=, variant= in Python), or pass more images.",
         )
     notes.append(f"{best} by the data: {achievements}")
     return possible[best]

@@ -278,7 +278,7 @@ def weighted_sums_of(family: Family, choices: ImportChoices, notes: list[str]) -
     if choices.iterations is None and family.iterations is None:
         raise MissingChoice(
             "How many routing iterations does the network run?",
-            f"The file does not tell; it is {family.iterations_at}.",
+            f"The file does not record it; it is {family.iterations_at}.",
             "--iters N",
             "iterations=N",
             {"iterations": 3},
@@ -307,7 +307,7 @@ def variant_of(family: Family, choices: ImportChoices, notes: list[str]) -> Mapp
     if choices.variant is not None and choices.variant not in known:
         raise UsageError(
             f"{family.name} has no variant '{choices.variant}'.",
-            f"Known: {listed}." if known else "It has no variants.",
+            f"Its variants: {listed}." if known else "It has no variants.",
             f"Use one of --variant {', '.join(known)}." if known else "Leave out --variant.",
         )
     if not known:
@@ -315,13 +315,14 @@ def variant_of(family: Family, choices: ImportChoices, notes: list[str]) -> Mapp
     if not wanted:
         raise MissingChoice(
             f"Which variant of {family.name} is it?",
-            f"The file does not tell, and they compute different functions: {listed}. {family.variant_at}",
+            f"The file does not record it, and the variants compute different functions: {listed}. "
+            f"{family.variant_at}",
             f"--variant {'|'.join(known)}",
             "variant=",
             {"variant": family.variants[0].name},
         )
     if choices.variant is None:
-        notes.append(f"variant '{wanted}': {known[wanted].words} (others: --variant)")
+        notes.append(f"variant '{wanted}': {known[wanted].words} (change with --variant)")
     return known[wanted].fields
 
 
@@ -357,10 +358,12 @@ def size_of(
         return choices.size
     own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
     if len(own) != 1:
-        raise unknown_size("The file does not tell: the same weights fit images of many sizes.")
+        raise unknown_size(
+            "The file does not record it: the same weights fit images of many sizes."
+        )
     side = own[0].side
     notes.append(
-        f"images of {side}x{side} pixels, as the author's code reads {own[0].name} (otherwise: --size)"
+        f"images of {side}x{side} pixels, as the author's code reads {own[0].name} (change with --size)"
     )
     return side, side
 
@@ -377,7 +380,7 @@ def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
         raise UsageError(
             f"A network of the architecture {config.architecture} has no '{unknown[0]}'.",
             "",
-            f"Known: {', '.join(sorted(known))}.",
+            f"Choose one of: {', '.join(sorted(known))}.",
         )
     return config.replace(**fields)
 
@@ -395,9 +398,9 @@ def _preprocessing_of(
         own = data_set_of(family, size, channels)
         if own is None:
             raise MissingChoice(
-                "Which values does the network expect for a pixel?",
-                "The file does not tell; it is in the training code, usually where the data set is "
-                "loaded: ToTensor makes 0 to 1, Normalize(mean, std) comes after it.",
+                "Which pixel values does the network expect?",
+                "The file does not record it; it is in the training code, usually where the data "
+                "set is loaded: ToTensor makes 0 to 1, Normalize(mean, std) comes after it.",
                 "--range 0-1|0-255|-1-1, with --mean and --std as in training",
                 "preprocessing={'scale': ..., 'mean': ..., 'std': ...}",
                 {"preprocessing": {"scale": 1 / 255}},
@@ -409,14 +412,14 @@ def _preprocessing_of(
         notes.append(
             f"pixels as the author's code reads {own.name}: 0 to 1"
             + (f", mean {list(mean)}, std {list(std)}" if any(mean) or set(std) != {1.0} else "")
-            + " (otherwise: --range, --mean, --std)"
+            + " (change with --range, --mean, --std)"
         )
     declared = choices.preprocessing.get("channels", channels)
     if declared != channels:
         raise UsageError(
             f"The network takes images with {channels} channels.",
             f"The preprocessing states {declared}.",
-            f"State {channels}, or leave the channels out.",
+            f"Set the channels to {channels}, or leave them out.",
         )
     try:
         return Preprocessing(*size, channels, **{**values, **choices.pixels})
@@ -424,8 +427,8 @@ def _preprocessing_of(
         raise UsageError(
             "The input cannot be described.",
             f"{error}.",
-            "State what docs/reference/metadata.md lists; mean and std are tuples of one number or one "
-            "per channel.",
+            "Use the fields listed in docs/reference/metadata.md; mean and std are tuples of one "
+            "number, or of one per channel.",
         ) from error
 
 
@@ -450,8 +453,8 @@ def _classes_of(
     """
     if choices.outputs is not None or choices.task == "regression":
         raise UsageError(
-            f"The networks of the family {family.name} decide classes.",
-            "The outputs that are stated are those of a regression, or have other names.",
+            f"The networks of the family {family.name} are classifiers.",
+            "The given outputs belong to a regression, or have other names.",
             "Leave out `outputs` and the task.",
             command="Leave out --outputs, --units, --values, --scores, --poses and --task regression.",
         )
@@ -465,9 +468,9 @@ def _classes_of(
         return choices.classes
     own = data_set_of(family, size, channels)
     if own is not None and len(own.classes) == count:
-        notes.append(f"classes as in {own.name} (otherwise: --classes)")
+        notes.append(f"classes as in {own.name} (change with --classes)")
         return own.classes
-    notes.append("classes without names (--classes names them)")
+    notes.append("the classes have no names (add them with --classes)")
     return tuple(f"class {k}" for k in range(count))
 
 

@@ -40,7 +40,7 @@ def main() -> None:
     try:
         data = sys.stdin.buffer.read(limits.KERAS_BYTES + 1)
         if not data.startswith(SIGNATURE):
-            raise Refused("it is no HDF5 file")
+            raise Refused("it is not an HDF5 file")
         if len(data) > limits.KERAS_BYTES:
             raise Refused(f"it has over {limits.KERAS_BYTES >> 20} MiB")
         forbid_new_files()
@@ -119,14 +119,14 @@ class Walk:
             if b"/" in name or name in (b".", b".."):
                 raise Refused(f"the name {name.decode()!a} in {place} is a path")
             if group.links.get_info(name).type != h5l.TYPE_HARD:
-                raise Refused(f"'/{inner}' is not here but a link to another place")
+                raise Refused(f"'/{inner}' is a link to another location")
             kind = h5o.get_info(group, name).type
             if kind == h5o.TYPE_GROUP:
                 self.group(h5g.open(group, name), inner)
             elif kind == h5o.TYPE_DATASET:
                 self._array(h5d.open(group, name), inner)
             else:
-                raise Refused(f"'/{inner}' is a type of its own")
+                raise Refused(f"'/{inner}' is a named type")
 
     def _once(self, item: Any, path: str) -> None:
         from h5py import h5o
@@ -136,7 +136,7 @@ class Walk:
         if self._count < 0:
             raise Refused("it holds too many objects")
         if (where.fileno, where.addr) in self._visited:
-            raise Refused(f"{path} is reached in two ways")
+            raise Refused(f"{path} is reachable in two ways")
         self._visited.add((where.fileno, where.addr))
 
     def _array(self, array: h5d.DatasetID, path: str) -> None:
@@ -147,9 +147,9 @@ class Walk:
         self._once(array, place)
         plan = array.get_create_plist()
         if plan.get_external_count():
-            raise Refused(f"the numbers of {place} lie in another file")
+            raise Refused(f"the numbers of {place} are in another file")
         if plan.get_layout() not in (h5d.COMPACT, h5d.CONTIGUOUS, h5d.CHUNKED):
-            raise Refused(f"{place} is put together of other arrays")
+            raise Refused(f"{place} is assembled from other arrays")
         for k in range(plan.get_nfilters()):
             if plan.get_filter(k)[0] not in FILTERS:
                 raise Refused(f"{place} needs the filter {plan.get_filter(k)[0]}")
@@ -157,7 +157,7 @@ class Walk:
         if kind.committed() or kind.get_class() not in (h5t.FLOAT, h5t.INTEGER):
             raise Refused(f"{place} does not hold plain numbers")
         if not all(0 <= n < 2**40 for n in array.shape):
-            raise Refused(f"{place} claims a size beyond reason")
+            raise Refused(f"{place} claims an impossible size")
         size = int(np.prod(array.shape, dtype=object)) * kind.get_size()
         chunk = plan.get_chunk() if plan.get_layout() == h5d.CHUNKED else ()
         size = max(size, int(np.prod(chunk, dtype=object)) * kind.get_size() if chunk else 0)

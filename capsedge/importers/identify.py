@@ -64,7 +64,7 @@ def identify(weights: Weights, family_name: str | None = None) -> Identified:
         choice = f"--family {'|'.join(r.family.name for r in whole)}"
         raise MissingChoice(
             f"The file may be of the family {names}.",
-            f"Keys and shapes are the same, the functions are not: {dialects}.",
+            f"Keys and shapes are the same, but the functions differ: {dialects}.",
             choice,
             "family=",
             {},
@@ -99,9 +99,9 @@ def family_of(name: str) -> Family:
     if name not in known:
         close = difflib.get_close_matches(name, known, 3, 0.4)
         raise UsageError(
-            f"There is no family '{name}'.",
+            f"Unknown family '{name}'.",
             f"Did you mean {' or '.join(close)}?" if close else "",
-            "capsedge import --list shows all.",
+            "Run `capsedge import --list` to see all families.",
         )
     return known[name]
 
@@ -113,7 +113,7 @@ def _named(fits: list[Identified], family_name: str) -> Identified:
         raise UsageError(
             f"The file is not of the family {family_name}.",
             f"{'; '.join(_differences(found.fit))}.",
-            "Leave out --family to see what it may be, or rename its keys with --map "
+            "Leave out --family to see which families fit, or rename its keys with --map "
             "(docs/how-to/import.md).",
         )
     return found
@@ -160,7 +160,7 @@ def _unknown(weights: Weights, fits: list[Identified]) -> UnknownNetwork:
         if _nearness(one.fit) > 0:
             details.append(f"nearest: {one.family.name}: {'; '.join(_differences(one.fit))}")
     return UnknownNetwork(
-        "The file is of no family that is known here.",
+        "The file does not belong to any known family.",
         f"It has {len(shapes):,} tensors ({weights.format}); capsedge import --list shows the families.",
         "If only the names differ, rename them with --map keys.toml (docs/how-to/import.md). Otherwise "
         "export the PyTorch module with its weights: capsedge export --module file.py:Name --weights FILE "
@@ -172,10 +172,10 @@ def _unknown(weights: Weights, fits: list[Identified]) -> UnknownNetwork:
 def _without_configuration(family: Family, details: list[str]) -> UnknownNetwork:
     """A file of weights alone, of a family that is read by the configuration in the file."""
     return UnknownNetwork(
-        f"The file looks like the family {family.name}, and states no configuration.",
-        "It was written by save_weights(). Its tensors do not tell strides, padding, pooling, activations, "
-        "or how many capsules a layer has.",
-        "Build the network with its author's code and store it whole with Keras: "
+        f"The file looks like the family {family.name}, but has no configuration.",
+        "It was written by save_weights(). Its tensors do not reveal strides, padding, pooling, "
+        "activations, or the number of capsules in a layer.",
+        "Build the network with its author's code and save the whole model with Keras: "
         "model.load_weights('FILE'); model.save('whole.h5'). Then import whole.h5.",
         details,
     )

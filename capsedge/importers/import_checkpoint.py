@@ -232,18 +232,20 @@ def _fields(preprocessing: Preprocessing | Mapping[str, Any] | None) -> dict[str
     known = {f.name for f in dataclasses.fields(Preprocessing)}
     if unknown := sorted(fields.keys() - known):
         raise UsageError(
-            f"There is no preprocessing '{unknown[0]}'.", "", f"Known: {', '.join(sorted(known))}."
+            f"Unknown preprocessing setting '{unknown[0]}'.",
+            "",
+            f"Choose one of: {', '.join(sorted(known))}.",
         )
     if len(fields.keys() & {"height", "width"}) == 1:
-        raise UsageError("The size needs height and width.", "One is missing.", "Give both.")
+        raise UsageError("The size needs a height and a width.", "One is missing.", "Set both.")
     return fields
 
 
 def _check_output(path: Path) -> None:
     if path.suffix != ".safetensors":
         raise UsageError(
-            f"{path} is not named like a checkpoint.",
-            "An import writes safetensors.",
+            f"{path} does not have a checkpoint's suffix.",
+            "The import writes a safetensors file.",
             "Name it *.safetensors.",
         )
     check_writable(path)
@@ -260,10 +262,10 @@ def _compared(
     found = compare(model, reference_code, weights, images, progress)
     if not found.passed:
         raise ParityError(
-            "The author's code computes something else; nothing was written.",
+            "The author's code computes different results; nothing was written.",
             f"Of {found.inputs} inputs the {found.output} differ by up to {found.largest_difference:.2g} of "
             f"their size (allowed: {TOLERANCE:g}), with {found.flips} other decisions.",
-            "Check --iters, --variant and --family: equal shapes may belong to different functions.",
+            "Check --iters, --variant and --family: different functions can have equal shapes.",
             report=found,
         )
     return found
@@ -297,14 +299,14 @@ def _warnings(
         warnings.append(f"{NOT_COMPARED}: --reference-code author.py:build does that")
     elif comparison.nan:
         warnings.append(
-            f"the author's code gives NaN on {comparison.nan} of {comparison.inputs} inputs, such as "
-            f"{comparison.nan_on}; the imported network gives numbers on {comparison.nan_in_code_only} of "
-            f"them"
+            f"the author's code returns NaN on {comparison.nan} of {comparison.inputs} inputs, such "
+            f"as {comparison.nan_on}; the imported network returns numbers on "
+            f"{comparison.nan_in_code_only} of them"
         )
     if config.fixed_batch is not None:
         warnings.append(
-            f"the export has the batch fixed to {config.fixed_batch}: the author's code averages over "
-            "the batch"
+            f"the batch of the export is fixed to {config.fixed_batch}: the author's code averages "
+            "over the batch"
         )
     if measured is not None:
         warnings += measured.warnings

@@ -74,7 +74,7 @@ def read_hdf5(file: IO[bytes]) -> Hdf5:
     """
     if find_spec("h5py") is None:
         raise EnvironmentProblem(
-            "Keras files need h5py.", "It is not installed here.", "pip install 'capsedge[import]'"
+            "Keras files need h5py.", "It is not installed.", "pip install 'capsedge[import]'"
         )
     bounds = SandboxLimits(limits.KERAS_SECONDS, limits.KERAS_MEMORY, limits.ARRAY_BYTES)
     with run_in_sandbox(_WORKER, file, bounds, _ENVIRONMENT) as ended:
@@ -100,9 +100,9 @@ def content_of(ended: SandboxResult) -> Hdf5:
         answer = decode(_WorkerOutput, values)
         arrays = {path: _array(ended, *what) for path, what in answer.arrays.items()}
     except Malformed as error:
-        raise BadHdf5(f"the process that read it gave a damaged answer: {error}") from error
+        raise BadHdf5(f"the process that read it returned a damaged result: {error}") from error
     if ended.output.read(1):
-        raise BadHdf5("the process that read it gave too long an answer")
+        raise BadHdf5("the process that read it returned too long a result")
     texts: Texts = {
         path: {k: v if isinstance(v, str) else tuple(v) for k, v in found.items()}
         for path, found in answer.texts.items()
@@ -215,7 +215,7 @@ def _named(content: Hdf5) -> Iterator[tuple[str, NDArray[Any]]]:
             for name in (names,) if isinstance(names, str) else names:
                 path = f"{base}{layer}/{name}"
                 if path not in content.arrays:
-                    raise BadHdf5(f"it lists '{path}' and does not have it")
+                    raise BadHdf5(f"it lists '{path}' but does not contain it")
                 plain = name.removesuffix(":0")
                 yield (
                     plain if plain.startswith(f"{layer}/") else f"{layer}/{plain}",

@@ -63,7 +63,7 @@ def read_key_map(path: Path | str) -> KeyMap:
         return decode(KeyMap, check(_toml(data)))
     except (Malformed, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} is not a key map.", f"{error}.", "docs/how-to/import.md shows one."
+            f"{path} is not a key map.", f"{error}.", "See docs/how-to/import.md for an example."
         ) from error
 
 
@@ -99,7 +99,7 @@ def apply(keys: KeyMap, weights: Weights) -> Weights:
             continue
         target, steps = _entry(key, keys.tensors.get(key, key))
         if target in made:
-            raise UsageError(f"The key map makes '{target}' twice.", "", "Correct the key map.")
+            raise UsageError(f"The key map creates '{target}' twice.", "", "Correct the key map.")
         made[target] = _transform(key, tensor, steps)
     return replace(weights, tensors=made)
 
@@ -109,7 +109,7 @@ def _entry(key: str, entry: Any) -> tuple[str, list[Any]]:
     if not isinstance(target, str):
         raise UsageError(
             f"The key map's entry for '{key}' names no key.",
-            "It is a name, or a list of a name and of steps.",
+            "An entry is a name, or a list of a name and steps.",
             'For example "caps.W" = ["classes.weight", {transpose = [0, 1, 3, 2]}].',
         )
     return target, steps
@@ -131,7 +131,7 @@ def _transform(key: str, tensor: Floats, steps: list[Any]) -> Floats:
             tensor = tensor.reshape(axes) if name == "reshape" else tensor.transpose(axes)
         except (ValueError, OverflowError) as error:
             raise UsageError(
-                f"'{key}' of shape {list(tensor.shape)} cannot take the step {name} {list(axes)}.",
+                f"'{key}' of shape {list(tensor.shape)} cannot be transformed by {name} {list(axes)}.",
                 f"{error}.",
                 "Correct the key map.",
             ) from error

@@ -341,7 +341,7 @@ def _both(
                 raise UsageError(
                     "The author's code fails on images.",
                     f"{type(error).__name__}: {first_line(error)}",
-                    "Give --reference-code a function whose module takes images alone.",
+                    "Pass --reference-code a function whose module takes only images.",
                 ) from error
             shapes = {"poses": tuple(result.poses.shape), "scores": tuple(result.scores.shape)}
             kind, value = matching(answer, shapes)
@@ -367,7 +367,7 @@ def matching(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, 
     raise UsageError(
         "The author's code returns neither poses nor scores.",
         f"Wanted {listed}, found {[list(t.shape) for t in tensors]}.",
-        "Give --reference-code a function whose module returns one of them.",
+        "Pass --reference-code a function whose module returns one of them.",
     )
 
 

@@ -59,7 +59,8 @@ def read_weights(path: Path | str) -> Weights:
     with open_regular_file(path, "Check the path of the weights.") as file:
         if file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
-                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.",
+                "Larger files are not read.",
             )
         try:
             found = read(path, file)
@@ -71,9 +72,7 @@ def read_weights(path: Path | str) -> Weights:
             ) from error
     found = replace(found, tensors=without_counters(found.tensors))
     if not found.tensors:
-        raise ArtefactError(
-            f"{path} has no weights.", "There are no tensors in it.", "Save it again."
-        )
+        raise ArtefactError(f"{path} has no weights.", "It contains no tensors.", "Save it again.")
     return found
 
 
@@ -86,7 +85,7 @@ def read_together(paths: Sequence[Path | str]) -> Weights:
         UsageError, ArtefactError, EnvironmentProblem: as ``read_weights`` does; or no file is named.
     """
     if not paths:
-        raise UsageError("No file is named.", "", "Name the file of the weights.")
+        raise UsageError("No file is named.", "", "Pass the weights file.")
     found = [read_weights(path) for path in paths]
     if len(found) == 1:
         return found[0]
@@ -149,12 +148,12 @@ def _not_weights(path: Path) -> UsageError:
     found = identify_path(path)
     if found is None or found.key in _NAMED_OTHERWISE:
         return UsageError(
-            f"{path} is not named like a file of weights.",
+            f"{path} does not have a weights file's suffix.",
             f"Its suffix is '{path.suffix}'; known: {', '.join(_READERS)}.",
-            "Rename it to what it is.",
+            "Rename it to match its format.",
         )
     fix, command = found.advice(path)
-    known = f"Weights are in files named *{', *'.join(_READERS)}."
+    known = f"Weights files are named *{', *'.join(_READERS)}."
     return UsageError(f"{path} is {found.name}, not weights.", known, fix, command=command)
 
 
@@ -171,7 +170,7 @@ def read(path: Path, file: BufferedReader) -> Weights:
     if not found:
         raise ArtefactError(
             f"{path} has no weights.",
-            "There is no dictionary of tensors in it.",
+            "It contains no dictionary of tensors.",
             "Save torch.save(model.state_dict(), path).",
         )
     best = min(found, key=_rank)

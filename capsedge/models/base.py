@@ -135,7 +135,7 @@ def check_work(model: CapsuleModel) -> None:
         with torch.no_grad(), _WorkCounter():
             model.eval()(image)
     except RuntimeError as error:  # of torch: a layer does not fit what comes before it
-        raise UsageError("Such a model cannot run.", str(error).split("\n")[0]) from error
+        raise UsageError("A model of this size cannot run.", str(error).split("\n")[0]) from error
 
 
 class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -42,7 +42,9 @@ class StemLayer:
             ("activation", self.activation, ("linear", "relu", "tanh", "sigmoid")),
         ):
             if value not in known:
-                raise UsageError(f"A layer's {what} is '{value}'.", f"Known: {', '.join(known)}.")
+                raise UsageError(
+                    f"A layer's {what} is '{value}'.", "", f"Choose one of: {', '.join(known)}."
+                )
         check_range(1, limits.WIDTH, channels=self.channels)
         for size in (*self.kernel, *self.stride):
             check_range(1, limits.KERNEL, kernel=size)
@@ -51,9 +53,13 @@ class StemLayer:
             and self.kind in ("max", "average")
             and not self.kernel == self.stride == (2, 2)
         ):
-            raise UsageError("Pooling with padding is there for windows of 2x2 and strides of 2.")
+            raise UsageError(
+                "Pooling with padding is supported only for windows of 2x2 and strides of 2."
+            )
         if not 0 < self.epsilon < math.inf or len(self.name) > limits.NAME_CHARACTERS:
-            raise UsageError("A layer's epsilon is a finite number above 0, and its name is short.")
+            raise UsageError(
+                "A layer's epsilon must be a finite number above 0, and its name must be short."
+            )
 
     def size(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns that it makes of a grid.
@@ -126,11 +132,13 @@ class CapsuleStackConfig(ModelConfig):
         check_range(1, limits.LAYERS, routed=len(self.routed))
         check_range(1, limits.WIDTH, primary_dim=self.primary_dim)
         if self.stem or self.capsule_layers:
-            raise UsageError("A capsule stack has its stem in layers, and its capsules in routed.")
+            raise UsageError(
+                "A capsule stack declares its stem in layers and its capsules in routed."
+            )
         if self.routed[-1].capsules != self.classes:
             raise UsageError(
                 f"{self.classes} classes are named.",
                 f"The last layer has {self.routed[-1].capsules} capsules.",
             )
         if not (0 < self.epsilon < math.inf and 0 < self.offset < math.inf):
-            raise UsageError("The offset and epsilon of a squash are finite numbers above 0.")
+            raise UsageError("The offset and epsilon of a squash must be finite numbers above 0.")

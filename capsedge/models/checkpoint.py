@@ -86,7 +86,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     with open_regular_file(path, "Check the path of the checkpoint.") as file:
         if file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
-                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.",
+                "Larger files are not read.",
             )
         config, shapes, tensors = read(path, file)
         try:
@@ -148,7 +149,7 @@ def _shapes(config: ModelConfig) -> Shapes:
         with torch.device("meta"):
             model = build(config)
     except RuntimeError as error:  # raised by torch for sizes beyond 64 bits
-        raise UsageError("No model can be that large.", str(error).split("\n")[0]) from error
+        raise UsageError("No model can be this large.", str(error).split("\n")[0]) from error
     check_work(model)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
@@ -192,7 +193,7 @@ def _not_a_checkpoint(path: Path, why: str) -> ArtefactError:
 
 def _damaged(path: Path, error: Exception) -> ArtefactError:
     return ArtefactError(
-        f"{path} is not a complete safetensors file.", f"{error}.", "Copy or train it again."
+        f"{path} is not a complete safetensors file.", f"{error}.", "Copy it again, or train again."
     )
 
 
@@ -213,7 +214,7 @@ def _read_torch(path: Path, file: BufferedReader) -> Content:
     ):
         raise ArtefactError(
             f"{path} has no state dict.",
-            "It holds values other than tensors by name.",
+            "It holds values other than named tensors.",
             "Save {'config': ..., 'state_dict': model.state_dict()}.",
         )
     return value["config"], {name: tuple(t.shape) for name, t in stored.items()}, lambda: stored

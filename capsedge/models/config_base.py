@@ -22,7 +22,7 @@ def check_range(least: int, most: int, **values: object) -> None:
     """Refuse numbers outside of a range."""
     for name, value in values.items():
         if not isinstance(value, int) or not least <= value <= most:
-            raise UsageError(f"{name} is {value}.", f"Wanted: {least} to {most:,}.")
+            raise UsageError(f"{name} is {value}.", f"Expected: {least} to {most:,}.")
 
 
 def check_padding(padding: int | str) -> None:
@@ -50,7 +50,7 @@ def check_dialects(config: object) -> None:
     for name, known in _DIALECTS.items():
         value = getattr(config, name, known[0])
         if value not in known:
-            raise UsageError(f"{name} is '{value}'.", f"Known: {', '.join(known)}.")
+            raise UsageError(f"{name} is '{value}'.", "", f"Choose one of: {', '.join(known)}.")
 
 
 # --- The parts of stems, and the base class ---
@@ -105,17 +105,20 @@ class Conv:
         check_padding(self.padding)
         if self.activation not in ("relu", "hardswish", "linear"):
             raise UsageError(
-                f"A convolution's activation is '{self.activation}'.",
-                "Known: relu, hardswish, linear.",
+                f"Unknown activation of a convolution: '{self.activation}'.",
+                "",
+                "Choose one of: relu, hardswish, linear.",
             )
         if self.attention_kernel % 2 == 0:
-            raise UsageError(f"attention_kernel is {self.attention_kernel}.", "Wanted: an odd one.")
+            raise UsageError(
+                f"attention_kernel is {self.attention_kernel}.", "Expected: an odd one."
+            )
         if not 0 < self.norm_epsilon < math.inf:
             raise UsageError(
-                f"norm_epsilon is {self.norm_epsilon:g}.", "Wanted: a finite number above 0."
+                f"norm_epsilon is {self.norm_epsilon:g}.", "Expected: a finite number above 0."
             )
         if not 0 <= self.leak <= 1:
-            raise UsageError(f"leak is {self.leak:g}.", "Wanted: 0 to 1.")
+            raise UsageError(f"leak is {self.leak:g}.", "Expected: 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,9 @@ class ModelConfig:
                 f"Ask for 1 to {limits.ITERATIONS}.",
             )
         if self.task not in self.tasks:
-            raise UsageError(f"Unknown task '{self.task}'.", f"Known: {', '.join(self.tasks)}.")
+            raise UsageError(
+                f"Unknown task '{self.task}'.", "", f"Choose one of: {', '.join(self.tasks)}."
+            )
         if self.task != REGRESSION and not self.class_names:
             raise UsageError("A model needs at least one class.")
         check_range(0, limits.WIDTH, classes=len(self.class_names))

@@ -95,9 +95,9 @@ class CapsNetConfig(ModelConfig):
         super().__post_init__()
         check_dialects(self)
         if not 0 < self.epsilon < math.inf:
-            raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
+            raise UsageError(f"epsilon is {self.epsilon:g}.", "Expected: a finite number above 0.")
         if not 0 <= self.length_epsilon < math.inf:
-            raise UsageError(f"length_epsilon is {self.length_epsilon:g}.", "Wanted: 0 or more.")
+            raise UsageError(f"length_epsilon is {self.length_epsilon:g}.", "Expected: 0 or more.")
         if self.capsule_layers and self.primary_grouping != "channels":
             raise UsageError(
                 "Convolutional capsule layers need capsules that have a position.",
@@ -107,7 +107,7 @@ class CapsNetConfig(ModelConfig):
         self._check_positions()
         if self.class_squash == "parents" and (self.leaky or self.class_bias or self.vote_bias):
             raise UsageError(
-                "A squash over the parents goes with neither leaky routing nor biases.",
+                "A squash over the parents cannot be combined with leaky routing or biases.",
                 "",
                 "Leave out leaky, class_bias and vote_bias.",
             )
@@ -123,10 +123,10 @@ class CapsNetConfig(ModelConfig):
         for position in chosen:
             check_range(0, limits.IMAGE_SIDE**2, primary_positions=position)
         if list(chosen) != sorted(set(chosen)):
-            raise UsageError("primary_positions are not in rising order, each once.")
+            raise UsageError("primary_positions must be in ascending order, each once.")
         if chosen and (self.capsule_layers or self.primary_grouping != "channels"):
             raise UsageError(
-                "primary_positions are for class capsules over a map of primary capsules.",
+                "primary_positions apply only to class capsules over a map of primary capsules.",
                 "Windows of convolutional layers, and capsules of pixels, need the whole map.",
                 "Leave them out.",
             )
@@ -181,16 +181,14 @@ class MatrixCapsulesConfig(ModelConfig):
         check_dialects(self)
         clamped = self.statistics == "clamped"
         if self.patches == ("kernel" if clamped else "elements"):
-            raise UsageError(f"Patches '{self.patches}' go with other statistics.")
+            raise UsageError(f"Patches '{self.patches}' do not fit these statistics.")
         if clamped and (self.coordinates == "centers" or self.normalized_activations):
-            raise UsageError(
-                "Clamped statistics have coordinates of corners, and plain activations."
-            )
+            raise UsageError("Clamped statistics need corner coordinates and plain activations.")
         check_range(1, limits.KERNEL, pose_side=self.pose_side)
         if not (0 < self.epsilon < math.inf and math.isfinite(self.inverse_temperature)):
             raise UsageError(
                 f"epsilon {self.epsilon:g}, inverse temperature {self.inverse_temperature:g}.",
-                "Wanted: finite numbers, and epsilon above 0.",
+                "Expected: finite numbers, and epsilon above 0.",
             )
 
     @property
@@ -236,7 +234,7 @@ class AttentionCapsulesConfig(ModelConfig):
         check_range(1, limits.WIDTH, pose_dim=self.pose_dim)
         if self.matrix_pose and math.isqrt(self.pose_dim) ** 2 != self.pose_dim:
             raise UsageError(
-                f"A pose of {self.pose_dim} elements do not form a square matrix.", "", "Use 16."
+                f"A pose of {self.pose_dim} elements does not form a square matrix.", "", "Use 16."
             )
         check_range(0, limits.LAYERS, dense_layers=len(self.dense_layers))
         for size in self.dense_layers:
@@ -300,13 +298,16 @@ class DeepCapsConfig(ModelConfig):
         check_range(1, limits.ITERATIONS, routed_iterations=self.routed_iterations)
         check_padding(self.padding)
         if self.dims[-2] != self.dims[-1]:
-            raise UsageError("The last two cells have poses of one size: both go to the classes.")
+            raise UsageError(
+                "The last two cells must have poses of the same size, because both feed the "
+                "classes."
+            )
         if self.capsule_layers:
-            raise UsageError("DeepCaps has cells, and no other capsule layers.")
+            raise UsageError("DeepCaps has cells and no other capsule layers.")
         if not (0 < self.epsilon < math.inf and 0 < self.routing_epsilon < math.inf):
-            raise UsageError("The epsilons of DeepCaps are finite numbers above 0.")
+            raise UsageError("The epsilons of DeepCaps must be finite numbers above 0.")
         if not 0 <= self.length_offset < math.inf:
-            raise UsageError("The offset of the lengths is 0 or more.")
+            raise UsageError("The offset of the lengths must be 0 or more.")
 
 
 # --- Efficient-CapsNet ---
@@ -344,7 +345,9 @@ class EfficientCapsNetConfig(ModelConfig):
             check_range(1, limits.WIDTH, decoder=size)
         for name in ("epsilon", "length_epsilon"):
             if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"{name} is {getattr(self, name):g}.", "Wanted: a number above 0.")
+                raise UsageError(
+                    f"{name} is {getattr(self, name):g}.", "Expected: a number above 0."
+                )
 
 
 # --- PSCapsNet ---
@@ -381,18 +384,20 @@ class PSCapsNetConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.update not in UPDATES:
-            raise UsageError(f"update is '{self.update}'.", f"Known: {', '.join(UPDATES)}.")
+            raise UsageError(
+                f"update is '{self.update}'.", "", f"Choose one of: {', '.join(UPDATES)}."
+            )
         if self.capsule_layers:
-            raise UsageError("PSCapsNet has no layers of capsules before those of the classes.")
+            raise UsageError("PSCapsNet has no capsule layers before the class capsules.")
         check_range(1, limits.WIDTH, primary_dim=self.primary_dim, capsule_dim=self.capsule_dim)
         check_range(0, limits.IMAGE_SIDE, pooled=self.pooled)
         if self.stem.stages[-1][0] % self.primary_dim:
             raise UsageError(
-                f"{self.stem.stages[-1][0]} channels do not make capsules of {self.primary_dim}.",
+                f"{self.stem.stages[-1][0]} channels cannot be divided into capsules of {self.primary_dim}.",
                 "The last stage's channels must be a multiple of primary_dim.",
             )
         if not 0 < self.epsilon < math.inf:
-            raise UsageError(f"epsilon is {self.epsilon:g}.", "Wanted: a finite number above 0.")
+            raise UsageError(f"epsilon is {self.epsilon:g}.", "Expected: a finite number above 0.")
 
 
 __all__ = [
@@ -444,7 +449,8 @@ def config_from_dict(values: object) -> ModelConfig:
         if family is None:
             raise UsageError(
                 f"Unknown architecture '{architecture}'.",
-                f"Known: {', '.join(sorted(ARCHITECTURES))}.",
+                "",
+                f"Choose one of: {', '.join(sorted(ARCHITECTURES))}.",
             )
         stem = rest.get("stem")
         if isinstance(stem, dict) and stem.keys() == {"resnet"}:

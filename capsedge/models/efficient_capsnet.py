@@ -23,9 +23,9 @@ class EfficientCapsNet(CapsuleModel):
         grid = output_size(self._grid_after_stem(), c.primary_kernel, c.primary_stride, 0)
         if grid != (1, 1):
             raise UsageError(
-                "The primary capsules' convolution does not cover its input.",
-                f"It leaves {grid[0]}x{grid[1]} positions, wanted one.",
-                "Use another size of the input, or another primary_kernel.",
+                "The convolution of the primary capsules does not cover its input.",
+                f"It leaves {grid[0]}x{grid[1]} positions, expected one.",
+                "Use another input size, or another primary_kernel.",
             )
         self.primary = nn.Conv2d(
             self.stem_channels,

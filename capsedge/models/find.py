@@ -52,7 +52,9 @@ def find_model(
         ArtefactError: the checkpoint is damaged.
     """
     if name is not None and checkpoint is not None:
-        raise UsageError("--model and --checkpoint exclude each other.", "", "Give one of them.")
+        raise UsageError(
+            "--model and --checkpoint cannot be used together.", "", "Use one of them."
+        )
     if name is not None:
         config = get_config(name)
         checkpoint = zoo.checkpoint_of_model(name)
@@ -62,7 +64,7 @@ def find_model(
             raise EnvironmentProblem(
                 "The trained models are not in this installation.",
                 f"{checkpoint} is missing.",
-                "Install capsedge again, or give a checkpoint with --checkpoint.",
+                "Install capsedge again, or pass a checkpoint with --checkpoint.",
             )
     if checkpoint is not None:
         model = load_checkpoint(checkpoint)
@@ -74,8 +76,8 @@ def find_model(
     if routing is not None and config.routing != routing:
         raise UsageError(
             f"{name} routes by {config.routing}, not by {routing}.",
-            "The routing belongs to the trained weights.",
-            "Leave out --routing, or name another model.",
+            "The routing is part of the trained weights.",
+            "Leave out --routing, or choose another model.",
         )
     return NamedModel(model, name, checkpoint)
 
@@ -91,8 +93,8 @@ def trained_checkpoint(name: str) -> Path:
     if path is None:
         raise UsageError(
             f"The zoo has no trained weights for '{name}'.",
-            "Only the small models for digits come trained.",
-            "Give the checkpoint that the file was exported from with --checkpoint.",
+            "Only the small digit models come with trained weights.",
+            "Pass the checkpoint that the file was exported from with --checkpoint.",
         )
     return path
 

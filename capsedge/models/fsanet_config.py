@@ -66,17 +66,19 @@ class FSANetConfig(ModelConfig):
         ):
             unknown = [v for v in values if v not in known]
             if unknown:
-                raise UsageError(f"{name} is '{unknown[0]}'.", f"Known: {', '.join(known)}.")
+                raise UsageError(
+                    f"{name} is '{unknown[0]}'.", "", f"Choose one of: {', '.join(known)}."
+                )
         if self.class_names or self.stem or self.capsule_layers:
-            raise UsageError("FSA-Net has values, and neither classes nor layers to choose.")
+            raise UsageError("FSA-Net has values, but neither classes nor layers to choose.")
         if not len(self.value_names) == len(self.units) == len(self.ranges):
             raise UsageError("FSA-Net needs as many units and ranges as values.")
         if max(map(len, (*self.value_names, *self.units)), default=0) > limits.NAME_CHARACTERS:
             raise UsageError(f"A name or unit has over {limits.NAME_CHARACTERS:,} characters.")
         if not all(map(math.isfinite, self.ranges)):
-            raise UsageError("The ranges of FSA-Net are finite numbers.")
+            raise UsageError("The ranges of FSA-Net must be finite numbers.")
         if not (0 < self.epsilon < math.inf and 0 < self.norm_epsilon < math.inf):
-            raise UsageError("epsilon and norm_epsilon are finite numbers above 0.")
+            raise UsageError("epsilon and norm_epsilon must be finite numbers above 0.")
         check_range(1, limits.LAYERS, parts=len(self.scorings))
         check_range(
             1, limits.WIDTH, values=len(self.value_names), mixtures=self.mixtures, bins=self.bins
@@ -109,4 +111,4 @@ class PooledFSANetConfig(FSANetConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pooling not in ("metric", "netvlad"):
-            raise UsageError(f"pooling is '{self.pooling}'.", "Known: metric, netvlad.")
+            raise UsageError(f"pooling is '{self.pooling}'.", "", "Choose one of: metric, netvlad.")

@@ -80,7 +80,7 @@ class Padded(nn.Conv2d):
         if inputs % groups or outputs % groups:
             raise UsageError(
                 f"A convolution of {inputs} to {outputs} channels cannot have {groups} groups.",
-                "Both numbers must be multiples of theirs.",
+                "Both numbers of channels must be multiples of the groups.",
             )
         self.same = padding == "same"
         super().__init__(
@@ -125,7 +125,7 @@ def positions(grid: tuple[int, int], window: tuple[int, int], stride: int) -> tu
         raise UsageError(
             f"A window of {window[0]}x{window[1]} does not fit a map of {grid[0]}x{grid[1]}.",
             "",
-            "Make it smaller, or the layers and strides before it fewer.",
+            "Use a smaller window, or fewer layers and strides before it.",
         )
     return (grid[0] - window[0]) // stride + 1, (grid[1] - window[1]) // stride + 1
 

@@ -117,7 +117,7 @@ def _unpacked(file: BufferedReader) -> int:
     if len(found) != 1 or not head.startswith(b"PK\x03\x04"):
         raise BadArchive("it has no 'data.pkl'")
     if found[0].replace("/data.pkl", "/constants.pkl") in archive.names:
-        raise NotPlain("it is a program of TorchScript")
+        raise NotPlain("it is a TorchScript program")
     if archive.length(found[0]) > limits.PICKLE_BYTES:
         raise BadArchive(f"'{found[0]}' has over {limits.PICKLE_BYTES:,} bytes")
     return sum(map(archive.length, archive.names))
@@ -244,15 +244,15 @@ def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
             f"{path} holds more than tensors and plain values.",
             f"Its pickle is refused: {error}. Loading it would run code from the file.",
             "Where the model was trained, save {'config': ..., 'state_dict': model.state_dict()}, "
-            "or better a safetensors checkpoint. The weights alone of a network of your own: "
+            "or better a safetensors checkpoint. For the weights of your own network: "
             "torch.save(model.state_dict(), path), then capsedge export --module "
             "(docs/how-to/your-model.md).",
         )
     return ArtefactError(
         f"{path} is not a complete PyTorch file.",
         f"{error}.",
-        "Copy or train it again. Files of PyTorch before 0.3, and of another pickle protocol than "
-        "torch.save has by itself, must be loaded and saved again with torch.",
+        "Copy it again, or train again. Files from PyTorch before 0.3, or with a pickle protocol "
+        "other than the default of torch.save, must be loaded and saved again with torch.",
     )
 
 

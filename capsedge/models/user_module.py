@@ -97,8 +97,8 @@ def load_user_module(spec: UserModuleSpec) -> UserModule:
     where, _, name = spec.module.rpartition(":")
     if not where or not name:
         raise UsageError(
-            f"'{spec.module}' names no module.",
-            "It wants the place of the code and, after a colon, a class or a function in it.",
+            f"'{spec.module}' does not name a module.",
+            "The format is the path of the code, a colon, and a class or function in it.",
             "Use --module capsnet.py:CapsNet, or --module package.module:CapsNet.",
         )
     positional, keywords = _arguments(spec.args)
@@ -112,7 +112,7 @@ def load_user_module(spec: UserModuleSpec) -> UserModule:
         raise UsageError(
             f"{spec.module} is not a PyTorch module.",
             f"It gives {_described(module)}.",
-            "Name a class of torch.nn.Module, or a function that returns one.",
+            "Name a subclass of torch.nn.Module, or a function that returns an instance.",
         )
     notes: tuple[str, ...] = ()
     if spec.weights:
@@ -209,7 +209,7 @@ def _attribute(code: ModuleType, where: str, name: str) -> Any:
         raise UsageError(
             f"{where}:{name} is not a PyTorch module.",
             f"It is {_described(value)}.",
-            "Name a class of torch.nn.Module, or a function that returns one.",
+            "Name a subclass of torch.nn.Module, or a function that returns an instance.",
         )
     return value
 
@@ -242,14 +242,12 @@ def _running(what: str, made: Any = None) -> Iterator[None]:
 
 def _advice(error: BaseException, made: Any, inside: bool) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"Install {error.name}, or start where it can be imported (PYTHONPATH)."
+        return f"Install {error.name}, or make it importable (PYTHONPATH)."
     if isinstance(error, TypeError) and made is not None and not inside:
         with contextlib.suppress(TypeError, ValueError):
             return f"Its arguments are {inspect.signature(made)}: give them with --args as JSON."
     if isinstance(error, SystemExit):
-        return (
-            "It ends the program while it is imported: keep that behind if __name__ == '__main__'."
-        )
+        return "It exits during import: guard that code with if __name__ == '__main__'."
     return "Run it alone to see where: python -c 'import ...'."
 
 
@@ -268,7 +266,9 @@ def read_example(text: str, module: nn.Module) -> tuple[Tensor, ...]:
         parameters = inspect.signature(module.forward).parameters
         arrays = {name: stored[name] for name in parameters if name in stored} or stored
         if not arrays or any(a.ndim == 0 or not len(a) for a in arrays.values()):
-            raise UsageError(f"{text} holds no inputs.", "", "Give arrays with the batch first.")
+            raise UsageError(
+                f"{text} holds no inputs.", "", "Pass arrays with the batch as the first axis."
+            )
         return tuple(torch.from_numpy(a.copy()) for a in arrays.values())
     try:
         shapes = [[int(n) for n in part.split("x")] for part in text.lower().split(",")]
@@ -278,7 +278,7 @@ def read_example(text: str, module: nn.Module) -> tuple[Tensor, ...]:
     if not shapes or not all(0 < n <= _LARGEST for n in elements) or min(map(min, shapes)) < 1:
         raise UsageError(
             f"'{text}' is not the shape of an input.",
-            "It is the size of one image, channels first.",
+            "The format is the shape of one image, channels first.",
             "Use --example 1x28x28, --example 1x28x28,10 for two inputs, or an .npy or .npz file.",
         )
     generator = torch.Generator().manual_seed(1)

@@ -82,7 +82,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
     path = Path(path)
     if path.suffix not in SUFFIXES and not path.is_dir():
         raise UsageError(
-            f"{path} is not named like a file of weights.",
+            f"{path} does not have a weights file's suffix.",
             f"Its suffix is '{path.suffix}'.",
             f"Weights are {', '.join(SUFFIXES)}.",
         )
@@ -90,14 +90,15 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
     with open_regular_file(path, "Check the path of the weights.") as file:
         if file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
-                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.",
+                "Larger files are not read.",
             )
         in_safetensors = path.suffix == ".safetensors"
         found = [_of_safetensors(path, file)] if in_safetensors else candidates_of_torch(path, file)
         if not found:
             raise ArtefactError(
                 f"{path} has no weights.",
-                "There is no dictionary of tensors in it.",
+                "It contains no dictionary of tensors.",
                 "Save torch.save(model.state_dict(), path).",
             )
         ranked = sorted(found, key=lambda c: _rank(c, wanted))
@@ -135,7 +136,9 @@ def _of_safetensors(path: Path, file: Any) -> StateDict:
 
 def _damaged(path: Path, error: Exception) -> ArtefactError:
     return ArtefactError(
-        f"{path} is not a complete safetensors file.", f"{error}.", "Copy or save it again."
+        f"{path} is not a complete safetensors file.",
+        f"{error}.",
+        "Copy it again, or save it again.",
     )
 
 
@@ -150,7 +153,8 @@ def candidates_of_torch(path: Path, file: Any) -> list[StateDict]:
     except (BadArchive, BadPickle) as error:
         reason = unreadable(path, error)
         fix = (
-            "Where it was trained: torch.save(model.state_dict(), path), with PyTorch 0.3 or later."
+            "Save it again where it was trained: torch.save(model.state_dict(), path), with "
+            "PyTorch 0.3 or later."
         )
         raise ArtefactError(reason.what, reason.why, fix) from error
     return [
@@ -237,11 +241,11 @@ def _compare(path: Path, actual: Shapes, expected: Shapes) -> None:
     left = sum(max(0, len(kind) - _LISTED) for kind in (shaped, missing, more))
     reasons += [f"and {left} more"] if left else []
     raise UsageError(
-        f"The weights of {path} are not those of the module.",
+        f"The weights of {path} do not fit the module.",
         "Keys or shapes differ:",
-        "Give the class, and its arguments (--args), that the weights were trained with."
+        "Pass the class, and its arguments (--args), that the weights were trained with."
         if shaped or not (missing and more)
-        else "Give the class that the weights were trained with, or rename its attributes.",
+        else "Pass the class that the weights were trained with, or rename its attributes.",
         details=reasons,
     )
 

@@ -193,11 +193,11 @@ def cascade(
         report = _joined(networks, halves, min_agreement, max_share, progress)
     if not report.passed:
         raise ParityError(
-            "The cascade does not pass.",
+            "The cascade does not meet the limits.",
             " ".join(report.failures),
-            "Lower min_agreement=, raise max_share=, or take a better small network.",
+            "Lower min_agreement=, raise max_share=, or use a better small network.",
             report=report,
-            command="Lower --min-agreement, raise --max-share, or take a better small network.",
+            command="Lower --min-agreement, raise --max-share, or use a better small network.",
         )
     if output is not None:
         write_bytes(output, report.model)
@@ -309,9 +309,9 @@ def _model(networks: NetworkPair, thresholds: Thresholds) -> onnx.ModelProto:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         opsets = [opset_of(network.model) for network in given]
         raise UnsupportedModelError(
-            f"{given[0].path} and {given[1].path} cannot stand in one file.",
+            f"{given[0].path} and {given[1].path} cannot be joined in one file.",
             f"Their opsets are {opsets[0]} and {opsets[1]}. ONNX says: {first[:300]}",
-            "Bring both to one opset: export or optimize them with one version of capsedge.",
+            "Use one opset for both: export or optimize them with the same version of capsedge.",
         ) from error
     onnx.helper.set_model_props(model, networks.fit.metadata.to_properties())
     return model
@@ -332,12 +332,12 @@ def _check_arguments(min_agreement: float, max_share: float, images: int) -> Non
             option = f"--{name.replace('_', '-')}"
             raise UsageError(
                 f"{name} is {share:g}.",
-                "It is a share from 0 to 1.",
-                f"Use for example {name}=0.5.",
-                command=f"Use for example {option} 0.5.",
+                "It must be a share from 0 to 1.",
+                f"For example: {name}=0.5.",
+                command=f"For example: {option} 0.5.",
             )
     if images < 4:
-        raise UsageError(f"images is {images}.", "Both halves need some.", "Use 1000 or more.")
+        raise UsageError(f"images is {images}.", "Both halves need images.", "Use 1000 or more.")
 
 
 def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halves:
@@ -358,8 +358,8 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
         pool = read_images(Path(data), prep, "train", inputs=inputs)
         if Path(data).name.startswith(("t10k", "test")):
             warnings.append(
-                f"{Path(data).name} is named like a test set: nothing that was chosen on it may be "
-                "reported on it"
+                f"{Path(data).name} is named like a test set: results must not be reported on "
+                "images that were used for choices"
             )
     if pool.preprocessing is None and pool.images.dtype == np.uint8:
         pool = replace(pool, preprocessing=prep)
@@ -368,9 +368,9 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
     held_out = drawn.without(calibration)
     if len(held_out) == 0:
         raise UsageError(
-            "There is nothing left to measure the agreement on.",
+            "No images are left to measure the agreement.",
             f"{pool.source} holds {len(pool)} images, some of them repeatedly.",
-            "Give 1000 different images or more.",
+            "Provide 1000 different images or more.",
         )
     return _Halves(calibration, held_out, (*check_calibration(calibration), *warnings))
 

@@ -92,15 +92,15 @@ def _described(session: Session) -> ModelMetadata:
     if session.metadata is None:
         raise ArtefactError(
             f"{session.path} states neither its classes nor its preprocessing.",
-            "Without them nothing tells whether two networks fit.",
+            "Without them, it cannot be checked whether the two networks fit.",
             f"Describe it first: `capsedge optimize {shlex.quote(str(session.path))} -o described.onnx "
             "--classes ... --size ...` (docs/reference/metadata.md).",
         )
     if session.metadata.cascade is not None:
         raise UsageError(
             f"{session.path} is a cascade already.",
-            "A cascade is made of two single networks.",
-            f"Name one of the files that it was made from: {session.metadata.cascade.small.file}, "
+            "A cascade is made from two single networks.",
+            f"Pass one of the files that it was made from: {session.metadata.cascade.small.file}, "
             f"{session.metadata.cascade.large.file}.",
         )
     return session.metadata
@@ -110,7 +110,7 @@ def _misfit(small: Session, large: Session, what: str, why: str) -> UsageError:
     return UsageError(
         f"{small.path} and {large.path} {what}.",
         why,
-        "A cascade needs two networks for one task: the same classes, images and kind of scores.",
+        "Use two networks for the same task: with the same classes, images and kind of scores.",
     )
 
 
@@ -120,7 +120,7 @@ def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: Mode
             raise UsageError(
                 f"{session.path} estimates values.",
                 "Images are escalated by the scores of their classes.",
-                "Name two classifiers.",
+                "Pass two classifiers.",
             )
     if one.task != other.task:
         raise _misfit(small, large, "have different tasks", f"{one.task} and {other.task}.")
@@ -139,9 +139,7 @@ def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: Mode
         raise _misfit(small, large, "have different kinds of scores", why)
     count = _port(large, large.roles.scores).shape[-1:]
     if one.task == "single-label" and count == (1,):
-        raise UsageError(
-            f"{large.path} has one class.", "There is no second one to choose instead.", ""
-        )
+        raise UsageError(f"{large.path} has one class.", "A cascade needs at least two.", "")
 
 
 def _port(session: Session, name: str | None) -> Port:
@@ -157,9 +155,9 @@ def _check_inputs(small: Session, large: Session) -> None:
     if fixed is not None and not fixed == small.backend.batches.fixed == 1:
         raise UsageError(
             f"{large.path} has a fixed batch of {fixed}.",
-            "It runs on as many images as are escalated.",
-            "Give a file with a free batch: `capsedge export` writes one; `capsedge optimize --batch free` "
-            "makes one where that can be proven.",
+            "It must run on any number of escalated images.",
+            "Use a file with a free batch: `capsedge export` writes one, and `capsedge optimize "
+            "--batch free` converts one if the results stay the same.",
         )
 
 
@@ -449,7 +447,7 @@ class NetworkPair:
             if not np.isfinite(scores).all():
                 raise ArtefactError(
                     f"{session.path} computes scores that are NaN or infinite.",
-                    "No threshold can be chosen by them.",
+                    "They do not allow a threshold.",
                     "Run `capsedge verify` on the file.",
                 )
         return BothScores(first, second, (seconds[0], seconds[1]))

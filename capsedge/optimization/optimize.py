@@ -190,14 +190,14 @@ def _check(path: Path | None, measure: float, batch: Batch) -> None:
     if path is not None:
         check_writable(path)
     if not measure >= 0:
-        raise UsageError(f"measure is {measure:g}.", "It is 0 seconds or more.", "Use 1.")
+        raise UsageError(f"measure is {measure:g}.", "It must be 0 seconds or more.", "Use 1.")
     if batch not in ("free", "keep") and not (
         isinstance(batch, int) and 1 <= batch <= LARGEST_BATCH
     ):
         raise UsageError(
             f"batch is {batch!r}.",
-            f"It is 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
-            "Leave it out for a batch that is free where that can be proven.",
+            f"It must be 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
+            "Leave it out: the batch becomes free if the results stay the same.",
         )
 
 
@@ -279,15 +279,15 @@ def _run_optimizer(
             header, better = ended.output.readline(), ended.output.read()
     if code is None:
         raise UnsupportedModelError(
-            f"{name} takes too long to work on.",
+            f"{name} takes too long to optimize.",
             f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(message)}.",
             "Use the file as it is.",
         )
     if code or not header.startswith(b"{"):
         raise UnsupportedModelError(
-            f"{name} cannot be worked on.",
-            f"The process that did ended ({code}) while {_stage(message)}; it may use "
-            f"{limits.OPTIMIZE_BYTES >> 30} GiB.",
+            f"{name} cannot be optimized.",
+            f"The process ended ({code}) while {_stage(message)}; it may use {limits.OPTIMIZE_BYTES >> 30} "
+            "GiB.",
             "Use the file as it is.",
         )
     document = json.loads(header)

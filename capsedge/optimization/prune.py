@@ -68,15 +68,15 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
         raise UsageError(
             f"{folder} holds a pruning that was not finished.",
             "",
-            "Add --resume to go on with it, or remove the folder.",
+            "Add --resume to continue it, or remove the folder.",
         )
     with open_regular_file(place) as file:
         removable = file.read(limits.MIB).decode(errors="replace")
     if removable != settings:
         raise ArtefactError(
-            f"{folder} is of another checkpoint or of other settings.",
+            f"{folder} belongs to another checkpoint or other settings.",
             "",
-            "Repeat the settings that it was begun with, or remove the folder.",
+            "Use the original settings, or remove the folder.",
         )
 
 
@@ -119,14 +119,15 @@ class PruneOptions:
         if self.criterion not in prune_criteria.CRITERIA:
             raise UsageError(
                 f"Unknown criterion '{self.criterion}'.",
-                f"Known: {', '.join(prune_criteria.CRITERIA)}.",
+                "",
+                f"Choose one of: {', '.join(prune_criteria.CRITERIA)}.",
             )
         if self.target_speedup is not None and not 1 < self.target_speedup < math.inf:
             raise UsageError(
-                f"The target speedup is {self.target_speedup:g}.", "It is above 1.", "Use 4."
+                f"The target speedup is {self.target_speedup:g}.", "It must be above 1.", "Use 4."
             )
         if self.epochs < 1:
-            raise UsageError("Fine-tuning takes one epoch or more.")
+            raise UsageError("Fine-tuning needs at least one epoch.")
         Gate(self.max_drop)
 
 
@@ -188,9 +189,9 @@ def prune(
         if target_speedup is not None:
             raise UsageError(
                 "A target speedup needs data.",
-                "Without data only units that change no output are removed.",
-                "Give a data set folder as `data`.",
-                command="Give a data set folder with --data.",
+                "Without data, only units that do not change any output are removed.",
+                "Pass a data set folder as `data`.",
+                command="Pass a data set folder with --data.",
             )
         return run.finish(run.smaller, EXACT, (), None, {})
     return run.by_data(Path(data), limit, resume)
@@ -222,7 +223,8 @@ class _Pruning:
         """Rounds of pruning and fine-tuning, and the gate."""
         images = read(data, self.parent.config, limit, self.options.seed)
         self.warnings.append(
-            "the parent may have been trained on the images held out: its accuracy there flatters it"
+            "the parent may have been trained on the held-out images, so its accuracy there may be "
+            "too high"
         )
         recipe = self._recipe()
         work = with_suffix_appended(self.output, WORK)
@@ -243,7 +245,7 @@ class _Pruning:
             raise ParityError(
                 f"{' '.join(report.gate.failures(outcome))}",
                 f"The checkpoint is kept as {report.output}.",
-                "Ask for less speedup, fine-tune for more epochs, or allow a larger drop.",
+                "Lower the target speedup, fine-tune for more epochs, or allow a larger drop.",
                 report=report,
             )
         return report
@@ -253,7 +255,7 @@ class _Pruning:
         known = recipe_of(self.checkpoint)
         if known is None:
             self.warnings.append(
-                "the checkpoint states no recipe: fine-tuned with the defaults of `capsedge train`"
+                "the checkpoint records no recipe, so fine-tuning used the defaults of `capsedge train`"
             )
             known = Recipe(average=0.999)
         rate = self.options.learning_rate or _GENTLER * known.learning_rate

@@ -51,8 +51,8 @@ def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Pruni
     count = int(len(whole) * _HELD_OUT)
     if count < _FEWEST:
         raise UsageError(
-            f"{len(whole)} training images are too few to prune by.",
-            f"A twelfth of them is held out to decide by, and that is at least {_FEWEST} images.",
+            f"{len(whole)} training images are too few for pruning.",
+            f"A twelfth of them is held out for the decisions, which must be at least {_FEWEST} images.",
             f"Give {12 * _FEWEST} or more; without data, only what changes no output is removed.",
         )
     order = np.random.default_rng(seed).permutation(len(whole))
@@ -78,7 +78,7 @@ def read_test(
         raise UsageError(
             "The test images are among the training images.",
             f"{common} of {len(test)} are.",
-            "Give a data set whose splits have no image in common.",
+            "Use a data set whose splits have no image in common.",
         )
     return test
 

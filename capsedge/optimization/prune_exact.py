@@ -177,7 +177,7 @@ def _prove(original: CapsuleModel, smaller: CapsuleModel) -> None:
         difference = (getattr(wanted, name) - getattr(found, name)).abs().max().item()
         if not difference <= _TOLERANCE * max(1.0, getattr(wanted, name).abs().max().item()):
             raise ParityError(
-                f"Removing units without an effect changed the {name} by {difference:.3g}.",
-                "This is an error of capsedge.",
+                f"Removing units that should have no effect changed the {name} by {difference:.3g}.",
+                "This is a bug in capsedge.",
                 "Please report it with the checkpoint's configuration: capsedge inspect CHECKPOINT.",
             )

@@ -100,8 +100,8 @@ def groups(model: CapsuleModel) -> list[Group]:
     known = "capsnet, matrix-capsules, attention-capsules"
     raise UnsupportedModelError(
         f"Networks of the family '{model.config.architecture}' cannot be pruned.",
-        f"Families whose units are known: {known}.",
-        "Prune before importing, or choose fewer iterations: capsedge export --iters.",
+        f"Supported families: {known}.",
+        "Prune before importing, or use fewer iterations: capsedge export --iters.",
     )
 
 

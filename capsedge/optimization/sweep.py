@@ -166,7 +166,7 @@ def sweep(
             warnings += list(dict.fromkeys(maker.warnings))
         if not made:
             raise UsageError(
-                "There is no candidate.", f"{warnings[-1]}.", "Add --couplings routed."
+                "There are no candidates.", f"{warnings[-1]}.", "Add --couplings routed."
             )
         points = pareto(_timed(made, threads, progress))
         tested, notes = _test_images(config, data, (calibration, search), limit)
@@ -188,7 +188,7 @@ def _check(models: Sequence[NamedModel], grid: Grid) -> None:
             raise UsageError(
                 f"{found.name} has no trained weights in this package.",
                 "The accuracy of random weights is meaningless.",
-                "Give a checkpoint with --checkpoint.",
+                "Pass a checkpoint with --checkpoint.",
             )
         config, first = found.model.config, models[0].model.config
         if config.task != "single-label":
@@ -208,8 +208,8 @@ def _check(models: Sequence[NamedModel], grid: Grid) -> None:
     if count > MOST:
         raise UsageError(
             f"The sweep has {count} candidates.",
-            f"Up to {MOST} are measured in turns.",
-            "Give fewer iterations, precisions or checkpoints.",
+            f"At most {MOST} are measured.",
+            "Choose fewer iterations, precisions or checkpoints.",
         )
 
 
@@ -224,14 +224,14 @@ def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSe
         raise UsageError(
             f"{pool.source} has no labels.",
             "A sweep compares the accuracy of files.",
-            "Give a data set folder, or an npz file with images and labels.",
+            "Pass a data set folder, or an npz file with images and labels.",
         )
     classes = int(pool.labels.max()) + 1
     if classes > config.classes:
         raise UsageError(
             f"{pool.source} has {classes} classes.",
             f"The models have {config.classes}.",
-            "Give data of the classes that the models were trained on.",
+            "Pass data with the classes that the models were trained on.",
         )
     drawn = pool.draw(min(CALIBRATION_IMAGES + SEARCH_IMAGES, 2 * len(pool) // 3), 0)
     calibration = drawn.draw(min(CALIBRATION_IMAGES, len(drawn) // 2), 0)
@@ -239,9 +239,9 @@ def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSe
     search = drawn.without(calibration)
     if len(search) == 0:
         raise UsageError(
-            f"{pool.source} has no images left to compare files on.",
+            f"{pool.source} has no images left for comparing files.",
             f"It holds {len(pool)}, some of them more than once.",
-            "Give more images.",
+            "Pass more images.",
         )
     return calibration, search, warnings
 
@@ -256,15 +256,15 @@ def _test_images(
         tested = tested.without(seen)
     if len(tested) == 0:
         raise UsageError(
-            f"{data} has no images left to report on.",
-            f"All {count} were calibrated or compared on.",
-            "Give a data set with a test split.",
+            f"{data} has no images left for the report.",
+            f"All {count} were used for calibration or comparison.",
+            "Use a data set with a test split.",
         )
     notes = []
     if not tested.split:
         notes.append(
-            f"{data} is not divided into train and test: files are reported on images that the sweep has not "
-            "used, which the networks may have been trained on"
+            f"{data} is not divided into train and test, so the report uses images that the sweep "
+            "has not used but the networks may have been trained on"
         )
     elif len(tested) < count:
         notes = [f"{count - len(tested)} test images are training images too and are left out"]

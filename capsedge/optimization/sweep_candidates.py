@@ -67,13 +67,13 @@ class State:
                 raise Malformed(f"schema {found.schema}, not {SCHEMA}")
         except Malformed as error:
             raise ArtefactError(
-                f"{self._path} cannot be read.", f"{error}.", "Keep the files in another folder."
+                f"{self._path} cannot be read.", f"{error}.", "Choose another folder for the files."
             ) from error
         if found.images != self._images:
             raise UsageError(
-                f"{self._path.parent} holds a sweep on other images.",
-                "Its files were calibrated and compared on them.",
-                "Keep the files in another folder.",
+                f"{self._path.parent} holds a sweep that used other images.",
+                "Its files were calibrated and compared on those images.",
+                "Choose another folder for the files.",
             )
         self._files = dict(found.files)
 

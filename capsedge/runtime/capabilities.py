@@ -48,8 +48,8 @@ class Capabilities:
         if metadata.task == REGRESSION:
             raise UsageError(
                 f"{self._path} cannot reconstruct images.",
-                "It estimates values; pictures belong to classes.",
-                "Leave the reconstruction out.",
+                "It is a regression, and reconstructions belong to classes.",
+                "Leave out the reconstruction.",
             )
         if RECONSTRUCTION not in self._names:
             raise UsageError(
@@ -91,7 +91,7 @@ class Capabilities:
         missing = set(declared.outputs if declared else ()) - self._names
         if declared is None or missing:
             raise UsageError(
-                f"{self._path} does not show its routing.",
+                f"{self._path} does not expose its routing.",
                 f"It has no output '{min(missing)}'." if missing else "It has no trace.",
                 how_to_export_again(metadata, "--with trace"),
             )

@@ -238,12 +238,12 @@ def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
 def check_sheet(target: Path | str, rows: int) -> None:
     """Raise a UsageError if a sheet with this many rows cannot be written to that file."""
     if Path(target).suffix.lower() != ".png":
-        raise UsageError(f"Cannot write {target}.", "Pictures are PNG files.", "Name it *.png.")
+        raise UsageError(f"Cannot write {target}.", "The picture is a PNG file.", "Name it *.png.")
     if rows > MAX_ROWS:
         raise UsageError(
             f"{rows} reconstructions do not fit into one picture.",
-            f"It takes {MAX_ROWS}.",
-            "Name fewer images with --reconstruct.",
+            f"A picture holds {MAX_ROWS}.",
+            "Pass fewer images with --reconstruct.",
         )
 
 

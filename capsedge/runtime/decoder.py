@@ -100,8 +100,8 @@ class Decoder:
             raise UsageError(
                 f"{self._path} cannot decode poses.",
                 f"Its output '{RECONSTRUCTION}' is not computed from '{self._poses.name}' alone: {refused}.",
-                "Export the model again with `capsedge export --with reconstruction`; a network of your own "
-                "must compute its pictures from the poses that it returns.",
+                "Export the model again with `capsedge export --with reconstruction`; your own "
+                "network must compute its reconstructions from the poses that it returns.",
             )
 
     def decode(self, poses: Floats) -> Floats:
@@ -125,8 +125,8 @@ class Decoder:
         if math.prod(sizes) != math.prod(self.capsules) or len(sizes) + 1 != len(port.shape):
             raise UsageError(
                 f"{self._path} cannot decode poses.",
-                f"Its decoder reads '{port.name}' {list(port.shape)}, of another size than the poses of an "
-                "image.",
+                f"Its decoder reads '{port.name}' {list(port.shape)}, whose size differs from the "
+                "poses of an image.",
                 "Export the model again with `capsedge export --with reconstruction`.",
             )
         return sizes
@@ -152,9 +152,9 @@ class Decoder:
         pictures = self.decode(packed)
         if pictures.ndim != 5 or pictures.shape[1] != self.capsules[0]:
             raise UsageError(
-                f"{self._path} has no picture for each class.",
+                f"{self._path} does not reconstruct each class.",
                 f"Its output '{RECONSTRUCTION}' is {list(pictures.shape)}.",
-                "Leave classes out, and pass the poses of all classes.",
+                "Leave out classes, and pass the poses of all classes.",
             )
         return pictures[images, classes]
 
@@ -172,13 +172,13 @@ def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Flo
         raise UsageError(
             "The poses are not an array of numbers.",
             f"{error}".split("\n")[0],
-            f"Wanted: {['N', *shape]}, as `Prediction.poses` has them.",
+            f"Expected: {['N', *shape]}, as `Prediction.poses` has them.",
         ) from error
     if found.shape == shape:
         found = found[np.newaxis]
     found = checked_input(Port("poses", ("N", *shape), "float32"), found, LARGEST)
     if not len(found):
-        raise UsageError("There are no poses to decode.", "", "Give at least one.")
+        raise UsageError("There are no poses to decode.", "", "Pass at least one.")
     return found
 
 
@@ -197,7 +197,7 @@ def classes_of(values: AnyArray | Sequence[int] | int, count: int, known: int) -
         raise UsageError(
             "classes does not name a class for each pose.",
             f"It has the shape {list(found.shape)} and the type {found.dtype}; there are {count} poses.",
-            f"Wanted: {count} whole numbers from 0 to {known - 1}, or one of them for all poses.",
+            f"Expected: {count} whole numbers from 0 to {known - 1}, or one of them for all poses.",
         )
     return found.astype(np.int64)
 

@@ -183,14 +183,14 @@ def read(engine: Path) -> EngineMetadata:
     if path_kind(path) is None:
         raise ArtefactError(
             f"{engine} has no metadata file.",
-            f"{path.name} should lie beside it and say what the engine was built for.",
+            f"{path.name} should be next to it and state what the engine was built for.",
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
         )
     try:
         values = decode(dict[str, Any], json_documents.read(path, limits.METADATA_VALUES))
         schema = decode(int, values.pop("schema", None), "schema")
         if schema != ENGINE_SCHEMA:
-            raise Malformed(f"schema {schema}, this version of capsedge reads {ENGINE_SCHEMA}")
+            raise Malformed(f"schema {schema}; this version of capsedge reads {ENGINE_SCHEMA}")
         engine_info = decode(EngineMetadata, values)
     except Malformed as error:
         raise ArtefactError(

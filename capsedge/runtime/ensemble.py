@@ -237,8 +237,8 @@ class Ensemble(Summarized):
         if prepared:
             raise UsageError(
                 "The members of this ensemble prepare images differently.",
-                "An array [N, C, H, W] is the input of one of them.",
-                "Give pixels without prepared=True, or floats [N, M, C, H, W] of Ensemble.prepare.",
+                "An array [N, C, H, W] is the input of only one member.",
+                "Pass pixels without prepared=True, or floats [N, M, C, H, W] from Ensemble.prepare.",
             )
         readers = self._readers(invert, layout)
         # One after another, so that an open file or a generator is read once for all.
@@ -259,7 +259,7 @@ class Ensemble(Summarized):
             raise UsageError(
                 "Prepared arrays cannot be inverted.",
                 "invert works on pixels, before the model's preprocessing.",
-                "Give it to Ensemble.prepare.",
+                "Pass invert to Ensemble.prepare.",
             )
         return ([part[:, k] for k in range(count)] for part in stack_images(images, size))
 
@@ -272,7 +272,7 @@ class Ensemble(Summarized):
         if self.closed:
             raise UsageError(
                 f"The ensemble of {self.name} is closed.",
-                "It ended with its `with` block, or with close().",
+                "It was closed by close(), or at the end of its `with` block.",
                 "Load the models again: capsedge.load([...]).",
             )
 
@@ -280,9 +280,9 @@ class Ensemble(Summarized):
         """Raise a UsageError: each member has pictures of its own."""
         raise UsageError(
             "An ensemble does not reconstruct images.",
-            "A picture belongs to one network.",
-            "Ask a member: ensemble.members[0].reconstruct(...).",
-            command="Leave out --reconstruct, or name one model.",
+            "A reconstruction belongs to one network.",
+            "Use a member: ensemble.members[0].reconstruct(...).",
+            command="Leave out --reconstruct, or pass a single model.",
         )
 
     def run(self, *_: object, **__: object) -> NoReturn:
@@ -290,7 +290,7 @@ class Ensemble(Summarized):
         raise UsageError(
             "An ensemble does not run on arrays.",
             "Outputs such as couplings belong to one network.",
-            "Ask a member: ensemble.members[0].run(...).",
+            "Use a member: ensemble.members[0].run(...).",
         )
 
     if not TYPE_CHECKING:  # type checkers know what is missing
@@ -299,7 +299,7 @@ class Ensemble(Summarized):
             """Point to the members for what else a session can do."""
             why = f"An ensemble has no '{name}'"
             if any(hasattr(member, name) for member in self.__dict__.get("members", ())):
-                why += f": it belongs to one network. Ask a member: ensemble.members[0].{name}"
+                why += f": it belongs to one network. Use a member: ensemble.members[0].{name}"
             raise AttributeError(why)
 
     def _summary(self) -> Summary:
@@ -325,9 +325,9 @@ def check_count(count: int) -> None:
     """
     if count < 2:
         raise UsageError(
-            f"An ensemble of {count} model{'' if count == 1 else 's'} averages nothing.",
-            "It has at least two members.",
-            "Give a single model alone, not in a list." if count else "Name the files.",
+            f"An ensemble of {count} model{'' if count == 1 else 's'} has nothing to average.",
+            "An ensemble has at least two members.",
+            "Pass a single model by itself, not in a list." if count else "Pass the files.",
         )
     if count > limits.MEMBERS:
         raise UsageError(

@@ -142,9 +142,9 @@ def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
     path = Path(path)
     if not batches or min(batches) < 1:
         raise UsageError(
-            f"Bad batch sizes {list(batches)}.",
+            f"Invalid batch sizes {list(batches)}.",
             "A batch has at least one image.",
-            "Use for example --batch 1,8.",
+            "For example: --batch 1,8.",
         )
     with open_regular_file(path, "Name an ONNX file or a checkpoint that exists.") as file:
         head = file.read(9)

@@ -133,9 +133,9 @@ def _open(file: ModelFile, options: RuntimeOptions) -> Backend:
         if kind.accepts(file):
             return kind.open(file, options)
     raise UsageError(
-        f"No backend runs {file.path}.",
-        f"Known: {', '.join(BACKENDS)}.",
-        "Name an ONNX file, or an engine of `capsedge build`.",
+        f"No backend can run {file.path}.",
+        f"Known backends: {', '.join(BACKENDS)}.",
+        "Pass an ONNX file, or an engine from `capsedge build`.",
     )
 
 
@@ -184,9 +184,9 @@ def _check_different(paths: Sequence[Path]) -> None:
                 f"{path} is given twice." if other == path else f"{path} is the same as {other}."
             )
             raise UsageError(
-                f"{twice[:-1]}, and would count twice.",
-                "Members of an ensemble differ, for example in the seed of their training.",
-                "Give each file once.",
+                f"{twice[:-1]} and would count twice.",
+                "Members of an ensemble differ, for example in their training seed.",
+                "Pass each file once.",
             )
         seen[checksum] = path
 

@@ -96,7 +96,9 @@ class Preprocessing:
         if self.per_image not in PER_IMAGE:
             raise ValueError(f"per_image '{self.per_image}', known: {', '.join(PER_IMAGE[1:])}")
         if self.per_image == "standardize" and (any(self.mean) or set(self.std) != {1.0}):
-            raise ValueError("an image that is standardized by itself takes no other mean and std")
+            raise ValueError(
+                "an image that is standardized by itself cannot have another mean and std"
+            )
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout '{self.layout}', known: {', '.join(LAYOUTS)}")
         if self.order not in ORDERS or (self.order == "BGR" and self.channels != 3):
@@ -219,8 +221,8 @@ class ModelMetadata:
             schema = decode(int, _parsed("schema", ours.pop("schema", "null")), "schema")
             if schema != SCHEMA:
                 raise ArtefactError(
-                    "The model's metadata has another schema.",
-                    f"It has {schema}, this version of capsedge reads {SCHEMA}.",
+                    "The model's metadata has a different schema.",
+                    f"It has {schema}; this version of capsedge reads {SCHEMA}.",
                     "Export the model again, or install the capsedge that made it.",
                 )
             return decode(cls, {name: _parsed(name, text) for name, text in ours.items()})

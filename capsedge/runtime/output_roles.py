@@ -71,7 +71,7 @@ class OutputRoles:
             raise ArtefactError(
                 f"The metadata of {path} does not fit its graph.",
                 str(error),
-                "Export the model again with `capsedge export`, or describe it again with "
+                "Export the model again with `capsedge export`, or correct its metadata with "
                 "`capsedge optimize`.",
             ) from error
         self.scores, self.kind, self.poses = named.scores, named.kind, named.poses
@@ -96,13 +96,15 @@ class OutputRoles:
             if top_k is not None or threshold is not None:
                 raise UsageError(
                     f"{self._path} estimates {', '.join(declared.names[:8])}.",
-                    "top_k and threshold choose among classes, and it has none.",
+                    "top_k and threshold choose among classes, but it has none.",
                     "Leave them out.",
                 )
             return None, None
         if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
             raise UsageError(
-                f"top_k is {top_k!r}.", "It is a whole number from 1.", "Leave it out for the best."
+                f"top_k is {top_k!r}.",
+                "It must be a whole number from 1.",
+                "Leave it out for the best class only.",
             )
         if threshold is not None and not (
             isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1
@@ -110,7 +112,7 @@ class OutputRoles:
             raise UsageError(
                 f"threshold is {threshold!r}.",
                 "Scores go from 0 to 1.",
-                "Use a number between them.",
+                "Use a number in this range.",
             )
         if top_k is None and threshold is None:
             return (None, DEFAULT_THRESHOLD) if self.multi_label else (1, None)
@@ -218,7 +220,7 @@ class OutputRoles:
         return ArtefactError(
             f"{self._path} computed {found} {what} of an image.",
             f"Its metadata names {named}.",
-            "Describe it again with `capsedge optimize`.",
+            "Correct its metadata with `capsedge optimize`.",
         )
 
 

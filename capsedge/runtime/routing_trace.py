@@ -201,7 +201,7 @@ def run_traced(
             )
         runs.append(run(batch, list(declared.outputs)))
     if not runs:
-        raise UsageError("There are no images to trace.", "", "Give at least one.")
+        raise UsageError("There are no images to trace.", "", "Pass at least one.")
     return _join_runs(declared, runs)
 
 

@@ -194,7 +194,7 @@ def run_size(batches: BatchRange, batch_size: int | None = None) -> int:
     ):
         raise UsageError(
             f"batch_size is {batch_size!r}.",
-            "It is a whole number from 1.",
+            "It must be a whole number from 1.",
             "Leave it out for 64.",
         )
     most = _CHUNK if batch_size is None else batch_size

@@ -224,8 +224,9 @@ def score_warnings_of(
         noise: rows of noise.
     """
     fix = (
-        "It may be a mask made by argmax, or the range of its inputs is not that of training: name another "
-        f"output as scores, or let forward `{ONE_LINE}`, or correct the range"
+        "The output may be a mask made by argmax, or the range of the inputs may differ from "
+        f"training: choose another output as scores, or let forward `{ONE_LINE}`, or correct the "
+        "range"
     )
     spread = scores.max(0) - scores.min(0)
     if len(scores) > 1 and (spread <= 1e-6 * max(float(np.abs(scores).max()), 1e-30)).all():
@@ -236,8 +237,8 @@ def score_warnings_of(
     sure = probabilities[noise].max(1) if noise.any() and scores.shape[1] > 1 else np.zeros(0)
     if len(sure) and (sure > _SURE).all():
         return [
-            f"{name}: a score is above {_SURE} for each of {len(sure)} images of noise, so it does not tell "
-            f"how sure an answer is. {fix}"
+            f"{name}: a score is above {_SURE} for each of {len(sure)} images of noise, so the "
+            f"scores do not measure confidence. {fix}"
         ]
     return []
 
@@ -253,8 +254,8 @@ def decision_warnings(scores: Array) -> list[str]:
     if not marks:
         return []
     return [
-        f"every score is exactly 0 or 1, with one 1 per image ({len(scores)} in all): a mask made by argmax, "
-        "which does not tell how sure an answer is. Export it again with another output named as "
+        f"every score is exactly 0 or 1, with one 1 per image ({len(scores)} in all): a mask made "
+        "by argmax, which does not measure confidence. Export it again with another output as "
         f"scores, or with `{ONE_LINE}` in forward"
     ]
 
@@ -414,7 +415,7 @@ def _question(
         python.append(f"scores={c.name!r}{lengths}")
     lines = "" if not adds else f" In code: return only one, for capsules v `{ONE_LINE}`."
     return UsageError(
-        f"{len(rivals)} outputs could hold the scores of the classes.",
+        f"{len(rivals)} outputs could hold the class scores.",
         f"They are {' and '.join(c.in_words for c in rivals)}, and {choices}.",
         f"Say which decides the class: {' or '.join(python)}.{lines}",
         command=f"Say which decides the class: {' or '.join(options)}.{lines}",

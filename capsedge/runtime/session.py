@@ -303,7 +303,7 @@ class Session(Summarized):
             for batch in self._batches(images, None, invert, layout, prepared)
         ]
         if not pictures:
-            raise UsageError("There are no images to reconstruct.", "", "Give at least one.")
+            raise UsageError("There are no images to reconstruct.", "", "Pass at least one.")
         return np.concatenate(pictures).astype(np.float32, copy=False)
 
     def decode(

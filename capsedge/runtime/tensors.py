@@ -68,7 +68,7 @@ def as_array(value: object, name: str = "the array") -> NDArray[Any] | None:
         raise UsageError(
             f"{name} is of type {type(value).__name__} and cannot be read as an array.",
             f"{error}".strip().split("\n")[0],
-            "Copy it to the host as a dense array first, for instance with numpy.asarray.",
+            "Copy it to the host as a dense array first, for example with numpy.asarray.",
         ) from error
 
 
@@ -108,7 +108,7 @@ def stack_images(
     """
     if isinstance(images, np.ndarray):
         if not images.ndim:
-            raise ShapeError("The images are a single number.", "Wanted: [N, C, H, W].")
+            raise ShapeError("The images are a single number.", "Expected: [N, C, H, W].")
         yield from (images[i : i + size] for i in range(0, len(images), size))
         return
     rest = iter(images)
@@ -163,7 +163,7 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
     if not isinstance(array, np.ndarray):
         raise ShapeError(
             f"Input '{port.name}' has the type {type(array).__name__}.",
-            f"Wanted: a numpy array {list(port.shape)} of {port.dtype}.",
+            f"Expected: a numpy array {list(port.shape)} of {port.dtype}.",
             "Convert it with `numpy.asarray`.",
         )
     if (port.numpy_dtype is None or array.dtype != port.numpy_dtype) and not (
@@ -171,14 +171,14 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
     ):
         raise ShapeError(
             f"Input '{port.name}' has the type {array.dtype}.",
-            f"Wanted: {port.dtype}.",
+            f"Expected: {port.dtype}.",
             f"Convert it: `array.astype('{port.dtype}')`.",
         )
     wanted = (None, *port.shape[1:]) if any_batch else port.shape
     if not shape_fits(array.shape, wanted):
         raise ShapeError(
             f"Input '{port.name}' has the shape {list(array.shape)}.",
-            f"Wanted: {shape_text(wanted)}.",
+            f"Expected: {shape_text(wanted)}.",
             "Reshape the array, or prepare the image with `Session.prepare`.",
         )
     if array.dtype.kind == "f" and not _small(array, bound):
@@ -188,9 +188,9 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
             raise UsageError(
                 f"Input '{port.name}' has values that are NaN or infinite"
                 + (", or of 2^32 and more." if bound == LARGEST else "."),
-                f"{wrong} of {array.size} values; wanted: finite numbers"
+                f"{wrong} of {array.size} values; expected: finite numbers"
                 + (" below 2^32." if bound == LARGEST else "."),
-                "Clean the array before inference.",
+                "Remove these values before inference.",
             )
     return array
 
@@ -204,7 +204,7 @@ def check_rows(path: Path, outputs: Mapping[str, NDArray[Any]], images: int) -> 
     for name, value in outputs.items():
         if value.ndim < 1 or len(value) != images:
             raise ArtefactError(
-                f"{path} computed other rows of '{name}' than images.",
+                f"{path} computed a wrong number of rows of '{name}'.",
                 f"Its shape is {list(value.shape)} for {images} images.",
                 "Export the model again so that every output has one row per image.",
             )

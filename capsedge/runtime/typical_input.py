@@ -224,6 +224,6 @@ def typical_input_of(path: Path | str) -> TypicalInput | None:
         path,
         TYPICAL_INPUT_KEY,
         "which images are like its training data",
-        "Copy or train it again.",
+        "Copy it again, or train again.",
         limits.TYPICAL_INPUT_BYTES,
     )

@@ -58,7 +58,7 @@ class Description:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
                 raise UsageError(
-                    f"{name} has the type {type(value).__name__}.", f"Wanted: {wanted}.", ""
+                    f"{name} has the type {type(value).__name__}.", f"Expected: {wanted}.", ""
                 )
 
     def __bool__(self) -> bool:
@@ -134,12 +134,12 @@ def describe_model(
 
 
 _FITS = (
-    "Correct the argument that says so: class_names, preprocessing, task, outputs or typical "
+    "Correct the argument that describes it: class_names, preprocessing, task, outputs or typical "
     "(docs/reference/metadata.md)."
 )
 _FITS_COMMAND = (
-    "Correct the option that says so: --classes, --size, --range, --mean, --std, --task or --outputs "
-    "(docs/reference/metadata.md)."
+    "Correct the option that describes it: --classes, --size, --range, --mean, --std, --task or "
+    "--outputs (docs/reference/metadata.md)."
 )
 
 
@@ -152,9 +152,7 @@ def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") 
     try:
         properties = metadata.to_properties()
         read = ModelMetadata.from_properties(properties)
-        why = (
-            "" if _in_words(read) == _in_words(metadata) else "It would be read as something else."
-        )
+        why = "" if _in_words(read) == _in_words(metadata) else "It would be read back differently."
     except (ArtefactError, TypeError, ValueError) as error:
         why = error.why if isinstance(error, CapsedgeError) else f"{error}."
     if why:
@@ -177,9 +175,7 @@ def _check_read(data: bytes, path: Path) -> None:
             p = session.metadata.preprocessing
             session.predict(np.zeros((1, p.height, p.width, p.channels), np.uint8))
     except ArtefactError as error:
-        raise UsageError(
-            f"{path} does not fit what is said of it.", error.why, error.fix
-        ) from error
+        raise UsageError(f"{path} does not fit its description.", error.why, error.fix) from error
 
 
 def metadata_for(
@@ -295,9 +291,9 @@ def preprocessing_for(
     missing = [name for name in names if name not in changes]
     if missing:
         raise UsageError(
-            f"{name} leaves the size of its input open.",
-            f"Not stated: {', '.join(missing)}.",
-            "Give --size HEIGHTxWIDTH, or in Python a Preprocessing.",
+            f"{name} does not fix the size of its input.",
+            f"Missing: {', '.join(missing)}.",
+            "Add --size HEIGHTxWIDTH, or in Python a Preprocessing.",
         )
     return Preprocessing(**changes)
 
@@ -322,7 +318,7 @@ def task_of(description: Description, base: ModelMetadata) -> str:
     if task not in TASKS:
         raise ValueError(f"task '{task}', known: classification, {', '.join(TASKS)}")
     if task == REGRESSION and description.class_names is not None:
-        raise ValueError("a regression has no classes but values")
+        raise ValueError("a regression has values, not classes")
     declared = description.outputs
     if task != REGRESSION and declared and (declared.names or declared.units or declared.values):
         raise ValueError("values, their names and units belong to a regression, not to classes")

@@ -32,7 +32,9 @@ def checkpoint_of_routing(routing: str) -> Path:
         UsageError: there is no such routing.
     """
     if routing not in ROUTINGS:
-        raise UsageError(f"There is no routing '{routing}'.", "", f"Known: {', '.join(ROUTINGS)}.")
+        raise UsageError(
+            f"Unknown routing '{routing}'.", "", f"Choose one of: {', '.join(ROUTINGS)}."
+        )
     return zoo_checkpoint(f"digits-{routing}")
 
 
@@ -70,9 +72,9 @@ def unknown_model(name: str) -> UsageError:
 
     near = get_close_matches(name, MODELS, n=1)
     return UsageError(
-        f"There is no model '{name}'.",
-        f"It is neither a file nor a model of the zoo: {', '.join(MODELS)}.",
-        f"Did you mean '{near[0]}'?" if near else "Name an ONNX file or one of these models.",
+        f"Unknown model '{name}'.",
+        f"It is neither a file nor a zoo model: {', '.join(MODELS)}.",
+        f"Did you mean '{near[0]}'?" if near else "Pass an ONNX file or one of these models.",
     )
 
 

@@ -48,7 +48,7 @@ def parse(data: bytes) -> Any:
     value = reader.value(0)
     reader.space()
     if reader.at != len(data):
-        reader.fail("there is more after the document")
+        reader.fail("there is data after the document")
     return value
 
 
@@ -96,7 +96,7 @@ class _Reader:
 
     def _expect(self, character: bytes) -> None:
         if not self._take(character):
-            self.fail(f"it is no JSON: '{character.decode()}' is missing")
+            self.fail(f"it is not JSON: '{character.decode()}' is missing")
 
     def _next(self, character: bytes) -> int:
         """Where the next character of a kind is; the length where there is none. Every byte is read once."""
@@ -114,7 +114,7 @@ class _Reader:
         while True:
             self.space()
             if self.data[self.at : self.at + 1] != b'"':
-                self.fail("it is no JSON: a name is missing")
+                self.fail("it is not JSON: a name is missing")
             name = self._text().decode()
             if name in found:
                 self.fail(f"it names {name[:80]!r} twice")
@@ -137,7 +137,7 @@ class _Reader:
             if first == b'"':
                 found.append(self._text())
             elif first == b"[":
-                self.fail("lists in a list hold numbers alone")
+                self.fail("lists in a list may hold only numbers")
             else:
                 found.append(self.value(depth + 1))
             if self._take(b"]"):
@@ -148,7 +148,7 @@ class _Reader:
         self._count()
         found = _SCALAR.match(self.data, self.at)
         if found is None:
-            self.fail("it is no JSON: a value is missing")
+            self.fail("it is not JSON: a value is missing")
         value = self._loads(found[0])
         self.at = found.end()
         return value
@@ -157,7 +157,7 @@ class _Reader:
         try:
             return _loads(text)
         except (ValueError, RecursionError) as error:
-            raise Malformed(f"it is no JSON, after byte {self.at:,}") from error
+            raise Malformed(f"it is not JSON, after byte {self.at:,}") from error
 
     def _text(self) -> bytes:
         """A text in UTF-8. In lists texts stay bytes, which is what images in base64 are read from."""
@@ -166,7 +166,7 @@ class _Reader:
         while True:
             end = self.data.find(b'"', end)
             if end < 0:
-                self.fail("it is no JSON: a text does not end")
+                self.fail("it is not JSON: a text does not end")
             escapes = end
             while self.data[escapes - 1 : escapes] == b"\\":
                 escapes -= 1
@@ -232,7 +232,7 @@ class _Reader:
                 brackets = b"," * (at > start) + brackets + b"," * (cut < end)
                 if any(pair in brackets for pair in _MISPLACED):
                     self.at = at
-                    self.fail("it is no JSON: a bracket or a comma is misplaced")
+                    self.fail("it is not JSON: a bracket or a comma is misplaced")
             self.at = at
             values = self._loads(b"[%b]" % piece.translate(_NO_BRACKETS))
             self._numbers -= len(values)
@@ -241,9 +241,9 @@ class _Reader:
             try:
                 parts.append(as_array(values))
             except (ValueError, OverflowError) as error:
-                raise Malformed("a list holds more than numbers") from error
+                raise Malformed("a list holds values that are not numbers") from error
             if parts[-1].dtype.kind not in "biuf":
-                self.fail("a list holds more than numbers")
+                self.fail("a list holds values that are not numbers")
             at = cut + 1
         sizes, found = self._sizes(b"".join(shape)), _joined(parts)
         if math.prod(sizes) != found.size:

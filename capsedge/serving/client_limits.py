@@ -216,7 +216,8 @@ class Guard:
                 raise _Refused(400, f"The header {name.decode()} is given twice.")
         if self._hosts and _host(headers.get(b"host", b"")) not in self._hosts:
             raise _Refused(
-                421, "This server answers for this machine only: use 127.0.0.1 or localhost."
+                421,
+                "This server accepts requests from this machine only: use 127.0.0.1 or localhost.",
             )
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise _Refused(415, "Compressed requests are not supported.")

@@ -173,7 +173,7 @@ class _Service:
         self, name: str, say: Callable[[Any], dict[str, Any]], message: _Message
     ) -> bytes:
         if message.size > _SHORT:
-            raise Malformed("it is too long for one that only names a model")
+            raise Malformed("it is too long for a message that only names a model")
         document = say(message_class(f"{name}Request").FromString(message.take()))
         if name == "ModelMetadata":
             return bytes(metadata_message(document).SerializeToString())
@@ -196,7 +196,7 @@ class _Service:
 
 
 async def _closed(_message: _Message) -> bytes:
-    raise _Refused(StatusCode.UNIMPLEMENTED, "Models are not loaded or unloaded remotely.")
+    raise _Refused(StatusCode.UNIMPLEMENTED, "Models cannot be loaded or unloaded remotely.")
 
 
 def grpc_server(

@@ -164,12 +164,12 @@ class Connection(asyncio.Protocol):
             return
         self._waiting += 1
         if self._waiting > limits.PIPELINED + 1:
-            why = f"Over {limits.PIPELINED} requests wait for the answer to an earlier one."
+            why = f"Over {limits.PIPELINED} requests are waiting for an earlier response."
             self._stop(429, why)
         try:
             httptools.parse_url(self._url).path.decode("ascii")
         except (httptools.HttpParserError, UnicodeDecodeError, AttributeError):
-            self._stop(400, "The address of the request is none.")
+            self._stop(400, "The address of the request is invalid.")
         self._chunked = any(name.lower() == b"transfer-encoding" for name, _ in self._headers)
         self._parts.append(_head(self._parser, self._url, self._headers))
 

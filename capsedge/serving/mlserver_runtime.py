@@ -41,7 +41,7 @@ class CapsedgeModel(MLModel):
         """Load the file, and run it once."""
         given = self.settings.parameters
         if given is None or not given.uri:
-            raise UsageError(f"Model {self.name} names no file.", "", "Set parameters.uri.")
+            raise UsageError(f"Model {self.name} does not name a file.", "", "Set parameters.uri.")
         options = {"threads": 1, **(given.extra or {})}
         options = {key: options[key] for key in _OPTIONS if key in options}
         self._model = await asyncio.to_thread(self._loading, given.uri, options)

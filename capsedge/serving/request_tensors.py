@@ -36,7 +36,7 @@ def datatype_of(port: Port, path: object) -> str:
     if port.dtype not in DATATYPES:
         raise UnsupportedModelError(
             f"{path} cannot be served.",
-            f"'{port.name}' is of type {port.dtype}, which the Open Inference Protocol does not have.",
+            f"'{port.name}' is of type {port.dtype}, which the Open Inference Protocol does not support.",
             "Serve a model with tensors of numbers.",
         )
     return DATATYPES[port.dtype]
@@ -81,7 +81,9 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
     dtype = TYPES.get(datatype)
     if dtype is None:
         known = ", ".join(TYPES)
-        raise UsageError(f"Input '{name}' has the datatype {datatype!r}.", f"Known: {known}.")
+        raise UsageError(
+            f"Input '{name}' has the datatype {datatype!r}.", "", f"Choose one of: {known}."
+        )
     try:
         with np.errstate(over="ignore"):  # becomes infinite, which the session refuses
             # At once where it may be: numpy lets go of the interpreter for a cast, and then waits for it.
@@ -150,7 +152,7 @@ def _file(name: str, element: object) -> bytes:
     if isinstance(element, bytes) and encoding_of(element) is not None:  # none of those is base64
         return element
     if not isinstance(element, (str, bytes)):
-        raise UsageError(f"{name} is no string.", "", "Send the file in base64.")
+        raise UsageError(f"{name} is not a string.", "", "Send the file in base64.")
     text = element.encode() if isinstance(element, str) else element
     try:
         parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]

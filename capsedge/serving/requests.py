@@ -96,8 +96,8 @@ def _array(tensor: Input, session: Session, invert: bool) -> NDArray[Any]:
     if preprocessing is None:
         raise UsageError(
             "The model does not take images.",
-            "Its file does not say how to prepare them.",
-            "Send tensors.",
+            "Its file does not state the preprocessing.",
+            "Send prepared tensors.",
         )
     # Refused before they are decoded.
     most = max(1, limits.REQUEST_VALUES // math.prod(preprocessing.shape))
@@ -135,7 +135,8 @@ def _outputs(
             raise UsageError(
                 "The parameter 'classification' is not supported.",
                 "",
-                f"Set the parameter '{PREDICTIONS}' of the request; its answer has labels and scores.",
+                f"Set the parameter '{PREDICTIONS}' of the request; the response then has labels "
+                "and scores.",
             )
     return tuple(dict.fromkeys(output.name for output in request.outputs))
 
@@ -146,9 +147,7 @@ def _choice(
     if not _truth(parameters, PREDICTIONS, TOP_K in parameters or THRESHOLD in parameters):
         return None
     if session.metadata is None:
-        raise UsageError(
-            "The model has no predictions.", "Its file does not say what its outputs mean."
-        )
+        raise UsageError("The model has no predictions.", "Its file does not describe its outputs.")
     top_k, threshold = parameters.get(TOP_K), _fraction(parameters.get(THRESHOLD))
     session.roles.choice(top_k, threshold)
     return PredictionOptions(top_k, threshold, invert)
@@ -165,5 +164,7 @@ def _fraction(value: Any) -> Any:
 def _truth(parameters: Mapping[str, Any], name: str, default: bool = False) -> bool:
     value = parameters.get(name, default)
     if not isinstance(value, bool):
-        raise UsageError(f"The parameter '{name}' is {str(value)[:20]!r}.", "It is true or false.")
+        raise UsageError(
+            f"The parameter '{name}' is {str(value)[:20]!r}.", "It must be true or false."
+        )
     return value

@@ -81,7 +81,7 @@ def check_some(images: NDArray[Any]) -> None:
 def _check_response_size(size: int, most: float) -> None:
     if size > most:
         raise UsageError(
-            "The answer would be too large.",
+            "The response would be too large.",
             f"Its outputs have over {most:,} values.",
             "Ask for fewer outputs, or send fewer images at a time.",
         )

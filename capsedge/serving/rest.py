@@ -89,7 +89,7 @@ class _Endpoints:
         """Answer one request for an inference."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in _JSON and not kind.endswith("+json"):
-            return _malformed(f"a body of type {kind[:80]!r} is no JSON", 415)
+            return _malformed(f"a body of type {kind[:80]!r} is not JSON", 415)
         access = request.scope[ACCESS]
         access.id = request.headers.get("x-request-id", "")[:_ID_CHARACTERS]
         body = b"".join([part async for part in request.stream()])

@@ -71,9 +71,9 @@ def serve(
     """
     given = parse_model_names(models)
     if not given:
-        raise UsageError("There is no model to serve.", "", "Name an ONNX file.")
+        raise UsageError("There is no model to serve.", "", "Pass an ONNX file.")
     if batch == 1 and wait_ms > 0:
-        raise UsageError("A batch of one image waits for no others.", "", "Leave out --wait.")
+        raise UsageError("--wait has no effect with --batch 1.", "", "Leave out --wait.")
     with ExitStack() as stack:
         sessions = []
         for model in given:

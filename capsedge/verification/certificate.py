@@ -74,9 +74,10 @@ class Verdict(Summarized):
         """
         if not self.passed:
             raise ParityError(
-                "The artefact does not reproduce its reference.",
+                "The file does not reproduce its reference.",
                 " ".join(self.failures),
-                "The certificate's routing errors name the first layer and iteration beyond tolerance.",
+                "The routing errors in the certificate name the first layer and iteration beyond "
+                "the tolerance.",
                 report=self,
             )
 

@@ -196,7 +196,7 @@ class Comparison:
                 raise ArtefactError(
                     f"Output '{name}' has the shape {list(artefact[name].shape)}.",
                     f"The reference's has {list(expected[name].shape)}.",
-                    "Name the checkpoint that the file was exported from with --checkpoint.",
+                    "Pass the checkpoint that the file was exported from with --checkpoint.",
                 )
             metrics.update(
                 expected[name],

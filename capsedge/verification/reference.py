@@ -85,7 +85,7 @@ class Reference:
             raise UsageError(
                 f"The reference has no output {', '.join(missing)}.",
                 f"Its outputs: {', '.join(tensors)}.",
-                "Give the module that the file was exported from.",
+                "Pass the module that the file was exported from.",
             )
         return {name: tensors[name].numpy() for name in self.outputs}
 
@@ -154,9 +154,9 @@ class Reference:
         except Exception as error:  # of the user's code: any kind
             sizes = " and ".join(str(list(x.shape[1:])) for x in inputs)
             raise UsageError(
-                f"The reference fails on inputs of {sizes}, which the artefact takes.",
+                f"The reference fails on inputs of {sizes}, which the file accepts.",
                 f"{type(error).__name__}: {error}",
-                "Give the module that the file was exported from.",
+                "Pass the module that the file was exported from.",
             ) from error
 
     def _exact(self, inputs: Tensors) -> Mapping[str, torch.Tensor]:
@@ -262,20 +262,21 @@ def find_checkpoint(metadata: ModelMetadata | None) -> Path:
     if provenance_of(metadata) is Provenance.MODULE:
         raise UsageError(
             "There is no reference to compare with.",
-            "The file was exported from a network of your own, whose code it does not hold.",
+            "The file was exported from your own network, whose code it does not contain.",
             "Pass the module that it was exported from.",
-            command=f"Name its code and its weights: {reference_options(metadata)} "
-            "(docs/how-to/your-model.md).",
+            command=f"Pass its code and weights: {reference_options(metadata)} (docs/how-to/your-model.md).",
         )
     why = f"It was exported from a checkpoint with the SHA-256 {declared}, which is not in the zoo."
     raise UsageError(
         "There is no reference to compare with.",
-        why if declared else "The file does not state the checkpoint that it was exported from.",
+        why if declared else "The file does not record the checkpoint that it was exported from.",
         "Pass the checkpoint, or the module that the file was exported from.",
-        command="Name it: --checkpoint CHECKPOINT."
+        command="Add --checkpoint CHECKPOINT."
         if provenance_of(metadata) is Provenance.CHECKPOINT
-        else f"Name the code of a network of your own, {reference_options(None)} "
-        "(docs/how-to/your-model.md); or --checkpoint CHECKPOINT, if it was exported from one.",
+        else (
+            f"For your own network, pass its code, {reference_options(None)} "
+            "(docs/how-to/your-model.md); for a checkpoint, add --checkpoint CHECKPOINT."
+        ),
     )
 
 
@@ -289,9 +290,9 @@ def check_origin(metadata: ModelMetadata | None, checkpoint: Path, checksum: str
     if declared and declared != checksum:
         raise ArtefactError(
             f"The file was not exported from {checkpoint}.",
-            f"Its metadata names the checkpoint {declared}, this one has {checksum}.",
-            "Name the right one with --checkpoint, or export again: "
-            f"capsedge export --checkpoint {checkpoint}",
+            f"Its metadata names the checkpoint {declared}; this one has {checksum}.",
+            "Pass the right one with --checkpoint, or export again: capsedge export --checkpoint "
+            f"{checkpoint}",
         )
 
 

@@ -231,7 +231,9 @@ def _read_arrays(
     arrays = [_fitting(port, value, source) for port, value in zip(ports, values, strict=True)]
     if len({len(each) for each in arrays}) > 1:
         raise UsageError(
-            f"{source} holds different numbers of inputs.", "", "Give as many of each."
+            f"{source} holds different numbers of samples for its inputs.",
+            "",
+            "Pass the same number of samples for every input.",
         )
     samples = _named(source, session, arrays)
     own = [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
@@ -281,7 +283,7 @@ def _fitting(port: Port, value: NDArray[Any], subject: str) -> NDArray[Any]:
         raise UsageError(
             f"{subject} does not fit the input '{port.name}'.",
             f"It holds {array.dtype}; the file takes {port.dtype}.",
-            "Give the inputs as the network sees them.",
+            "Pass the inputs as the network sees them.",
         )
     return cast
 
@@ -299,7 +301,7 @@ def _sizes(port: Port) -> tuple[int, ...]:
         fix = f"with one array [n, ...] for each input by name: numpy.savez('data.npz', {port.name}=...)"
         raise UsageError(
             f"Inputs for the comparison cannot be drawn: '{port.name}' {why}.",
-            "The file does not say which values it expects.",
+            "The file does not state which values it expects.",
             f"Pass inputs='data.npz', {fix}.",
             command=f"Add --inputs data.npz, {fix}.",
         )

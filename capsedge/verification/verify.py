@@ -108,8 +108,8 @@ def verify(
     check_arguments(limit, min_agreement, data, inputs)
     if isinstance(artefact, (Ensemble, list, tuple)):
         raise UsageError(
-            "verify takes one artefact.",
-            "This is an ensemble, or a list of files.",
+            "verify takes one file.",
+            "This is an ensemble or a list of files.",
             "Use capsedge.verify_ensemble(references, ensemble).",
         )
     session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
@@ -221,21 +221,19 @@ def check_arguments(
     """
     if data is not None and inputs is not None:
         raise UsageError(
-            "data and inputs exclude each other.",
-            "Both are what the model is compared on.",
-            "Give data for images with labels, inputs for arrays that are ready.",
-            command="Give --data for images with labels, --inputs for arrays that are ready.",
+            "data and inputs cannot be used together.",
+            "Both supply the inputs of the comparison.",
+            "Use data for images with labels, or inputs for prepared arrays.",
+            command="Use --data for images with labels, or --inputs for prepared arrays.",
         )
     if min_agreement is not None and not 0 <= min_agreement <= 1:
         raise UsageError(
             f"min_agreement is {min_agreement:g}.",
             "It must be a share from 0 to 1.",
-            "Use for example 0.999.",
+            "For example: 0.999.",
         )
     if limit is not None and limit < 1:
-        raise UsageError(
-            f"limit is {limit}.", "It must be 1 or more.", "Use for example --limit 100."
-        )
+        raise UsageError(f"limit is {limit}.", "It must be 1 or more.", "For example: --limit 100.")
 
 
 def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:
@@ -351,7 +349,7 @@ def _images(
     if prep is not None and prep.layout != "NCHW":
         raise UsageError(
             f"{session.path} takes images with the channels last.",
-            "PyTorch's networks have them first, so there is no reference to compare with.",
+            "PyTorch networks have them first, so there is no reference to compare with.",
             "Compare the arrays of `Session.run` yourself.",
         )
     if not takes_images(session):
@@ -359,8 +357,8 @@ def _images(
             f"{session.path} does not take images.",
             f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
             "wanted one of floats, [N, channels, height, width] with the last three fixed.",
-            "Pass arrays by the inputs' names with inputs= instead of data.",
-            command="Give arrays by the inputs' names with --inputs data.npz instead of --data.",
+            "Pass arrays by input name with inputs= instead of data.",
+            command="Pass arrays by input name with --inputs data.npz instead of --data.",
         )
     channels, height, width = (int(str(size)) for size in session.inputs[0].shape[1:])
     shape = channels, height, width
@@ -464,7 +462,7 @@ def _samples(
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",
             f"The model takes {list(shape)}.",
-            "Give images of the model's size, or uint8 pixels to have them prepared.",
+            "Pass images of the model's size, or uint8 pixels, which are prepared automatically.",
         )
     return samples
 

@@ -154,7 +154,7 @@ def verify_ensemble(
         raise UsageError(
             "verify_ensemble takes an ensemble.",
             "This is a single file or session.",
-            "Use capsedge.verify for it, or give a list of files.",
+            "Use capsedge.verify, or pass a list of files.",
         )
     loaded = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, ops=ops)
     members, count = loaded.members, len(loaded.members)
@@ -262,8 +262,8 @@ def _sources(
     if len(references) != len(members):
         raise UsageError(
             f"There are {len(references)} references for {len(members)} members.",
-            "Modules belong to the members in order.",
-            "Give one for each member; None for a checkpoint of the package.",
+            "The references correspond to the members in order.",
+            "Pass one for each member, or None for a checkpoint of the package.",
         )
     return list(references)
 
@@ -280,7 +280,7 @@ def _by_checksum(paths: Sequence[Path], members: Sequence[Session]) -> list[Refe
     if left:
         raise UsageError(
             f"No member of the ensemble was exported from {left[0]}.",
-            "Members name their checkpoints by checksum.",
-            "Give the checkpoints that the members were exported from.",
+            "Members record their checkpoints by checksum.",
+            "Pass the checkpoints that the members were exported from.",
         )
     return found

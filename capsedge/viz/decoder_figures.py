@@ -291,12 +291,12 @@ def compute_segmentation(
     examples = read_examples(session, images, invert)
     count = len(examples.predictions[0].scores)
     if count < 2:
-        raise UsageError(f"{session.path} has one class.", "A pair needs two.", "")
+        raise UsageError(f"{session.path} has one class.", "A pair needs two classes.", "")
     if labels and len(labels) != len(examples):
         raise UsageError(
             f"There are {len(labels)} pairs of labels for {len(examples)} images.",
             "",
-            "Give one pair per image, in their order.",
+            "Pass one pair per image, in the same order.",
         )
     pairs = [_pair(session, pair, count) for pair in labels]
     chosen = _pair(session, forced, count) if forced else None
@@ -339,7 +339,7 @@ def _pair(session: Session, labels: Sequence[str], count: int) -> Pair:
         raise UsageError(
             f"'{','.join(labels)}' is not a pair of classes.",
             "",
-            "Name two different classes, for example 2,4.",
+            "Choose two different classes, for example 2,4.",
         )
     return found[0], found[1]
 

@@ -161,9 +161,7 @@ def compute_responsibilities(
     cells = found[0][0].shares.shape
     high, wide = examples.pixels.shape[1:3]
     grid, known = grid_over_input(session.path, (high, wide), (cells[0], cells[1]))
-    unknown = (
-        "The file does not tell where the cells lie on the input; they are spread over it evenly."
-    )
+    unknown = "The file does not record where the cells lie on the input, so they are spread evenly over it."
     return Responsibilities(
         model=session.path.name,
         notes=examples.notes + (() if known else (unknown,)),
@@ -411,11 +409,11 @@ def _checked(labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
         what = (
             f"Image {wrong[0]} has the label {labels[wrong[0]]}."
             if len(wrong)
-            else "A margin needs two."
+            else "A margin needs two classes."
         )
         raise UsageError(
             "The data does not fit the model.",
             f"The model has {classes} classes, counted from 0. {what}",
-            "Name the data that the model was trained for.",
+            "Pass data with the classes that the model was trained on.",
         )
     return labels

@@ -65,7 +65,7 @@ def read_examples(
     reader = ImageReader(preprocessing_of(session), invert)
     found = list(islice(reader.images(given), most + 1))
     if not found:
-        raise UsageError("There are no images to show.", "", "Give at least one.")
+        raise UsageError("There are no images to show.", "", "Pass at least one.")
     listed = given if isinstance(given, (list, tuple)) and len(given) >= len(found) else ()
     names = [_name(listed[n] if listed else None, n) for n in range(len(found))]
     left_out = f"Only the first {most} images are shown."
@@ -97,7 +97,7 @@ def preprocessing_of(session: Session) -> Preprocessing:
         raise UsageError(
             f"{session.path} estimates values.",
             "The pictures show the capsules of classes.",
-            "Name a model that classifies.",
+            "Use a classifier.",
         )
     if metadata is None or metadata.preprocessing is None:
         raise session.image_input.undescribed("no preprocessing: not how to show its input")
@@ -133,7 +133,7 @@ def class_index(session: Session, text: str, count: int) -> int:
     raise UsageError(
         f"The model has no class '{text}'.",
         f"Its classes: {', '.join(names[:12])}{', ...' if count > 12 else ''}.",
-        "Name one of them, or its number, counted from 0.",
+        "Choose one of them, or its number, counted from 0.",
     )
 
 

@@ -157,9 +157,7 @@ def chosen(
     for name in names:
         kind = KINDS.get(name)
         if kind is None:
-            raise UsageError(
-                f"There is no picture '{name}'.", "", f"Choose among {', '.join(KINDS)}."
-            )
+            raise UsageError(f"Unknown picture '{name}'.", "", f"Choose among {', '.join(KINDS)}.")
         _check_options(name, kind, options)
         try:
             kind.check(session.can)
@@ -167,7 +165,7 @@ def chosen(
             others = ", ".join(possible(session, options))
             raise UsageError(
                 f"The picture '{name}' cannot be drawn: {error.what}",
-                f"{error.why} Pictures that this file has: {others}.",
+                f"{error.why} Pictures that this file supports: {others}.",
                 error.fix,
                 command=error.command,
             ) from error
@@ -177,9 +175,9 @@ def chosen(
 def _default(session: Session, options: FigureOptions, several: bool) -> list[str]:
     if not options.images and options.data is None:
         raise UsageError(
-            "There is nothing to look at.",
+            "There are no images to draw.",
             "",
-            "Name images, or labelled images with --data.",
+            "Pass images, or labelled images with --data.",
         )
     names = possible(session, options)
     if several:
@@ -193,7 +191,7 @@ def _default(session: Session, options: FigureOptions, several: bool) -> list[st
 def _check_options(name: str, kind: Kind, options: FigureOptions) -> None:
     if kind.of_data and options.data is None:
         raise UsageError(
-            f"The picture '{name}' needs a data set.", "", "Name labelled images with --data."
+            f"The picture '{name}' needs a data set.", "", "Pass labelled images with --data."
         )
     if not kind.of_data and not options.images:
-        raise UsageError(f"The picture '{name}' needs images.", "", "Name image files.")
+        raise UsageError(f"The picture '{name}' needs images.", "", "Pass image files.")

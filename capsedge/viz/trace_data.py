@@ -56,7 +56,7 @@ def check_classes(session: Session, layer: TracedLayer, classes: int) -> None:
     """Raise a UsageError if the parents of a layer are not the classes."""
     if layer.couplings.shape[-1] != classes or layer.grid != (1, 1):
         raise UsageError(
-            f"The last routed layer of {session.path} does not hold its classes.",
+            f"The last routed layer of {session.path} does not contain its classes.",
             f"Its layer '{layer.name}' has {layer.couplings.shape[-1]} kinds of capsules on "
             f"{layer.grid[0]} x {layer.grid[1]} positions, the model {classes} classes.",
             "Choose the picture 'couplings', which shows any layer.",
@@ -161,7 +161,7 @@ def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Sh
         below, reached = found, layer
     if below is None:
         raise UsageError(
-            "It is not known where the children of the classes lie.",
+            "The positions of the children of the classes are unknown.",
             "They are not on a grid, or their order in the network is unknown.",
             "Choose another picture; responsibilities need convolutional primary capsules.",
         )
@@ -189,8 +189,8 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
     if layer.routing == "em":
         if layer.children is None:
             raise UsageError(
-                f"The trace does not tell which children of '{layer.name}' are active.",
-                "An earlier version of capsedge wrote the file.",
+                f"The trace does not record which children of '{layer.name}' are active.",
+                "The file was written by an earlier version of capsedge.",
                 "Export the model again with `capsedge export --with trace`.",
             )
         factor = layer.children[image, -1].reshape((*parts.shape[:-1], 1))

@@ -153,7 +153,7 @@ def test_python_is_told_python() -> None:
         ({"calib_data": {"z": x}}, "the inputs are x"),
         ({"calib_data": (255 * np.abs(x)).astype(np.uint8)}, "pixels cannot be prepared"),
         ({"calib_data": x, "scores": "z"}, "no output 'z'"),
-        ({"calib_data": x, "data": x}, "calibrated on"),
+        ({"calib_data": x, "data": x}, "used for calibration"),
         ({"calib_data": x[:2]}, "2 images are not enough"),
         ({"calib_data": x, "max_drop": 0, "max_error": 0}, "loses too much"),
     ):

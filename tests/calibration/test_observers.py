@@ -64,7 +64,7 @@ def test_values_of_both_signs_and_constants() -> None:
 
 
 def test_unknown_method() -> None:
-    with pytest.raises(UsageError, match="Known: minmax"):
+    with pytest.raises(UsageError, match="one of: minmax"):
         range_method("median")
 
 

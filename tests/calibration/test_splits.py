@@ -25,7 +25,7 @@ def test_one_or_constant_images_are_refused_and_few_are_warned_of() -> None:
         check_calibration(some(_pixels(1)))
     with pytest.raises(UsageError, match="3 images are not enough") as caught:
         check_calibration(some(_pixels(1)), subject=3)
-    assert "Of the 3, 1 is left to calibrate on" in caught.value.why
+    assert "Of the 3, 1 is left for calibration" in caught.value.why
     with pytest.raises(UsageError, match="constant"):
         check_calibration(some(np.full((40, 10, 10), 7, np.uint8)))
     assert "only 5" in check_calibration(some(_pixels(5)))[0]

@@ -81,24 +81,24 @@ def test_outputs() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"task": "guess"}, "Bad --task guess"),
-        ({"size": "28"}, "Bad --size"),
-        ({"size": "0x28"}, "Bad --size"),
-        ({"size": "28x28x1"}, "Bad --size"),
-        ({"size": "²8x28"}, "Bad --size"),
-        ({"pixel_range": "0-2"}, "Bad --range"),
-        ({"mean": "a"}, "Bad --mean"),
-        ({"mean": ""}, "Bad --mean"),
-        ({"mean": "nan"}, "Bad --mean"),
-        ({"std": "inf"}, "Bad --std"),
-        ({"std": "1,0,1"}, "Bad --std 0"),
-        ({"per_image": "whiten"}, "Bad --per-image"),
-        ({"per_image": "standardize", "std": "2"}, "--std exclude each other"),
-        ({"per_image": "standardize", "pixel_range": "0-1"}, "--range exclude each other"),
-        ({"resize": "squeeze"}, "Bad --resize"),
-        ({"score_kind": "odds"}, "Bad --score-kind"),
-        ({"outputs": "a,,b"}, "Bad --outputs"),
-        ({"values": ","}, "Bad --values"),
+        ({"task": "guess"}, "Invalid --task guess"),
+        ({"size": "28"}, "Invalid --size"),
+        ({"size": "0x28"}, "Invalid --size"),
+        ({"size": "28x28x1"}, "Invalid --size"),
+        ({"size": "²8x28"}, "Invalid --size"),
+        ({"pixel_range": "0-2"}, "Invalid --range"),
+        ({"mean": "a"}, "Invalid --mean"),
+        ({"mean": ""}, "Invalid --mean"),
+        ({"mean": "nan"}, "Invalid --mean"),
+        ({"std": "inf"}, "Invalid --std"),
+        ({"std": "1,0,1"}, "Invalid --std 0"),
+        ({"per_image": "whiten"}, "Invalid --per-image"),
+        ({"per_image": "standardize", "std": "2"}, "--std cannot be used together"),
+        ({"per_image": "standardize", "pixel_range": "0-1"}, "--range cannot be used together"),
+        ({"resize": "squeeze"}, "Invalid --resize"),
+        ({"score_kind": "odds"}, "Invalid --score-kind"),
+        ({"outputs": "a,,b"}, "Invalid --outputs"),
+        ({"values": ","}, "Invalid --values"),
         ({"classes": Path("nowhere.txt")}, "There is no file"),
         ({"classes": Path("a,,b")}, "name 2 is empty"),
         ({"classes": Path("a,\x1b[31m")}, "cannot be printed"),
@@ -127,7 +127,7 @@ def test_files_of_classes(tmp_path: Path, content: str, names: list[str] | None)
     if names is not None:
         assert class_names(path) == names
         return
-    with pytest.raises(UsageError, match=r"is empty|names no class"):
+    with pytest.raises(UsageError, match=r"is empty|contains no class names"):
         class_names(path)
 
 

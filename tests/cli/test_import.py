@@ -112,7 +112,7 @@ def test_where_the_author_averages_over_the_batch_it_is_fixed(tmp_path: Path) ->
     torch.save(networks.TimoMernick().state_dict(), tmp_path / "m.pt")
     done = run("import", tmp_path / "m.pt")
     assert done.exit_code == 0, done.output
-    assert "batch fixed to 1" in done.output
+    assert "batch of the export is fixed to 1" in done.output
     model = capsedge.load_checkpoint(tmp_path / "m.safetensors")
     with pytest.raises(UsageError, match="batch 1 only"):
         capsedge.export(model, tmp_path / "m.onnx", batch=4)
@@ -162,7 +162,7 @@ def test_an_ensemble_and_what_it_asks_for(tmp_path: Path) -> None:
         torch.manual_seed(k)
         files.append(tmp_path / f"{k}.pth")
         torch.save(FsaNet(scoring).state_dict(), files[-1])
-    with pytest.raises(UsageError, match="has no name yet") as caught:
+    with pytest.raises(UsageError, match="needs a name") as caught:
         app(["import", *map(str, files), "--variant", "omasaht"], standalone_mode=False)
     assert "-o" in caught.value.fix
     done = run("import", *files, "--variant", "omasaht", "-o", tmp_path / "both.safetensors")

@@ -351,7 +351,7 @@ def test_an_image_from_the_standard_input(place: Path):
     both = ["-m", model, "-m", place / "full.onnx"]
     run = piped(b"\x89PNG\r\n\x1a\n" + bytes(9), "-", image, *both)
     assert run.returncode == 2
-    assert run.stderr.startswith("error: The standard input is damaged.")
+    assert run.stderr.startswith("error: Standard input is damaged.")
     assert "1 of 2 images could not be read" in run.stderr
     assert "left" in run.stdout
 
@@ -361,8 +361,8 @@ def test_an_image_from_the_standard_input(place: Path):
     [
         (b"", ["-"], "is empty"),
         (None, ["-"], "is closed"),
-        (b"x", ["-", "-"], "given twice"),
-        (b"no image", ["-"], "The standard input is not a readable image: it is a text file"),
+        (b"x", ["-", "-"], "used twice"),
+        (b"no image", ["-"], "Standard input is not a readable image: it is a text file"),
     ],
 )
 def test_refused_standard_input(place: Path, content: bytes | None, words: list[str], error: str):
@@ -381,7 +381,7 @@ def test_a_terminal_is_not_waited_for(place: Path):
     os.close(ours)
     os.close(theirs)
     assert run.returncode == 2
-    assert json.loads(run.stdout)["error"] == "The standard input is a terminal."
+    assert json.loads(run.stdout)["error"] == "Standard input is a terminal."
 
 
 def test_the_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch):
@@ -414,7 +414,7 @@ def test_an_ensemble(place: Path):
     assert found["images"][0]["scores"] == averaged
     run = infer(image, *options, "--reconstruct", place / "sheet.png")
     assert run.returncode == 2
-    assert "name one model" in run.stderr
+    assert "pass a single model" in run.stderr
     run = infer(image, "-m", files[0], "-m", files[0])
     assert run.returncode == 2
     assert "twice" in run.stderr

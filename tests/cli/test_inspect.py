@@ -344,7 +344,7 @@ def test_engine_where_tensorrt_is_not(engine: Path) -> None:
 
 def test_what_is_no_engine(engine: Path, tmp_path: Path) -> None:
     runner = CliRunner()
-    with pytest.raises(UsageError, match="needs the shapes in an ONNX file"):
+    with pytest.raises(UsageError, match="needs the shapes that an ONNX file holds"):
         runner.invoke(app, ["inspect", str(engine), "--forecast"], catch_exceptions=False)
     with pytest.raises(UsageError, match="no such file"):
         runner.invoke(app, ["inspect", str(tmp_path / "x.engine")], catch_exceptions=False)

@@ -162,7 +162,7 @@ def test_accuracy_is_never_reported_on_calibration_images(place: Path, tmp_path:
         place / "m.onnx", "--calib-data", place / "data", "--data", train, "-o", tmp_path / "q.onnx"
     )
     assert code == 2
-    assert "calibrated on" in message
+    assert "used for calibration" in message
     # One file only: what is not drawn is evaluated on.
     code, text, message = _run(
         place / "m.onnx", "--calib-data", train, "--calib-images", 30, "--json", "--max-drop", 9,
@@ -202,11 +202,15 @@ def test_bad_input(place: Path, tmp_path: Path) -> None:
         ((tmp_path / "bare.onnx", "--calib-data", test), 2, "pixels cannot be prepared"),
         ((tmp_path / "again.onnx", "--calib-data", data), 6, "already quantized"),
         ((tmp_path / "none.onnx", "--calib-data", data), 2, "none.onnx"),
-        ((model, "--calib-data", data, "--precision", "int2"), 2, "no precision 'int2'"),
-        ((model, "--calib-data", data, "--method", "median"), 2, "Known: minmax"),
-        ((model, "--calib-data", data, "--target", "npu"), 2, "no target 'npu'"),
+        ((model, "--calib-data", data, "--precision", "int2"), 2, "Unknown precision 'int2'"),
+        ((model, "--calib-data", data, "--method", "median"), 2, "one of: minmax"),
+        ((model, "--calib-data", data, "--target", "npu"), 2, "Unknown target 'npu'"),
         ((model, "--calib-data", data, "--max-drop", "-1"), 2, "0 points"),
-        ((model, "--calib-data", data, "--plot", tmp_path / "p.png"), 2, "--plot needs a search"),
+        (
+            (model, "--calib-data", data, "--plot", tmp_path / "p.png"),
+            2,
+            "--plot needs --precision mixed",
+        ),
     ):
         found, _, message = _run(*arguments, *out)
         assert found == code, (arguments, message)

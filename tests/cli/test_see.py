@@ -135,14 +135,14 @@ def test_the_default_is_what_the_file_has(place: Path):
 def test_refusals(place: Path):
     image, model = place / "<b>$x$.png", place / "full.onnx"
     for arguments, says in [
-        ((model, image), "no file for the picture"),
+        ((model, image), "No output file"),
         ((model, image, "-o", place / "x.jpg"), r"\*.png, \*.svg or \*.html"),
-        ((model, "--json"), "nothing to look at"),
+        ((model, "--json"), "no images to draw"),
         ((model, image, "--json", "--what", "nonsense"), "Choose among reconstructions"),
         ((model, image, "--json", "--what", "hardest"), "--data"),
         ((model, "--json", "--what", "capsules"), "needs images"),
         ((model, image, "-o", place / "x.png", "--what", "capsules,segmentation"), "holds one"),
-        ((place / "plain.onnx", image, "--json", "--what", "segmentation"), "this file has: capsules"),
+        ((place / "plain.onnx", image, "--json", "--what", "segmentation"), "this file supports: capsules"),
     ]:  # fmt: skip
         error = refused(*arguments)
         assert isinstance(error, UsageError)

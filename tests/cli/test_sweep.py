@@ -208,12 +208,12 @@ def test_checkpoints_of_other_tasks(place: Path) -> None:
     [
         (("--iters", "0..3"), "--iters 0..3"),
         (("--iters", "x"), "--iters x"),
-        (("--precision", "int4"), "Known: fp32"),
+        (("--precision", "int4"), "one of: fp32"),
         (("--model", "capsnet-svhn"), "no trained weights"),
         (("-o", "/nonexistent/s.json"), "There is no folder"),
         (("--picture", "/nonexistent/s.png"), "There is no folder"),
-        (("--picture", "s.pdf"), "neither a .png nor a .svg"),
-        (("--couplings", "thawed"), "Known: routed, frozen"),
+        (("--picture", "s.pdf"), "neither a .png nor an .svg"),
+        (("--couplings", "thawed"), "one of: routed, frozen"),
         (("--iters", "1..30"), "90 candidates"),
     ],
 )

@@ -77,10 +77,10 @@ def test_without_test_images_there_is_no_test_accuracy(data: Path) -> None:
         (["--iters", "0"], "0 iterations"),
         (["--lr", "-1"], "learning rate"),
         (["--lr", "nan"], "learning rate"),
-        (["--batch", "1000"], "no batch of 1000"),
+        (["--batch", "1000"], "too few for a batch of 1000"),
         (
             ["--init", str(ROOT / "capsedge/zoo/digits-dynamic.safetensors")],
-            "another configuration",
+            "a different configuration",
         ),
     ],
 )

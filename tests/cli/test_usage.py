@@ -45,7 +45,7 @@ def wrong() -> Iterator[tuple[str, list[str], str]]:
         yield "misspelt option", [*whole, "--jsno"], "--help"
         positional = [p for p in command.params if p.param_type_name == "argument"]
         if not any(p.nargs == -1 for p in positional):
-            yield "one argument too many", [*whole, *"xyz"], "takes no"
+            yield "one argument too many", [*whole, *"xyz"], "Unexpected argument"
         for parameter in command.params:
             option = max((*parameter.opts, *parameter.secondary_opts), key=len)
             if parameter.required:
@@ -58,14 +58,14 @@ def wrong() -> Iterator[tuple[str, list[str], str]]:
                 continue
             yield "no value", [*whole, option], "needs a value"
             if parameter.type.kind in (int, float):
-                yield "no number", [*whole, option, "many"], f"Bad {option} many."
+                yield "no number", [*whole, option, "many"], f"Invalid {option} many."
                 low, high = parameter.type.low, parameter.type.high
                 if low is not None:
-                    yield "too low", [*whole, option, str(low - 1)], f"Bad {option}"
+                    yield "too low", [*whole, option, str(low - 1)], f"Invalid {option}"
                 if high is not None:
-                    yield "too high", [*whole, option, str(high + 1)], f"Bad {option}"
+                    yield "too high", [*whole, option, str(high + 1)], f"Invalid {option}"
                 if (low, high) != (None, None) and parameter.type.kind is float:
-                    yield "NaN", [*whole, option, "nan"], f"Bad {option}"
+                    yield "NaN", [*whole, option, "nan"], f"Invalid {option}"
 
 
 def _without(whole: list[str], verb: str, parameter: Any) -> list[str]:
@@ -106,7 +106,7 @@ def test_as_json(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any)
 def test_what_is_meant_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, _, err = said(["infer", "--top", "0", "x.png"], monkeypatch, capsys)
     assert err.splitlines() == [
-        "error: Bad --top 0.", "It takes a whole number of at least 1.", "Use for example --top 1."
+        "error: Invalid --top 0.", "It takes a whole number of at least 1.", "For example: --top 1."
     ]  # fmt: skip
     _, _, err = said(["infer", "--tpo", "3", "x.png"], monkeypatch, capsys)
     assert "Did you mean --top?" in err

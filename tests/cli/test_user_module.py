@@ -152,13 +152,13 @@ def test_several_inputs(user: Path) -> None:
     np.savez("data.npz", weights=weights + 5, words=words)
     code, out, err = run(*shlex.split(verify)[1:])
     assert code == 0, err
-    assert "No hard case" in out
+    assert "None of the hard cases" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--module", "caps.py"), "names no module"),
+        (("--module", "caps.py"), "does not name a module"),
         (("--module", "gone.py:Stem"), "Cannot read gone.py"),
         (("--module", "code/caps.py:Sten"), "--module code/caps.py:Stem"),
         (("--module", "code/caps.py:NUMBER"), "is not a PyTorch module"),
@@ -169,7 +169,7 @@ def test_several_inputs(user: Path) -> None:
         (("--module", "code/broken.py:Stem"), "broken.py:2"),
         (("--module", "code/ends.py:Stem"), "__main__"),
         (("--module", "code/caps.py:make", "--example", "1xx"), "not the shape of an input"),
-        (("--module", "code/caps.py:make", "--checkpoint", "x.pt"), "exclude each other"),
+        (("--module", "code/caps.py:make", "--checkpoint", "x.pt"), "cannot be used together"),
         (("--weights", "x.pt"), "--weights needs --module"),
     ],
 )

@@ -80,7 +80,7 @@ def test_exit_codes_of_bad_input(made, tmp_path) -> None:
         ((path,), 2, "--checkpoint"),
         ((path, "--checkpoint", other), 6, "not exported from"),
         ((path, "--checkpoint", tmp_path / "none.safetensors"), 2, "no such file"),
-        ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "both name the reference"),
+        ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "cannot be used together"),
         ((path, "--model", "digits-dinamic"), 2, "digits-dynamic"),
         ((path, "--model", "capsnet-mnist"), 2, "no trained weights"),
         ((path, "--checkpoint", checkpoint, "--atol", "poses:x"), 2, "--atol"),
@@ -140,7 +140,7 @@ def test_one_file_by_its_option() -> None:
     ("arguments", "says"),
     [
         ([], "nothing to verify"),
-        (["PATH", "--model", "capsedge/zoo/digits-em.onnx"], "give all files with it"),
+        (["PATH", "--model", "capsedge/zoo/digits-em.onnx"], "pass every file with --model"),
         (["--model", "digits-em", "--model", "digits-em"], "twice"),
         (["--model", "digits-em", "--model", "digits-dynamic", "--inputs", __file__], "--inputs"),
         (

@@ -92,4 +92,4 @@ def test_labels_of_another_number_come_with_the_shape_to_save(form: str, tmp_pat
         beside.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 7]) + labels.tobytes())
     with pytest.raises(UsageError, match=r"labels \[7\] for 8 images") as caught:
         read_images(source, PREP, "test")
-    assert "Save labels [8]" in caught.value.fix
+    assert "Save the labels as [8]" in caught.value.fix

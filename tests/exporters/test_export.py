@@ -234,7 +234,7 @@ class _Branches(nn.Module):
         ({"batch": 0}, UsageError, "batch is 0"),
         ({"atol": 0.0, "rtol": 0.0}, UsageError, "not positive"),
         ({"atol": float("nan")}, UsageError, "not positive"),
-        ({"extra_outputs": ["votes"]}, UsageError, "no extra output 'votes'"),
+        ({"extra_outputs": ["votes"]}, UsageError, "Unknown extra output 'votes'"),
         pytest.param(
             {"atol": 1e-12, "rtol": 0.0}, ParityError, "--atol", marks=pytest.mark.thorough
         ),

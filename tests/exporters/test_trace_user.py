@@ -72,7 +72,7 @@ def test_verify_compares_the_outputs_that_the_module_has(tmp_path: Path):
 
 
 def test_other_outputs_are_the_modules_own(tmp_path: Path):
-    with pytest.raises(UsageError, match="the trace alone"):
+    with pytest.raises(UsageError, match="only the trace"):
         capsedge.export(
             nets.Operators(), tmp_path / "own.onnx", example=IMAGES, extra_outputs=["couplings"]
         )

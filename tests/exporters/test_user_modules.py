@@ -84,7 +84,9 @@ def test_an_average_over_the_batch(tmp_path: Path) -> None:
 def test_a_branch_is_named_and_no_graph_is_printed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UnsupportedModelError, match="by the values of its input") as caught:
+    with pytest.raises(
+        UnsupportedModelError, match="branches on the values of its input"
+    ) as caught:
         exported(nets.Branches(), tmp_path / "m.onnx")
     assert "if x.sum() > 0" in caught.value.why
     assert "torch.where" in caught.value.fix
@@ -120,7 +122,7 @@ def test_a_module_without_a_free_batch_has_a_fixed_one_and_says_so(
 
 
 def test_a_free_batch_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="works at batch 4 alone") as caught:
+    with pytest.raises(UnsupportedModelError, match="works only at batch 4") as caught:
         exported(nets.FixedBatch(), tmp_path / "m.onnx", free_batch=True)
     assert any("view(self.batch_size" in line for line in caught.value.details)
     assert "--batch 4" in caught.value.fix
@@ -216,7 +218,7 @@ def test_the_words_of_a_failed_comparison(tmp_path: Path) -> None:
     assert len(caught.value.details) == 1
     with pytest.raises(ParityError, match="network is ill-conditioned on this input") as caught:
         exported(_IllConditioned(), tmp_path / "m.onnx")
-    assert "FP32 does not define the module's outputs" in caught.value.what
+    assert "In FP32, the module's outputs are not well defined" in caught.value.what
     assert "reproduce" not in str(caught.value)
 
 
@@ -250,7 +252,7 @@ def test_the_worst_shown_is_one_that_counts(
         (np.ones((3, 5), np.float32), "does not fit the input 'x'"),
         (np.ones((3, 4), np.uint8), "whole numbers"),
         (np.full((3, 4), np.nan, np.float32), "NaN"),
-        ({"a": np.ones(1), "b": np.ones(1)}, "does not name the inputs"),
+        ({"a": np.ones(1), "b": np.ones(1)}, "does not have the model's inputs by name"),
     ],
 )
 def test_inputs_that_do_not_fit(inputs: object, message: str, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ epsilon = 1e-16
 
 def test_quantized_networks_of_q_capsnets_are_warned_of(tmp_path: Path) -> None:
     report = capsedge.import_checkpoint(saved(n.QCapsNet(), tmp_path / "m.pt"))
-    assert any("full precision" in note for note in report.origin.notes)
+    assert any("full-precision" in note for note in report.origin.notes)
     assert report.model.config.class_names == ("class 0", "class 1", "class 2")
 
 

@@ -152,7 +152,7 @@ def test_the_authors_code_notices_the_wrong_function(
         "from tests.importers.families import networks\ndef build(): return networks.AUTHOR\n"
     )
     target = tmp_path / "c.safetensors"
-    with pytest.raises(ParityError, match="something else"):
+    with pytest.raises(ParityError, match="different results"):
         capsedge.import_checkpoint(
             saved(module, tmp_path / "m.pt"),
             target,
@@ -279,8 +279,8 @@ def test_what_the_file_cannot_tell_is_asked_for(missing: str, says: str, tmp_pat
 @pytest.mark.parametrize(
     ("stated", "says"),
     [
-        ({"preprocessing": {"heigth": 28}}, "no preprocessing 'heigth'"),
-        ({"preprocessing": {"height": 28}}, "height and width"),
+        ({"preprocessing": {"heigth": 28}}, "Unknown preprocessing setting 'heigth'"),
+        ({"preprocessing": {"height": 28}}, "a height and a width"),
         ({"preprocessing": {"scale": "1"}}, "cannot be described"),
         ({"preprocessing": {"mean": (0.1, 0.2)}}, "2 values for 1 channels"),
         ({"preprocessing": capsedge.Preprocessing(28, 28, 3)}, "1 channels"),

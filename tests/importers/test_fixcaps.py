@@ -145,7 +145,7 @@ def test_the_authors_code_notices_the_wrong_function(
     module = CONFUSED[case]()
     if "batch" in case:  # equal keys and shapes; each image normalized by itself
         monkeypatch.setattr(n.OverChannels, "forward", by_image)
-    with pytest.raises(ParityError, match="something else"):
+    with pytest.raises(ParityError, match="different results"):
         compared(module, tmp_path, monkeypatch)
 
 
@@ -160,7 +160,7 @@ def test_the_1x1_stride_is_told_by_the_biases(
     torch.manual_seed(6)
     file = saved(n.separable(nn.BatchNorm2d(n.C), True, 2), tmp_path / "m.pt")
     report = capsedge.import_checkpoint(file, **answers(96))
-    assert "1x1 convolutions with stride 1, by the biases" in report.origin.notes
+    assert "1x1 convolutions with stride 1, inferred from the biases" in report.origin.notes
     module = n.separable(nn.BatchNorm2d(n.C), True, 2).eval()
     x = torch.rand(2, 3, 96, 96)
     with torch.no_grad():

@@ -236,7 +236,7 @@ def test_refused(tmp_path: Path, make: Callable[[h5py.File], None]) -> None:
 def test_a_soft_link_is_refused(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "m.h5", "w") as file:
         soft_link(file, tmp_path / "x.h5")
-    with pytest.raises(ArtefactError, match="link to another place"):
+    with pytest.raises(ArtefactError, match="link to another location"):
         read_weights(tmp_path / "m.h5")
 
 
@@ -255,7 +255,7 @@ def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
 def test_damaged(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.h5").write_bytes(content)
     with pytest.raises(
-        ArtefactError, match="damaged" if content.startswith(b"\x89") else "no HDF5 file"
+        ArtefactError, match="damaged" if content.startswith(b"\x89") else "not an HDF5 file"
     ):
         read_weights(tmp_path / "m.h5")
 

@@ -86,7 +86,7 @@ def test_two_that_fit_are_said(tmp_path: Path) -> None:
 def test_what_differs_is_named(tmp_path: Path) -> None:
     renamed = {k.replace("0.", "linear."): v for k, v in STATE.items()}
     torch.save(renamed, tmp_path / "w.pt")
-    with pytest.raises(UsageError, match="not those of the module") as caught:
+    with pytest.raises(UsageError, match="do not fit the module") as caught:
         load_weights(network(), tmp_path / "w.pt")
     assert "missing: 0.weight [4, 3] (perhaps linear.weight [4, 3])" in caught.value.details
     assert "unexpected: linear.bias [4]" in caught.value.details
@@ -132,5 +132,5 @@ def test_many_keys_and_many_references_take_no_time(tmp_path: Path) -> None:
     for _ in range(3):
         inner = {f"k{k}": inner for k in range(900)}
     torch.save(inner, tmp_path / "w.pt")
-    with pytest.raises(UsageError, match="not those of the module"):
+    with pytest.raises(UsageError, match="do not fit the module"):
         load_weights(network(), tmp_path / "w.pt")

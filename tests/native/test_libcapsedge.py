@@ -173,7 +173,7 @@ def test_wrong_tensors() -> None:
     for inputs, rooms, message in (
         ({"images": x[0]}, None, r"shape \[1, 28, 28\].*\n.*\[N, 1, 28, 28\]"),
         ({"images": np.zeros((1, 3, 28, 28), np.float32)}, None, r"\[1, 3, 28, 28\]"),
-        ({"images": x.astype(np.float64)}, None, r"type float64.\nWanted: float32"),
+        ({"images": x.astype(np.float64)}, None, r"type float64.\nExpected: float32"),
         ({"images": x + np.nan}, None, "NaN or infinite"),
         ({"images": x + np.inf}, None, "NaN or infinite"),
         ({"images": x - np.float32(2.0**32)}, None, r"2\^32"),
@@ -552,7 +552,7 @@ def test_where_onnxruntime_was_searched(tmp_path: Path) -> None:
     assert f"{tmp_path}/none.so: " in found
     other = next(iter(Path("/lib").glob("*/libm.so.6")), None)
     if other is not None:
-        assert "something else" in opened_elsewhere({}, str(other))
+        assert "a different library" in opened_elsewhere({}, str(other))
     alone = tmp_path / "libcapsedge.so"
     path = libcapsedge.library_path()
     assert path is not None

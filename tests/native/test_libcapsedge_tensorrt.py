@@ -382,7 +382,7 @@ def test_a_failed_run_leaves_nothing(engine: Any, machine: Machine) -> None:
     [
         ("context", ENVIRONMENT, "too little memory"),
         ("runtime", ENVIRONMENT, "does not start"),
-        ("free", ARTEFACT, "only the batch may be free"),
+        ("free", ARTEFACT, "only the batch size may vary"),
         ("host", ARTEFACT, "is a shape"),
     ],
 )
@@ -429,7 +429,7 @@ def test_fused_engine(
     monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", str(library))
     path = engine(default_model(), plugin="fused")
     machine.nvinfer.mock_set(b"plugin", 1)
-    with pytest.raises(Failed, match="does not take the plugin library") as refused:
+    with pytest.raises(Failed, match="rejects the plugin library") as refused:
         Session(path)
     # The reason, and not what the registry says of plugins that are not in it.
     assert "getCreators could not be loaded" in str(refused.value)

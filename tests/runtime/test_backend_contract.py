@@ -101,7 +101,7 @@ def test_a_file_has_one_backend(file: ModelFile, backend: Backend) -> None:
 
 def test_a_file_without_a_backend(file: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "BACKENDS", {})
-    with pytest.raises(UsageError, match="No backend runs"):
+    with pytest.raises(UsageError, match="No backend can run"):
         loading.load(file.path)
 
 
@@ -258,7 +258,7 @@ def test_a_part_runs_by_itself(
 
 def test_operators_tell_their_times(backend: Backend) -> None:
     if not isinstance(backend, ProfiledBackend):
-        pytest.skip(f"{backend.name} tells no times of its operators")
+        pytest.skip(f"{backend.name} does not report operator times")
     with backend.profiled_runs({"images": IMAGES}) as runs:
         for _ in range(2):
             runs.plain()

@@ -95,8 +95,8 @@ def test_from_several_threads():
 @pytest.mark.parametrize(
     ("given", "classes", "error", "says"),
     [
-        (np.zeros((1, 9, 16)), None, ShapeError, r"Wanted: \[N, 10, 16\]"),
-        (np.zeros((1, 10, 16)), 3, ShapeError, r"Wanted: \[N, 16\]"),
+        (np.zeros((1, 9, 16)), None, ShapeError, r"Expected: \[N, 10, 16\]"),
+        (np.zeros((1, 10, 16)), 3, ShapeError, r"Expected: \[N, 16\]"),
         (np.full((10, 16), np.nan), None, UsageError, "NaN"),
         (np.zeros((0, 10, 16)), None, UsageError, "no poses"),
         ([["a"]], None, UsageError, "not an array of numbers"),

@@ -175,7 +175,7 @@ def test_one_unit_stands_for_all_and_names_stay():
         ({"class_names": ["a", "b", "\ud800"]}, "surrogate"),
         ({"class_names": "abc"}, "a list of names"),
         ({"task": "guess"}, "task 'guess'"),
-        ({"task": "regression", "class_names": ["a", "b", "c"]}, "no classes"),
+        ({"task": "regression", "class_names": ["a", "b", "c"]}, "not classes"),
         ({"task": "regression", "outputs": Outputs(scores="o")}, "belong to classes"),
         ({"task": "regression", "outputs": Outputs(names=("a",))}, "1 values are named"),
         ({"task": "regression", "outputs": Outputs(values=("q",))}, "no output q"),

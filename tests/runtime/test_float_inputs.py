@@ -87,7 +87,7 @@ def test_float_pixels_out_of_range(most: float, said: str) -> None:
 def test_floats_that_are_pixels_or_prepared_are_asked_about() -> None:
     """ToTensor without Normalize looks like a prepared input, and is not one."""
     floats = np.random.default_rng(0).random((2, 3, 8, 8))
-    with pytest.raises(UsageError, match=r"prepared=False for pixels, prepared=True"):
+    with pytest.raises(UsageError, match=r"prepared=False for pixels, or prepared=True"):
         inputs(floats, COLOUR)
     pixels = inputs(floats, COLOUR, prepared=False)
     np.testing.assert_array_equal(pixels, [prepare(x.transpose(1, 2, 0), COLOUR) for x in floats])

@@ -186,7 +186,9 @@ def test_nothing_there_is_said_before_the_work(tmp_path: Path) -> None:
 
 def test_too_few_images_are_refused_in_their_own_words(tmp_path: Path) -> None:
     save(capsule_model(), tmp_path / "m.onnx")
-    with pytest.raises(UsageError, match="does not show what images look like") as refused:
+    with pytest.raises(
+        UsageError, match="does not determine what typical images look like"
+    ) as refused:
         optimize(tmp_path / "m.onnx", measure=0, typical=PIXELS[:50])
     assert refused.value.why == "50 images are not blank; 100 are needed."
 

@@ -146,7 +146,7 @@ def test_what_is_not_read_says_so() -> None:
     size = ((256, 3, 1, 8), (257, 3, 1, 8))
     cases = {
         "floating-point": encoded(GREY.astype(np.float32), "TIFF"),
-        "levels of grey outside": encoded(GREY16.astype(np.int32) * 2**15, "TIFF"),
+        "grey levels outside": encoded(GREY16.astype(np.int32) * 2**15, "TIFF"),
         "compression 34925": encoded(COLOUR, "TIFF", compression="lzma"),
         "200 channels": tiff(*size, (277, 3, 1, 200)),
         "it is a text file": b"%!PS-Adobe-3.0 EPSF-3.0\n",

@@ -153,17 +153,17 @@ def test_a_data_loader(session: capsedge.Session) -> None:
         (3, "has the type int"),
         (np.ndarray, "has the type type"),
         ({"image": LEFT}, r"item\['image'\]"),
-        ({"a.png"}, "a list, which has an order"),
+        ({"a.png"}, "a list, so that the order is defined"),
         ([LEFT, None], "image 1 is None"),
         ([[LEFT]], "image 0 has the type list"),
         (LEFT.tolist(), "image 0 has the type list"),
         (b"", "image 0 is empty"),
         ("", "path of an image is empty"),
-        (LEFT.tobytes(), "pixels as an array, not as bytes"),
+        (LEFT.tobytes(), "or pixels as an array"),
         ([LEFT, np.arange(5)], "image, label in loader"),
         (b"hello", "image 0 is not a readable image"),
         (io.BytesIO(), r"(?s)image 0 is empty.*file.seek\(0\)"),
-        (io.StringIO("text"), r"(?s)opened as text.*'rb'"),
+        (io.StringIO("text"), r"(?s)opened as a text file.*'rb'"),
         ("images/*.png", r"(?s)There is no file.*glob\('\*.png'\)"),
         ("https://example.org/7.png", "(?s)not a file.*urllib.request.urlopen"),
         (np.frombuffer(b"\x89PNG" * 9, np.uint8), r"array.tobytes\(\)"),
@@ -199,7 +199,7 @@ def test_a_file_that_fails(tmp_path: Path) -> None:
         inputs(closed)
     with (
         (tmp_path / "a.png").open(encoding="latin-1") as text,
-        pytest.raises(UsageError, match="as text"),
+        pytest.raises(UsageError, match="as a text file"),
     ):
         inputs(text)
     (tmp_path / "empty").mkdir()

@@ -47,7 +47,7 @@ def test_a_string_means_the_zoo_and_a_path_the_file(name, made, tmp_path: Path, 
     [
         ("digits-emm", "Did you mean 'digits-em'"),
         ("digit-attention", "Did you mean 'digits-attention'"),
-        ("resnet50", "Name an ONNX file or one of these"),
+        ("resnet50", "Pass an ONNX file or one of these"),
         ("", "is a folder|one of these"),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_batch_of_different_requests(session: capsedge.Session, runs: list[int
     first, second, wrong, large = asyncio.run(run())
     assert sorted(runs) == [3, 9]
     assert isinstance(wrong, capsedge.UsageError)
-    assert "Wanted: [N, 1, 28, 28]" in str(wrong)
+    assert "Expected: [N, 1, 28, 28]" in str(wrong)
     assert list(first.outputs) == ["poses"]
     assert list(second.outputs) == [port.name for port in session.outputs]
     poses = session.run(given[1])["poses"]
@@ -104,7 +104,7 @@ def test_answers_over_the_limit_are_refused(
 ) -> None:
     given = {"images": images(70, 1, 28, 28)}
     assert compute(session, given, ["lengths"], 700)["lengths"].shape == (70, 10)
-    with pytest.raises(capsedge.UsageError, match="answer would be too large"):
+    with pytest.raises(capsedge.UsageError, match="response would be too large"):
         compute(session, given, ["lengths"], 699)
 
 

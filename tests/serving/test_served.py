@@ -169,14 +169,14 @@ WRONG = {
     "another input": (changed(name="x"), "The model takes images"),
     "twice": ({"inputs": changed()["inputs"] * 2}, "given twice"),
     "a number": (changed(shape=[], data=[1.0]), "single number"),
-    "another shape": (changed(shape=[1, 28, 28, 1]), "Wanted: [N, 1, 28, 28]"),
+    "another shape": (changed(shape=[1, 28, 28, 1]), "Expected: [N, 1, 28, 28]"),
     "another size": (changed(shape=[2, 1, 28, 28]), "784 values"),
     "negative": (changed(shape=[-1, 1, 28, 28]), "Sizes are whole numbers"),
     "huge": (changed(shape=[2**40, 1, 28, 28]), "too large"),
     "no images": (changed(shape=[0, 1, 28, 28], data=[]), "Its batch is 0"),
     "another type": (changed(datatype="INT64"), "not values of type INT64"),
     "text": (changed(data=["1"] * 784), "not values of type FP32"),
-    "null": (changed(data=[None] * 784), "more than numbers"),
+    "null": (changed(data=[None] * 784), "not numbers"),
     "ragged": (changed(data=[[1], [1, 2]]), "not values of type FP32"),
     "infinite": (changed(data=[1e39] * 784), "NaN or infinite"),
     "unknown output": ({**changed(), "outputs": [{"name": "x"}]}, "Its outputs: lengths"),
@@ -190,7 +190,7 @@ WRONG = {
     "no image": (request(b"hello"), "not a readable image"),
     "damaged image": (request(IMAGE, IMAGE[:99]), "Element 1 of the images"),
     "no base64": ({"inputs": [{**request(b"")["inputs"][0], "data": ["%"]}]}, "nor base64"),
-    "no string": ({"inputs": [{**request(b"")["inputs"][0], "data": [7]}]}, "no string"),
+    "not a string": ({"inputs": [{**request(b"")["inputs"][0], "data": [7]}]}, "not a string"),
     "fewer files": ({"inputs": [{**request(IMAGE)["inputs"][0], "shape": [2]}]}, "1 elements"),
 }  # fmt: skip
 
@@ -239,7 +239,9 @@ def test_what_is_closed(server: Server) -> None:
     assert get(server.metrics.replace("/metrics", "/docs"))[0] == 404
     with grpc.InferenceServerClient(server.grpc) as client:
         for act in (client.load_model, client.unload_model):
-            with pytest.raises(InferenceServerException, match="not loaded or unloaded remotely"):
+            with pytest.raises(
+                InferenceServerException, match="cannot be loaded or unloaded remotely"
+            ):
                 act("digits")
         assert client.is_model_ready("digits")
 

@@ -98,7 +98,7 @@ def test_images() -> None:
     [
         ([2], [PNG], "1 elements"),
         ([0], [], "0 elements"),
-        ([1], [5], "image 0 of input 'x' is no string"),
+        ([1], [5], "image 0 of input 'x' is not a string"),
         ([2], [PNG, "?"], "image 1 of input 'x' is neither"),
         ([1], [base64.b64encode(PNG[:4]) * 50_000], "neither an image file nor base64"),
     ],

@@ -227,9 +227,9 @@ def test_outputs_go_where_the_caller_says(session: Any, wanted: Any, gpu: Any) -
         (
             {"lengths": on_gpu(gpu, np.zeros((1, 3), np.float32))},
             ShapeError,
-            r"Wanted: float32 \[2",
+            r"Expected: float32 \[2",
         ),
-        ({"lengths": lengths.told(data=(lengths.address, True))}, UsageError, "may not be written"),
+        ({"lengths": lengths.told(data=(lengths.address, True))}, UsageError, "is read-only"),
     ):
         with pytest.raises(error, match=words):
             session.run_on_device({"images": images}, out=out)

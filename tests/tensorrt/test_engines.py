@@ -330,7 +330,7 @@ def test_threads_share_a_few_contexts(make: Any, model: Path, gpu: Any) -> None:
     assert gpu.fake_count(2) <= 2
     with pytest.raises(UsageError, match="contexts is 0"):
         capsedge.load(path, contexts=0)
-    with pytest.raises(UsageError, match="Only engines have contexts"):
+    with pytest.raises(UsageError, match="Only TensorRT engines have contexts"):
         capsedge.load(model, contexts=2)
 
 
@@ -450,7 +450,7 @@ def test_plugin_library_that_tensorrt_refuses(
     library.write_bytes(b"x")
     monkeypatch.setattr("capsedge.exporters.tensorrt.build.find_plugin", lambda: library)
     fake.FAIL["load_library"] = "SymbolAddress for getCreators could not be loaded"
-    with pytest.raises(ArtefactError, match="does not take the plugin library") as refused:
+    with pytest.raises(ArtefactError, match="rejects the plugin library") as refused:
         make(plugin="fused")
     # And not what the registry says of plugins that are not in it.
     assert refused.value.why == "SymbolAddress for getCreators could not be loaded"

@@ -116,7 +116,12 @@ def test_one_at_a_time_and_several(files: dict[str, Path], name: str, sizes: lis
     ("file", "options", "error", "message"),
     [
         ("words", {}, UsageError, "inputs='data.npz'"),
-        ("words", {"inputs": {"words": words()["words"]}}, UsageError, "does not name the inputs"),
+        (
+            "words",
+            {"inputs": {"words": words()["words"]}},
+            UsageError,
+            "does not have the model's inputs by name",
+        ),
         (
             "words",
             {"inputs": {**words(), "words": words(3)["words"]}},
@@ -132,7 +137,7 @@ def test_one_at_a_time_and_several(files: dict[str, Path], name: str, sizes: lis
             "Gather|range",
         ),
         ("pair", {"data": "x.npz"}, ArtefactError, "does not take images"),
-        ("pair", {"data": "x.npz", "inputs": "x.npz"}, UsageError, "exclude each other"),
+        ("pair", {"data": "x.npz", "inputs": "x.npz"}, UsageError, "cannot be used together"),
     ],
 )
 def test_refused(

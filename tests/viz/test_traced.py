@@ -171,7 +171,7 @@ def test_a_trace_of_em_routing_without_the_children_is_refused():
 
 def test_children_without_a_place_are_refused():
     layer = replace(traces.dynamic(), child_grid=None, kernel=None, strides=None)
-    with pytest.raises(capsedge.UsageError, match="not known where"):
+    with pytest.raises(capsedge.UsageError, match="positions of the children"):
         shares_of_class([layer], 0, 0)
 
 

@@ -59,7 +59,7 @@ def test_a_model_is_fetched(web: Package, address: str) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("missing", "runtime", "answers 404"),
+        ("missing", "runtime", "responded with 404"),
         ("huge", "limit", "1,099,511,627,776 bytes or more"),
         ("endless", "limit", "the limit is 8,000,000"),
         ("short", "runtime", "was cut off"),

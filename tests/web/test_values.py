@@ -229,7 +229,7 @@ def test_the_first_choice_is_named_where_it_is_not_taken(web: Package) -> None:
     assert session.known["provider"] == "wasm"
     assert "WebGPU" in session.known["fallback"]
     session.close()
-    with pytest.raises(Refused, match="does not take the model: webgpu") as error:
+    with pytest.raises(Refused, match="cannot load the model: webgpu") as error:
         web.load(zoo.default_model().read_bytes(), providers=["webgpu"])
     assert error.value.code == "runtime"
     with pytest.raises(Refused, match="provider is cuda"):

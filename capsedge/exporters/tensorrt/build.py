@@ -246,22 +246,26 @@ def _check(options: BuildOptions) -> None:
     low, best, high = options.batch or (1, 1, 1)
     if not 1 <= low <= best <= high:
         raise UsageError(
-            f"Bad batch {low}:{best}:{high}.",
-            "It takes smallest, best and largest batch, each at least 1 and not below the one before.",
-            "Use for example `--dynamic-batch 1:8:32`.",
+            f"Invalid batch {low}:{best}:{high}.",
+            "It takes the smallest, the best and the largest batch size, in ascending order from 1.",
+            "For example: `--dynamic-batch 1:8:32`.",
         )
     if options.plugin not in PLUGIN_MODES:
         raise UsageError(
-            f"Unknown plugin mode '{options.plugin}'.", "", f"Known: {', '.join(PLUGIN_MODES)}."
+            f"Unknown plugin mode '{options.plugin}'.",
+            "",
+            f"Choose one of: {', '.join(PLUGIN_MODES)}.",
         )
     if options.optimization_level not in _LEVELS:
         raise UsageError(
-            f"Bad optimization level {options.optimization_level}.",
-            "TensorRT has levels 0 to 5.",
+            f"Invalid optimization level {options.optimization_level}.",
+            "TensorRT's levels are 0 to 5.",
             "Use 3.",
         )
     if options.target not in TARGETS:
-        raise UsageError(f"Unknown target '{options.target}'.", "", f"Known: {', '.join(TARGETS)}.")
+        raise UsageError(
+            f"Unknown target '{options.target}'.", "", f"Choose one of: {', '.join(TARGETS)}."
+        )
     if options.target == TENSORRT_RTX:
         for given, name in ((options.timing_cache, "timing-cache"), (options.device, "device")):
             if given:
@@ -273,14 +277,14 @@ def _check(options: BuildOptions) -> None:
     elif options.compute_capabilities:
         raise UsageError(
             f"--compute-capability does not apply to --target {options.target}.",
-            "An engine of TensorRT is for the GPU that it is built on.",
-            f"Add `--target {TENSORRT_RTX}` for an engine that several kinds of RTX GPU run.",
+            "A TensorRT engine runs only on the kind of GPU that it was built on.",
+            f"Add `--target {TENSORRT_RTX}` to build an engine for several kinds of RTX GPUs.",
         )
     if options.workspace is not None and options.workspace < 1 << 20:
         raise UsageError(
             f"A workspace of {options.workspace} bytes is too small.",
             "TensorRT needs at least 1 MiB.",
-            "Give for instance `--workspace 1G`, or leave it out.",
+            "For example: `--workspace 1G`, or leave it out.",
         )
 
 
@@ -310,9 +314,9 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
     if library is None and mode == "fused":
         raise EnvironmentProblem(
             "The TensorRT plugin library of capsedge is not installed.",
-            f"{NAME} is compiled where nvcc and TensorRT's headers are installed.",
-            "Compile it (docs/how-to/tensorrt.md), or build with `--plugin native`, which needs nothing "
-            "compiled.",
+            f"{NAME} is compiled on machines with nvcc and TensorRT's headers.",
+            "Compile it (docs/how-to/tensorrt.md), or build with `--plugin native`, which does not "
+            "need it.",
         )
     if library is not None:
         lowering.check_plugin_limits(model)

@@ -232,7 +232,7 @@ def build_engine(
         layers = engine_layers.fill(_inspect(trt, logger, data, limits.batch[1], plugin), layers)
         timings = get_timings(config)
         if not timings:
-            warnings.append("TensorRT gave no timings to keep.")
+            warnings.append("TensorRT returned no timings to save.")
     warnings += logger.warnings
     return Built(data, tuple(layers), timings, tuple(warnings))
 
@@ -292,7 +292,7 @@ def _add_profile(builder: Any, network: Any, config: Any, batch: tuple[int, int,
         if -1 in shape[1:]:
             raise UnsupportedModelError(
                 f"Input '{tensor.name}' has the shape {list(shape)}.",
-                "Only the batch may be free.",
+                "Only the batch size may vary.",
                 "Export the model with fixed image sizes.",
             )
         profile.set_shape(tensor.name, *((size, *shape[1:]) for size in batch))
@@ -337,19 +337,19 @@ def _failure(
         return UsageError(
             f"A workspace of {format_bytes(limits.workspace)} is too small for this model.",
             words,
-            "Give more, as in `--workspace 1G`, or leave it out.",
+            "Raise it, as in `--workspace 1G`, or leave it out.",
         )
     if "turing" in messages:
         return UnsupportedModelError(
             f"{product(trt)} cannot build this model for compute capability 7.5 (Turing).",
             words,
-            "Leave 7.5 out of `--compute-capability`. On a Turing GPU itself, `capsedge build` without "
-            "`--target` makes an engine of TensorRT.",
+            "Leave 7.5 out of `--compute-capability`. On a Turing GPU, `capsedge build` without "
+            "`--target` builds a TensorRT engine.",
         )
     if "memory" in messages:
         return EnvironmentProblem(
             f"{product(trt)} ran out of memory.",
             words,
-            "Close other programs, give less with `--workspace 512M`, or build for a smaller batch.",
+            "Close other programs, lower the limit with `--workspace 512M`, or build for a smaller batch.",
         )
     return UnsupportedModelError(f"{product(trt)} cannot build this model.", words, _advice(plugin))

@@ -56,15 +56,15 @@ def native(model: onnx.ModelProto) -> onnx.ModelProto:
         lowered = inline_functions(model) if model.functions else model
     except ValueError as error:
         raise UnsupportedModelError(
-            "The model's capsule operators cannot become standard operators.",
+            "The model's capsule operators cannot be converted to standard operators.",
             f"{error}.",
             "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
         ) from error
     left = sorted({operator_of(n.op_type) for n in operator_nodes(lowered)})
     if left:
         raise UnsupportedModelError(
-            "The model's capsule operators cannot become standard operators.",
-            f"No function body for {', '.join(left)}.",
+            "The model's capsule operators cannot be converted to standard operators.",
+            f"There is no function body for {', '.join(left)}.",
             "Export it with bodies: `capsedge export --ops auto`; or build with `--plugin fused`.",
         )
     return _prepared(lowered)
@@ -92,7 +92,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
             kept.append(node)
         elif body is None:
             raise UnsupportedModelError(
-                f"The model's {operator} cannot become TensorRT.",
+                f"The model's {operator} cannot be converted to TensorRT.",
                 "It has neither a plugin nor a function body.",
                 "Export it with bodies: `capsedge export --ops auto`.",
             )
@@ -133,7 +133,7 @@ def check_plugin_limits(model: onnx.ModelProto) -> None:
         if iterations > most:
             raise UnsupportedModelError(
                 f"The TensorRT plugin library cannot run this model's {operator.name}.",
-                f"It has {iterations} iterations; the plugins make at most {most}.",
+                f"It has {iterations} iterations; the plugins support at most {most}.",
                 "Build with `--plugin native`.",
             )
 
@@ -173,15 +173,15 @@ def check(model: onnx.ModelProto) -> None:
     if any(entry.key == CASCADE_KEY for entry in model.metadata_props):
         raise UnsupportedModelError(
             "TensorRT cannot run a cascade.",
-            "How many images its large network runs on is known only at run time, inside the graph; an "
-            "engine fixes its shapes beforehand.",
-            "Build an engine of each of the two networks, and run the second on the escalated images; or run "
-            "the cascade in ONNX Runtime.",
+            "The number of images for its large network is known only at run time, inside the "
+            "graph, but an engine fixes its shapes in advance.",
+            "Build an engine for each of the two networks and run the second on the escalated "
+            "images, or run the cascade in ONNX Runtime.",
         )
     operators = {operator_of(n.op_type) for n in operator_nodes(model)}
     foreign = sorted(o for o in operators if o in OPERATORS and OPERATORS[o].in_8_bits)
     if foreign:
-        raise _other_target(f"It has {', '.join(foreign)}, which are kernels for the CPU.")
+        raise _other_target(f"It has {', '.join(foreign)}, which run only on the CPU.")
     if opset_of(model) > _NEWEST_OPSET:
         raise UnsupportedModelError(
             f"The model has opset {opset_of(model)}.",
@@ -202,8 +202,8 @@ def check(model: onnx.ModelProto) -> None:
 
 def _other_target(why: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        "The model was quantized for another target than TensorRT.",
-        f"{why} TensorRT accepts INT8 only with the zero point 0.",
+        "The model was quantized for a target other than TensorRT.",
+        f"{why} TensorRT accepts INT8 only with zero points of 0.",
         "Quantize it for TensorRT: `capsedge quantize --target tensorrt`.",
     )
 
@@ -222,7 +222,7 @@ def choose_batch(
     if fixed and asked[0] != asked[2]:
         raise UsageError(
             f"The model is fixed to batch {fixed[0]}.",
-            "An engine for several batches needs a file whose batch is free.",
+            "An engine for several batch sizes needs a file with a free batch.",
             f"Build with `--batch {fixed[0]}`, or export again without `--batch`.",
         )
     return asked
@@ -321,14 +321,16 @@ def resolve(asked: str | None, model: onnx.ModelProto) -> str:
     if asked is None or asked == found or (asked == "int8" and found == "mixed"):
         return asked or found
     if asked not in PRECISIONS:
-        raise UsageError(f"Unknown precision '{asked}'.", "", f"Known: {', '.join(PRECISIONS)}.")
+        raise UsageError(
+            f"Unknown precision '{asked}'.", "", f"Choose one of: {', '.join(PRECISIONS)}."
+        )
     raise UsageError(
         f"The model is {found}, not {asked}.",
-        "TensorRT computes in the types of the graph; capsedge changes them before building, with "
-        "calibration images and a comparison.",
+        "TensorRT computes in the types of the graph. capsedge converts them before the build, "
+        "with calibration images and a comparison.",
         "Export the model again with `capsedge export`."
         if asked == "fp32"
-        else f"Make the file first: `capsedge quantize MODEL.onnx --precision {asked} --target tensorrt`.",
+        else f"Convert it first: `capsedge quantize MODEL.onnx --precision {asked} --target tensorrt`.",
     )
 
 
@@ -377,6 +379,5 @@ def compare(asked: str, layers: Sequence[Layer]) -> None:
     raise ParityError(
         f"TensorRT did not build the requested precision: {asked}.",
         f"It built {listed}; {'; '.join(words)}.",
-        "Nothing was written. Check the file's types with `capsedge inspect`, and report this with "
-        "the version of TensorRT.",
+        "Check the file's types with `capsedge inspect`, and report this with the version of TensorRT.",
     )

@@ -76,7 +76,7 @@ def fit_attention(graph: Values, votes: str, softmax: Softmax) -> AttentionMatch
     """
     size, couplings = graph.sizes[votes], graph.sizes[softmax.name]
     if size % couplings or size == couplings:
-        raise NoMatch("one coupling for each vote")
+        raise NoMatch("there is one coupling for each vote")
     reason = "no weighted sum of the votes by their agreement with parents"
     before = graph.distances(softmax.name)
     for roles in vote_layouts(graph.shapes[votes], graph.batch, size // couplings, {softmax.axis}):
@@ -131,7 +131,7 @@ def _fit(
                         continue
                     if over == "i":
                         raise NoMatch(
-                            "attention with a softmax over the children: no operator has that"
+                            "attention with a softmax over the children: no operator supports this"
                         )
                     for found, at in _normalized(graph, sums, scale, ends, given, numbers, roles):
                         function = graph.function([votes, parent], [at[0]])
@@ -147,7 +147,8 @@ def _fit(
                                 votes, parent, at[0], roles, parent_layout, at[1], found, verdict
                             )
                     raise NoMatch(
-                        "attention without a layer normalization of the weighted sum: no operator has that"
+                        "attention without a layer normalization of the weighted sum: no operator "
+                        "supports this"
                     )
     return None
 
@@ -277,7 +278,7 @@ def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit
     _, j, _, p = match.roles.sizes
     vote_source = _vote_source(graph, match)
     if vote_source.constant is not None:
-        raise NoMatch("attention over votes with a constant part: no operator has that")
+        raise NoMatch("attention over votes with a constant part: no operator supports this")
     children = children_of(vote_source, windows_of(vote_source), matrices(vote_source.weight))
     edit = Edit(graph, tag)
     inputs = [read_poses(edit, children)]

@@ -168,7 +168,7 @@ class BatchFreeing:
             if ahead and not rest and size and size % (outer * images) == 0:
                 found.append(BatchAxis(axis, outer, size // (outer * images), batch_axis.row))
         if not found:
-            raise self.wrong("it takes the images apart")
+            raise self.wrong("it splits the images of a batch")
         pure = [p for p in found if p.pure]
         if pure:
             return pure[-1 if self.last else 0]
@@ -186,7 +186,7 @@ class BatchFreeing:
         if axis < 0 or value.shape[axis] == 1:
             return name
         if value.shape[axis] != size:
-            raise self.wrong("it repeats the images")
+            raise self.wrong("it repeats the images of a batch")
         one = np.take(value, [0], axis)
         if not np.array_equal(
             np.broadcast_to(one, value.shape), value, equal_nan=value.dtype.kind == "f"

@@ -155,7 +155,7 @@ def expand(f: BatchFreeing) -> None:
     batch_axis = f.only().moved(len(f.shape(y)) - len(f.shape(x)))
     target = list(f.shape(y))
     if target[batch_axis.axis] != f.shape(x)[batch_axis.axis - len(target)]:
-        raise f.wrong("it repeats the images")
+        raise f.wrong("it repeats the images of a batch")
     target[batch_axis.axis] = 1
     f.keep(batch_axis, inputs=[x, f.store(np.array(target, np.int64))])
 
@@ -164,7 +164,7 @@ def tile(f: BatchFreeing) -> None:
     batch_axis, repeats = f.only(), f.value(1)
     assert repeats is not None
     if repeats[batch_axis.axis] != 1:
-        raise f.wrong("it repeats the images")
+        raise f.wrong("it repeats the images of a batch")
     f.keep(batch_axis)
 
 
@@ -273,7 +273,7 @@ def gather(f: BatchFreeing) -> None:
     images = f.images(batch_axis)
     row = int(chosen.reshape(-1)[0]) % images if chosen.size == 1 else -1
     if row < 0 or not batch_axis.pure or chosen.ndim > 1:
-        raise f.wrong("it takes the images apart")
+        raise f.wrong("it splits the images of a batch")
     f.batch_axes[data] = replace(batch_axis, row=row) if images > 1 else batch_axis
     try:
         _one_image(f, data, batch_axis)

@@ -129,7 +129,7 @@ def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> D
     )
     if not verdict.accepted:
         raise NoMatch(
-            f"dynamic routing fits but for {verdict.excess:.2g} times the tolerance ({verdict.case})"
+            f"dynamic routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
         )
     return DynamicMatch(votes, guess.end, guess.roles, guess.layout, guess.kind, verdict)
 
@@ -144,8 +144,8 @@ def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
                 found.append(name)
     if not found:
         raise NoMatch(
-            "what follows the softmax is as large as the votes, or depends on more than they: no weighted "
-            "sum of votes"
+            "what follows the softmax is as large as the votes, or depends on more than the votes, "
+            "so it is not a weighted sum of them"
         )
     return found[:_ENDS]
 
@@ -295,7 +295,9 @@ def _second_stage(
     best.sort(key=lambda g: (round(np.log10(g.error + 1e-9)), g.late))
     if best[0].error > 1e-4:
         if repeated:
-            raise NoMatch("one logit for each element of a pose: no operator has that")
+            raise NoMatch(
+                "there is one logit for each element of a pose: no operator supports this"
+            )
         raise NoMatch(f"no number of iterations fits (the nearest is {best[0].error:.1g} off)")
     return best[0]
 

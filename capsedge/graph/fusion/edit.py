@@ -186,7 +186,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
             if missing:
                 begun.add(stack[-1])
                 if not begun.isdisjoint(missing):
-                    raise NoMatch("its nodes would read from each other in a circle")
+                    raise NoMatch("its nodes would form a cycle")
                 stack += missing[::-1]
                 continue
             last = stack.pop()

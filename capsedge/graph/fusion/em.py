@@ -93,7 +93,7 @@ def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
     last = softmaxes[-1]
     below = graph.after(votes)
     cuts = [t for t in graph.dominators(last.name, [votes]) if t not in below and t in graph.floats]
-    reason = "no means of votes weighed by activations"
+    reason = "no means of votes weighted by activations"
     for cut in cuts[:_BOUNDARIES]:
         region = graph.determined(votes, cut)
         if last.name not in region:
@@ -112,10 +112,10 @@ def _fit(
     last = softmaxes[-1]
     size, couplings = graph.sizes[votes], graph.sizes[last.name]
     if size % couplings or size == couplings:
-        raise NoMatch("one coupling for each vote")
+        raise NoMatch("there is one coupling for each vote")
     numbers = graph.numbers([votes, boundary], ends)
     function = graph.function([votes, boundary], ends)
-    reason = "no means of votes weighed by activations"
+    reason = "no means of votes weighted by activations"
     rng = np.random.default_rng(1)
     x, a = rng.standard_normal(graph.shapes[votes]), 0.05 + 0.9 * rng.random(graph.shapes[boundary])
     given = dict(zip(ends, function(x, a), strict=True))
@@ -196,7 +196,8 @@ class _Base:
             error, scale, pair = _nearest(arguments, pairs, p, logs, mass)
             if pair is None or error > 1e-3:
                 raise NoMatch(
-                    f"EM routing whose activations fit no formula at pass {number + 1} ({error:.1g} off)"
+                    f"EM routing whose activations match no known formula at pass {number + 1} "
+                    f"({error:.1g} off)"
                 )
             near = min(self.scalars, key=lambda s: abs(s - scale), default=scale)
             scale = near if abs(near - scale) < 1e-4 * abs(scale) else float(np.float32(scale))
@@ -222,7 +223,7 @@ class _Base:
         )
         pose, result = next(poses, None), next(acts, None)
         if pose is None or result is None:
-            raise NoMatch("EM routing whose last pass makes no poses or no activations")
+            raise NoMatch("EM routing whose last pass computes no poses or no activations")
         return pose, result
 
     def _accepted(self, kind: EM, pose: _Tensor, result: _Tensor) -> EMMatch:
@@ -238,7 +239,7 @@ class _Base:
         verdict = check_em(original, kind, self.roles.sizes)
         if not verdict.accepted:
             raise NoMatch(
-                f"EM routing fits but for {verdict.excess:.2g} times the tolerance ({verdict.case})"
+                f"EM routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
             )
         return EMMatch(
             self.votes, self.boundary, pose[0], result[0], self.roles, self.children, pose[1], result[1],
@@ -387,7 +388,7 @@ def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
     children = children_of(vote_source, windows, matrix, shared)
     acting = _acting(graph, match)
     if not agree(acting, children):
-        raise NoMatch("EM routing whose activations are of other cells than its poses")
+        raise NoMatch("EM routing whose activations belong to other cells than its poses")
     edit = Edit(graph, tag)
     inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
     kind = match.kind
@@ -430,8 +431,8 @@ def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Ar
     coordinates = coordinates_of(constant, windows, transposed)
     if coordinates is None:
         raise NoMatch(
-            "EM routing whose votes have a constant part that is not one for each position: no operator has "
-            "that"
+            "EM routing whose votes have a constant part that differs between positions: no "
+            "operator supports this"
         )
     return windows, coordinates, False
 
@@ -449,7 +450,7 @@ def _acting(graph: Values, match: EMMatch) -> VoteSource:
     except NoMatch:
         n, _, i, _ = match.children.sizes
         if n != graph.batch:
-            raise NoMatch("EM routing whose activations are no cells of a layer") from None
+            raise NoMatch("EM routing whose activations are not the cells of a layer") from None
         g = match.children.groups
         layout = replace(match.children, groups=(g[0], g[2], 0))
         return VoteSource(

@@ -57,25 +57,27 @@ def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
     kind = match.kind
     other = _other(kind, match.roles.sizes[3])
     if other:
-        raise NoMatch(f"{other}: no operator has that")
+        raise NoMatch(f"{other}: no operator supports this")
     if kind.batch_mean and (free or batch != 1):
         raise NoMatch(
-            "dynamic routing whose agreements are averaged over the batch: an image's answer depends on the "
-            "others (fix the batch at 1 where that is what is wanted)"
+            "dynamic routing whose agreements are averaged over the batch: the result for an image "
+            "depends on the others (if that is intended, fix the batch at 1)"
         )
     form = replace(kind, form="B", group=1, batch_mean=False)
     gain = 1.0
     notes: tuple[str, ...] = ()
     if kind.form == "A":
         if kind.epsilon > MOST_ADDED:
-            raise NoMatch(f"a squash with {kind.epsilon:g} added to the norm: no operator has that")
+            raise NoMatch(
+                f"a squash with {kind.epsilon:g} added to the norm: no operator supports this"
+            )
         most = f"{kind.epsilon / 2:.1g} at most"
         notes = (f"the epsilon {kind.epsilon:.3g} added to the norm stands under the root: {most}",)
         form = replace(form, epsilon=max(kind.epsilon**2, STAND_IN))
     elif kind.form in "FH":
         if kind.epsilon > MOST_ADDED:
             raise NoMatch(
-                f"a squash with {kind.epsilon:g} added to the squared norm: no operator has that"
+                f"a squash with {kind.epsilon:g} added to the squared norm: no operator supports this"
             )
         notes = (f"{STAND_IN:g} stands for the epsilon {kind.epsilon:.3g} added to squared norms",)
         form = replace(form, epsilon=STAND_IN)

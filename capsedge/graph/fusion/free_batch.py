@@ -61,15 +61,15 @@ def with_batch(
             model, graph = _freed(graph, original)
             tried = ", ".join(map(str, FREED))
             notes.append(
-                f"the batch was fixed at {original.batch} and is free now: every image alone gives what it "
-                f"gave there, in batches of {tried}"
+                f"the batch was fixed at {original.batch} and is free now: every image gives the "
+                f"same result alone and in batches of {tried}"
             )
         except NoMatch as error:
             if batch != "free":
                 raise UnsupportedModelError(
                     f"The batch cannot be {batch}: the file is fixed at {graph.batch}.",
-                    f"It cannot be freed: {error}.",
-                    "Leave the batch as it is, or export the network anew with a free batch.",
+                    f"It cannot be made free: {error}.",
+                    "Keep the batch as it is, or export the network anew with a free batch.",
                 ) from error
             notes += [_in_name_only(graph)] if graph.has_named_dims else []
             notes.append(f"the batch stays fixed at {graph.batch}: {error}")
@@ -97,16 +97,16 @@ def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
     freed = free_batch(graph)
     values = Values(freed)
     if not values.free or values.batch == original.batch:
-        raise NoMatch("its nodes run at no other batch")
+        raise NoMatch("its nodes run at no other batch size")
     try:
         comparisons = prove(original, freed, values)
     except Exception as error:  # ONNX Runtime's errors have no common public base
-        raise NoMatch("its nodes run at no other batch") from error
+        raise NoMatch("its nodes run at no other batch size") from error
     if not all_equal(comparisons):
         worst = max(comparisons, key=lambda c: c.excess)
         raise NoMatch(
-            f"an image's answer would depend on the others, or differ ('{worst.output}', {worst.case}: "
-            f"{worst.difference:.2g})"
+            f"the result for an image would depend on the others, or differ ('{worst.output}', "
+            f"{worst.case}: {worst.difference:.2g})"
         )
     return freed, values
 

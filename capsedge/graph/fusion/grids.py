@@ -57,7 +57,9 @@ def windows_of(vote_source: VoteSource) -> Windows:
             found = _windows(sizes, at, (rows, columns, *rest))
             if found is not None:
                 return found
-    raise NoMatch("children that are no windows of one stride over a grid: no operator has that")
+    raise NoMatch(
+        "children that are not windows of one stride over a grid: no operator supports this"
+    )
 
 
 def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> Windows:
@@ -66,7 +68,9 @@ def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> W
     What shares weights over a grid is seen by ``shared_grids``.
     """
     if sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
-        raise NoMatch("children that are not all cells of a layer, each once: no operator has that")
+        raise NoMatch(
+            "children that are not all cells of a layer, each once: no operator supports this"
+        )
     whole = _windows(sizes, at, (0, 1, 2)) if len(sizes) == 3 else None
     if whole is not None:
         return whole

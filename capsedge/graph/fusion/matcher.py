@@ -101,7 +101,7 @@ def _replace_candidate(
     reasons: list[str] = []
     inside = _quantized_inside(graph, candidate)
     if inside is not None:
-        reason = f"its own values are quantized inside ('{inside}'): no operator has that"
+        reason = f"its own values are quantized inside ('{inside}'): no operator supports this"
         not_fused += [NotFused(a.name, reason) for a in candidate.softmaxes]
         return
     fitted: list[DynamicMatch] = []

@@ -158,7 +158,7 @@ def optimize_model(
         case, why = next(iter(original.refused.items()))
         count = len(original.refused)
         notes.append(
-            f"{count} of the inputs tried are none of this file, which fails on them: {case}: {why}"
+            f"{count} of the inputs tried do not suit this file, which fails on them: {case}: {why}"
         )
     return OptimizedGraph(
         better.SerializeToString(),
@@ -273,7 +273,9 @@ def _values(model: onnx.ModelProto) -> Values:
         return Values(model)
     except NoMatch as error:
         raise UnsupportedModelError(
-            "The graph cannot be run.", f"{error}.", "Only graphs that run can be proven."
+            "The graph cannot be run.",
+            f"{error}.",
+            "Only graphs that run can be compared with the result.",
         ) from error
 
 
@@ -282,12 +284,12 @@ def _unprovable(comparisons: list[Comparison]) -> ParityError:
     worst = max(comparisons, key=lambda c: c.excess)
     if worst.case == NOWHERE:
         return ParityError(
-            "Nothing can be proven of the file; nothing was written.",
-            f"Its output '{worst.output}' is not finite on any input that was tried.",
+            "The file cannot be compared with a result; nothing was written.",
+            f"Its output '{worst.output}' is not finite on any of the inputs tried.",
             "Use the file as it is.",
         )
     return ParityError(
-        "The file cannot be changed without changing what it computes; nothing was written.",
+        "The rewritten file would compute something else; nothing was written.",
         f"Output '{worst.output}' on input '{worst.case}': largest difference "
         f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
         f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
@@ -298,13 +300,13 @@ def _unprovable(comparisons: list[Comparison]) -> ParityError:
 def _check_opset(source: onnx.ModelProto) -> None:
     if not any(e.domain in ("", "ai.onnx") for e in source.opset_import):
         raise UnsupportedModelError(
-            "The file imports no standard operators.", "", "Use the file as it is."
+            "The file does not import the standard ONNX operators.", "", "Use the file as it is."
         )
     if opset_of(source) < OLDEST:
         raise UnsupportedModelError(
             f"The file has opset {opset_of(source)}.",
-            f"Files from opset {OLDEST} on are read.",
-            "Export it anew.",
+            f"Files from opset {OLDEST} on are supported.",
+            "Export it again.",
         )
 
 
@@ -339,7 +341,7 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         raise UnsupportedModelError(
             f"The file cannot be converted from opset {opset} to {WANTED}.",
             f"ONNX's version converter says: {first_line(error)}",
-            f"Export it anew with opset {LEAST} or later.",
+            f"Export it again with opset {LEAST} or later.",
         ) from error
     converted.ir_version = max(converted.ir_version, 8)
     return converted
@@ -402,7 +404,7 @@ def main() -> None:
     except Exception as error:  # what other libraries raise on odd files
         traceback.print_exc()
         why = f"While {_stages[-1]}, {type(error).__name__} says: {first_line(error)}"
-        words = ["The file cannot be worked on.", why, "Use the file as it is."]
+        words = ["The file cannot be optimized.", why, "Use the file as it is."]
         document = {"error": ["UnsupportedModelError", *words]}
     answer.write(json.dumps(document).encode() + b"\n" + model)
     answer.close()

@@ -147,9 +147,9 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
                 seen.add(name)
     if not found and original.refused:
         raise UnsupportedModelError(
-            "The file fails on every input that was tried.",
+            "The file fails on all inputs tried.",
             f"ONNX Runtime says: {next(iter(original.refused.values()))}",
-            "Only files that run can be proven; export it anew.",
+            "Export it again; only files that run can be compared with the result.",
         )
     infinite = float("inf")
     unseen = [name for name in original.names if name not in seen]
@@ -178,7 +178,7 @@ def _session(original: bytes) -> onnxruntime.InferenceSession:
         raise UnsupportedModelError(
             "ONNX Runtime cannot load the file.",
             f"It says: {first_line(error)}",
-            "Only files that run can be proven; export it anew.",
+            "Export it again; only files that run can be compared with the result.",
         ) from error
 
 

@@ -67,7 +67,7 @@ def fit_self_attention(graph: Values, votes: str, softmax: Softmax) -> SelfAtten
     if softmax.name not in region:
         raise NoMatch("its logits depend on more than the votes")
     if size % couplings or size == couplings:
-        raise NoMatch("one coupling for each vote")
+        raise NoMatch("there is one coupling for each vote")
     after = graph.order[softmax.name]
     ends = [
         t for t in region if graph.order[t] > after and t in graph.floats and graph.sizes[t] < size
@@ -78,7 +78,7 @@ def fit_self_attention(graph: Values, votes: str, softmax: Softmax) -> SelfAtten
         for kind in search.softmaxes(roles):
             if kind.over == "i":
                 raise NoMatch(
-                    "self-attention routing with a softmax over the children: no operator has that"
+                    "self-attention routing with a softmax over the children: no operator supports this"
                 )
             return search.accepted(search.squashed(roles, search.with_bias(roles, kind)))
     raise NoMatch("no agreement of the votes with their sum")
@@ -161,10 +161,10 @@ class _Search:
         error, end, layout, form = min(guesses, key=lambda g: g[0], default=(1.0, "", roles, "E"))
         if error > 1e-3:
             raise NoMatch(
-                "self-attention routing without a squash of its sum: no operator has that"
+                "self-attention routing without a squash of its sum: no operator supports this"
             )
         if form != "E":
-            raise NoMatch("self-attention routing with another squash: no operator has that")
+            raise NoMatch("self-attention routing with another squash: no operator supports this")
         function = self.graph.function([self.votes], [end])
         kinds = [replace(kind, epsilon=e) for e in epsilons]
         verdicts = [(self._verdict(function, roles, layout, k), k) for k in kinds]
@@ -177,8 +177,8 @@ class _Search:
         """Itself, if it agrees well enough."""
         if not match.equivalence.accepted:
             raise NoMatch(
-                f"self-attention routing fits but for {match.equivalence.excess:.2g} times the tolerance "
-                f"({match.equivalence.case})"
+                f"self-attention routing would differ by {match.equivalence.excess:.2g} times the "
+                f"tolerance ({match.equivalence.case})"
             )
         return match
 
@@ -220,10 +220,11 @@ def emit_self_attention(
     kind = match.kind
     n, j, i, p = match.roles.sizes
     if vote_source.constant is not None:
-        raise NoMatch("the votes have a constant part (W·u + c): no operator has that")
+        raise NoMatch("the votes have a constant part (W·u + c): no operator supports this")
     if not math.isclose(kind.scale, p**-0.5, rel_tol=1e-6):
         raise NoMatch(
-            f"self-attention routing whose agreements are scaled by {kind.scale:g}: no operator has that"
+            f"self-attention routing whose agreements are scaled by {kind.scale:g}: no operator "
+            "supports this"
         )
     edit = Edit(graph, tag)
     weight = vote_source.weight.transpose(1, 0, 2, 3)  # [I, J, Pout, Pin]

@@ -107,7 +107,9 @@ def emit_squash(graph: Values, match: SquashMatch, tag: str) -> Edit:
     """
     epsilon = max(match.epsilon**2 if match.form == "A" else match.epsilon, STAND_IN)
     if match.form == "A" and match.epsilon > MOST_ADDED:
-        raise NoMatch(f"a squash with {match.epsilon:g} added to the norm: no operator has that")
+        raise NoMatch(
+            f"a squash with {match.epsilon:g} added to the norm: no operator supports this"
+        )
     function = graph.function([match.source], [match.result])
     shape = graph.shapes[match.source]
     verdict = check_equivalence(

@@ -103,9 +103,7 @@ def linear_vote_source(
         if best is not None and missed > _MISSED:
             break
     if best is None:
-        raise NoMatch(
-            "the votes are no product of a constant weight and capsules (votes that are given)"
-        )
+        raise NoMatch("the votes are not the product of a constant weight and capsules")
     return best[1]
 
 

@@ -39,8 +39,8 @@ SEQUENTIAL = ("decoder.0", "decoder.2", "decoder.4")  # the decoder's layers, wi
 NO_EPSILON = 1e-16
 NAN = "its squash divides by the norm without an epsilon: a zero vector is NaN there and zero here"
 BATCH = (
-    "agreements are averaged over the batch, so that an image's result depends on the others; here it is "
-    "the author's result at batch 1, and the export has the batch fixed to 1"
+    "agreements are averaged over the batch, so that an image's result depends on the others; here "
+    "it is the author's result at batch 1, and the batch of the export is fixed to 1"
 )
 
 
@@ -114,7 +114,7 @@ def _size(
     own = [n for n in possible if data_set_of(family, (n, n), sizes["A"])]
     if len(possible) != 1 and len(own) == 1:
         notes.append(
-            f"images of {own[0]}x{own[0]} pixels, as in the author's code (otherwise: --size)"
+            f"images of {own[0]}x{own[0]} pixels, as in the author's code (change with --size)"
         )
         possible = own
     if len(possible) != 1:

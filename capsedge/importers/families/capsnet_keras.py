@@ -319,7 +319,7 @@ def _configure_chain(
     sides = (int(size[0] or 0), int(size[1] or 0))
     counts = {layer.values.get("routings", 3) for layer in stored if layer.kind == "Capsule"}
     if choices.iterations is None and len(counts) != 1:
-        raise UsageError("The layers have several numbers of iterations.", f"{counts}.", "")
+        raise UsageError("The layers have different numbers of iterations.", f"{counts}.", "")
     config = CapsuleStackConfig(
         **images_and_classes(family, routed[-1].capsules, channels, choices, notes, sides),
         layers=tuple(layers),
@@ -358,7 +358,10 @@ def _layers(
                 raise layer.refused(f"it makes {str(shape)[:40]}, not capsules")
             dim = shape[1]
         elif routed and k == len(stored) - 1 and layer.kind in ("Lambda", "Length"):
-            notes.append(f"the last layer, '{layer.name}' ({layer.kind}), is taken for the length")
+            notes.append(
+                f"the last layer, '{layer.name}' ({layer.kind}), is read as the length of the "
+                "capsules"
+            )
         elif dim:
             raise layer.refused("this layer is not known among capsules")
         else:
@@ -367,7 +370,7 @@ def _layers(
                 layers.append(made)
                 channels = made.channels
     if not routed or sizes.get(routed[0].name) is None:
-        raise UnsupportedModelError("The network has no capsules of a known kind.", "", "")
+        raise UnsupportedModelError("The network has no known kind of capsule layer.", "", "")
     return layers, dim, routed
 
 

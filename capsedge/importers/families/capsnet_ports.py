@@ -379,8 +379,8 @@ def _full_precision(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
     notes.append(
-        "taken for weights in full precision: the author's quantized networks have the same keys, and round "
-        "what passes between their layers too"
+        "read as full-precision weights; the author's quantized networks have the same keys, but "
+        "also round the activations between layers"
     )
     return capsnet_base.configure(family, sizes, choices, notes, class_bias=True)
 

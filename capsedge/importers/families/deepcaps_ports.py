@@ -45,10 +45,10 @@ def _configure(
     """
     if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         notes.append(
-            "pixels from 0 to 1, as in the author's code (otherwise: --range, --mean, --std)"
+            "pixels from 0 to 1, as in the author's code (change with --range, --mean, --std)"
         )
         choices = replace(choices, preprocessing={**choices.preprocessing, "scale": 1 / 255})
-    notes.append("a decoder is left out: it has convolutions")
+    notes.append("the decoder is left out, because it has convolutions")
     config = DeepCapsConfig(
         **images_and_classes(family, sizes["J"], sizes["A"], choices, notes),
         capsule_dim=sizes["O"],

@@ -45,8 +45,8 @@ def _configure(
     strides, side = _DESIGNS.get((kernels[0], sizes["P"]), (None, 0))
     if strides is None:
         raise UsageError(
-            f"An Efficient-CapsNet with kernels {kernels} and {sizes['P']} is none of the authors'.",
-            "The file does not tell its strides.",
+            f"An Efficient-CapsNet with kernels {kernels} and {sizes['P']} is not one of the authors'.",
+            "The file does not state its strides.",
             "Export the author's module instead: capsedge export --module (docs/how-to/your-model.md).",
         )
     size = choices.size or (side, side)
@@ -190,10 +190,10 @@ def configure_instance(
 ) -> ModelConfig:
     """The configuration of the network for smallNORB."""
     if "G" in sizes:
-        notes.append("the decoder, which has convolutions, is left out")
+        notes.append("the decoder is left out, because it has convolutions")
     notes.append(
-        "the author's code subtracts the mean of all images and divides by their deviation: give that "
-        "with --mean and --std"
+        "the author's code subtracts the mean of all images and divides by their standard "
+        "deviation: set these with --mean and --std"
     )
     conv = Conv(1, 1, norm_epsilon=1e-3, norm_last=True, instance_norm=True, leak=0.3)
     return _configure(family, sizes, choices, notes, conv)

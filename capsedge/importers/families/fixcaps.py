@@ -131,7 +131,9 @@ def _stem(sizes: Sizes, notes: list[str]) -> tuple[Conv, ...]:
             found.append(conv)
         k += 1
     if any(conv.kernel == 1 for conv in found):
-        notes.append(f"1x1 convolutions with stride {1 if early else _STRIDE}, by the biases")
+        notes.append(
+            f"1x1 convolutions with stride {1 if early else _STRIDE}, inferred from the biases"
+        )
     found[-1] = dataclasses.replace(found[-1], activation="relu", pooled=_POOLED)
     attention = Conv(
         sizes["C"], 1, bias=False, activation="hardswish",

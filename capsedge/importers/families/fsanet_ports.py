@@ -80,7 +80,7 @@ def named_values(
         UsageError: there are not three, and they are not named.
     """
     if choices.task not in (None, "regression"):
-        raise UsageError("FSA-Net estimates values.", f"It has no task '{choices.task}'.", "")
+        raise UsageError("FSA-Net is a regression.", f"It has no task '{choices.task}'.", "")
     if count != 3:
         raise UsageError(
             f"The network estimates {count} values.",
@@ -109,10 +109,10 @@ def square_preprocessing(
         raise UsageError(
             f"The network does not take images of {size[0]}x{size[1]} pixels.",
             f"It has {places} positions, an eighth of the height times an eighth of the width.",
-            f"Leave out --size for {side}x{side}.",
+            f"Leave out --size to use {side}x{side}.",
         )
     if not choices.pixels:
-        notes.append("pixels as in the author's code (otherwise: --range, --mean, --std)")
+        notes.append("pixels as in the author's code (change with --range, --mean, --std)")
     values = {**own, **choices.pixels}
     try:
         return Preprocessing(*size, 3, **values)
@@ -298,10 +298,10 @@ def _configure_ensemble(
         for field in dataclasses.fields(joined):
             if getattr(alike, field.name) != getattr(joined, field.name):
                 raise UsageError(
-                    "The networks do not make an ensemble.",
+                    "The networks do not form an ensemble.",
                     f"They differ in {field.name}: {getattr(joined, field.name)} and "
                     f"{getattr(alike, field.name)}.",
-                    "Import each of them alone.",
+                    "Import each of them separately.",
                 )
     notes.append(f"the mean of {len(configs)} networks: {', '.join(scorings)}")
     return joined

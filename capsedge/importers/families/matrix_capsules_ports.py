@@ -191,10 +191,10 @@ def _temperature(choices: ImportChoices) -> float:
     if choices.inverse_temperature is None:
         raise MissingChoice(
             "Which inverse temperature (lambda_) does the network run with?",
-            "The author's code takes it as an argument of forward(), and the file does not tell. train.py "
-            "starts at 0.001 and adds 0.2 in an epoch until it is 1: 0.201 after one epoch, 0.401 after "
-            "two, 1 after five.",
-            "--inverse-temperature 1, or what forward() was given",
+            "The author's code takes it as an argument of forward(), and the file does not record "
+            "it. train.py starts at 0.001 and adds 0.2 per epoch up to 1: 0.201 after one epoch, "
+            "0.401 after two, 1 after five.",
+            "Add --inverse-temperature 1, or the value that was passed to forward().",
             "inverse_temperature=1.0",
             {"inverse_temperature": 1.0},
         )

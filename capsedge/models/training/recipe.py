@@ -52,16 +52,20 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise UsageError(
-                f"Unknown schedule '{self.schedule}'.", "", f"Known: {', '.join(SCHEDULES)}."
+                f"Unknown schedule '{self.schedule}'.",
+                "",
+                f"Choose one of: {', '.join(SCHEDULES)}.",
             )
         if self.pairs not in PAIRS:
-            raise UsageError(f"Unknown pairing '{self.pairs}'.", "", f"Known: {', '.join(PAIRS)}.")
+            raise UsageError(
+                f"Unknown pairing '{self.pairs}'.", "", f"Choose one of: {', '.join(PAIRS)}."
+            )
         if not 0 < self.learning_rate < math.inf:
             raise UsageError(
-                f"The learning rate is {self.learning_rate:g}.", "It is above 0.", "Use 0.003."
+                f"The learning rate is {self.learning_rate:g}.", "It must be above 0.", "Use 0.003."
             )
         if min(self.epochs, self.batch) < 1:
-            raise UsageError("Epochs and batch size start at 1.")
+            raise UsageError("Epochs and batch size must be 1 or more.")
 
 
 # --- How a checkpoint was trained, by its metadata ---

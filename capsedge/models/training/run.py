@@ -136,7 +136,7 @@ def _held_out(
     else:
         if found.split:
             return found
-        why = f"{data} is not divided into train and test."
+        why = f"{data} is not divided into training and test images."
     log(f"no test images: {why} Accuracy is measured on the training images.")
     return None
 
@@ -164,9 +164,9 @@ def default_model(data: Path) -> str:
     """
     if not class_names(data):
         raise UsageError(
-            f"{data} does not say which model fits.",
+            f"{data} does not determine which model to train.",
             "A model is chosen only for a folder with one sub-folder of images per class.",
-            "Name one with --model; an unknown name lists all of them.",
+            "Choose one with --model; an unknown name prints the list.",
         )
     return user_images.DEFAULT_COLOUR if colour_of(data) else user_images.DEFAULT_GREY
 

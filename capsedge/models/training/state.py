@@ -64,7 +64,8 @@ def read_state(
     with reading.open_regular_file(path) as file:
         if reading.file_size(file) > limits.ARRAY_BYTES:
             raise ArtefactError(
-                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.", "It is not read."
+                f"{path} is larger than {limits.ARRAY_BYTES // limits.GIB} GiB.",
+                "Larger files are not read.",
             )
         try:
             state = read_torch(file)
@@ -74,7 +75,7 @@ def read_state(
                 raise ArtefactError(
                     f"{path} was made with other settings.",
                     "",
-                    "Resume with the settings of the run.",
+                    "Resume with the settings of the original run.",
                 )
             history = _history(state.get("history"), epochs)
             for name in expected:
@@ -92,7 +93,7 @@ def _check_steps(value: Any, done: int) -> None:
     if isinstance(value, dict):
         step = value.get("step")  # of Adam, which divides by what it is a power of
         if isinstance(step, Tensor) and (step.numel() != 1 or not 1 <= step.item() <= done):
-            raise _Foreign("its optimizer has done other steps than its history")
+            raise _Foreign("its optimizer has made a different number of steps than its history")
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:
@@ -103,7 +104,7 @@ def _damaged(path: Path, why: str) -> ArtefactError:
     return ArtefactError(
         f"{path} cannot be read.",
         f"{why}.",
-        "Train again in another folder; the older files of this one stay as they are.",
+        "Train again in another folder; the files in this one stay unchanged.",
     )
 
 

@@ -128,7 +128,7 @@ def fast_math(on: bool) -> Iterator[None]:
         return
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise EnvironmentProblem(
-            "There is no C++ compiler.",
+            "No C++ compiler was found.",
             "--fast compiles the routing for this processor.",
             "Install g++, or leave out --fast.",
         )
@@ -218,12 +218,14 @@ def train(
     begun = reading.path_kind(folder / STATE) is not None
     if begun and not resume:
         raise UsageError(
-            f"{folder} already holds a run.", "", "Add --resume to go on with it, or name another."
+            f"{folder} already holds a run.",
+            "",
+            "Add --resume to go on with it, or set another path.",
         )
     steps = len(data) // recipe.batch
     if steps == 0:
         raise UsageError(
-            f"{len(data)} images make no batch of {recipe.batch}.", "", "Give --batch less."
+            f"{len(data)} images are too few for a batch of {recipe.batch}.", "", "Lower --batch."
         )
     run = _Run.new(config, recipe, folder, steps, initial)
     run.typical_input = typical_input_of_training(data, config, recipe.pairs)
@@ -294,9 +296,9 @@ class _Run:
         if initial is not None:
             if initial.config != config:
                 raise UsageError(
-                    "The initial checkpoint is of another configuration.",
+                    "The initial checkpoint has a different configuration.",
                     "",
-                    "Name its model and iterations.",
+                    "Set its model and iterations.",
                 )
             model.load_state_dict(initial.state_dict())
         average = copy.deepcopy(model) if recipe.average else model

@@ -43,7 +43,7 @@ def fitted(config: ModelConfig, data: Path, size: int | None) -> ModelConfig:
         raise UsageError(
             f"{data} has one class: {names[0]}.",
             "A classifier needs at least two.",
-            "Add a sub-folder with images of what is not in the class.",
+            "Add a sub-folder with images that do not belong to the class.",
         )
     prep = replace(
         config.preprocessing,

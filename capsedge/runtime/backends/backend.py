@@ -93,9 +93,7 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         if self.ops not in OPS:
-            raise UsageError(
-                f"ops is '{self.ops}'.", f"Known: {', '.join(OPS)}.", "Choose one of them."
-            )
+            raise UsageError(f"ops is '{self.ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
             raise UsageError(
                 f"threads is {self.threads}.",
@@ -117,7 +115,7 @@ def parse_device(device: str) -> int | None:
         return int(number or 0)
     raise UsageError(
         f"Unknown device '{device}'.",
-        "Known: cpu, cuda, cuda:1 and so on.",
+        "Devices are cpu, cuda, cuda:1 and so on.",
         "Use the device 'cpu'.",
     )
 
@@ -315,7 +313,7 @@ def closed_error(path: Path) -> UsageError:
     """The error of a call of a closed model."""
     return UsageError(
         f"The session of {path} is closed.",
-        "It ended with its `with` block, or with close().",
+        "It was closed by close(), or at the end of its `with` block.",
         "Load the model again: capsedge.load(...).",
     )
 

@@ -95,7 +95,7 @@ class CudaError(EnvironmentProblem):
         super().__init__(
             f"The GPU refused {function}.",
             f"CUDA error {code}: {words}.",
-            "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`; if memory is "
+            "Check `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`; if memory is "
             "short, use a smaller batch or fewer `contexts`.",
         )
 

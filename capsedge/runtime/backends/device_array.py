@@ -185,7 +185,7 @@ def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int)
         return _from_interface(value, name, cuda, device, stream)
     raise UsageError(
         f"'{name}' has the type {type(value).__name__}.",
-        "Wanted: an array on the GPU, with __dlpack__ or __cuda_array_interface__.",
+        "Expected: an array on the GPU, with __dlpack__ or __cuda_array_interface__.",
         "Pass arrays in host memory to `Session.run`.",
     )
 
@@ -205,8 +205,8 @@ def stream_address(stream: object) -> int:
         return stream
     raise UsageError(
         f"The stream has the type {type(stream).__name__}.",
-        "Wanted: a CUDA stream of torch or cupy, an object with __cuda_stream__, or its address.",
-        "Pass for instance `stream=torch.cuda.current_stream()`.",
+        "Expected: a CUDA stream of torch or cupy, an object with __cuda_stream__, or its address.",
+        "For example: `stream=torch.cuda.current_stream()`.",
     )
 
 
@@ -233,7 +233,7 @@ def _from_interface(value: Any, name: str, cuda: Cuda, device: int, stream: int)
     if not kind:
         raise UsageError(
             f"'{name}' is not on the GPU.",
-            "CUDA does not know its memory.",
+            "CUDA does not recognize its memory.",
             "Move it there, or pass it to `Session.run` as a numpy array.",
         )
     if kind == DEVICE_MEMORY:

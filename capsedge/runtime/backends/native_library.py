@@ -83,7 +83,7 @@ def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
     if not summary.capsedge_nodes:
         if ops == "fused":
             raise UsageError(
-                f"{path} has no capsedge nodes for the operator library to run.",
+                f"{path} has no capsedge nodes for the operator library.",
                 "It was exported with `--ops portable`, or by another tool.",
                 "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
             )
@@ -124,8 +124,8 @@ def _known_operators(path: Path, summary: OnnxSummary) -> None:
     raise EnvironmentProblem(
         f"{path} needs operators that this version of capsedge does not have: "
         f"{', '.join(summary.unknown_operators)}.",
-        f"{wrote}This is capsedge {__version__}, and the nodes carry no function bodies that could run "
-        "instead.",
+        f"{wrote}This is capsedge {__version__}, and the nodes have no function bodies that could "
+        "run instead.",
         f"Install a later version, `pip install --upgrade {wanted}`, or export the file again with "
         "`capsedge export --ops auto`, which writes the bodies.",
     )

@@ -198,7 +198,7 @@ class OnnxRuntimeBackend:
         if options.contexts is not None:
             raise UsageError(
                 f"contexts is {options.contexts} for {path}.",
-                "Only engines have contexts.",
+                "Only TensorRT engines have contexts.",
                 "Leave it out.",
             )
         gpu = parse_device(options.device or "cpu")
@@ -351,7 +351,7 @@ class ProfiledSession:
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(
                 "The profile of ONNX Runtime is not complete.",
-                "It writes to the folder of temporary files, which may be full or limited.",
+                "It is written to the folder of temporary files, which may be full or have a quota.",
                 "Free some space, or name another folder: TMPDIR=/path.",
             ) from error
         graph = read_structure(self._graph) if self._graph.is_file() else None

@@ -63,7 +63,9 @@ def resolve_provider(provider: str, gpu: int | None) -> str:
         UsageError: the provider is unknown or does not run on the device.
     """
     if provider not in PROVIDERS:
-        raise UsageError(f"Unknown provider '{provider}'.", "", f"Known: {', '.join(PROVIDERS)}.")
+        raise UsageError(
+            f"Unknown provider '{provider}'.", "", f"Choose one of: {', '.join(PROVIDERS)}."
+        )
     if provider == "auto":
         return CPU if gpu is None else CUDA
     if (provider == "cpu") != (gpu is None):
@@ -130,7 +132,8 @@ def refused_by_provider(name: str, provider: str) -> UnsupportedModelError:
     """The error for a model that does not run on the device as a whole."""
     return UnsupportedModelError(
         f"{name} does not run entirely on {provider}.",
-        "Some of its operators would run on the CPU, with copies in between, and the device is a contract.",
+        "Some of its operators would run on the CPU, with copies in between, but the requested "
+        "device is binding.",
         "Use an FP32 or FP16 file, run this one on the CPU, or build a TensorRT engine.",
     )
 
@@ -223,7 +226,7 @@ class SessionSettings:
             register_operators(options, self.library, self.nodes)
         except Exception as error:
             raise EnvironmentProblem(
-                f"The operator library {self.library} does not load into ONNX Runtime {ort.__version__}.",
+                f"The operator library {self.library} cannot be loaded into ONNX Runtime {ort.__version__}.",
                 first_line(error),
                 "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
             ) from error

@@ -88,7 +88,8 @@ class TensorRTBackend:
         if gpu is None or options.ops != "auto" or options.provider != "auto":
             raise UsageError(
                 f"{file.path} is a TensorRT engine.",
-                "It runs on a GPU, without ONNX Runtime and with the operators that it was built with.",
+                "It runs on a GPU, without ONNX Runtime and only with the operators that it was "
+                "built with.",
                 "Leave out device, ops and provider, or load the ONNX file that it was built from.",
             )
         contexts = CONTEXTS if options.contexts is None else options.contexts
@@ -168,7 +169,7 @@ class TensorRTBackend:
                 self._check(port, batch, arrays.get(port.name) or results.get(port.name))
             for name, array in results.items():
                 if array.read_only:
-                    raise UsageError(f"'{name}' may not be written.", "", "Give another array.")
+                    raise UsageError(f"'{name}' is read-only.", "", "Pass a writable array.")
             if stream is not None:
                 cuda.wait(slot.stream, stream)
             for port in self.inputs:
@@ -205,7 +206,7 @@ class TensorRTBackend:
         if array is not None and (array.dtype != port.dtype or array.shape != wanted):
             raise ShapeError(
                 f"'{port.name}' is {array.dtype} {list(array.shape)}.",
-                f"Wanted: {port.dtype} {list(wanted)}.",
+                f"Expected: {port.dtype} {list(wanted)}.",
                 "Convert it before inference.",
             )
 

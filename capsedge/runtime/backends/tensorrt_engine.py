@@ -96,7 +96,8 @@ class LoadedEngine:
             if kind not in _DTYPES or None in shape[1:]:
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
-                    f"'{name}' has the type {kind} and the shape {list(shape)}; only the batch may be free.",
+                    f"'{name}' has the type {kind} and the shape {list(shape)}; only the batch size "
+                    "may vary.",
                     f"Build it again: `{self.engine_metadata.rebuild}`.",
                 )
             (inputs if is_input else outputs).append(Port(name, shape, _DTYPES[kind]))

@@ -142,7 +142,7 @@ def start(trt: Any, kind: Any, logger: Any) -> Any:
         raise EnvironmentProblem(
             f"{product(trt)} does not start.",
             logger.words(),
-            "Look at `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`.",
+            "Check `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`.",
         ) from error
 
 
@@ -189,9 +189,9 @@ def load_plugin(registry: Any, library: Path, logger: Any) -> str:
 
 def _refused(library: Path, why: str) -> ArtefactError:
     return ArtefactError(
-        f"TensorRT does not take the plugin library {library}.",
+        f"TensorRT rejects the plugin library {library}.",
         why,
-        "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without: "
+        "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without it: "
         "`--plugin native`.",
     )
 

@@ -99,13 +99,13 @@ def check_capabilities(trt: Any, asked: Sequence[str]) -> None:
             raise UsageError(
                 f"Unknown compute capability '{capability}'.",
                 f"TensorRT-RTX {trt.__version__} builds for {', '.join(known)}.",
-                f"Use for instance `--compute-capability {','.join(DEFAULT_CAPABILITIES)}`.",
+                f"For example: `--compute-capability {','.join(DEFAULT_CAPABILITIES)}`.",
             )
     if not asked or len(set(asked)) != len(asked):
         raise UsageError(
             f"--compute-capability {','.join(asked)}.",
-            "Wanted: each once, at least one.",
-            f"Give for instance `--compute-capability {','.join(DEFAULT_CAPABILITIES)}`.",
+            "Expected: each once, at least one.",
+            f"For example: `--compute-capability {','.join(DEFAULT_CAPABILITIES)}`.",
         )
 
 

@@ -166,7 +166,7 @@ _FORMATS = {
         Format("xml", "an XML file", "Check the path."),
         Format("text", "a text file", "Check the path."),
         Format("empty", "empty", _AGAIN),
-        Format("folder", "a folder", "Name a file."),
+        Format("folder", "a folder", "Pass a file."),
     )
 }  # fmt: skip
 

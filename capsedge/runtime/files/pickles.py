@@ -133,7 +133,7 @@ class _Machine:
     def pop(self) -> Any:
         """Take the top of the stack."""
         if not self._stack:
-            raise BadPickle("it takes more values than it has made")
+            raise BadPickle("it takes more values than it has created")
         return self._stack.pop()
 
     def _top(self, kind: type) -> Any:

@@ -193,7 +193,7 @@ def check_name(path: Path | str, error: ValueError) -> None:
 def _check_regular(path: Path | str, mode: int) -> None:
     found = _kind(mode)
     if found != FILE:
-        raise UsageError(f"Cannot read {path}.", f"It is a {found}.", "Name a file.")
+        raise UsageError(f"Cannot read {path}.", f"It is a {found}.", "Pass a file.")
 
 
 def _kind(mode: int) -> str:
@@ -209,7 +209,7 @@ def list_folder(folder: Path | str) -> list[str]:
     names: list[str] = []
     try:
         with (
-            readable_errors(folder, "Name a folder that may be read."),
+            readable_errors(folder, "Choose a readable folder."),
             os.scandir(folder) as entries,
         ):
             for entry in entries:
@@ -222,6 +222,6 @@ def list_folder(folder: Path | str) -> list[str]:
                     )
     except UsageError as error:
         if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
-            raise UsageError(f"There is no folder {folder}.", "", "Name a folder.") from error
+            raise UsageError(f"There is no folder {folder}.", "", "Pass a folder.") from error
         raise
     return sorted(names)

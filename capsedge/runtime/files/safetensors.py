@@ -152,4 +152,4 @@ def field_of(
         with open_regular_file(path) as file:
             return field(kind, read_header(file).metadata, key, most)
     except Malformed as error:
-        raise ArtefactError(f"{path} does not tell {lacking}.", f"{error}.", fix) from error
+        raise ArtefactError(f"{path} does not record {lacking}.", f"{error}.", fix) from error

@@ -75,8 +75,8 @@ def check_writable(target: Path | str) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
             f"Cannot write {target}.",
-            f"You may not write in the folder {folder}.",
-            "Choose another place.",
+            f"You have no permission to write to the folder {folder}.",
+            "Choose another location.",
         )
 
 
@@ -92,10 +92,10 @@ def check_creatable(folder: Path) -> None:
     if found != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(
             f"Cannot create the folder {folder}.",
-            f"You may not write in the folder {above}."
+            f"You have no permission to write to the folder {above}."
             if found == reading.FOLDER
             else f"{above} is a {found}, not a folder.",
-            "Choose another place.",
+            "Choose another location.",
         )
 
 
@@ -138,13 +138,13 @@ def check_apart(
                 f"Cannot write {output}.",
                 "It is an input of the same command"
                 + ("." if str(other) == str(output) else f", named {other}."),
-                "Name another file for the output.",
+                "Choose another file for the output.",
             )
         if identity in seen:
             raise UsageError(
                 f"Cannot write {output}.",
-                f"Another output of the same command goes there: {seen[identity]}.",
-                "Name a separate file for each.",
+                f"Another output of the same command is written there: {seen[identity]}.",
+                "Use a separate file for each.",
             )
         seen[identity] = output
 
@@ -203,12 +203,12 @@ def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
         if older is not None:
             found = reading.path_kind(target)
             if found != reading.FILE:
-                raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a file.")
+                raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Pass a file.")
         if _of_kernel(target):
             raise UsageError(
                 f"Cannot write {target}.",
                 "It is a name of the kernel for an open file.",
-                "Name a file.",
+                "Pass a file.",
             )
         folder = reading.path_kind(resolved.parent)
         if folder != reading.FOLDER:
@@ -217,9 +217,9 @@ def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
                 f"There is no folder {resolved.parent}."
                 if folder is None
                 else f"{resolved.parent} is a {folder}, not a folder.",
-                "Create it, or choose another place."
+                "Create it, or choose another location."
                 if folder is None
-                else "Choose another place.",
+                else "Choose another location.",
             )
     return resolved, older
 
@@ -247,12 +247,12 @@ def writable_errors(target: Path | str, what: str = "") -> Iterator[None]:
         why = f"{error.strerror or error}."
         if error.errno in _TARGET_ERRORS or isinstance(error, FileExistsError):
             raise UsageError(
-                what or f"Cannot write {target}.", why, "Choose another place."
+                what or f"Cannot write {target}.", why, "Choose another location."
             ) from error
         raise EnvironmentProblem(
             f"Writing {target} failed.",
             why,
-            "Nothing was left behind. Free some space or choose another place.",
+            "Free some space, or choose another location.",
         ) from error
     except ValueError as error:
         reading.check_name(target, error)
@@ -393,15 +393,15 @@ def check_replaceable(target: Path, replaced: Collection[str]) -> None:
     if found is None:
         return
     if found != reading.FOLDER:
-        raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Name a folder.")
+        raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Pass a folder.")
     for folder, _, names in os.walk(target):
         for name in names:
             inner = Path(folder, name).relative_to(target).as_posix()
             if inner not in replaced:
                 raise UsageError(
                     f"Cannot replace the folder {target}.",
-                    f"It holds {inner}, which no earlier run wrote.",
-                    "Name a new or an empty folder.",
+                    f"It holds {inner}, which was not written by an earlier run.",
+                    "Choose a new or empty folder.",
                 )
 
 

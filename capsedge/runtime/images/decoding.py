@@ -58,11 +58,11 @@ def check_image(path: Path | str) -> None:
     if reading.path_kind(path) is None:
         if str(path).startswith(("http:", "https:")):
             fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
-            raise UsageError(f"{path} is not a file.", "Nothing is fetched from a network.", fix)
+            raise UsageError(f"{path} is not a file.", "Images are not downloaded.", fix)
         pattern = "*" in str(path)
         raise UsageError(
             f"There is no file {path}.",
-            "Patterns are not opened." if pattern else "",
+            "Patterns are not expanded." if pattern else "",
             "Pass pathlib.Path(folder).glob('*.png'), or the folder."
             if pattern
             else "Check the name of the image.",
@@ -105,13 +105,15 @@ def stream_bytes(file: SupportsRead, name: str) -> bytes:
         raise UsageError(f"{name} cannot be read.", f"{error}.", "Open the file again.") from error
     if text:
         raise UsageError(
-            f"{name} is a file that is opened as text.",
+            f"{name} is opened as a text file.",
             "Images are binary files.",
             "Open it with open(path, 'rb'), or pass the path.",
         )
     if not parts:
         raise UsageError(
-            f"{name} is empty.", "The file is at its end.", "If it was read before: file.seek(0)."
+            f"{name} is empty.",
+            "The file is at its end.",
+            "If it was read before, call file.seek(0).",
         )
     return b"".join(parts)
 
@@ -131,7 +133,7 @@ def decode(
     _check_bytes(name, memoryview(data).nbytes)
     data = bytes(data)
     if not data:
-        raise UsageError(f"{name} is empty.", "It has 0 bytes.", "Get the image again.")
+        raise UsageError(f"{name} is empty.", "It has 0 bytes.", "Get a new copy of the image.")
     encoding = headers.encoding_of(data)
     if encoding is None:
         raise _no_image(name, data, path)
@@ -170,13 +172,13 @@ def _explained(name: str, kind: str = "") -> Iterator[None]:
             "pip install --force-reinstall pillow, or convert the image to PNG.",
         ) from error
     except (Image.DecompressionBombError, MemoryError) as error:
-        raise _too_large(name, "Pillow refuses to take the memory for its pixels.") from error
+        raise _too_large(name, "Pillow refuses to allocate memory for its pixels.") from error
     except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
         is_one = f"It begins as a {kind} file does. " if kind else ""
         raise UsageError(
             f"{name} is damaged.",
             f"{is_one}The decoder reports: {error}.",
-            "Get the image again, or convert it to PNG.",
+            "Get a new copy of the image, or convert it to PNG.",
         ) from error
 
 
@@ -196,7 +198,7 @@ def _no_image(name: str, data: bytes, path: Path | None) -> UsageError:
             f"Its first bytes are not those of a {headers.FORMATS.replace(' and ', ' or ')} file.",
             "Convert it to PNG."
             if path is not None
-            else "Pass the bytes of an image file; pixels as an array, not as bytes.",
+            else "Pass the bytes of an image file, or pixels as an array.",
         )
     if path is None:
         fix = command = "Pass the bytes of such a file."
@@ -262,7 +264,7 @@ def _grey16(image: Image) -> NDArray[np.uint16]:
     values = np.asarray(image)
     if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > 0xFFFF:
         raise UsageError(
-            "The image has levels of grey outside 0..65535.",
+            "The image has grey levels outside 0..65535.",
             f"Found {values.min()} to {values.max()}.",
             "Scale it to 16 or 8 bits.",
         )

@@ -59,7 +59,7 @@ def encoding_of(data: bytes) -> Encoding | None:
 
 
 def _damaged(name: str, why: str) -> UsageError:
-    return UsageError(f"{name} is damaged.", why, "Get the image again.")
+    return UsageError(f"{name} is damaged.", why, "Get a new copy of the image.")
 
 
 def _bmp(data: bytes, name: str) -> list[Size]:
@@ -87,7 +87,7 @@ def _gif(data: bytes, name: str) -> list[Size]:
         if blocks > limits.GIF_BLOCKS:
             raise UsageError(
                 f"{name} is too large.",
-                f"Over {limits.GIF_BLOCKS:,} blocks come before its first image.",
+                f"Over {limits.GIF_BLOCKS:,} blocks precede its first image.",
                 "Convert it to PNG.",
             )
     if data[at : at + 1] != b",":
@@ -133,13 +133,13 @@ def _tiff(data: bytes, name: str) -> list[Size]:
     if compression not in _COMPRESSIONS:
         raise UsageError(
             f"{name} is a TIFF file of compression {compression}.",
-            f"Those that are read: {', '.join(dict.fromkeys(_COMPRESSIONS.values()))}.",
+            f"Supported compressions: {', '.join(dict.fromkeys(_COMPRESSIONS.values()))}.",
             "Convert it to PNG.",
         )
     if tags.get(_SAMPLE_FORMAT, 1) == _FLOATING:
         raise UsageError(
             f"{name} holds floating-point values.",
-            "It does not say which of them are black and white.",
+            "It does not state which values are black and white.",
             "Convert it to 8 or 16 bits per channel, or pass the values as an array from Python.",
         )
     if not 1 <= samples <= _MOST_SAMPLES:

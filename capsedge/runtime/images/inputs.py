@@ -53,7 +53,7 @@ def folder_images(folder: Path) -> list[Path]:
         raise UsageError(
             f"The folder {folder} has no images.",
             f"Images are files named *{', *'.join(SUFFIXES)}; subfolders are not searched.",
-            "Name a folder with images.",
+            "Pass a folder with images.",
         )
     return [folder / name for name in names]
 
@@ -80,7 +80,7 @@ class ImageReader:
             raise UsageError(
                 "Prepared arrays cannot be inverted.",
                 "invert works on pixels, before the model's preprocessing.",
-                "Give pixels as uint8, or as floats from 0 to 1 with prepared=False.",
+                "Pass pixels as uint8, or as floats from 0 to 1 with prepared=False.",
             )
 
     def images(self, source: object) -> Iterator[Floats]:
@@ -144,16 +144,16 @@ class ImageReader:
         if not _plain(p) and own.size and own.min() >= 0 and own.max() <= 1:
             low, high = declared_range(p)
             raise UsageError(
-                f"{name} can be pixels or a prepared input.",
+                f"{name} could be pixels or a prepared input.",
                 f"Its values go from {own.min():g} to {own.max():g}: pixels from 0 to 1, or values of the "
                 f"model's input, which go from {low:g} to {high:g}.",
-                "Say which: prepared=False for pixels, prepared=True for the model's input.",
+                "Set prepared=False for pixels, or prepared=True for the model's input.",
             )
         if self.invert:
             raise UsageError(
                 "Prepared arrays cannot be inverted.",
                 "invert works on pixels, before the model's preprocessing.",
-                "Give pixels as uint8 [N, H, W, C].",
+                "Pass pixels as uint8 [N, H, W, C].",
             )
         _check_declared(own, p, name)
         return own
@@ -206,7 +206,7 @@ class ImageInput:
         """
         declared = self.metadata.preprocessing
         if declared is None:
-            raise self.undescribed("no preprocessing: not how to prepare an image")
+            raise self.undescribed("no preprocessing, so images cannot be prepared for it")
         return declared
 
     def undescribed(self, lacking: str) -> ArtefactError:
@@ -219,10 +219,10 @@ class ImageInput:
         return ArtefactError(
             f"{self._path} states {lacking}.",
             "Its metadata lacks them." if self._metadata else "It has no metadata of capsedge.",
-            f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a regression "
-            "--outputs in place of --classes; --range, --mean and --std as in training "
-            "(docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same, and `Session.run` "
-            "prepared arrays.",
+            f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a "
+            "regression, use --outputs in place of --classes; set --range, --mean and --std as in "
+            "training (docs/reference/metadata.md). In Python, `capsedge.optimize` takes the same "
+            "arguments, and `Session.run` takes prepared arrays.",
         )
 
     def reader(
@@ -404,7 +404,7 @@ def _items(source: object) -> Iterator[object]:
 
 def _files(path: str | os.PathLike[str]) -> Iterator[object]:
     if not os.fspath(path):
-        raise UsageError("The path of an image is empty.", "", "Name a file or a folder.")
+        raise UsageError("The path of an image is empty.", "", "Pass a file or a folder.")
     if reading.path_kind(Path(path)) == reading.FOLDER:
         yield from folder_images(Path(path))
     else:
@@ -414,9 +414,9 @@ def _files(path: str | os.PathLike[str]) -> Iterator[object]:
 def _refused(item: object, name: str) -> UsageError:
     fix = "Convert it first."
     if isinstance(item, Mapping):
-        fix = "Pass the images alone, such as item['image']; Session.run takes inputs by name."
+        fix = "Pass only the images, such as item['image']; Session.run takes inputs by name."
     elif isinstance(item, (list, tuple)) or hasattr(type(item), "__getitem__"):
-        fix = "Pass images alone, such as `(image for image, label in loader)`, in one sequence."
+        fix = "Pass only the images, such as `(image for image, label in loader)`, in one sequence."
     elif isinstance(item, (set, frozenset)):
-        fix = "Pass a list, which has an order."
+        fix = "Pass a list, so that the order is defined."
     return UsageError(f"{name} {of_type(item)}.", f"Images are {KINDS}.", fix)

@@ -226,7 +226,7 @@ def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any
     if array.ndim not in (2, 3):
         raise UsageError(
             f"{name} has the shape {list(array.shape)}.",
-            "Wanted: [height, width] or [height, width, channels].",
+            "Expected: [height, width] or [height, width, channels].",
             "Reshape the array.",
         )
     pixels = array[:, :, None] if array.ndim == 2 else array
@@ -235,8 +235,8 @@ def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any
     if channels not in allowed:
         raise UsageError(
             f"{name} has {channels} channels (shape {list(array.shape)}).",
-            f"Wanted: [height, width, channels] with {_either(allowed)} channels.",
-            "Put the channels last, and drop those that the model does not use.",
+            f"Expected: [height, width, channels] with {_either(allowed)} channels.",
+            "Put the channels last, and remove those that the model does not use.",
         )
     check_size(name, height, width)
     if pixels.dtype == np.bool_:
@@ -253,7 +253,7 @@ def _pixels_of_array(array: NDArray[Any], wanted: int, name: str) -> NDArray[Any
         raise UsageError(
             f"{name} has values that are NaN or infinite.",
             f"{int((~np.isfinite(pixels)).sum())} of {pixels.size} values.",
-            "Clean the array before inference.",
+            "Remove these values before inference.",
         )
     _check_range(pixels, name)
     return pixels.astype(np.float32) * np.float32(255)
@@ -338,9 +338,7 @@ _EXAMPLES = "[H, W], [H, W, C], [C, H, W], [N, H, W], [N, H, W, C] and [N, C, H,
 def check_layout(layout: str | None) -> None:
     """Raise a UsageError if it is not the name of a layout."""
     if layout is not None and layout not in _NAMES:
-        raise UsageError(
-            f"layout is '{layout}'.", f"Known: {', '.join(_NAMES)}.", "Use one of them."
-        )
+        raise UsageError(f"layout is '{layout}'.", "", f"Choose one of: {', '.join(_NAMES)}.")
 
 
 def pixel_batch(
@@ -367,7 +365,7 @@ def pixel_batch(
         raise ShapeError(
             f"{name} has the shape {list(array.shape)}.",
             f"It can be read as {' or '.join('[' + ', '.join(n) + ']' for n in names)}.",
-            f"Say which: layout={' or layout='.join(map(repr, names))}.",
+            f"Set layout={' or layout='.join(map(repr, names))}.",
         )
     if not readers or array.ndim not in (len(readers[0]), len(readers[0]) + 1):
         raise _unreadable(array, preprocessing.channels, layout, name)
@@ -412,7 +410,7 @@ def _unreadable(
         return ShapeError(
             f"{name} has the shape {list(shape)}.",
             f"layout is '{layout}', of {len(layout.removeprefix('N'))} dimensions an image.",
-            "Reshape the array, or name its own layout.",
+            "Reshape the array, or set its own layout.",
         )
     if len(shape) == 1:
         return ShapeError(
@@ -420,11 +418,11 @@ def _unreadable(
             f"Images are {_EXAMPLES}.",
             "For the bytes of an image file pass array.tobytes()."
             if array.dtype == np.uint8
-            else "Pass images alone, such as `(image for image, label in loader)`.",
+            else "Pass only the images, such as `(image for image, label in loader)`.",
         )
     counts = channel_counts(channels)
     return ShapeError(
         f"{name} has the shape {list(shape)}.",
         f"Images are {_EXAMPLES}, where C is {', '.join(map(str, counts))}.",
-        "Several grey images: layout='NHW'." if len(shape) == 3 else "Reshape the array.",
+        "For several grey images, set layout='NHW'." if len(shape) == 3 else "Reshape the array.",
     )

@@ -129,19 +129,19 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     """
     if batch < 1:
         raise UsageError(
-            f"Bad batch {batch}.", "A batch has at least one image.", "Use for example --batch 8."
+            f"Invalid batch {batch}.", "A batch has at least one image.", "For example: --batch 8."
         )
     if device is not None and device not in DEVICES:
         raise UsageError(
             f"Unknown device '{device}'.",
-            f"Known: {', '.join(DEVICES)}.",
-            "Use for example --device orin-nano-8gb.",
+            f"Known devices: {', '.join(DEVICES)}.",
+            "For example: --device orin-nano-8gb.",
         )
     model = read_structure(path)
     if CASCADE_KEY in model.metadata:
         raise UsageError(
             f"{path} is a cascade of two networks.",
-            "How many images its large network runs on is known only at run time.",
+            "The number of images for its large network is known only at run time.",
             "Forecast the two networks that it was made from.",
         )
     graph = model.graph
@@ -205,8 +205,8 @@ def _unknown(path: Path | str, graph: Graph, missing: list[str]) -> UnknownSizes
         f"The sizes of {path} cannot be determined from the file.",
         f"It does not state the shape of {len(missing)} value{'s' * (len(missing) > 1)}, the first is "
         f"'{missing[0]}'.",
-        "Sizes that depend on values cannot be forecast; measure them: "
-        f"`capsedge profile {shlex.quote(str(path))}`.",
+        "Sizes that depend on values cannot be forecast. Measure them: `capsedge profile "
+        f"{shlex.quote(str(path))}`.",
     )
 
 
@@ -246,8 +246,8 @@ class Planner:
         """
         if len(self._placed) >= limits.LIVE_VALUES:
             raise UnsupportedModelError(
-                f"Over {limits.LIVE_VALUES:,} values of the graph are live at once.",
-                "The forecast does not support that.",
+                f"Over {limits.LIVE_VALUES:,} values of the graph are live at the same time.",
+                "The forecast does not support this.",
             )
         at, best, end = -1, -1, 0
         for offset, stop in self._order:

@@ -130,7 +130,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         if size > limits.FILE_BYTES:
             raise ArtefactError(
                 f"{path} is too large for an ONNX file.",
-                f"It has {size:,} bytes; the format ends at {limits.FILE_BYTES:,}.",
+                f"It has {size:,} bytes; the limit of the format is {limits.FILE_BYTES:,}.",
                 "Check that it is the right file.",
             )
         if not size:
@@ -203,14 +203,14 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
     if any(kind == COMPILED for _, kind in summary.operators):
         raise ArtefactError(
             f"{name} has {COMPILED} nodes.",
-            "They hold or name code that was compiled for one device, which cannot be judged.",
-            "Take the ONNX file that they were compiled from.",
+            "They hold or name code that was compiled for one device, which cannot be checked.",
+            "Use the ONNX file that they were compiled from.",
         )
     if summary.unnamed_inputs:
         raise ArtefactError(
-            f"{name} has a {min(summary.unnamed_inputs)} node with an input of no name.",
-            "An optional input of a capsule operator is left out by ending the list before it; at an empty "
-            "name, ONNX Runtime before 1.24 crashes.",
+            f"{name} has a {min(summary.unnamed_inputs)} node with an unnamed input.",
+            "Optional inputs of a capsule operator are omitted by ending the list of inputs early; "
+            "an empty name crashes ONNX Runtime before 1.24.",
             "Export the model again, or remove the empty names at the end of the node's inputs.",
         )
     foreign = sorted(
@@ -222,8 +222,8 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
         domain, kind = foreign[0]
         raise UnsupportedModelError(
             f"{name} has operators of the domain '{domain}'.",
-            f"The first is {kind}. Known domains: {', '.join(DOMAINS[1:])}; others only as functions "
-            "that the file itself defines.",
+            f"The first is {kind}. Known domains: {', '.join(DOMAINS[1:])}; others are supported "
+            "only as functions that the file defines.",
             "Export the model again without them.",
         )
 

@@ -170,8 +170,8 @@ def check_installed(peers: Sequence[str], known: Sequence[str] = tuple(PACKAGES)
         if peer not in known:
             raise UsageError(
                 f"Unknown peer '{peer}'.",
-                f"Known: {', '.join(known)}.",
-                "Use for example --compare ort,openvino.",
+                f"Known peers: {', '.join(known)}.",
+                "For example: --compare ort,openvino.",
             )
         if not installed_version(PACKAGES[peer]):
             raise EnvironmentProblem(
@@ -306,7 +306,7 @@ def largest_difference(
         raise EnvironmentProblem(
             "The outputs of a peer do not match those of the model.",
             f"It has {sorted(actual)}, the model has {sorted(expected)}.",
-            "Leave that peer out of --compare.",
+            "Remove that peer from --compare.",
         )
     return max(
         float(np.max(np.abs(actual[n].astype(np.float64) - expected[n]), initial=0.0))

@@ -139,7 +139,7 @@ def _check_portable(file: Path, peer: str) -> None:
     )
     if file.suffix in CONVERTED_SUFFIXES.values():
         if CONVERTED_SUFFIXES.get(peer) != file.suffix:
-            raise UsageError(f"{name} cannot read {file}.", "It is another runtime's file.", again)
+            raise UsageError(f"{name} cannot read {file}.", "It belongs to another runtime.", again)
         return
     if summarize(read_bytes(file), str(file)).capsedge_nodes:
         raise UnsupportedModelError(

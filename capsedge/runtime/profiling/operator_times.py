@@ -221,7 +221,7 @@ def time_operators(
     backend = session.backend
     if not isinstance(backend, ProfiledBackend):
         raise UsageError(
-            f"{session.path} runs in {backend.name}, which tells no times of its operators.",
+            f"{session.path} runs in {backend.name}, which does not report operator times.",
             "",
             "Leave them out: --no-operators (operators=False).",
         )

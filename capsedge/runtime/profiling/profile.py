@@ -275,7 +275,7 @@ def profile(
         raise UsageError(
             "inputs is not a dictionary of arrays.",
             f"The model takes {', '.join(port.name for port in session.inputs)}.",
-            "Give an array for each of them by its name.",
+            "Pass one array for each of them, by name.",
         )
     batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)
     device, threads = session_device(session), session.backend.threads
@@ -343,9 +343,9 @@ def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:
     """
     if warmup < 0 or duration < 0 or iterations < 1:
         raise UsageError(
-            f"Bad limits: warmup {warmup:g} s, duration {duration:g} s, {iterations} iterations.",
+            f"Invalid limits: warmup {warmup:g} s, duration {duration:g} s, {iterations} iterations.",
             "Times must not be negative, and there must be at least one timed run.",
-            "Use for example --warmup 0.5 --duration 3 --iterations 10.",
+            "For example: --warmup 0.5 --duration 3 --iterations 10.",
         )
     return Limits(warmup, duration, iterations)
 
@@ -354,9 +354,9 @@ def _batches(session: Session, batch: int | Sequence[int]) -> list[int]:
     wanted = [batch] if isinstance(batch, int) else list(batch)
     if not wanted or min(wanted) < 1:
         raise UsageError(
-            f"Bad batch sizes {wanted}.",
+            f"Invalid batch sizes {wanted}.",
             "A batch has at least one image.",
-            "Use for example --batch 1,8.",
+            "For example: --batch 1,8.",
         )
     fixed = session.backend.batches.fixed
     if fixed is not None and any(size != fixed for size in wanted):
@@ -385,8 +385,8 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
             f"The input '{port.name}' of {session.path} has free dimensions besides the batch: "
             f"{list(port.shape)}.",
             "The sizes to measure are unknown.",
-            "Give arrays: capsedge.profile(session, inputs={...}).",
-            command="Give arrays of the sizes to measure: --inputs data.npz (docs/how-to/profile.md).",
+            "Pass arrays: capsedge.profile(session, inputs={...}).",
+            command="Pass arrays of the sizes to measure: --inputs data.npz (docs/how-to/profile.md).",
         )
     shape = (batch, *sizes) if port.shape else ()
     try:
@@ -394,8 +394,8 @@ def _random(rng: np.random.Generator, port: Port, batch: int, session: Session) 
     except TypeError as error:
         raise UsageError(
             f"The input '{port.name}' of {session.path} is a {port.dtype}.",
-            "Only numbers can be drawn at random.",
-            "Give arrays: capsedge.profile(session, inputs={...}).",
+            "Random values can only be generated for numbers.",
+            "Pass arrays: capsedge.profile(session, inputs={...}).",
         ) from error
     if dtype.kind == "f":
         return rng.random(shape).astype(dtype)

@@ -237,7 +237,7 @@ def trace(report: ReportData) -> dict[str, Any]:
     if not events:
         raise UsageError(
             "There is nothing to trace.",
-            "Time by operator was left out, or the backend does not report it.",
+            "Operator times were switched off, or the backend does not report them.",
             "Leave out --no-operators.",
         )
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": report.machine}

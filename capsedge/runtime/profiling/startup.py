@@ -68,7 +68,7 @@ class Worker:
             raise EnvironmentProblem(
                 f"The process of {specification.peer} cannot start.",
                 f"{command[0]}: {error.strerror}.",
-                "Check the interpreter.",
+                "Check the path of the interpreter.",
             ) from error
         self._late = False
         self._timer = threading.Timer(limit or 0.0, self._stop)
@@ -136,7 +136,7 @@ class Worker:
                 f"gave no answer within {self._limit} s." if self._late else f"ended{self._code()}."
             ),
             "".join(last)[:300],
-            "Run it alone to see why.",
+            "Run it by itself to see why.",
         )
 
     def _stop(self) -> None:

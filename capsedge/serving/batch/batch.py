@@ -148,15 +148,15 @@ def batch(
     where, target = os.fspath(source), os.fspath(output)
     if not check_apart_from(target, where):
         raise UsageError(
-            f"{target} lies in the source {where}.",
+            f"{target} is inside the source {where}.",
             "The next run would read it.",
-            "Name an output outside of the source.",
+            "Choose an output outside the source.",
         )
     check_output(target)
     if resume and force:
         raise UsageError(
-            "A run goes on, or replaces an earlier one.", "", "Use resume or force.",
-            command="Use --resume or --force.",
+            "resume and force cannot be used together.", "", "Use either resume or force.",
+            command="Use either --resume or --force.",
         )  # fmt: skip
     options = _Options(
         threads, ops, device, provider, invert, tuple(dict.fromkeys(outputs)), cluster
@@ -265,4 +265,4 @@ def _keep(
 def _check_not_empty(journal: Journal, source: str) -> None:
     if journal.counts.images == 0:
         journal.abandon()
-        raise UsageError(f"{source} holds no images.", "", "Name a source with images.")
+        raise UsageError(f"{source} holds no images.", "", "Pass a source with images.")

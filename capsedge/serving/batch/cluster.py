@@ -115,8 +115,9 @@ class PartWorker:
         if work.source.storage.kind() is None:
             raise UsageError(
                 f"A machine of the cluster cannot reach {work.source.storage.address}.",
-                f"{platform.node()} has no such place.",
-                "Put the source where all machines reach it: a shared folder, or an address such as s3://.",
+                f"{platform.node()} has no such path.",
+                "Put the source where all machines can reach it: in a shared folder, or at an "
+                "address such as s3://.",
             )
         content: ModelBytes = ray.get(model)
         session = content.load(work.threads, work.ops)
@@ -191,8 +192,8 @@ def _check_versions(here: str, expected: str) -> None:
     """
     if here != expected:
         raise EnvironmentProblem(
-            f"{platform.node()} differs from the machine of the command.",
-            f"It has {here}; wanted: {expected}.",
+            f"{platform.node()} differs from the machine that runs the command.",
+            f"It has {here}; expected: {expected}.",
             "Install the same versions on all machines.",
         )
 
@@ -250,8 +251,8 @@ def _quiet_ray() -> Iterator[None]:
         raise EnvironmentProblem(
             "The cluster failed.",
             last[-1].strip() if last else type(error).__name__,
-            "Look at its logs, then continue with resume=True.",
-            command="Look at its logs, then continue with --resume.",
+            "Check its logs, then continue with resume=True.",
+            command="Check its logs, then continue with --resume.",
         ) from error
 
 
@@ -268,6 +269,6 @@ def _workers(ray: Any, threads: int, parts: int) -> Any:
             f"No machine of the cluster has {threads} CPUs for a worker.",
             f"The largest has {max(cpus, default=0):g}.",
             "Use fewer threads.",
-            command="Give fewer --threads.",
+            command="Lower --threads.",
         )
     return ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, min(fitting, parts)))

@@ -122,8 +122,8 @@ class Journal:
         return UsageError(
             f"{self.output} {what}",
             why,
-            "Name another output, or replace the file with force=True.",
-            command="Name another output, or replace the file with --force.",
+            "Choose another output, or replace the file with force=True.",
+            command="Choose another output, or replace the file with --force.",
         )
 
     def _merged(self) -> bool:
@@ -166,17 +166,17 @@ class Journal:
         if _PLAN not in names or (resume and others):
             raise UsageError(
                 f"The folder {where} is not empty.",
-                "No earlier run wrote what it holds"
+                "Its contents were not written by an earlier run"
                 + (f": {min(others)}." if others and _PLAN in names else "."),
-                "Name a new folder, or a file *.parquet.",
+                "Choose a new folder, or a file *.parquet.",
             )
         if not resume and not force:
             state = "a finished" if SUCCESS in names else "an unfinished"
             raise UsageError(
                 f"The folder {where} holds {state} run.",
                 "",
-                "Go on with resume=True, or replace it with force=True.",
-                command="Go on with --resume, or replace it with --force.",
+                "Continue with resume=True, or replace it with force=True.",
+                command="Continue with --resume, or replace it with --force.",
             )
         try:
             declared = parse(self._store.get(_PLAN, limits.JSON_BYTES))
@@ -184,10 +184,10 @@ class Journal:
             declared = None
         if resume and declared != {"sha256": self.digest}:
             raise UsageError(
-                f"The unfinished run in {where} had another model, source or options.",
-                "Its parts would not fit those that are left.",
-                "Give the same ones, or replace it with force=True.",
-                command="Give the same ones, or replace it with --force.",
+                f"The unfinished run in {where} used another model, source or options.",
+                "Its parts would not match the remaining ones.",
+                "Use the same ones, or replace it with force=True.",
+                command="Use the same ones, or replace it with --force.",
             )
 
     def _take_back(self, number: int) -> None:
@@ -272,7 +272,7 @@ class Journal:
 
     def _damaged(self, name: str, why: str) -> ArtefactError:
         return ArtefactError(
-            f"{name} in {self._store.address} is damaged, or another file.",
+            f"{name} in {self._store.address} is damaged or a different file.",
             f"{why[:1].upper()}{why[1:]}.",
             "Remove it, and continue with resume=True.",
             command="Remove it, and continue with --resume.",
@@ -307,7 +307,7 @@ def check_output(output: str) -> None:
         return
     raise UsageError(
         f"{output} would be a folder of parquet files.",
-        f"Tables are written as parquet, and not as '{suffix[1]}'.",
-        f"Name a file *.parquet, or for a folder {output}/. pandas turns a table into CSV: "
+        f"Tables are written as parquet, not as '{suffix[1]}'.",
+        f"Choose a file *.parquet or, for a folder, {output}/. pandas turns a table into CSV: "
         "pandas.read_parquet('answers.parquet').to_csv('answers.csv').",
     )

@@ -41,7 +41,7 @@ class ModelBytes:
         """
         if hashlib.sha256(self.data).hexdigest() != self.sha256:
             raise ArtefactError(
-                f"{self.name} arrived damaged.", "Its checksum is another one.", "Start again."
+                f"{self.name} arrived damaged.", "Its checksum differs.", "Start again."
             )
         return load_bytes(self.data, self.name, threads=threads, ops=ops)
 

@@ -314,10 +314,10 @@ def _column(address: str, schema: Any, requested: str) -> str:
         if requested
         else f"{address} has {len(names) or 'no'} columns that can be images.",
         f"Columns of bytes or of lists of numbers: {shown}.",
-        "Name one."
+        "Choose one."
         if names
         else "Store the bytes of image files, or lists of numbers, in a column.",
-        command="Name one with --column." if names else "",
+        command="Choose one with --column." if names else "",
     )
 
 
@@ -422,5 +422,5 @@ def _unreadable(address: str, error: Exception) -> UsageError:
     return UsageError(
         f"{address} cannot be read as parquet.",
         f"{_why(error)[:1].upper()}{_why(error)[1:]}",
-        "Name a parquet file, or a folder of them, with a column of images.",
+        "Pass a parquet file, or a folder of them, with a column of images.",
     )

@@ -87,7 +87,7 @@ class Predictor:
             raise UsageError(
                 f"The batch has no column '{self._column}'.",
                 f"It has {', '.join(map(str, batch))}.",
-                "Name the one with the images: column=...",
+                "Set the one with the images: column=...",
             )
         items = [_item(str(k), image) for k, image in enumerate(batch[self._column])]
         rows = list(self._row_maker.rows(items))
@@ -131,8 +131,8 @@ def _session(model: Any, threads: int | None, options: dict[str, Any]) -> Sessio
         if options["device"] not in (None, "cpu"):
             raise UsageError(
                 f"device is '{options['device']}' for a model that was sent as bytes.",
-                "Those run on the CPU.",
-                "Name a file that the worker can open.",
+                "Such models run on the CPU.",
+                "Pass a file that the worker can open.",
             )
         return model.load(threads, options["ops"])
     found: Session = load(model, threads=threads, **options)

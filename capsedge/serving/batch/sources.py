@@ -140,8 +140,8 @@ class Arrays:
             raise UsageError(
                 f"{self.storage.address} has no array '{wanted}'.",
                 f"It has {', '.join(names) or 'none'}.",
-                "Name one.",
-                command="Name one with --column.",
+                "Choose one.",
+                command="Choose one with --column.",
             )
         return wanted
 
@@ -170,9 +170,9 @@ class Arrays:
             layout = _Layout(file.tell(), dtype, shape)
         if layout.start + layout.row_bytes * shape[0] != size:
             raise UsageError(
-                f"{self.storage.address} is not whole.",
+                f"{self.storage.address} is incomplete.",
                 f"It has {size:,} bytes of {layout.start + layout.row_bytes * shape[0]:,}.",
-                "Get it again.",
+                "Get a new copy.",
             )
         return layout
 
@@ -189,7 +189,9 @@ class Arrays:
             file.seek(layout.start + start * layout.row_bytes)
             data = file.read(wanted)
         if len(data) < wanted:
-            raise UsageError(f"{self.storage.address} is not whole.", "It became shorter.")
+            raise UsageError(
+                f"{self.storage.address} is incomplete.", "It became shorter during the run."
+            )
         rows = np.frombuffer(data, layout.dtype).reshape(stop - start, *layout.shape[1:])
         return rows.astype(layout.dtype.newbyteorder("="), copy=False)
 
@@ -230,13 +232,13 @@ def open_source(address: str, column: str = "") -> ImageSource:
     storage = Storage(address)
     kind = storage.kind()
     if kind is None:
-        raise UsageError(f"There is no {address}.", "", "Name a folder or a file with images.")
+        raise UsageError(f"There is no {address}.", "", "Pass a folder or a file with images.")
     source = _in_folder(storage, column) if kind == reading.FOLDER else _file(storage, column)
     if column and source.kind not in ("parquet", "npz"):
         raise UsageError(
             f"{address} has no columns.",
-            "Only parquet and npz files have.",
-            "Leave the column out.",
+            "Only parquet and npz files have columns.",
+            "Leave out the column.",
         )
     return source
 
@@ -252,9 +254,11 @@ def _in_folder(storage: Storage, column: str) -> ImageSource:
     if len(kinds) != 1:
         counts = ", ".join(f"{len(found[kind]):,} {kind}" for kind in kinds)
         raise UsageError(
-            f"The folder {storage.address} holds {counts or 'nothing that is read'}.",
-            "One run reads one kind." if kinds else _KNOWN,
-            "Name a folder with one of them." if kinds else "Name a folder or a file with images.",
+            f"The folder {storage.address} holds {counts or 'no supported files'}.",
+            "A run reads only one kind." if kinds else _KNOWN,
+            "Choose a folder with only one kind."
+            if kinds
+            else "Pass a folder or a file with images.",
         )
     files = tuple(found[kinds[0]])
     if kinds == ["images"]:
@@ -283,7 +287,7 @@ def _file(storage: Storage, column: str) -> ImageSource:
     raise UsageError(
         f"{storage.address} is {'no source' if identified is None else identified.name}.",
         _KNOWN,
-        "Run `capsedge infer` on single images, or name a source.",
+        "Use `capsedge infer` for single images, or pass a source.",
     )
 
 

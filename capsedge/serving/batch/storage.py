@@ -62,8 +62,8 @@ class Storage:
         if address.startswith("pipe:") or "::" in address:
             raise UsageError(
                 f"{address} is not read.",
-                "Commands and chains of file systems are no sources.",
-                "Name a file, a folder, or one address such as s3://bucket/folder.",
+                "Commands and chained file systems are not supported as sources.",
+                "Pass a file, a folder, or one address such as s3://bucket/folder.",
             )
         self.address = address
         self.remote = is_remote(address)
@@ -80,7 +80,7 @@ class Storage:
             import fsspec
         except ImportError as error:
             raise EnvironmentProblem(
-                f"{self.address} is read with fsspec.", f"{error}.", INSTALL
+                f"{self.address} needs fsspec.", f"{error}.", INSTALL
             ) from error
         try:
             system, path = fsspec.core.url_to_fs(self.address)
@@ -93,7 +93,7 @@ class Storage:
             ) from error
         except Exception as error:  # every file system has errors of its own
             raise UsageError(
-                f"{self.address} is not an address that is read.", f"{error}.", "Check it."
+                f"{self.address} is not a supported address.", f"{error}.", "Check it."
             ) from error
         return system, path
 
@@ -118,7 +118,7 @@ class Storage:
             raise UsageError(
                 f"Cannot read {name or self.address}.",
                 f"{type(error).__name__}: {error}.",
-                "Check the address and the rights to it.",
+                "Check the address and your access rights.",
             ) from error
 
     def kind(self) -> str | None:
@@ -131,7 +131,7 @@ class Storage:
             found = reading.path_kind(self._path)
             if found not in (None, reading.FILE, reading.FOLDER):
                 raise UsageError(
-                    f"Cannot read {self.address}.", f"It is a {found}.", "Name a file or a folder."
+                    f"Cannot read {self.address}.", f"It is a {found}.", "Pass a file or a folder."
                 )
             return found
         system, path = self.system
@@ -257,7 +257,9 @@ class PartStore:
         if not reading.try_lock(self._lock):
             self.release()
             raise UsageError(
-                f"Another run writes to {self.address}.", "", "Wait for it, or name another output."
+                f"Another run is writing to {self.address}.",
+                "",
+                "Wait for it to finish, or choose another output.",
             )
 
     def release(self) -> None:
@@ -330,7 +332,7 @@ class PartStore:
             raise EnvironmentProblem(
                 f"{what} {self.address} failed.",
                 f"{type(error).__name__}: {error}.",
-                "Check the address and the rights to it, then continue with --resume.",
+                "Check the address and your access rights, then continue with --resume.",
             ) from error
 
     def unlock_file(self) -> None:

@@ -112,7 +112,7 @@ def deploy_kserve(
     if uses_library and mount != MOUNT:
         raise UsageError(
             f"KServe would not find the operator library of {folder}.",
-            f"The repository was written for a server that sees it at {mount}; KServe's sees it at {MOUNT}.",
+            f"The repository was written for the mount point {mount}, but KServe mounts it at {MOUNT}.",
             f"Write it again with mount='{MOUNT}'.",
             command=f"Write it again: capsedge deploy triton ... --mount {MOUNT}.",
         )
@@ -145,8 +145,8 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     there = reading.path_kind(folder)
     if there == reading.FILE or (there is None and str(folder) in zoo.MODELS):
         raise UsageError(
-            f"{folder} is no model repository.",
-            "KServe runs a folder of models that lies in its storage.",
+            f"{folder} is not a model repository.",
+            "KServe runs a folder of models in its storage.",
             f"Write one with deploy_triton(..., mount='{MOUNT}') and give its folder.",
             command=f"Write one, and name its folder: capsedge deploy triton {folder} -o repository "
             f"--mount {MOUNT}",
@@ -158,13 +158,13 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     try:
         values = read_manifest(folder)
         if values.get("kind") != KIND:
-            raise Malformed("it is of another kind of folder")
+            raise Malformed("it describes another kind of folder")
         mount, architecture = (decode(str, values.get(k), k) for k in ("mount", "architecture"))
         found = decode(list[_Model], values.get("models"), "models")
         _check_models(found)
     except (Malformed, UsageError) as error:
         raise ArtefactError(
-            f"{folder} is no model repository of capsedge.",
+            f"{folder} is not a model repository written by capsedge.",
             f"Its {MANIFEST} cannot be used: {error}",
             "Write the folder with `capsedge deploy triton`.",
         ) from error
@@ -179,7 +179,7 @@ def _check_models(models: Sequence[_Model]) -> None:
     """
     own = {m.name for m in models if not m.twin_of}
     if not own or len({m.name for m in models}) < len(models):
-        raise Malformed("its models have no names of their own")
+        raise Malformed("its models do not have distinct names")
     for model in models:
         if not (
             _MODEL_NAME.fullmatch(model.name)
@@ -187,7 +187,7 @@ def _check_models(models: Sequence[_Model]) -> None:
             and model.ops in ("fused", "portable")
             and model.twin_of in ("", *own)
         ):
-            raise Malformed("it lists what is no model")
+            raise Malformed("it lists something that is not a model")
 
 
 def _chosen(listed: Sequence[_Model], names: Sequence[str]) -> list[_Model]:
@@ -216,7 +216,7 @@ def _check_storage(storage: str) -> None:
     if not _STORAGE.fullmatch(storage):
         raise UsageError(
             f"KServe cannot read from '{storage}'.",
-            f"Wanted: an address that begins with one of {', '.join(f'{s}://' for s in SCHEMES)}",
+            f"Expected: an address that begins with one of {', '.join(f'{s}://' for s in SCHEMES)}",
             "Copy the repository to such a place, and name it with --storage.",
         )
 
@@ -224,9 +224,9 @@ def _check_storage(storage: str) -> None:
 def _check_release(release: str) -> None:
     if not _RELEASE.fullmatch(release) or release < "24.08":
         raise UsageError(
-            f"'{release}' is no release of Triton that runs the files of capsedge.",
-            "They need ONNX Runtime 1.19, which Triton has from 24.08 on.",
-            f"For example --release {TRITON}.",
+            f"'{release}' is not a Triton release that can run the files of capsedge.",
+            "They need ONNX Runtime 1.19, which Triton includes since 24.08.",
+            f"For example: --release {TRITON}.",
         )
 
 
@@ -236,9 +236,10 @@ def _service_name(name: str | None, model: str) -> str:
         name = (name if name[:1].isalpha() else f"model-{name}")[:63].rstrip("-")
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"A service of Kubernetes cannot be called '{name}'.",
-            "Wanted: up to 63 small letters, digits and '-'; a letter first, no '-' last.",
-            "Choose another with --name.",
+            f"A Kubernetes service cannot be called '{name}'.",
+            "Expected: up to 63 lower-case letters, digits and '-', beginning with a letter and "
+            "not ending with '-'.",
+            "Choose another name with --name.",
         )
     return name
 
@@ -250,8 +251,8 @@ def _replicas(replicas: tuple[int, int] | None) -> dict[str, int]:
     if not 0 <= least <= most or most < 1:
         raise UsageError(
             f"There cannot be {least} to {most} replicas.",
-            "Wanted: two whole numbers, the first not larger.",
-            "For example --replicas 1:4.",
+            "Expected: two whole numbers in ascending order.",
+            "For example: --replicas 1:4.",
         )
     return {"minReplicas": least, "maxReplicas": most}
 
@@ -261,9 +262,9 @@ def _resources(cpus: int | None, memory: str, gpu: bool) -> dict[str, Any]:
         raise UsageError(f"A replica cannot have {cpus} processors.", "", "Give 1 or more.")
     if memory and not re.fullmatch(r"[1-9][0-9]{0,8}(Mi|Gi|M|G)", memory):
         raise UsageError(
-            f"'{memory}' is no amount of memory.",
-            "Wanted: a number and its unit, Mi, Gi, M or G.",
-            "For example --memory 4Gi.",
+            f"'{memory}' is not an amount of memory.",
+            "Expected: a number with the unit Mi, Gi, M or G.",
+            "For example: --memory 4Gi.",
         )
     amounts: dict[str, str] = {}
     if cpus is not None:

@@ -60,7 +60,9 @@ class FolderServer(ThreadingHTTPServer):
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
             raise EnvironmentProblem(
-                f"Cannot serve on port {port}.", f"{error.strerror}.", "Choose another with --port."
+                f"Cannot serve on port {port}.",
+                f"{error.strerror}.",
+                "Choose another port with --port.",
             ) from error
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
 

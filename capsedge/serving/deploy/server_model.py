@@ -184,9 +184,9 @@ def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
         key = model.name.lower(), model.version
         if key in seen:
             raise UsageError(
-                f"{seen[key]} and {model.file} would both be the model '{model.name}'.",
+                f"{seen[key]} and {model.file} would both become the model '{model.name}'.",
                 "",
-                f"Name them: other={model.file}, or {model.name}:2={model.file} for a second version.",
+                f"Set their names: other={model.file}, or {model.name}:2={model.file} for a second version.",
             )
         seen[key] = model.file
     return found
@@ -213,7 +213,7 @@ def folders(arguments: Sequence[str]) -> list[ModelName]:
             raise UsageError(
                 f"{other} and {model.file} would both have the folder '{model.name}', or that of its twin.",
                 "",
-                f"Name them: other={model.file}.",
+                f"Set their names: other={model.file}.",
             )
         seen.update(dict.fromkeys(taken, model.file))
     return found
@@ -337,7 +337,7 @@ def _engine_metadata(path: Path) -> engine_metadata.EngineMetadata:
     if found.portable:
         raise UnsupportedModelError(
             f"Triton cannot run {path}.",
-            "It is an engine for TensorRT-RTX; Triton's backend has TensorRT.",
+            "It is a TensorRT-RTX engine, and Triton's backend uses TensorRT.",
             "Build it on the server's GPU with `capsedge build`, or deploy the ONNX file.",
         )
     return found
@@ -348,7 +348,7 @@ def _check_types(session: Session) -> None:
         if port.dtype not in TYPES:
             raise UnsupportedModelError(
                 f"Triton cannot serve {session.path}.",
-                f"'{port.name}' is a {port.dtype}, which its protocol does not have.",
+                f"'{port.name}' is a {port.dtype}, which its protocol does not support.",
                 "Serve a model whose inputs and outputs are tensors of numbers.",
             )
 

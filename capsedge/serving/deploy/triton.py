@@ -315,9 +315,9 @@ def deploy_triton(
 
 def _check(models: Sequence[str], serving: Serving, ops: str, mount: str) -> None:
     if not models:
-        raise UsageError("There is no model.", "", f"Name ONNX files, or {', '.join(zoo.MODELS)}.")
+        raise UsageError("No model is given.", "", f"Pass ONNX files, or {', '.join(zoo.MODELS)}.")
     if ops not in OPS:
-        raise UsageError(f"There is no ops '{ops}'.", "", f"Known: {', '.join(OPS)}.")
+        raise UsageError(f"Unknown ops '{ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
     if ops == "fused" and serving.gpu is not None:
         raise UsageError(
             "ops is 'fused' on a GPU.",
@@ -335,14 +335,14 @@ def _check(models: Sequence[str], serving: Serving, ops: str, mount: str) -> Non
         if type(value) is not int or not least <= value <= most:
             raise UsageError(
                 f"{what} cannot be {value!r}.",
-                f"Wanted: a whole number from {least} to {most}.",
+                f"Expected: a whole number from {least} to {most}.",
                 "Correct the option, or leave it out.",
             )
     if not _PATH.fullmatch(mount) or ".." in mount.split("/"):
         raise UsageError(
             f"The server cannot see the repository at '{mount}'.",
-            "Wanted: an absolute path of letters, digits, '.', '_' and '-'.",
-            f"For example --mount {MOUNT}.",
+            "Expected: an absolute path of letters, digits, '.', '_' and '-'.",
+            f"For example: --mount {MOUNT}.",
         )
 
 

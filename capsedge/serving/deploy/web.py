@@ -115,19 +115,19 @@ def _check_runnable(
     if summary.missing_functions:
         raise UnsupportedModelError(
             f"A browser cannot run {path}.",
-            f"Its operators {', '.join(summary.missing_functions)} carry no function bodies.",
+            f"Its operators {', '.join(summary.missing_functions)} have no function bodies.",
             "Export it again with `capsedge export --ops auto`.",
         )
     prepared = metadata.preprocessing if metadata is not None else None
     if prepared is None:
         raise UnsupportedModelError(
-            f"The page cannot feed {path}.",
-            "The file does not say how an image becomes its input.",
-            "State it with `capsedge optimize --size 28x28` (or export again with --size).",
+            f"The page cannot prepare images for {path}.",
+            "The file does not state its preprocessing.",
+            "Add it with `capsedge optimize --size 28x28`, or export again with --size.",
         )
     if prepared.channels not in (1, 3):
         raise UnsupportedModelError(
-            f"The page cannot feed {path}.",
+            f"The page cannot prepare images for {path}.",
             f"It takes images of {prepared.channels} channels; a browser has grey and RGB images.",
             "Deploy a model that takes images of 1 or 3 channels.",
         )
@@ -141,7 +141,7 @@ def _of_zoo(
         if iterations is not None:
             raise UsageError(
                 "--iters needs torch.",
-                f"{name} is exported again for other iterations.",
+                f"{name} is exported again for other numbers of iterations.",
                 "pip install 'capsedge[export]'",
             )
         note(
@@ -304,20 +304,20 @@ def deploy_web(
 
 def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
     if not models:
-        raise UsageError("There is no model.", "", f"Name ONNX files, or {', '.join(zoo.MODELS)}.")
+        raise UsageError("No model is given.", "", f"Pass ONNX files, or {', '.join(zoo.MODELS)}.")
     if iterations is None:
         return
     if not iterations or not all(1 <= count <= limits.ITERATIONS for count in iterations):
         raise UsageError(
             f"Routing cannot run {list(iterations)} iterations.",
-            f"Wanted: whole numbers from 1 to {limits.ITERATIONS}.",
-            "For example --iters 1,2,3.",
+            f"Expected: whole numbers from 1 to {limits.ITERATIONS}.",
+            "For example: --iters 1,2,3.",
         )
     if not any(zoo.zoo_model(name) for name in models):
         raise UsageError(
-            "--iters is for models of the zoo.",
+            "--iters applies only to zoo models.",
             "The iterations of a file are part of its graph.",
-            "Leave it out, or export files with `capsedge export --iters` and name them all.",
+            "Leave it out, or export files with `capsedge export --iters` and pass them all.",
         )
 
 

@@ -41,7 +41,7 @@ def test_another_precision_than_the_files_is_refused(asked: str) -> None:
         lowering.resolve(asked, half())
     words = str(caught.value)
     if asked == "fp8":
-        assert "Known" in words
+        assert "Choose" in words
     elif asked == "fp32":
         assert "capsedge export" in words
     else:

@@ -132,7 +132,7 @@ class LearnedPrior(Writing):
 
 
 class BatchMean(Writing):
-    """Agreements averaged over the images: an image's answer depends on its neighbours."""
+    """Agreements averaged over the images: the result for an image depends on the rest of its batch."""
 
     def make(self) -> None:
         self.w = self.weight(1, CHILDREN, PARENTS, SIZE_OUT, SIZE_IN)

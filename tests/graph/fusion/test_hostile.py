@@ -177,9 +177,9 @@ def test_what_is_odd_computes_the_same(change: Callable[[onnx.ModelProto], None]
     same(model)
 
 
-def test_nodes_in_a_circle_have_no_order() -> None:
+def test_nodes_in_a_cycle_have_no_order() -> None:
     a, b = helper.make_node("Neg", ["y"], ["x"]), helper.make_node("Neg", ["x"], ["y"])
-    with pytest.raises(NoMatch, match="circle"):
+    with pytest.raises(NoMatch, match="cycle"):
         in_order([a, b])
     again = [helper.make_node("Add", ["p", "p"], ["q"]), helper.make_node("Neg", ["z"], ["p"])]
     assert [n.op_type for n in in_order(again)] == ["Neg", "Add"]

@@ -175,7 +175,7 @@ def test_coordinates_of_the_paper_need_no_input(writing: type) -> None:
 def test_a_constant_of_each_parent_is_left() -> None:
     improved = optimize_model(exported(E.VoteBias(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 1}
-    assert "not one for each position" in improved.fusion.not_fused[0].reason
+    assert "differs between positions" in improved.fusion.not_fused[0].reason
 
 
 @pytest.mark.thorough

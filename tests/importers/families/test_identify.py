@@ -57,7 +57,7 @@ def test_an_optional_group_is_there_as_a_whole() -> None:
 def test_an_unknown_file_is_described() -> None:
     tensors = dict(weights_of(networks.XifengGuo()).tensors)
     tensors["digitcaps.weight"] = tensors["digitcaps.weight"][0]
-    with pytest.raises(UnknownNetwork, match="no family") as caught:
+    with pytest.raises(UnknownNetwork, match="any known family") as caught:
         identify(Weights(tensors, "PyTorch"))
     assert any(
         "digitcaps.weight" in line and "144 x 6 x 8" in line for line in caught.value.details
@@ -161,8 +161,8 @@ def test_every_wrapper_and_format(suffix: str, tmp_path: Path) -> None:
         ("[tensors]\n'nowhere' = 'x'", "does not have"),
         ("[tensors]\n'a' = 3", "names no key"),
         ("[tensors]\n'a' = ['x', {flip = [0]}]", "unknown step"),
-        ("[tensors]\n'a' = ['x', {reshape = [5]}]", "cannot take"),
-        ("[tensors]\n'a' = ['x', {transpose = [0, 0]}]", "cannot take"),
+        ("[tensors]\n'a' = ['x', {reshape = [5]}]", "cannot be transformed"),
+        ("[tensors]\n'a' = ['x', {transpose = [0, 0]}]", "cannot be transformed"),
         ("[tensors]\n'a' = 'b'", "twice"),
         ("x = " + "[" * 3000, "not a key map"),
         ("\xff", "not a key map"),

@@ -246,7 +246,7 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     second = train(CONFIG, still, data, None, tmp_path / "second", initial=first)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=0)
-    with pytest.raises(UsageError, match="another configuration"):
+    with pytest.raises(UsageError, match="a different configuration"):
         train(CONFIG.replace(iterations=1), still, data, None, tmp_path / "third", initial=first)
 
 
@@ -301,7 +301,7 @@ def test_data_that_does_not_fit(tmp_path: Path) -> None:
     colour = ImageSet("test", np.repeat(data.images, 3, 3), data.labels)
     with pytest.raises(UsageError, match="3 channels"):
         train(CONFIG, RECIPE, colour, None, tmp_path)
-    with pytest.raises(UsageError, match="no batch"):
+    with pytest.raises(UsageError, match="too few for a batch"):
         train(CONFIG, Recipe(batch=64), data, None, tmp_path)
 
 

@@ -109,7 +109,7 @@ def test_labels_of_test_images_are_those_of_the_training_classes(tmp_path: Path)
     prep = get_config("digits-em").preprocessing
     assert read_split(tmp_path, "test", prep).classes.tolist() == [0, 2]
     pictures(tmp_path / "val", {"z": 1})
-    with pytest.raises(UsageError, match="lack: z"):
+    with pytest.raises(UsageError, match="training images: z"):
         read_split(tmp_path, "test", prep)
 
 

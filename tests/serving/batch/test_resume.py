@@ -251,7 +251,7 @@ def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out.parquet"
 
     def second(_done: int, _total: int | None) -> None:
-        with pytest.raises(UsageError, match="Another run writes"):
+        with pytest.raises(UsageError, match="Another run is writing"):
             capsedge.batch(MODEL, source, target, threads=1, resume=True)
 
     capsedge.batch(MODEL, source, target, threads=1, progress=second)

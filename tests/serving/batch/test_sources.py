@@ -241,7 +241,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.arange(5))
     write_tar(pixels(0), tmp_path / "empty.tar")
     for name, why in (
-        ("gone", "There is no"), ("empty", "nothing that is read"), ("mixed", "one kind"), ("text", "text"),
+        ("gone", "There is no"), ("empty", "no supported files"), ("mixed", "one kind"), ("text", "text"),
         ("labels.npy", "int64"), ("empty.tar", "no images"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=why):
@@ -252,8 +252,8 @@ def test_what_is_no_source(tmp_path: Path) -> None:
 
 def test_an_output_in_the_source_is_refused(tmp_path: Path) -> None:
     folder = write_folder(pixels(2), tmp_path / "images")
-    with pytest.raises(UsageError, match="lies in the source"):
+    with pytest.raises(UsageError, match="is inside the source"):
         capsedge.batch(MODEL, folder, folder / "out.parquet")
     (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(UsageError, match="lies in the source"):
+    with pytest.raises(UsageError, match="is inside the source"):
         capsedge.batch(MODEL, folder, tmp_path / "link/out")

@@ -59,14 +59,14 @@ def test_bad_iterations(
 ) -> None:
     words = ["deploy", "web", "digits-em", "-o", str(tmp_path / "out"), "--iters", iterations]
     assert run(words, monkeypatch) == 2
-    assert f"Bad --iters {iterations}." in capsys.readouterr().err
+    assert f"Invalid --iters {iterations}." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_port_of_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     words = ["deploy", "web", "digits-em", "-o", str(tmp_path / "out"), "--port", "8080"]
     assert run(words, monkeypatch) == 2
-    assert "--port is for --open." in capsys.readouterr().err
+    assert "--port has no effect without --open." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -121,7 +121,7 @@ def test_scalars_that_yaml_would_read_otherwise() -> None:
         ({"name": "a" * 64}, "cannot be called"),
         ({"models": ["other"]}, "has no model 'other'"),
         ({"cpus": 0}, "cannot have 0"),
-        ({"memory": "4"}, "no amount of memory"),
+        ({"memory": "4"}, "not an amount of memory"),
         ({"replicas": (2, 1)}, "cannot be 2 to 1"),
         ({"release": "23.05"}, "24.08"),
         ({"release": "latest"}, "24.08"),
@@ -136,7 +136,7 @@ def test_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
 
 def test_the_library_would_not_be_found(tmp_path: Path) -> None:
     given = folder(tmp_path / "r", {"name": "a", "ops": "fused"}, architecture="x86_64")
-    with pytest.raises(UsageError, match="sees it at /models"):
+    with pytest.raises(UsageError, match="for the mount point /models"):
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
 
 
@@ -146,7 +146,7 @@ def test_the_library_would_not_be_found(tmp_path: Path) -> None:
 def test_no_repository(content: str, tmp_path: Path) -> None:
     given = repository(tmp_path / "r")
     (given / "capsedge.json").write_text(content)
-    with pytest.raises(ArtefactError, match="no model repository"):
+    with pytest.raises(ArtefactError, match="not a model repository"):
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
     with pytest.raises(UsageError, match="There is no folder"):
         capsedge.deploy_kserve(tmp_path / "none", tmp_path / "s.yaml", storage=STORAGE)
@@ -167,13 +167,13 @@ def test_no_repository(content: str, tmp_path: Path) -> None:
 )
 def test_models_of_no_repository(models: list[dict[str, str]], tmp_path: Path) -> None:
     given = folder(tmp_path / "r", *models)
-    with pytest.raises(ArtefactError, match="no model repository"):
+    with pytest.raises(ArtefactError, match="not a model repository"):
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
 
 
 def test_an_empty_repository(tmp_path: Path) -> None:
     given = folder(tmp_path / "r", models=[])
-    with pytest.raises(ArtefactError, match="no model repository"):
+    with pytest.raises(ArtefactError, match="not a model repository"):
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
 
 
@@ -191,7 +191,7 @@ def test_a_model_in_place_of_a_repository(
     net = tmp_path / "net.onnx"
     net.write_bytes(b"model")
     for model in ("digits-em", str(net)):
-        with pytest.raises(UsageError, match="is no model repository"):
+        with pytest.raises(UsageError, match="is not a model repository"):
             capsedge.deploy_kserve(model, tmp_path / "s.yaml", storage=STORAGE)
         words = ["deploy", "kserve", model, "-o", str(tmp_path / "s.yaml"), "--storage", STORAGE]
         assert run(words, monkeypatch) == 2

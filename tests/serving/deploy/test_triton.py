@@ -92,7 +92,7 @@ def test_the_folder_lists_its_files(tmp_path: Path) -> None:
     assert not (tmp_path / "r/digits-attention").exists()
     (tmp_path / "r" / EM / "2").mkdir()
     (tmp_path / "r" / EM / "2" / "mine.onnx").write_text("mine")
-    with pytest.raises(UsageError, match="no earlier run wrote"):
+    with pytest.raises(UsageError, match="not written by an earlier run"):
         capsedge.deploy_triton(EM, tmp_path / "r")
 
 
@@ -227,7 +227,7 @@ def test_names_never_meet(tmp_path: Path) -> None:
         assert f"other={given[pair[1]]}" in error.value.fix
     with pytest.raises(UsageError, match="has a version"):
         capsedge.deploy_triton(f"net:2={given['a']}", tmp_path / "r")
-    with pytest.raises(UsageError, match="would both be the model"):
+    with pytest.raises(UsageError, match="would both become the model"):
         parse_model_names([given["a"], given["b"]])
     assert [one.name for one in parse_model_names([given["a"], f"other={given['b']}"])] == [
         "Net",
@@ -297,7 +297,7 @@ def test_a_file_without_bodies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        ([], {}, "no model"),
+        ([], {}, "No model"),
         (["digits-emm"], {}, "Did you mean"),
         (["missing.onnx"], {}, "There is no file"),
         ([EM], {"max_batch": 0}, "max_batch cannot be 0"),
@@ -305,7 +305,7 @@ def test_a_file_without_bodies(tmp_path: Path) -> None:
         ([EM], {"instances": 0}, "instances cannot be 0"),
         ([EM], {"threads": 0}, "threads cannot be 0"),
         ([EM], {"preferred_batches": [64]}, "preferred_batches cannot be 64"),
-        ([EM], {"ops": "fast"}, "Known: auto"),
+        ([EM], {"ops": "fast"}, "one of: auto"),
         ([EM], {"mount": "models"}, "cannot see the repository"),
         ([EM], {"mount": '/a"b'}, "cannot see the repository"),
         ([EM], {"mount": "/a/../b"}, "cannot see the repository"),

@@ -111,7 +111,7 @@ def test_a_file_of_somebody_else_stops_it(name: str, tmp_path: Path) -> None:
     output, net = tmp_path / "out", model(tmp_path / "net.onnx")
     capsedge.deploy_web(net, output)
     (output / name).write_text("mine")
-    with pytest.raises(UsageError, match=r"no earlier run wrote"):
+    with pytest.raises(UsageError, match=r"not written by an earlier run"):
         capsedge.deploy_web(net, output)
     assert (output / name).read_text() == "mine"
     assert (output / "index.html").is_file()
@@ -166,7 +166,7 @@ def test_without_torch_it_is_taken_as_it_lies(
 def test_what_a_browser_cannot_run(tmp_path: Path) -> None:
     bare = tmp_path / "bare.onnx"
     bare.write_bytes(with_properties((ZOO / "digits-em.onnx").read_bytes(), {}, ("capsedge",)))
-    with pytest.raises(UnsupportedModelError, match="does not say how an image"):
+    with pytest.raises(UnsupportedModelError, match="does not state its preprocessing"):
         capsedge.deploy_web(bare, tmp_path / "out")
     declared = ModelMetadata.from_properties(metadata(class_names=("a", "b", "c")).to_properties())
     assert declared is not None
@@ -175,7 +175,7 @@ def test_what_a_browser_cannot_run(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="5 channels"):
         capsedge.deploy_web(five, tmp_path / "out")
     fused = save(capsule_model(function=False), tmp_path / "fused.onnx")
-    with pytest.raises(UnsupportedModelError, match="Squash carry no function bodies"):
+    with pytest.raises(UnsupportedModelError, match="Squash have no function bodies"):
         capsedge.deploy_web(fused, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -183,12 +183,12 @@ def test_what_a_browser_cannot_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [
-        ([], {}, "no model"),
+        ([], {}, "No model"),
         (["digits-emm"], {}, "Did you mean"),
         (["missing.onnx"], {}, "There is no file"),
         (["digits-em"], {"iterations": [0]}, "cannot run"),
         (["digits-em"], {"iterations": [101]}, "cannot run"),
-        (["missing.onnx"], {"iterations": [1]}, "--iters is for models of the zoo"),
+        (["missing.onnx"], {"iterations": [1]}, "--iters applies only to zoo models"),
     ],
 )
 def test_refused(given: list[str], options: dict[str, Any], said: str, tmp_path: Path) -> None:

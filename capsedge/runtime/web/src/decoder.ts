@@ -85,8 +85,8 @@ export class Decoder {
     if (!(poses instanceof Float32Array)) {
       throw new CapsedgeError(
         "input",
-        "The poses are no Float32Array.",
-        "Pass `poses` of an answer, or numbers in their place.",
+        "The poses are not a Float32Array.",
+        "Pass `poses` of a prediction, or other numbers of the same shape.",
       );
     }
     if (!poses.length || poses.length % each) {
@@ -120,8 +120,8 @@ export class Decoder {
     if (dims.length !== 5 || classes !== this.classes) {
       throw new CapsedgeError(
         "input",
-        `The file has no picture for each class: its reconstruction is [${dims.join(", ")}].`,
-        "Leave the class out, and pass the poses of all classes.",
+        `The file does not reconstruct each class: its reconstruction is [${dims.join(", ")}].`,
+        "Leave out the class, and pass the poses of all classes.",
       );
     }
     const size = picture.reduce((a, b) => a * b, 1);

@@ -50,7 +50,7 @@ export async function open(
   }
   throw new CapsedgeError(
     "runtime",
-    `ONNX Runtime does not take the model: ${refused.join("; ") || "no provider was named"}.`,
+    `ONNX Runtime cannot load the model: ${refused.join("; ") || "no provider was named"}.`,
     "Run `capsedge verify` on the file; where the page has a Content-Security-Policy, it needs 'wasm-unsafe-eval'.",
   );
 }

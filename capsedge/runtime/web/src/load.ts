@@ -123,7 +123,7 @@ function checkOptions(providers: readonly string[], threads: number | undefined)
     throw new CapsedgeError(
       "input",
       `threads is ${threads}.`,
-      `It is a whole number from 1 to ${MOST_THREADS}; leave it out for a choice.`,
+      `It is a whole number from 1 to ${MOST_THREADS}; leave it out for a default.`,
     );
   }
 }

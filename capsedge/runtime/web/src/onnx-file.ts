@@ -108,14 +108,14 @@ export function checkHarmless(summary: OnnxSummary): void {
     throw new CapsedgeError(
       "file",
       `The file has ${COMPILED} nodes, which hold or name code compiled for one device.`,
-      "Take the ONNX file that they were compiled from.",
+      "Use the ONNX file that they were compiled from.",
     );
   }
   const [unnamed] = [...summary.unnamedInputs].sort();
   if (unnamed !== undefined) {
     throw new CapsedgeError(
       "file",
-      `The file has a ${short(unnamed)} node with an input of no name.`,
+      `The file has a ${short(unnamed)} node with an unnamed input.`,
       "Export the model again, or remove the empty names at the end of the node's inputs.",
     );
   }

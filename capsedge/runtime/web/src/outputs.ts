@@ -132,6 +132,6 @@ function unfit(why: string): CapsedgeError {
   return new CapsedgeError(
     "metadata",
     `The metadata of the file does not fit its graph: ${why}.`,
-    "Export the model again with `capsedge export`, or describe it again with `capsedge optimize`.",
+    "Export the model again with `capsedge export`, or correct its metadata with `capsedge optimize`.",
   );
 }

@@ -62,8 +62,8 @@ function checkedPixels(image: unknown, p: Preprocessing, limits: Limits): Pixels
   if (!allowed.includes(channels)) {
     throw new CapsedgeError(
       "input",
-      `The image has ${channels} channels, the model takes ${allowed.join(", ")}.`,
-      "Drop the channels that the model does not use.",
+      `The image has ${channels} channels; the model takes ${allowed.join(", ")}.`,
+      "Remove the channels that the model does not use.",
     );
   }
   if (data.length !== width * height * channels) {
@@ -150,7 +150,7 @@ async function decoded(file: Blob, limits: Limits): Promise<ImageBitmap> {
   if (typeof createImageBitmap !== "function") {
     throw new CapsedgeError(
       "input",
-      "Image files are decoded by a browser, and this is none.",
+      "Image files can be decoded only in a browser.",
       "Decode it, and pass { data, width, height, channels }.",
     );
   }
@@ -176,7 +176,7 @@ function drawn(image: Drawable, limits: Limits): ImageData {
   if (!context)
     throw new CapsedgeError(
       "input",
-      "The browser gives no canvas to read the image from.",
+      "The browser provides no canvas to read the image.",
       "Close other pages, and try again.",
     );
   context.drawImage(image, 0, 0);

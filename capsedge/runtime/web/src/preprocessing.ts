@@ -78,7 +78,7 @@ function checkNumbers(p: Preprocessing): void {
     }
   }
   if (p.perImage === "standardize" && (p.mean.some((v) => v !== 0) || p.std.some((v) => v !== 1))) {
-    throw new Malformed("an image that is standardized by itself takes no other mean and std");
+    throw new Malformed("an image that is standardized by itself cannot have another mean and std");
   }
 }
 

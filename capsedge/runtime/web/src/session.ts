@@ -173,7 +173,7 @@ export class Session {
     if (p) return p;
     throw new CapsedgeError(
       "metadata",
-      "The file does not say how an image becomes its input.",
+      "The file does not state its preprocessing.",
       "Describe it with `capsedge optimize --size`, or pass a prepared Float32Array.",
     );
   }
@@ -181,7 +181,7 @@ export class Session {
   private choice({ top, threshold }: PredictOptions): { top: number | null; threshold: number | null } {
     const { task } = this.parts.metadata;
     if (top !== undefined && !(Number.isInteger(top) && top >= 1)) {
-      throw new CapsedgeError("input", `top is ${top}.`, "It is a whole number from 1.");
+      throw new CapsedgeError("input", `top is ${top}.`, "It must be a whole number from 1.");
     }
     if (threshold !== undefined && !(threshold >= 0 && threshold <= 1)) {
       throw new CapsedgeError("input", `threshold is ${threshold}.`, "Scores go from 0 to 1.");
@@ -192,7 +192,7 @@ export class Session {
     if (task === "regression")
       throw new CapsedgeError(
         "input",
-        "top and threshold choose among classes, and a regression has none.",
+        "top and threshold choose among classes, but a regression has none.",
         "Leave them out.",
       );
     return { top: top ?? null, threshold: threshold ?? null };
@@ -222,7 +222,7 @@ export class Session {
     if (shape.includes(null))
       throw new CapsedgeError(
         "metadata",
-        "The file leaves the size of its input open.",
+        "The file does not fix the size of its input.",
         "Describe it with `capsedge optimize --size`.",
       );
     return shape as number[];

@@ -25,7 +25,7 @@ export async function readSource(source: Source, limits: Limits): Promise<Conten
   if (!(source instanceof Blob)) {
     throw new CapsedgeError(
       "input",
-      "The source of the model is no address, no bytes and no Blob.",
+      "The source of the model is neither an address nor bytes nor a Blob.",
       "In Node.js, pass the bytes: load(await readFile(path)).",
     );
   }
@@ -59,7 +59,7 @@ async function fetched(address: string, limits: Limits): Promise<Content> {
   if (!response.ok)
     throw new CapsedgeError(
       "runtime",
-      `${shown} cannot be fetched: the server answers ${response.status}.`,
+      `${shown} cannot be fetched: the server responded with ${response.status}.`,
       "Check the address.",
     );
   checkBytes(Number(response.headers.get("content-length") ?? 0), limits);

@@ -84,7 +84,7 @@ T read_options(const T* given, const char* name) {
   T options{};
   if (given == nullptr) return options;
   if (given->size < sizeof given->size || given->size > 4096)
-    fail_usage(std::string(name) + ".size is " + std::to_string(given->size) + ".", "Wanted: sizeof(" + std::string(name) + ").",
+    fail_usage(std::string(name) + ".size is " + std::to_string(given->size) + ".", "Expected: sizeof(" + std::string(name) + ").",
                "Start from its INIT macro.");
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t i = sizeof(T); i < given->size; ++i)
@@ -100,7 +100,7 @@ template <typename T>
 void write_result(T result, T* to, const char* name) {
   required(to, name);
   if (to->size < sizeof to->size || to->size > 4096)
-    fail_usage(std::string(name) + "->size is " + std::to_string(to->size) + ".", "Wanted: sizeof the structure.",
+    fail_usage(std::string(name) + "->size is " + std::to_string(to->size) + ".", "Expected: sizeof the structure.",
                "Start from its INIT macro.");
   result.size = to->size;
   std::memcpy(to, &result, std::min(to->size, sizeof(T)));
@@ -111,7 +111,7 @@ OpenOptions options_of(const capsedge_open_options* options) {
   if (given.threads < 0 || given.threads > 1024)
     fail_usage("threads is " + std::to_string(given.threads) + ".", "It must be 1 to 1024, or 0 for one per core.");
   if (given.ops < CAPSEDGE_OPS_AUTO || given.ops > CAPSEDGE_OPS_PORTABLE)
-    fail_usage("ops is " + std::to_string(given.ops) + ".", "Wanted: a capsedge_ops.");
+    fail_usage("ops is " + std::to_string(given.ops) + ".", "Expected: a capsedge_ops.");
   if (given.outputs != nullptr && given.output_count == 0) fail_usage("No output is left.", "output_count is 0.");
   OpenOptions read;
   read.threads = given.threads;

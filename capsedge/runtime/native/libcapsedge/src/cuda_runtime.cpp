@@ -99,7 +99,7 @@ void Cuda::check(const char* function, int code) const {
   const char* const words = f_->cudaGetErrorString(code);
   throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The GPU refused ") + function + ".",
                 "CUDA error " + std::to_string(code) + ": " + (words ? words : "unknown") + ".",
-                "Look at `nvidia-smi` (on a Jetson: `tegrastats`); if memory is short, use a smaller batch or fewer contexts.");
+                "Check `nvidia-smi` (on a Jetson: `tegrastats`); if memory is short, use a smaller batch or fewer contexts.");
 }
 
 int Cuda::device_count() const {

@@ -32,7 +32,7 @@ void check_finite(const float* poses, size_t values) {
   const auto wrong = std::count_if(poses, poses + values, [](float v) { return !(std::fabs(v) < static_cast<float>(limits::kInputMagnitude)); });
   if (wrong > 0)
     fail_usage("The poses have values that are NaN or infinite, or of 2^32 and more.",
-               std::to_string(wrong) + " of " + std::to_string(values) + " values; wanted: finite numbers below 2^32.",
+               std::to_string(wrong) + " of " + std::to_string(values) + " values; expected: finite numbers below 2^32.",
                "Clean the poses before decoding.");
 }
 
@@ -72,7 +72,7 @@ const Backend& Decoder::backend() const {
         behind_batch(in) != static_cast<int64_t>(sizes_.poses()))
       fail_usage(name_ + " cannot decode poses.",
                  "Its decoder reads '" + in.name + "' " + shape_text(in.shape.data(), in.shape.size()) +
-                     ", of another size than the poses of an image.",
+                     ", whose size differs from the poses of an image.",
                  "Export the model again with `capsedge export --with reconstruction`.");
     backend_ = std::move(opened);
   }
@@ -83,7 +83,7 @@ void Decoder::decode(const float* poses, const int32_t* classes, size_t count, f
   const DecoderSizes& s = sizes();
   const auto known = static_cast<size_t>(s.classes), pose = static_cast<size_t>(s.pose);
   const size_t of_pose = classes ? 1 : known;
-  if (count == 0) fail_usage("There are no poses to decode.", "", "Give at least one.");
+  if (count == 0) fail_usage("There are no poses to decode.", "", "Pass at least one.");
   if (count > room / (of_pose * s.picture()))
     fail_usage("There is no room for the pictures.", std::to_string(count) + " poses take " + std::to_string(of_pose * s.picture()) +
                                                          " values each; given: " + std::to_string(room) + ".");

@@ -50,7 +50,7 @@ bool same_tensorrt(const std::string& built, const std::string& here) {
 EngineMetadata parse(const Json& json) {
   const int64_t schema = json.member("schema", Json::kInteger).integer;
   if (schema != spec::kEngineSchema)
-    throw JsonError("schema " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(spec::kEngineSchema));
+    throw JsonError("schema " + std::to_string(schema) + "; this version of capsedge reads " + std::to_string(spec::kEngineSchema));
   json.only(spec::kEngineMembers);
   for (const char* name : {"engine_sha256", "plugin_library", "source_sha256", "command"}) text(json, name);
   for (const auto& layer : json.member("layers", Json::kObject).members) layer.second.check(Json::kInteger);
@@ -101,7 +101,7 @@ EngineMetadata read_engine_metadata(const std::string& engine, std::string_view 
   const std::string path = engine + ".json";
   if (!is_file(path))
     throw Failure(CAPSEDGE_ARTEFACT, engine + " has no metadata file.",
-                  path + " should lie beside it and say what the engine was built for.",
+                  path + " should be next to it and state what the engine was built for.",
                   "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.");
   EngineMetadata engine_metadata;
   try {

@@ -58,8 +58,8 @@ void check_schema(const Texts& texts) {
   if (found == texts.end()) throw JsonError("'schema' is missing");
   const int64_t schema = value_of("schema", found->second, Json::kInteger, false).integer;
   if (schema != spec::kMetadataSchema)
-    throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata has another schema.",
-                  "It has " + std::to_string(schema) + ", this version of capsedge reads " + std::to_string(spec::kMetadataSchema) + ".",
+    throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata has a different schema.",
+                  "It has " + std::to_string(schema) + "; this version of capsedge reads " + std::to_string(spec::kMetadataSchema) + ".",
                   "Export the model again, or install the capsedge that made it.");
 }
 

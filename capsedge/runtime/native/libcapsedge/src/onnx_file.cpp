@@ -340,10 +340,10 @@ void check_harmless(const OnnxFile& file, const std::string& name) {
   for (const NodeType& node : file.operators)
     if (node.second == kCompiled)
       throw Failure(CAPSEDGE_ARTEFACT, name + " has " + kCompiled + " nodes.",
-                    "They hold or name code that was compiled for one device, which cannot be judged.",
-                    "Take the ONNX file that they were compiled from.");
+                    "They hold or name code that was compiled for one device, which cannot be checked.",
+                    "Use the ONNX file that they were compiled from.");
   if (!file.unnamed_inputs.empty())
-    throw Failure(CAPSEDGE_ARTEFACT, name + " has a " + *file.unnamed_inputs.begin() + " node with an input of no name.",
+    throw Failure(CAPSEDGE_ARTEFACT, name + " has a " + *file.unnamed_inputs.begin() + " node with an unnamed input.",
                   "An optional input of a capsule operator is left out by ending the list before it; at an empty name, "
                   "ONNX Runtime before 1.24 crashes.",
                   "Export the model again, or remove the empty names at the end of the node's inputs.");
@@ -353,7 +353,7 @@ void check_harmless(const OnnxFile& file, const std::string& name) {
     throw Failure(CAPSEDGE_UNSUPPORTED, name + " has operators of the domain '" + node.first + "'.",
                   "The first is " + node.second + ". Known domains: " +
                       joined({std::begin(kDomains) + 1, std::end(kDomains)}) +
-                      "; others only as functions that the file itself defines.",
+                      "; others are supported only as functions that the file defines.",
                   "Export the model again without them.");
   }
 }

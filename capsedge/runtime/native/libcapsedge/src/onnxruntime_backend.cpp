@@ -108,7 +108,7 @@ void check_overloads(const OnnxFile& file, const std::string& name, const OnnxRu
   if (mixed.empty() || major > 1 || minor >= ort::kOverloadsMinor) return;
   throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime " + runtime.version + " would compute " + name + " wrongly.",
                 "The file has several functions named " + joined(mixed) + "; ONNX Runtime before 1." +
-                    std::to_string(ort::kOverloadsMinor) + " takes one of them for all.",
+                    std::to_string(ort::kOverloadsMinor) + " uses one of them for all.",
                 "Export the model again (`capsedge export`), or use a newer ONNX Runtime.");
 }
 
@@ -206,7 +206,7 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, GetDimensionsCount(api_)(raw, &rank));
     const std::string& name = outputs_[to.port].name;
     if (rank > CAPSEDGE_MAX_RANK || element_bytes(type) == 0)
-      throw Failure(CAPSEDGE_UNSUPPORTED, "Output '" + name + "' cannot be handed out.",
+      throw Failure(CAPSEDGE_UNSUPPORTED, "Output '" + name + "' cannot be returned.",
                     "It has " + std::to_string(rank) + " dimensions and the type " + type_name(type) + ".", "");
     check(api_, GetDimensions(api_)(raw, to.shape, rank));
     size_t bytes = element_bytes(type);
@@ -227,7 +227,7 @@ class OnnxRuntimeBackend : public Backend {
     const std::string why = first_line(GetErrorMessage(api_)(status));
     ReleaseStatus(api_)(status);
     throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime failed while running " + name_ + ".", why,
-                  "If the shapes are those that the model was made for, the file is damaged: export it again.");
+                  "If the model was made for these shapes, the file is damaged: export it again.");
   }
 
   void read_ports(SessionGetInputCountType count_of, SessionGetInputTypeInfoType info_of, SessionGetInputNameType name_of,

@@ -35,7 +35,7 @@ OnnxRuntime load(const std::string& named) {
   const auto get = reinterpret_cast<const OrtApiBase* (*)()>(dlsym(library, "OrtGetApiBase"));
   if (get == nullptr) {
     dlclose(library);
-    throw Failure(CAPSEDGE_ENVIRONMENT, "The library opened as ONNX Runtime is something else.",
+    throw Failure(CAPSEDGE_ENVIRONMENT, "The library opened as ONNX Runtime is a different library.",
                   "It has no function OrtGetApiBase.", kInstall);
   }
   OnnxRuntime runtime{};
@@ -45,7 +45,7 @@ OnnxRuntime load(const std::string& named) {
   runtime.api = runtime.base->GetApi(kOrtApiVersion);
   if (runtime.api == nullptr)
     throw Failure(CAPSEDGE_ENVIRONMENT, "ONNX Runtime " + runtime.version + " is too old.",
-                  runtime.path + "; wanted: 1." + std::to_string(kOrtApiVersion) + " or newer.", "pip install --upgrade onnxruntime, or name another.");
+                  runtime.path + "; expected: 1." + std::to_string(kOrtApiVersion) + " or newer.", "pip install --upgrade onnxruntime, or set another path.");
   ort::check(runtime.api, ort::CreateEnv(runtime.api)(ORT_LOGGING_LEVEL_FATAL, "capsedge", &runtime.env));
   ort::check(runtime.api, ort::CreateCpuMemoryInfo(runtime.api)(OrtArenaAllocator, OrtMemTypeDefault, &runtime.memory));
   return runtime;

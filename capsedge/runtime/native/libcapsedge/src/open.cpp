@@ -48,7 +48,7 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
 #else
 std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&) {
   throw Failure(CAPSEDGE_ENVIRONMENT, path + " is a TensorRT engine, and this libcapsedge was built without TensorRT.",
-                "It is built with it where TensorRT's and CUDA's headers are.",
+                "It is built with TensorRT on machines with the headers of TensorRT and CUDA.",
                 "Build it there (docs/how-to/libcapsedge.md, \"TensorRT\"), or open the ONNX file that the engine was built from.");
 }
 #endif
@@ -70,7 +70,7 @@ void check_known_operators(const OnnxFile& file, const std::set<std::string>& mi
                 name + " needs operators that this version of libcapsedge does not have: " +
                     joined({unknown.begin(), unknown.end()}) + ".",
                 (ours ? "The file was written by capsedge " + file.producer_version + ". " : "") +
-                    "This is libcapsedge " + CAPSEDGE_VERSION + ", and the nodes carry no function bodies that could run instead.",
+                    "This is libcapsedge " + CAPSEDGE_VERSION + ", and the nodes have no function bodies that could run instead.",
                 "Install " + (ours ? "libcapsedge " + file.producer_version + " or later" : std::string("a later version")) +
                     ", or export the file again with `capsedge export --ops auto`, which writes the bodies.");
 }

@@ -56,7 +56,7 @@ void Prediction::check_options(const OutputRoles& roles, PredictOptions& options
   if (options.use_threshold && !(options.threshold >= 0 && options.threshold <= 1))
     fail_usage("threshold is " + std::to_string(options.threshold) + ".", "Scores go from 0 to 1.");
   if (roles.regression && (options.top_k > 0 || options.use_threshold))
-    fail_usage("The model estimates values.", "top_k and threshold choose among classes, and it has none.", "Leave them out.");
+    fail_usage("The model estimates values.", "top_k and threshold choose among classes, but it has none.", "Leave them out.");
   if (options.top_k > 0 || options.use_threshold) return;
   if (roles.several) {
     options.use_threshold = true;

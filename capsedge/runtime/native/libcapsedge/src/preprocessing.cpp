@@ -45,7 +45,7 @@ void check_image(const capsedge_image& image, int32_t channels, const std::strin
   const bool picture = channels == 1 || channels == 3;
   if (picture ? image.channels < 1 || image.channels > 4 : image.channels != channels)
     fail_usage(name + " has " + std::to_string(image.channels) + " channels.",
-               "Wanted: " + (picture ? std::string("1, 2, 3 or 4") : std::to_string(channels)) + " channels.",
+               "Expected: " + (picture ? std::string("1, 2, 3 or 4") : std::to_string(channels)) + " channels.",
                "Put the channels last, and drop those that the model does not take.");
   if (image.type != CAPSEDGE_UINT8 && image.type != CAPSEDGE_UINT16 && image.type != CAPSEDGE_BOOL &&
       image.type != CAPSEDGE_FLOAT32)
@@ -188,7 +188,7 @@ std::string Preprocessing::wrong() const {
   if (per_image == PerImage::kStandardize &&
       (std::any_of(mean.begin(), mean.end(), [](double v) { return v != 0; }) ||
        std::any_of(std.begin(), std.end(), [](double v) { return v != 1; })))
-    return "an image that is standardized by itself takes no other mean and std";
+    return "an image that is standardized by itself cannot have another mean and std";
   if (bgr && channels != 3) return "only three channels can be blue, green, red";
   return "";
 }

@@ -73,14 +73,14 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
     throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' has a type that this library does not run.", "", "");
   if (tensor.type != port.type)
     fail_usage("Input '" + port.name + "' has the type " + type_name(tensor.type) + ".",
-               std::string("Wanted: ") + type_name(port.type) + ".", "Convert the values.");
+               std::string("Expected: ") + type_name(port.type) + ".", "Convert the values.");
   bool good = tensor.rank == static_cast<int32_t>(port.shape.size());
   for (size_t i = 0; good && i < port.shape.size(); ++i)
     good = tensor.shape[i] >= 0 && fits(tensor.shape[i], port.shape[i]);
   if (!good)
     fail_usage("Input '" + port.name + "' has the shape " +
                    shape_text(tensor.shape, static_cast<size_t>(std::clamp<int32_t>(tensor.rank, 0, CAPSEDGE_MAX_RANK))) + ".",
-               "Wanted: " + shape_text(port.shape.data(), port.shape.size()) + ".",
+               "Expected: " + shape_text(port.shape.data(), port.shape.size()) + ".",
                "Reshape the values, or prepare the image with capsedge_prepare.");
   Value value;
   value.port = place;
@@ -99,7 +99,7 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
                "Its shape takes " + std::to_string(bytes) + ".");
   if (readable && !is_moderate(tensor.data, bytes / element_bytes(tensor.type), tensor.type, ours))
     fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^32 and more." : "."),
-               ours ? "Wanted: finite numbers below 2^32." : "Wanted: finite numbers.",
+               ours ? "Expected: finite numbers below 2^32." : "Expected: finite numbers.",
                "Clean the values before inference.");
   return value;
 }
@@ -136,7 +136,7 @@ void Session::check_metadata(const std::vector<std::string>& output_names) const
   const std::string why = misfit(*metadata_, *backend_, output_names);
   if (!why.empty())
     throw Failure(CAPSEDGE_ARTEFACT, "The metadata of " + name_ + " does not fit its graph.", why,
-                  "Export the model again with `capsedge export`, or describe it again with `capsedge optimize`.");
+                  "Export the model again with `capsedge export`, or correct its metadata with `capsedge optimize`.");
 }
 
 const std::string* Session::property(const std::string& key) const {
@@ -161,7 +161,7 @@ const Preprocessing& Session::preprocessing() const {
   if (!metadata_ || !metadata_->preprocessing)
     throw Failure(CAPSEDGE_ARTEFACT, name_ + " does not state how to prepare an image.",
                   "Its metadata has no preprocessing.",
-                  "Give prepared values to capsedge_run, or name the preprocessing when exporting.");
+                  "Pass prepared values to capsedge_run, or set the preprocessing during export.");
   return *metadata_->preprocessing;
 }
 
@@ -245,7 +245,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
   if (!empty) run_values(given, input_count, found, output_count, batch, stream);
   for (size_t i = 0; i < output_count; ++i) {
     if (metadata_ && (found[i].rank < 1 || found[i].shape[0] != batch))
-      throw Failure(CAPSEDGE_ARTEFACT, name_ + " computed other rows of '" + backend_->outputs()[found[i].port].name + "' than images.",
+      throw Failure(CAPSEDGE_ARTEFACT, name_ + " computed a wrong number of rows of '" + backend_->outputs()[found[i].port].name + "'.",
                     "Its shape is " + shape_text(found[i].shape, static_cast<size_t>(found[i].rank)) + " for " + std::to_string(batch) +
                         " images.",
                     "Export the model again with `capsedge export`.");
@@ -270,7 +270,7 @@ void Session::warm_up(int64_t batch, int32_t runs) const {
     tensor.bytes = element_bytes(port.type);
     for (size_t i = 0; i < port.shape.size() && i < CAPSEDGE_MAX_RANK; ++i) {
       if (port.shape[i] < 0 && i > 0)
-        throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' leaves more open than the batch: " +
+        throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' leaves sizes other than the batch open: " +
                       shape_text(port.shape.data(), port.shape.size()) + ".", "", "Warm up with capsedge_run.");
       tensor.shape[i] = port.shape[i] < 0 ? batch : port.shape[i];
       if (__builtin_mul_overflow(tensor.bytes, static_cast<size_t>(tensor.shape[i]), &tensor.bytes))

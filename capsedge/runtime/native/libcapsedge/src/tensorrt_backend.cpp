@@ -106,7 +106,7 @@ class TensorRtBackend : public Backend {
       if (port.shape.empty() || port.shape[0] >= 0) continue;
       if (batch >= 0 && batch != values[i].shape[0])
         fail_usage("The inputs have batches of " + std::to_string(batch) + " and " + std::to_string(values[i].shape[0]) + " images.",
-                   "Wanted: the same for all.");
+                   "Expected: the same for all.");
       batch = values[i].shape[0];
     }
     if (batch < 0) return largest_;

@@ -68,7 +68,7 @@ void TensorRtEngine::load(std::string_view engine, const std::string& plugin, co
   runtime_.reset(trt_.create_runtime());
   if (!runtime_)
     throw Failure(CAPSEDGE_ENVIRONMENT, trt_.product + " does not start.", trt_.logger.words(),
-                  "Look at `nvidia-smi` (on a Jetson: `tegrastats`).");
+                  "Check `nvidia-smi` (on a Jetson: `tegrastats`).");
   if (!plugin.empty()) load_plugin(runtime_->getPluginRegistry(), plugin, trt_.logger);
   engine_.reset(runtime_->deserializeCudaEngine(engine.data(), engine.size()));
   if (!engine_)
@@ -111,11 +111,11 @@ void TensorRtEngine::read_ports() {
     if (port.type == CAPSEDGE_OTHER || free_behind || port.shape.size() > CAPSEDGE_MAX_RANK)
       throw Failure(CAPSEDGE_ARTEFACT, path_ + " cannot be run by capsedge.",
                     "'" + port.name + "' has the type " + type_name(port.type) + " and the shape " +
-                        shape_text(port.shape.data(), port.shape.size()) + "; only the batch may be free.",
+                        shape_text(port.shape.data(), port.shape.size()) + "; only the batch size may vary.",
                     build_again());
     if (engine_->getTensorLocation(port.name.c_str()) != nvinfer1::TensorLocation::kDEVICE)
       throw Failure(CAPSEDGE_ARTEFACT, path_ + " cannot be run by capsedge.",
-                    "'" + port.name + "' is a shape, which TensorRT keeps in the memory of the host.", build_again());
+                    "'" + port.name + "' is a shape, which TensorRT keeps in host memory.", build_again());
     const bool is_input = engine_->getTensorIOMode(port.name.c_str()) == nvinfer1::TensorIOMode::kINPUT;
     (is_input ? inputs : outputs).push_back(std::move(port));
   }

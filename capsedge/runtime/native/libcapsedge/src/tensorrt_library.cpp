@@ -148,8 +148,8 @@ void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library
   const bool known = knows_plugins(registry);
   logger.clear();
   if (!known)
-    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT does not take the plugin library " + library + ".", why,
-                  "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without: `--plugin native`.");
+    throw Failure(CAPSEDGE_ARTEFACT, "TensorRT rejects the plugin library " + library + ".", why,
+                  "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without it: `--plugin native`.");
 }
 
 }  // namespace capsedge::libcapsedge

@@ -41,7 +41,7 @@ struct TensorRt {
 TensorRt& tensorrt(bool portable, const std::string& named);
 
 // capsedge's plugin library: the one that CAPSEDGE_TENSORRT_PLUGIN names, else the one installed with this library;
-// empty: there is none. Throws Failure (CAPSEDGE_ENVIRONMENT) where the variable names no file.
+// empty: there is none. Throws Failure (CAPSEDGE_ENVIRONMENT) where the variable does not name a file.
 std::string find_plugin();
 
 // Brings the plugins into a registry. Throws Failure (CAPSEDGE_ARTEFACT) where TensorRT does not take the library.

@@ -61,7 +61,7 @@ async function fileOf(source: ModelSource): Promise<{ file: Blob; checked: boole
   const response = await fetch(source.address).catch((error: unknown) => {
     throw new CapsedgeError("runtime", "The model cannot be fetched.", "Check the connection and try again.", { cause: error });
   });
-  if (!response.ok) throw new CapsedgeError("runtime", `The model cannot be fetched: the server answers ${response.status}.`, "Deploy the folder again.");
+  if (!response.ok) throw new CapsedgeError("runtime", `The model cannot be fetched: the server responded with ${response.status}.`, "Deploy the folder again.");
   const bytes = await response.arrayBuffer();
   const name = decodeURIComponent(source.address.split("/").pop() ?? "");
   return { file: new File([bytes], name), checked: await compared(bytes, source.sha256) };
