@@ -22,10 +22,57 @@ from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
 Known = tuple[str, ...] | Callable[[click.Context], Iterable[str]]
 
 
-def _models(_: click.Context) -> Iterable[str]:
-    from capsedge.models.registry import MODELS
-
-    return MODELS
+# Written out, because the modules that define them need numpy; a test compares.
+_MODELS = (
+    *("capsnet-mnist", "capsnet-multimnist", "capsnet-cifar10", "capsnet-smallnorb"),
+    *(
+        "capsnet-svhn",
+        "dynamic-cifar10-simple",
+        "dynamic-cifar100-simple",
+        "dynamic-cifar10-resnet",
+    ),
+    *("dynamic-cifar100-resnet", "em-cifar10-simple", "em-cifar100-simple", "em-cifar10-resnet"),
+    *("em-cifar100-resnet", "attention-cifar10-simple", "attention-cifar100-simple"),
+    *("attention-cifar10-small", "attention-cifar10-resnet", "attention-cifar100-resnet"),
+    *("attention-diversemultimnist-vector", "attention-diversemultimnist-matrix"),
+    *("dynamic-diversemultimnist", "em-smallnorb", "em-smallnorb-small", "digits-dynamic"),
+    *("digits-small", "digits-overlap", "digits-em", "digits-attention"),
+)
+_VARIANTS: Mapping[str, tuple[str, ...]] = {  # by family
+    "xifengguo": ("pixels", "channels"),
+    "danielhavir": ("pixels", "channels"),
+    "adambielski": (),
+    "gram-ai": (),
+    "laubonghaudoi": (),
+    "laubonghaudoi-2017": (),
+    "cedrickchee": ("poses", "parents", "children"),
+    "jindongwang": (),
+    "timomernick": (),
+    "fixcaps": (),
+    "hr-semobilecapsnet": (),
+    "q-capsnets": (),
+    "pscapsnet": ("k-means", "dynamic"),
+    "yl-1993": ("new", "old"),
+    "yuxianmeng": (),
+    "apple": ("concurrent", "sequential"),
+    "yaohungt": ("concurrent", "sequential"),
+    "akhdanfadh": (),
+    "escvm": (),
+    "escvm-smallnorb": (),
+    "fsanet": ("omasaht", "vietlinhtspt", "vietlinhtspt-2020"),
+    "fsanet-keras": (),
+    "fsanet-keras-no-mapping": (),
+    "fsanet-keras-metric": (),
+    "fsanet-keras-netvlad": (),
+    "fsanet-ensemble": ("omasaht", "vietlinhtspt", "vietlinhtspt-2020"),
+    "fsanet-keras-ensemble": (),
+    "xifengguo-keras": (),
+    "keras-capsule": ("replaced", "replaced-half", "added", "added-half"),
+    "hopefulrational": (),
+    "ugenteraan": (),
+    "brjathu": ("2019-11", "2019-08", "2019-03"),
+    "textbook": (),
+}
 
 
 def _trained(_: click.Context) -> Iterable[str]:
@@ -40,18 +87,10 @@ def _routings(_: click.Context) -> Iterable[str]:
     return ROUTINGS
 
 
-def _families(_: click.Context) -> Iterable[str]:
-    from capsedge.importers.families import FAMILIES
-
-    return [family.name for family in FAMILIES]
-
-
 def _variants(ctx: click.Context) -> Iterable[str]:
     """Those of the family that ``--family`` names; of all families without it."""
-    from capsedge.importers.families import FAMILIES
-
     chosen = ctx.params.get("family")
-    known = [v.name for f in FAMILIES if chosen in (None, f.name) for v in f.variants]
+    known = [v for name, of in _VARIANTS.items() if chosen in (None, name) for v in of]
     return dict.fromkeys(known)
 
 
@@ -66,12 +105,6 @@ def _boards(_: click.Context) -> Iterable[str]:
     return DEVICES
 
 
-def _peers(_: click.Context) -> Iterable[str]:
-    from capsedge.runtime.profiling.compare import PACKAGES
-
-    return PACKAGES
-
-
 def _providers(_: click.Context) -> Iterable[str]:
     from capsedge.runtime.backends.onnxruntime_session import PROVIDERS
 
@@ -84,17 +117,11 @@ def _rewrites(_: click.Context) -> Iterable[str]:
     return REWRITES
 
 
-def _pictures(_: click.Context) -> Iterable[str]:
-    from capsedge.viz.figure_kinds import KINDS
-
-    return KINDS
-
-
 # By the name of a parameter; where verbs differ, by verb and parameter.
 NAMES: Mapping[str, Known] = {
     "criterion": ("taylor", "look-ahead"),
     "device": _devices,
-    "family": _families,
+    "family": tuple(_VARIANTS),
     "method": ("minmax", "percentile", "entropy", "mse"),
     "name": _trained,
     "no_rewrite": _rewrites,
@@ -123,7 +150,7 @@ NAMES: Mapping[str, Known] = {
     "deploy kserve name": (),
     "deploy triton models": _trained,
     "deploy web models": _trained,
-    "export model": _models,
+    "export model": _MODELS,
     "infer model": _trained,
     "inspect device": _boards,
     "optimize batch": ("free", "keep"),
@@ -133,13 +160,16 @@ NAMES: Mapping[str, Known] = {
     "serve batch": ("auto",),
     "serve models": _trained,
     "sweep model": _trained,
-    "train model": _models,
+    "train model": _MODELS,
 }
 # Several names that commas separate.
 LISTS: Mapping[str, Known] = {
-    "compare": _peers,
+    "compare": ("ort", "openvino", "litert", "mnn", "torch"),
     "extra": ("reconstruction", "couplings", "trace"),
-    "what": _pictures,
+    "what": (
+        *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
+        *("responsibilities", "capsules", "hardest"),
+    ),
     "batch outputs": ("scores", "poses"),
     "sweep couplings": ("routed", "frozen"),
     "sweep precision": ("fp32", "fp16", "int8"),

@@ -15,12 +15,19 @@ from capsedge.cli._output import log, print_json, require, say
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, UPDATES, PathRole
 from capsedge.errors import UsageError
-from capsedge.runtime.engine_metadata import metadata_path
 from capsedge.runtime.files.text import format_bytes, printable
 
 if TYPE_CHECKING:
     from capsedge.exporters.tensorrt.build import BuildReport
     from capsedge.exporters.tensorrt.engine_builder import Listener
+
+
+def _written(path: Path) -> list[Path]:
+    """The engine and its metadata file; imported late, since metadata needs numpy."""
+    from capsedge.runtime.engine_metadata import metadata_path
+
+    return [path, metadata_path(path)]
+
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -29,7 +36,7 @@ Model = Annotated[Path, Argument(help="ONNX file of `capsedge export` or `quanti
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The engine; MODEL.engine by default."),
-    PathRole(written=lambda path: [path, metadata_path(path)]),
+    PathRole(written=_written),
 ]
 Precision = Annotated[
     str | None,

@@ -11,7 +11,14 @@ from capsedge.cli._options import bar
 from capsedge.cli._output import log, print_json, require, say
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_DATA, READS_OR_NAME, PathRole
-from capsedge.models.training.run_files import files
+
+
+def _written(folder: Path) -> list[Path]:
+    """The files of a run; imported late, since models need numpy."""
+    from capsedge.models.training.run_files import files
+
+    return files(folder)
+
 
 Model = Annotated[
     str | None,
@@ -46,7 +53,7 @@ Output = Annotated[
     Option(
         "-o", "--output", help="Folder of the run: checkpoint, history, state, confusion matrix."
     ),
-    PathRole(written=files, creates=True),
+    PathRole(written=_written, creates=True),
 ]
 Epochs = Annotated[int, Option("--epochs", min=1, help="Passes over the training images.")]
 Batch = Annotated[int, Option("--batch", min=1, help="Images per step.")]

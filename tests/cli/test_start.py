@@ -52,6 +52,21 @@ def test_help_of_a_verb_imports_that_verb_alone() -> None:
     assert found & {"numpy", "rich", "pydantic"} == set()
 
 
+def test_help_of_verbs_needs_no_heavy_package() -> None:
+    """What `--help` and completion of options import for any verb."""
+    code = (
+        "import sys\n"
+        "from tools.docs.commands import verbs\n"
+        "from capsedge.cli import app\n"
+        "assert len([*verbs(app)]) > 20\n"
+        "print(*{'numpy', 'onnx', 'onnxruntime', 'pydantic', 'rich', 'torch'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.split() == []
+
+
 def test_infer() -> None:
     pytest.importorskip("onnxruntime")
     found = imported("infer", "capsedge/zoo/samples/digit-7.png")
