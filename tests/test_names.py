@@ -83,7 +83,6 @@ ALLOWED = {
     "runtime.files.reading": "it reads files",
     "families": "the folder of the public networks whose weights are imported: `Family`",
     "FAMILIES": "the list of them",
-    "_families": "their names, which a shell offers",
     "held_out": "held-out images are what the field calls them",
     "_held_out": "the same",
     "_HELD_OUT": "the same",
