@@ -1,6 +1,7 @@
 // The metadata file of a TensorRT engine, in NAME.engine.json beside it: capsedge/runtime/engine_metadata.py, with the same rules and words.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
