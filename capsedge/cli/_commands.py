@@ -1,4 +1,4 @@
-"""Make click's commands, and the text of ``--help``, from the annotations of the verbs.
+"""Make click's commands from the annotations of the verbs.
 
 A verb is imported when it is run, when its own help is asked for, or when a shell completes its options.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import textwrap
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,100 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from capsedge.cli import _paths, _process
+from capsedge.cli._help import write_command, write_group
 from capsedge.cli._output import say
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
-
-# --- Help ---
-
-_KINDS = {"text": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
-
-
-def write_command(command: Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Usage, explanation, arguments and options of a verb."""
-    arguments: list[Any] = [p for p in command.params if isinstance(p, click.Argument)]
-    usage = [p.shown if p.required else f"[{p.shown}]" for p in arguments]
-    formatter.write_usage(ctx.command_path, " ".join(["[OPTIONS]", *usage]))
-    _write_help(formatter, command.help or "")
-    _write(formatter, "Arguments", [(p.shown, _explained_parameter(p)) for p in arguments])
-    panels: dict[str, list[tuple[str, str]]] = {"Options": []}
-    for option in command.get_params(ctx):
-        if not isinstance(option, click.Argument):
-            panel = getattr(option, "panel", "Options")
-            panels.setdefault(panel, []).append((_names(option), _explained_parameter(option)))
-    for panel, rows in panels.items():
-        _write(formatter, panel, rows)
-
-
-def write_group(group: Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Usage and options of a group, and its verbs by panel."""
-    formatter.write_usage(ctx.command_path, "[OPTIONS] COMMAND [ARGS]...")
-    _write_help(formatter, group.help or "")
-    _write(
-        formatter, "Options", [(_names(p), _explained_parameter(p)) for p in group.get_params(ctx)]
-    )
-    for panel in dict.fromkeys(verb.panel for verb in group.verbs.values()):
-        rows = [(name, verb.help) for name, verb in group.verbs.items() if verb.panel == panel]
-        _write(formatter, panel, rows)
-
-
-def _write(formatter: click.HelpFormatter, heading: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A heading and two columns."""
-    if not rows:
-        return
-    formatter.write(f"\n{heading}:\n")
-    first = 2 + max(len(name) for name, _ in rows)
-    for name, text in rows:
-        lines = _wrapped(text, formatter.width - first - 2)
-        formatter.write(f"  {name:{first}}{lines[0]}\n")
-        formatter.write("".join(f"{'':{first + 2}}{line}\n" for line in lines[1:]))
-
-
-def _write_help(formatter: click.HelpFormatter, text: str) -> None:
-    """The paragraphs of a docstring."""
-    for paragraph in text.split("\n\n"):
-        lines = _wrapped(paragraph, formatter.width - 2)
-        formatter.write("\n" + "".join(f"  {line}\n" for line in lines))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines that divide neither names of options nor other words."""
-    return textwrap.wrap(
-        " ".join(text.split()), max(width, 20), break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _names(option: Any) -> str:
-    """``-o, --output PATH``."""
-    names = sorted(option.opts, key=len)
-    shown = ", ".join([*names, *option.secondary_opts])
-    if option.is_flag:
-        return shown
-    return f"{shown} {option.declared.metavar or _KINDS[option.type.name]}"
-
-
-def _explained_parameter(parameter: Any) -> str:
-    """What a parameter is for, with bounds, default, and whether it is required or may be repeated."""
-    notes = []
-    if getattr(parameter, "multiple", False):
-        notes.append("repeatable")
-    low, high = (getattr(parameter.type, name, None) for name in ("low", "high"))
-    if low is not None or high is not None:
-        notes.append(
-            ("" if low is None else f"{low:g} <= ")
-            + _KINDS[parameter.type.name]
-            + ("" if high is None else f" <= {high:g}")
-        )
-    preset = getattr(parameter, "preset", None)
-    if preset not in (None, "", False) and not getattr(parameter, "is_flag", False):
-        notes.append(f"default: {preset}")
-    if parameter.required:
-        notes.append("required")
-    return f"{parameter.help}  [{'; '.join(notes)}]" if notes else str(parameter.help)
-
-
-# --- Commands; errors are this package's own ---
 
 NAME = "capsedge"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -205,7 +115,15 @@ class VerbArgument(click.Argument):
 
 
 class Command(click.Command):
-    """A verb."""
+    """A verb.
+
+    Attributes:
+        example: a command line that its help shows.
+    """
+
+    def __init__(self, *args: Any, example: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.example = example
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and refuse what is left over."""
@@ -223,8 +141,7 @@ class Command(click.Command):
         return rest
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Usage, explanation, arguments and options."""
-
+        """Usage, explanation, an example, arguments and options."""
         write_command(self, ctx, formatter)
 
 
@@ -345,6 +262,7 @@ def _command(path: str, verb: Verb) -> Command:
         callback=run,
         help=inspect.getdoc(declared),
         context_settings={**_SETTINGS, "allow_extra_args": True},
+        example=verb.example,
     )
 
 
@@ -459,7 +377,7 @@ def _switch(name: str, help: str, callback: Callable[..., None]) -> click.Option
 app = Program(
     VERBS,
     name=NAME,
-    help="Export trained capsule networks, prove them equal, run them at the edge.",
+    help="Export trained capsule networks, verify them, and run them on any device.",
     params=[
         _switch("--version", "Print the version.", _version),
         _switch("--install-completion", "Install completion for the current shell.", _shell),

@@ -14,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
 from capsedge.spec import limits
 
-_PANEL = "What the file says of itself"
+_PANEL = "Metadata of the file"
 _TASKS = ("classification", "single-label", "multi-label", "regression")
 _RESIZE = ("stretch", "pad", "crop", "center")
 _KINDS = ("length", "logits", "probability")

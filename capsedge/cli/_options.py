@@ -171,7 +171,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 # --- Options that name a network of the user's own, for the verbs that run PyTorch ---
 
-_PANEL = "A network of your own"
+_PANEL = "Your own network"
 
 
 @dataclass(frozen=True)

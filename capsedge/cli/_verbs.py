@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MODELS = "From a checkpoint to a file"
+MODELS = "Train, export and verify"
 SMALLER = "Smaller and faster"
-DEVICE = "On the device"
-ELSEWHERE = "Elsewhere"
+DEVICE = "Run"
+ELSEWHERE = "Serve and deploy"
 LOOK = "Information"
 
 
@@ -18,102 +18,129 @@ class Verb(NamedTuple):
         module: the function, ``module:name`` below `capsedge.cli`; empty for a group.
         help: the first sentence of its help.
         panel: the heading under which it is listed.
+        example: a command line that its help shows; empty for a group.
     """
 
     module: str
     help: str
     panel: str
+    example: str
 
 
 VERBS = {
     "train": Verb(
         "train:command",
-        "Train a model; writes model.safetensors, history.jsonl and the state to resume from.",
+        "Train a capsule network on images.",
         MODELS,
+        "capsedge train --data photos/ -o run",
     ),
     "import": Verb(
         "import_:command",
-        "Make a checkpoint of the trained weights of a public capsule network.",
+        "Convert the weights of a public capsule network to a checkpoint.",
         MODELS,
+        "capsedge import capsnet.pt -o capsnet.safetensors",
     ),
     "export": Verb(
         "export:command",
-        "Export a trained network to one ONNX file, compared with PyTorch before it is written.",
+        "Export a trained network to one ONNX file.",
         MODELS,
+        "capsedge export --module net.py:Net --weights net.pt --example 1x28x28",
     ),
     "optimize": Verb(
         "optimize:command",
-        "Find capsule routing in an ONNX file from any tool, replace it with operators, verify the result.",
+        "Speed up the capsule routing in an ONNX file from any tool.",
         MODELS,
+        "capsedge optimize model.onnx -o optimized.onnx",
     ),
     "verify": Verb(
         "verify:command",
-        "Compare a model with its PyTorch source: numbers, decisions, accuracy, and a verdict.",
+        "Compare a file with its PyTorch source.",
         MODELS,
+        "capsedge verify digits.onnx",
     ),
     "prune": Verb(
         "prune:command",
-        "Prune a checkpoint; if it loses too much, write .rejected and exit with code 4.",
+        "Remove channels, capsules and units from a checkpoint.",
         SMALLER,
+        "capsedge prune run/model.safetensors --data mnist/ -o pruned.safetensors",
     ),
     "quantize": Verb(
         "quantize:command",
-        "Quantize an FP32 file; if it loses too much, write .rejected and exit with code 4.",
+        "Convert an FP32 file to INT8, FP16 or mixed precision.",
         SMALLER,
+        "capsedge quantize digits.onnx --calib-data mnist/ -o digits.int8.onnx",
     ),
     "sweep": Verb(
         "sweep:command",
-        "Search iterations, couplings, precisions and checkpoints for the best accuracy, latency and size.",
+        "Search for the best trade-off of accuracy, latency and size.",
         SMALLER,
+        "capsedge sweep --model digits-em --data mnist/ --picture front.svg",
     ),
     "cascade": Verb(
         "cascade:command",
-        "Join two networks: the small one answers, and escalates unsure images to the large one.",
+        "Join a small and a large network in one file.",
         SMALLER,
+        "capsedge cascade small.onnx large.onnx --data mnist/ -o cascade.onnx",
     ),
     "build": Verb(
         "build:command",
-        "Build a TensorRT engine from an ONNX file: for this machine, or a portable one.",
+        "Build a TensorRT engine from an ONNX file.",
         SMALLER,
+        "capsedge build digits.onnx -o digits.engine",
     ),
     "infer": Verb(
-        "infer:command", "Classify images, or compute the values of a regression.", DEVICE
+        "infer:command",
+        "Classify images, or compute the values of a regression.",
+        DEVICE,
+        "capsedge infer --model digits.onnx image.png",
     ),
     "batch": Verb(
         "batch:command",
-        "Classify any number of images into a parquet table, on this machine or on a Ray cluster.",
+        "Classify any number of images into a parquet table.",
         DEVICE,
+        "capsedge batch digits-em photos/ -o answers.parquet",
     ),
     "see": Verb(
         "see:command",
-        "Draw what a network sees: reconstructions, poses, overlapping objects, routing, hardest images.",
+        "Draw what a network sees.",
         DEVICE,
+        "capsedge see digits.onnx image.png -o picture.png",
     ),
     "profile": Verb(
         "profile:command",
-        "Measure latency, memory and time by layer; compare backends and models.",
+        "Measure latency, memory and the time of every layer.",
         DEVICE,
+        "capsedge profile digits.onnx --html report.html",
     ),
     "serve": Verb(
         "serve:command",
-        "Serve models over REST and gRPC by the Open Inference Protocol.",
+        "Serve models over REST and gRPC (Open Inference Protocol).",
         ELSEWHERE,
+        "capsedge serve digits.onnx --port 8080",
     ),
-    "deploy": Verb("", "Put models where people use them.", ELSEWHERE),
+    "deploy": Verb(
+        "",
+        "Put models on a web page, on Triton or on KServe.",
+        ELSEWHERE,
+        "",
+    ),
     "inspect": Verb(
         "inspect:command",
-        "Show metadata, operators, sizes, and the memory of the votes by layer and batch.",
+        "Show what a file holds: metadata, operators, sizes, memory.",
         LOOK,
+        "capsedge inspect digits.onnx",
     ),
     "config": Verb(
         "config:command",
-        "Print what a build of a C or C++ program needs: flags, folders, models.",
+        "Print flags and folders for building C and C++ programs.",
         LOOK,
+        "gcc main.c $(capsedge config --cflags --libs)",
     ),
     "doctor": Verb(
         "doctor:command",
-        "List what is installed, what works, what each missing part costs, and the command that fixes it.",
+        "Show what is installed, what is missing, and how to fix it.",
         LOOK,
+        "capsedge doctor",
     ),
 }
 
@@ -121,19 +148,30 @@ GROUPS = {
     "deploy": {
         "web": Verb(
             "deploy:web",
-            "Write a folder with a page that runs models in the browser; any server of static files can "
-            "host it.",
+            "Write a web page that runs models in the browser.",
             "Commands",
+            "capsedge deploy web digits.onnx -o site",
         ),
         "triton": Verb(
             "deploy:triton",
             "Write a model repository for Triton Inference Server.",
             "Commands",
+            "capsedge deploy triton digits.onnx -o repository",
         ),
         "kserve": Verb(
             "deploy:kserve",
-            "Write an InferenceService of KServe that runs a folder of `capsedge deploy triton`.",
+            "Write a KServe service for a folder of `capsedge deploy triton`.",
             "Commands",
+            "capsedge deploy kserve repository --storage s3://bucket/models -o service.yaml",
         ),
     }
 }
+
+# The commands of README's first page, and what each does.
+FIRST_COMMANDS = (
+    ("capsedge export -o digits.onnx", "Export the bundled digit model."),
+    ("capsedge verify digits.onnx", "Compare the file with PyTorch."),
+    ("capsedge infer -m digits.onnx image.png", "Classify an image."),
+    ("capsedge profile digits.onnx", "Measure its speed and memory."),
+    ("capsedge doctor", "Show what is installed or missing."),
+)

@@ -102,7 +102,9 @@ def command(
     provider: Provider = "auto",
     as_json: _options.Json = False,
 ) -> None:
-    """Classify any number of images into a parquet table, on this machine or on a Ray cluster.
+    """Classify any number of images into a parquet table.
+
+    It runs on this machine, or on a Ray cluster with --cluster.
 
     If an image cannot be read, its row says why, the others are classified, and the exit code is 2.
     """

@@ -109,7 +109,10 @@ def command(
     device: DeviceNumber = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Build a TensorRT engine from an ONNX file: for this machine, or a portable one."""
+    """Build a TensorRT engine from an ONNX file.
+
+    The engine is for the GPU of this machine or, with --target tensorrt-rtx, for several kinds of RTX GPUs.
+    """
     require(
         "onnx", "onnxscript", "onnx_graphsurgeon",
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",

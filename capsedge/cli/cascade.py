@@ -66,7 +66,9 @@ def command(
     seed: Seed = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Join two networks: the small one answers, and escalates unsure images to the large one.
+    """Join a small and a large network in one file.
+
+    The small network decides, and passes on the images that it is unsure of to the large one.
 
     If the agreement is not reached, or too many images are escalated, no file is written and the exit
     code is 4.

@@ -40,7 +40,7 @@ FLAGS = ("cflags", "libs", "rpath")  # printed on one line, quoted for a shell
 
 @grouped
 def command(options: ConfigOptions, as_json: _options.Json = False) -> None:
-    """Print what a build of a C or C++ program needs: flags, folders, models.
+    """Print flags and folders for building C and C++ programs.
 
     Flags are printed on one line, quoted for a shell: cc app.c $(capsedge config --cflags --libs).
     """

@@ -55,7 +55,10 @@ def web(
     port: Port = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Write a folder with a page that runs models in the browser; any server of static files can host it."""
+    """Write a web page that runs models in the browser.
+
+    Any server of static files can host the folder.
+    """
     from capsedge.serving.deploy.web import deploy_web
 
     if port and not serve:
@@ -229,7 +232,7 @@ def kserve(
     release: Release = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Write an InferenceService of KServe that runs a folder of `capsedge deploy triton`."""
+    """Write a KServe service for a folder of `capsedge deploy triton`."""
     from capsedge.serving.deploy.kserve import TRITON, deploy_kserve
 
     made = deploy_kserve(

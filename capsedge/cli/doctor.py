@@ -16,7 +16,7 @@ JOBS = {
 
 
 def command(as_json: _options.Json = False) -> None:
-    """List what is installed, what works, what each missing part costs, and the command that fixes it.
+    """Show what is installed, what is missing, and how to fix it.
 
     The exit code is 0 if images can be classified on this machine, otherwise 3.
     """

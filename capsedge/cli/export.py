@@ -52,7 +52,7 @@ Example = Annotated[
         "--example",
         help="Input of --module without the batch, such as 1x28x28; several separated by commas; or an "
         ".npy or .npz file. Without it, that of --inputs.",
-        panel="A network of your own",
+        panel="Your own network",
     ),
     READS_ARRAYS,
 ]
@@ -178,7 +178,11 @@ def command(
     dry_run: DryRun = False,
     as_json: _options.Json = False,
 ) -> None:
-    """Export a trained network to one ONNX file, compared with PyTorch before it is written."""
+    """Export a trained network to one ONNX file.
+
+    The file is compared with PyTorch before it is written. If a difference exceeds the tolerance, nothing
+    is written and the exit code is 4.
+    """
     _check_iterations(iters)
     frozen.check(dry_run or form.runtime is not None or form.ops not in (None, "auto"))
     subject = user_module.spec(

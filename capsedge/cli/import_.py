@@ -101,7 +101,7 @@ def command(
     output: Output = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Make a checkpoint of the trained weights of a public capsule network."""
+    """Convert the weights of a public capsule network to a checkpoint."""
     if listed:
         _list(as_json)
         return

@@ -46,7 +46,7 @@ def command(
     device: ForDevice = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Show metadata, operators, sizes, and the memory of the votes by layer and batch."""
+    """Show what a file holds: metadata, operators, sizes, memory."""
     from capsedge.runtime.inspection import Inspection, inspect
 
     batches = _options.batch_sizes(batch)

@@ -90,7 +90,10 @@ def command(
     trace: Trace = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Measure latency, memory and time by layer; compare backends and models."""
+    """Measure latency, memory and the time of every layer.
+
+    Several models, or other backends with --compare, are measured side by side.
+    """
     from capsedge.runtime.load import load
     from capsedge.runtime.profiling.compare import check_installed
     from capsedge.runtime.profiling.compare_models import profile_models

@@ -88,7 +88,10 @@ def command(
     resume: Resume = False,
     as_json: _options.Json = False,
 ) -> None:
-    """Prune a checkpoint; if it loses too much, write .rejected and exit with code 4."""
+    """Remove channels, capsules and units from a checkpoint.
+
+    If the pruned network loses too much accuracy, its file is named .rejected and the exit code is 4.
+    """
     require("torch", what="Pruning needs torch.", fix="pip install 'capsedge[export]'")
     import torch
 

@@ -112,7 +112,10 @@ def command(
     seed: Seed = 0,
     as_json: _options.Json = False,
 ) -> None:
-    """Quantize an FP32 file; if it loses too much, write .rejected and exit with code 4."""
+    """Convert an FP32 file to INT8, FP16 or mixed precision.
+
+    If the new file loses too much accuracy, it is named .rejected and the exit code is 4.
+    """
     require(
         "onnx", "onnxruntime", "onnxscript",
         what="Quantizing needs onnx, onnxscript and ONNX Runtime.",

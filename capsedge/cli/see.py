@@ -88,7 +88,10 @@ def command(
     device: _options.Device = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Draw what a network sees: reconstructions, poses, overlapping objects, routing, hardest images."""
+    """Draw what a network sees.
+
+    Pictures show reconstructions, pose dimensions, overlapping objects, routing, and the hardest images.
+    """
     from capsedge.runtime.classify import image_files
     from capsedge.runtime.load import load
     from capsedge.viz import figure_kinds

@@ -106,7 +106,7 @@ def command(
     device: _options.Device = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Serve models over REST and gRPC by the Open Inference Protocol.
+    """Serve models over REST and gRPC (Open Inference Protocol).
 
     Ctrl-C ends it. With --json, the document is printed when requests are answered.
     """

@@ -71,7 +71,10 @@ def command(
     picture: Picture = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Search iterations, couplings, precisions and checkpoints for the best accuracy, latency and size."""
+    """Search for the best trade-off of accuracy, latency and size.
+
+    The candidates combine routing iterations, couplings, precisions and checkpoints.
+    """
     iterations = _options.iteration_counts(iters)
     require(
         "onnx", "onnxruntime", "torch",

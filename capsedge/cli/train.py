@@ -128,7 +128,10 @@ def command(
     resume: Resume = False,
     as_json: _options.Json = False,
 ) -> None:
-    """Train a model; writes model.safetensors, history.jsonl and the state to resume from."""
+    """Train a capsule network on images.
+
+    Writes model.safetensors, history.jsonl and the state that --resume continues from.
+    """
     require("torch", what="Training needs torch.", fix="pip install 'capsedge[export]'")
     from capsedge.models.training.recipe import Recipe
     from capsedge.models.training.run import train_model

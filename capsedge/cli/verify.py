@@ -94,7 +94,9 @@ def command(
     output: Output = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Compare a model with its PyTorch source: numbers, decisions, accuracy, and a verdict.
+    """Compare a file with its PyTorch source.
+
+    It compares numbers, decisions and, with labels, accuracy.
 
     The last line is PASSED or FAILED; the exit code is 4 if a tolerance is exceeded.
     """

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 
+import click
+import pytest
 from click.testing import CliRunner
 
-from capsedge.cli import app
+from capsedge.cli import _help, app
+from capsedge.cli._verbs import FIRST_COMMANDS
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
 
@@ -25,6 +29,34 @@ def test_explanations_are_shown_whole():
             if not explanation or explanation not in text:
                 lost.append(f"{verb} {parameter.name}")
     assert lost == []
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_lines_fit_the_terminal(columns: int) -> None:
+    for verb in ("", "deploy", *VERBS):
+        shown = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": str(columns)})
+        lines = shown.output.splitlines()
+        assert max(map(len, lines)) <= min(columns, 112), (verb, max(lines, key=len))
+
+
+def test_the_examples_parse() -> None:
+    lines = [command.example for command in VERBS.values()]
+    for line in (*lines, *(line for line, _ in FIRST_COMMANDS)):
+        words = shlex.split(line.replace("$(", "").replace(")", ""))
+        at = words.index("capsedge") + 1
+        verb = max((v for v in VERBS if words[at : at + len(v.split())] == v.split()), key=len)
+        command = VERBS[verb]
+        context = click.Context(command, resilient_parsing=True)
+        values, rest, _ = command.make_parser(context).parse_args(words[at + len(verb.split()) :])
+        missing = [p.name for p in command.params if p.required and not values.get(p.name)]
+        assert (rest, missing) == ([], []), line
+
+
+def test_no_group_of_options_is_left_over() -> None:
+    known = {
+        name for verb, c in VERBS.items() for p in c.params for name in (p.name, f"{verb} {p.name}")
+    }
+    assert set(_help._GROUPS) <= known
 
 
 def test_documented_in_the_order_of_the_help():

@@ -1,0 +1,193 @@
+"""Write the text of ``--help``: usage, an example, arguments, and options in groups."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from capsedge.cli._verbs import FIRST_COMMANDS
+
+if TYPE_CHECKING:
+    from capsedge.cli._commands import Command, Group
+
+_KINDS = {"text": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
+_WIDEST = 40  # of names; the explanation of a longer one begins on the next line
+
+_METADATA = "Metadata of the file"  # long, so it comes last
+_RUNNING = "Execution"
+_SAMPLES = "Images to evaluate on"
+_GATES = "Limits"
+# The group of an option, by the name of its parameter, where verbs differ by verb and parameter; what is in
+# none is under "Options". Groups that several verbs declare in the same way name themselves (`Option.panel`).
+_GROUPS: Mapping[str, str] = {
+    **dict.fromkeys(("threads", "ops", "device", "provider"), _RUNNING),
+    **dict.fromkeys(("atol", "rtol", "min_agreement", "max_drop", "max_error"), _GATES),
+    **dict.fromkeys(("batch cluster", "serve batch", "serve wait", "sweep threads"), _RUNNING),
+    **dict.fromkeys(("cascade max_share", "export inputs"), _GATES),
+    **dict.fromkeys(("export ops", "quantize ops", "deploy triton ops"), "Options"),
+    **dict.fromkeys(("train threads", "prune threads", "deploy triton device"), "Options"),
+    **dict.fromkeys(
+        (f"export {n}" for n in ("model", "checkpoint", "routing", "iters")), "Network"
+    ),
+    **dict.fromkeys(
+        (f"export {n}" for n in ("freeze_couplings", "calib_data", "calib_images")),
+        "Frozen couplings",
+    ),
+    **dict.fromkeys(
+        (
+            *("import family", "import variant", "import iters"),
+            *("import inverse_temperature", "import key_map"),
+        ),
+        "Details that the file does not record",
+    ),
+    **dict.fromkeys(
+        ("import reference_code", "import data", "import limit"),
+        "Comparison with the author's code",
+    ),
+    **dict.fromkeys(
+        (
+            *("train epochs", "train batch", "train learning_rate", "train schedule"),
+            *("train average", "train seed", "train init", "train iters"),
+        ),
+        "Recipe",
+    ),
+    **dict.fromkeys(
+        ("train shift", "train rotate", "train zoom", "train flip", "train pairs"), "Augmentation"
+    ),
+    **dict.fromkeys(("verify data", "verify inputs", "verify limit"), _SAMPLES),
+    **dict.fromkeys(("quantize data", "quantize limit", "quantize scores"), _SAMPLES),
+    **dict.fromkeys(
+        (f"quantize {n}" for n in ("calib_data", "calib_images", "method", "table", "seed")),
+        "Calibration",
+    ),
+    **dict.fromkeys(("quantize prefer", "quantize plot"), "Mixed precision"),
+    **dict.fromkeys(("prune epochs", "prune learning_rate", "prune fast"), "Fine-tuning"),
+    **dict.fromkeys(
+        (f"profile {n}" for n in ("warmup", "duration", "iterations", "operators", "inputs")),
+        "Measurement",
+    ),
+    **dict.fromkeys(("profile compare", "profile peer_model", "profile checkpoint"), "Comparison"),
+    **dict.fromkeys(
+        ("profile html", "profile png", "profile markdown", "profile trace"), "Reports"
+    ),
+    **dict.fromkeys(
+        ("serve port", "serve grpc_port", "serve metrics_port", "serve host"), "Addresses"
+    ),
+    **dict.fromkeys(
+        (
+            *("build plugin", "build workspace", "build timing_cache"),
+            *("build optimization_level", "build device"),
+        ),
+        "Build",
+    ),
+    **dict.fromkeys(
+        (
+            f"deploy triton {n}"
+            for n in ("max_batch", "preferred_batch", "queue_delay", "instances")
+        ),
+        "Batches and instances",
+    ),
+}
+
+
+def write_command(command: Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Usage, explanation, an example, arguments and options of a verb."""
+    arguments: list[Any] = [p for p in command.params if isinstance(p, click.Argument)]
+    usage = [p.shown if p.required else f"[{p.shown}]" for p in arguments]
+    formatter.write_usage(ctx.command_path, " ".join(["[OPTIONS]", *usage]))
+    _write_text(formatter, command.help or "")
+    formatter.write(f"\nExample:\n  {command.example}\n")
+    _write(formatter, "Arguments", [(p.shown, _explained_parameter(p)) for p in arguments])
+    verb = ctx.command_path.partition(" ")[2]
+    groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+    for option in command.get_params(ctx):
+        if not isinstance(option, click.Argument):
+            row = (_names(option), _explained_parameter(option))
+            groups.setdefault(_group(verb, option), []).append(row)
+    for group, rows in sorted(groups.items(), key=lambda item: item[0] == _METADATA):
+        _write(formatter, group, rows)
+
+
+def write_group(group: Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Usage of a group, the first commands to run, its verbs by panel, and its options."""
+    formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...")
+    _write_text(formatter, group.help or "")
+    if ctx.parent is None:
+        _write(formatter, "Five commands to start with", FIRST_COMMANDS)
+    width = max(map(len, group.verbs))
+    for panel in dict.fromkeys(verb.panel for verb in group.verbs.values()):
+        rows = [(f"{n:{width}}", v.help) for n, v in group.verbs.items() if v.panel == panel]
+        _write(formatter, panel, rows)
+    _write(
+        formatter, "Options", [(_names(p), _explained_parameter(p)) for p in group.get_params(ctx)]
+    )
+    formatter.write(f"\n`{ctx.command_path} COMMAND --help` explains a command.\n")
+
+
+def _group(verb: str, option: Any) -> str:
+    """The heading of an option."""
+    declared = str(getattr(option, "panel", "Options"))
+    if declared != "Options":
+        return declared
+    return _GROUPS.get(f"{verb} {option.name}", _GROUPS.get(str(option.name), declared))
+
+
+def _write(formatter: click.HelpFormatter, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A heading and two columns."""
+    if not rows:
+        return
+    formatter.write(f"\n{heading}:\n")
+    first = 2 + max((len(name) for name, _ in rows if len(name) <= _WIDEST), default=_WIDEST)
+    for name, text in rows:
+        lines = _wrapped(text, formatter.width - first - 2)
+        if len(name) > first - 2:
+            formatter.write(f"  {name}\n")
+        else:
+            formatter.write(f"  {name:{first}}{lines.pop(0)}\n")
+        formatter.write("".join(f"{'':{first + 2}}{line}\n" for line in lines))
+
+
+def _write_text(formatter: click.HelpFormatter, text: str) -> None:
+    """The paragraphs of a docstring."""
+    for paragraph in text.split("\n\n"):
+        lines = _wrapped(paragraph, formatter.width - 2)
+        formatter.write("\n" + "".join(f"  {line}\n" for line in lines))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines that divide neither names of options nor other words."""
+    return textwrap.wrap(
+        " ".join(text.split()), max(width, 20), break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _names(option: Any) -> str:
+    """``-o, --output PATH``."""
+    names = sorted(option.opts, key=len)
+    shown = ", ".join([*names, *option.secondary_opts])
+    if option.is_flag:
+        return shown
+    return f"{shown} {option.declared.metavar or _KINDS[option.type.name]}"
+
+
+def _explained_parameter(parameter: Any) -> str:
+    """What a parameter is for, with bounds, default, and whether it is required or may be repeated."""
+    notes = []
+    if getattr(parameter, "multiple", False):
+        notes.append("repeatable")
+    low, high = (getattr(parameter.type, name, None) for name in ("low", "high"))
+    if low is not None or high is not None:
+        notes.append(
+            ("" if low is None else f"{low:g} <= ")
+            + _KINDS[parameter.type.name]
+            + ("" if high is None else f" <= {high:g}")
+        )
+    preset = getattr(parameter, "preset", None)
+    if preset not in (None, "", False) and not getattr(parameter, "is_flag", False):
+        notes.append(f"default: {preset}")
+    if parameter.required:
+        notes.append("required")
+    return f"{parameter.help}  [{'; '.join(notes)}]" if notes else str(parameter.help)
