@@ -32,8 +32,8 @@ Typical = Annotated[
     Path | None,
     _option(
         "typical-data",
-        "Images as in training: a data set folder, npz, idx or images. The file then tells when an image "
-        "has nothing to see.",
+        "Images like those of training: a data set folder, npz, idx or images. The file then "
+        "recognizes images without visible content.",
     ),
     READS_DATA,
 ]
@@ -94,7 +94,7 @@ class MetadataOptions:
         str | None,
         _option(
             "score-kind",
-            "What that output holds: length, logits or probability; by default judged by its values.",
+            "What that output holds: length, logits or probability; by default inferred from its values.",
         ),
     ] = None
     poses: Annotated[

@@ -56,7 +56,7 @@ Device = Annotated[
 BatchSizes = Annotated[str, Option("--batch", help="Batch sizes, for example 1,8.")]
 DeployedFolder = Annotated[
     Path,
-    Option("-o", "--output", help="The folder; one of an earlier run is replaced."),
+    Option("-o", "--output", help="The folder; that of an earlier run is replaced."),
     PathRole(written=lambda folder: [folder / "capsedge.json"], creates=True),
 ]
 Limit = Annotated[
@@ -182,8 +182,10 @@ class UserModuleOptions:
         str | None,
         Option(
             "--module",
-            help="Your own PyTorch code, which is run: capsnet.py:CapsNet or package.module:CapsNet, a "
-            "class or a function that returns a module.",
+            help=(
+                "Your own PyTorch code, which is run: capsnet.py:CapsNet or "
+                "package.module:CapsNet. The name is a class, or a function that returns a module."
+            ),
             panel=_PANEL,
         ),
         READS_CODE,
@@ -201,7 +203,7 @@ class UserModuleOptions:
         str,
         Option(
             "--args",
-            help="Arguments of --module as JSON: an object of named ones, or an array.",
+            help="Arguments of --module as JSON: an object of named arguments, or an array.",
             panel=_PANEL,
         ),
     ] = ""

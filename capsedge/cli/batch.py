@@ -41,7 +41,8 @@ def _written(output: Path) -> list[Path]:
 Model = Annotated[
     str,
     Argument(
-        metavar="MODEL", help="ONNX file, TensorRT engine, name of the zoo (digits-em), or address."
+        metavar="MODEL",
+        help="ONNX file, TensorRT engine, name from the zoo (digits-em), or address.",
     ),
     PathRole(reads=True, check=check_model, named=_local_model),
 ]
@@ -67,15 +68,13 @@ Column = Annotated[
     str,
     Option(
         "--column",
-        help="The column (of an npz file, the array) with the images; needed where several can be.",
+        help="The column (in an npz file, the array) with the images; required if several qualify.",
     ),
 ]
-Outputs = Annotated[
-    str, Option("--outputs", help="More columns of answers: scores, poses or both.")
-]
+Outputs = Annotated[str, Option("--outputs", help="Additional columns: scores, poses or both.")]
 Resume = Annotated[
     bool,
-    Option("--resume", help="Go on with an interrupted run of the same model and source."),
+    Option("--resume", help="Continue an interrupted run with the same model and source."),
 ]
 Force = Annotated[
     bool, Option("--force", help="Replace the table of an earlier run, finished or not.")

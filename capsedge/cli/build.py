@@ -32,7 +32,9 @@ def _written(path: Path) -> list[Path]:
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-Model = Annotated[Path, Argument(help="ONNX file of `capsedge export` or `quantize`."), READS_MODEL]
+Model = Annotated[
+    Path, Argument(help="ONNX file from `capsedge export` or `capsedge quantize`."), READS_MODEL
+]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The engine; MODEL.engine by default."),
@@ -42,7 +44,7 @@ Precision = Annotated[
     str | None,
     Option(
         "--precision",
-        help="fp32, fp16, int8 or mixed: precision that the engine must have; by default the file's.",
+        help="Precision that the engine must have: fp32, fp16, int8 or mixed; by default the file's.",
     ),
 ]
 Target = Annotated[
@@ -70,11 +72,14 @@ Plugin = Annotated[
 ]
 Batch = Annotated[
     int | None,
-    Option("--batch", min=1, help="Fixed batch; by default the file's, or 1."),
+    Option("--batch", min=1, help="Fixed batch size; by default the file's, or 1."),
 ]
 DynamicBatch = Annotated[
     str | None,
-    Option("--dynamic-batch", help="Free batch: smallest, best and largest, for example 1:8:32."),
+    Option(
+        "--dynamic-batch",
+        help="Range of batch sizes: smallest, best and largest, for example 1:8:32.",
+    ),
 ]
 Workspace = Annotated[
     str | None,
@@ -85,7 +90,7 @@ Workspace = Annotated[
 ]
 TimingCache = Annotated[
     Path | None,
-    Option("--timing-cache", help="File of timings, which makes later builds faster."),
+    Option("--timing-cache", help="File with timings that make later builds faster."),
     UPDATES,
 ]
 OptimizationLevel = Annotated[

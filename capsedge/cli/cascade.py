@@ -25,26 +25,29 @@ Data = Annotated[
     Path,
     Option(
         "--data",
-        help="Training images, which need no labels: data set folder (its training split), npz, npy, idx or "
-        "images.",
+        help=(
+            "Training images, labels not needed: data set folder (its training split), npz, npy, "
+            "idx or images."
+        ),
     ),
     READS_DATA,
 ]
 MinAgreement = Annotated[
     float,
     Option(
-        "--min-agreement", help="Least share of held-out images decided like the large network."
+        "--min-agreement",
+        help="Minimum share of held-out images with the large network's decision.",
     ),
 ]
 MaxShare = Annotated[
-    float, Option("--max-share", help="Largest share of them that may be escalated.")
+    float, Option("--max-share", help="Maximum share of images that may be escalated.")
 ]
 Images = Annotated[
     int,
     Option(
         "--images",
         min=4,
-        help="Images drawn from --data: half for the thresholds, half to measure on.",
+        help="Number of images drawn from --data: half for the thresholds, half for the measurement.",
     ),
 ]
 Output = Annotated[
@@ -52,7 +55,7 @@ Output = Annotated[
     Option("-o", "--output", help="The ONNX file; LARGE.cascade.onnx by default."),
     WRITES,
 ]
-Seed = Annotated[int, Option("--seed", help="Seed of the random choice of images.")]
+Seed = Annotated[int, Option("--seed", help="Seed for choosing images at random.")]
 
 
 def command(

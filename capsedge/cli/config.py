@@ -24,7 +24,9 @@ class ConfigOptions:
 
     cflags: Annotated[bool, _flag("cflags", "Flags for the compiler.")] = False
     libs: Annotated[bool, _flag("libs", "Flags for the linker, --rpath included.")] = False
-    rpath: Annotated[bool, _flag("rpath", "Flag by which programs find the library.")] = False
+    rpath: Annotated[
+        bool, _flag("rpath", "Linker flag by which programs find the library at run time.")
+    ] = False
     includedir: Annotated[bool, _flag("includedir", "Folder of the headers.")] = False
     libdir: Annotated[bool, _flag("libdir", "Folder of libcapsedge.so.")] = False
     cmakedir: Annotated[bool, _flag("cmakedir", "Folder for -Dcapsedge_DIR=.")] = False

@@ -30,7 +30,8 @@ _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
 Models = Annotated[
     list[Path],
     Argument(
-        metavar="MODEL...", help="ONNX files of `capsedge export`, or names of the zoo (digits-em)."
+        metavar="MODEL...",
+        help="ONNX files from `capsedge export`, or names from the zoo (digits-em).",
     ),
     READS_MODEL_OR_NAME,
 ]
@@ -38,13 +39,15 @@ Iterations = Annotated[
     str,
     Option(
         "--iters",
-        help="Routing iterations of models of the zoo, for example 1,3; by default 1 up to the model's own.",
+        help="Routing iterations of zoo models, for example 1,3; by default from 1 to the model's own.",
     ),
 ]
 Open = Annotated[
     bool, Option("--open", help="Serve the folder on this machine and open a browser.")
 ]
-Port = Annotated[int, Option("--port", min=0, max=65535, help="For --open; by default a free one.")]
+Port = Annotated[
+    int, Option("--port", min=0, max=65535, help="Port for --open; by default a free one.")
+]
 
 
 def web(
@@ -116,8 +119,10 @@ ServedModels = Annotated[
     list[Path],
     Argument(
         metavar="MODEL...",
-        help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE sets the name that "
-        "clients use.",
+        help=(
+            "ONNX files, TensorRT engines, or names from the zoo (digits-em); NAME=FILE sets the "
+            "name that clients use."
+        ),
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]
@@ -129,10 +134,13 @@ Ops = Annotated[
         "(no library).",
     ),
 ]
-MaxBatch = Annotated[int, Option("--max-batch", help="Largest batch that requests are joined to.")]
+MaxBatch = Annotated[int, Option("--max-batch", help="Largest batch that is formed from requests.")]
 PreferredBatches = Annotated[
     str,
-    Option("--preferred-batch", help="Batch sizes that run when reached, for example 8,16."),
+    Option(
+        "--preferred-batch",
+        help="Batch sizes that run as soon as they are reached, for example 8,16.",
+    ),
 ]
 QueueDelay = Annotated[
     int,
@@ -146,7 +154,7 @@ Mount = Annotated[
 ]
 Folder = Annotated[
     Path,
-    Argument(metavar="REPOSITORY", help="A folder of `capsedge deploy triton`."),
+    Argument(metavar="REPOSITORY", help="A folder written by `capsedge deploy triton`."),
     READS_REPOSITORY,
 ]
 Manifest = Annotated[Path, Option("-o", "--output", help="The YAML file."), WRITES]
@@ -158,7 +166,7 @@ Storage = Annotated[
     ),
 ]
 Name = Annotated[
-    str | None, Option("--name", help="Of the service; by default that of the first model.")
+    str | None, Option("--name", help="Name of the service; by default that of the first model.")
 ]
 Load = Annotated[
     str,
@@ -172,12 +180,16 @@ Cores = Annotated[
 ]
 Memory = Annotated[
     str,
-    Option("--memory", help="Of a replica: 4Gi; by default that of the Triton runtime."),
+    Option(
+        "--memory", help="Memory of a replica, such as 4Gi; by default that of the Triton runtime."
+    ),
 ]
-Replicas = Annotated[str, Option("--replicas", help="Least and most, for example 1:4.")]
+Replicas = Annotated[
+    str, Option("--replicas", help="Minimum and maximum number of replicas, for example 1:4.")
+]
 Release = Annotated[
     str | None,
-    Option("--release", help="Of Triton's container, 24.08 or later; by default 26.07."),
+    Option("--release", help="Release of Triton's container, 24.08 or later; by default 26.07."),
 ]
 
 

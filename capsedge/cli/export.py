@@ -39,7 +39,10 @@ Extra = Annotated[
     str,
     Option(
         "--with",
-        help="More outputs: reconstruction, couplings, trace (separated by commas); of --module only trace.",
+        help=(
+            "Additional outputs, separated by commas: reconstruction, couplings, trace; with "
+            "--module only trace."
+        ),
     ),
 ]
 NoRewrite = Annotated[
@@ -50,8 +53,10 @@ Example = Annotated[
     str | None,
     Option(
         "--example",
-        help="Input of --module without the batch, such as 1x28x28; several separated by commas; or an "
-        ".npy or .npz file. Without it, that of --inputs.",
+        help=(
+            "Input of --module without the batch, such as 1x28x28; several separated by commas; or "
+            "an .npy or .npz file. By default that of --inputs."
+        ),
         panel="Your own network",
     ),
     READS_ARRAYS,
@@ -67,8 +72,10 @@ class FormOptions:
         str | None,
         Option(
             "--for",
-            help="Write the file for another runtime, openvino, litert or mnn: sets --ops, --batch and "
-            "--opset.",
+            help=(
+                "Write the file for another runtime: openvino, litert or mnn. Sets --ops, --batch "
+                "and --opset."
+            ),
         ),
     ] = None
     opset: Annotated[int | None, Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")] = (
@@ -83,11 +90,11 @@ class FormOptions:
         ),
     ] = None
     batch: Annotated[
-        int | None, Option("--batch", min=1, help="Fixed batch, instead of a free one.")
+        int | None, Option("--batch", min=1, help="Fixed batch size, instead of a free one.")
     ] = None
-    dynamic_batch: Annotated[bool, Option("--dynamic-batch", help="Free batch (the default).")] = (
-        False
-    )
+    dynamic_batch: Annotated[
+        bool, Option("--dynamic-batch", help="Free batch size (the default).")
+    ] = False
 
     def resolved(self) -> dict[str, Any]:
         """The arguments of ``export``."""
@@ -103,15 +110,17 @@ class ToleranceOptions:
     """The comparison with PyTorch."""
 
     atol: Annotated[float, Option("--atol", help="Absolute tolerance of the comparison.")] = 1e-5
-    rtol: Annotated[float, Option("--rtol", help="Tolerance relative to the size of a pose.")] = (
+    rtol: Annotated[float, Option("--rtol", help="Tolerance relative to the length of a pose.")] = (
         1e-4
     )
     inputs: Annotated[
         Path | None,
         Option(
             "--inputs",
-            help="Your own inputs, .npy or .npz, batch first: they are compared too, and hard cases outside "
-            "their range only warn.",
+            help=(
+                "Your own inputs, .npy or .npz, batch first. They are compared too, and for hard "
+                "cases outside their range, a difference is only a warning."
+            ),
         ),
         READS,
     ] = None
@@ -125,8 +134,10 @@ class FrozenOptions:
         bool,
         Option(
             "--freeze-couplings",
-            help="Approximation, with a measured error: replace routing by couplings averaged over "
-            "--calib-data.",
+            help=(
+                "Replace the routing by couplings averaged over --calib-data: an approximation, "
+                "whose error is measured."
+            ),
         ),
     ] = False
     calib_data: Annotated[

@@ -36,7 +36,7 @@ Files = Annotated[
     ),
     READS,
 ]
-Listed = Annotated[bool, Option("--list", help="Show the families that are known.")]
+Listed = Annotated[bool, Option("--list", help="List the known families.")]
 As = Annotated[
     str | None,
     Option("--family", help="The family, where the file does not identify it; see --list."),
@@ -52,19 +52,19 @@ InverseTemperature = Annotated[
     float | None,
     Option(
         "--inverse-temperature",
-        help="λ of EM routing, where the author's code is given it at each call.",
+        help="λ of EM routing, if the author's code takes it as an argument.",
     ),
 ]
 KeyMap = Annotated[
     Path | None,
-    Option("--map", help="TOML file that renames and turns the tensors of other networks."),
+    Option("--map", help="TOML file that renames and transposes the tensors of other networks."),
     READS,
 ]
 ReferenceCode = Annotated[
     str | None,
     Option(
         "--reference-code",
-        help="Compare with the author's own module, author.py:build. This runs that code.",
+        help="Compare with the author's own module, author.py:build. This runs the code.",
     ),
     READS_CODE,
 ]
@@ -72,8 +72,10 @@ Data = Annotated[
     Path | None,
     Option(
         "--data",
-        help="Images with labels, or with values to estimate: measure accuracy or errors, and those of "
-        "alternatives.",
+        help=(
+            "Labelled images, or images with values to estimate: measures accuracy or errors, also "
+            "of the alternatives."
+        ),
     ),
     READS_DATA,
 ]

@@ -33,8 +33,10 @@ Models = Annotated[
     Option(
         "--model",
         "-m",
-        help="ONNX file, TensorRT engine, or a name of the zoo (digits-em); digits-dynamic by default. "
-        "Repeat it for an ensemble, which averages scores.",
+        help=(
+            "ONNX file, TensorRT engine, or a name from the zoo (digits-em); digits-dynamic by "
+            "default. Repeat it for an ensemble, which averages scores."
+        ),
     ),
     READS_MODEL_OR_NAME,
 ]
@@ -48,8 +50,11 @@ Reconstruct = Annotated[
     Path | None,
     Option(
         "--reconstruct",
-        help="Write a PNG: the model's input, beside the decoder's picture of the classes shown "
-        "(without --top and --threshold: of up to two with a score of at least 0.5).",
+        help=(
+            "Write a PNG with the model's input and the decoder's reconstruction of the classes "
+            "shown (without --top and --threshold: up to two classes with a score of at least "
+            "0.5)."
+        ),
     ),
     WRITES,
 ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path,
-    Argument(help="An ONNX file of any tool, a .safetensors checkpoint, or a TensorRT engine."),
+    Argument(help="An ONNX file from any tool, a .safetensors checkpoint, or a TensorRT engine."),
     READS,
 ]
 Forecast = Annotated[
@@ -34,7 +34,10 @@ Layers = Annotated[
 ]
 ForDevice = Annotated[
     str | None,
-    Option("--device", help="With --forecast: whether it fits a device such as orin-nano-8gb."),
+    Option(
+        "--device",
+        help="With --forecast: check whether the model fits a device, such as orin-nano-8gb.",
+    ),
 ]
 
 

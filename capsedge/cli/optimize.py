@@ -17,7 +17,7 @@ from capsedge.runtime.files.text import format_bytes
 if TYPE_CHECKING:
     from capsedge.optimization.optimize import OptimizationReport
 
-Model = Annotated[Path, Argument(help="ONNX file of any tool, opset 8 or later."), READS_MODEL]
+Model = Annotated[Path, Argument(help="ONNX file from any tool, opset 8 or later."), READS_MODEL]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The new file; MODEL.fused.onnx by default."),
@@ -25,7 +25,9 @@ Output = Annotated[
 ]
 Measure = Annotated[
     float,
-    Option("--measure", min=0.0, help="Seconds to time the file before and after; 0 to skip."),
+    Option(
+        "--measure", min=0.0, help="Seconds of timing for the file before and after; 0 skips it."
+    ),
 ]
 
 Batch = Annotated[
@@ -33,7 +35,10 @@ Batch = Annotated[
     Option(
         "--batch",
         metavar="free|keep|N",
-        help="free: make a fixed batch free where that can be proven; keep: leave it; N: fix it at N images.",
+        help=(
+            "free: make a fixed batch free if the results stay the same; keep: leave it; N: fix it "
+            "at N images."
+        ),
     ),
 ]
 

@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 Models = Annotated[
     list[Path] | None,
-    Argument(help="ONNX files of any tool, or TensorRT engines; the zoo's digit model by default."),
+    Argument(
+        help="ONNX files from any tool, or TensorRT engines; the zoo's digit model by default."
+    ),
     READS_MODEL,
 ]
 Inputs = Annotated[
     Path | None,
     Option(
         "--inputs",
-        help="Arrays to run on, .npy or .npz, batch first, instead of random ones of the --batch.",
+        help="Input arrays, .npy or .npz, batch first, instead of random ones of size --batch.",
     ),
     READS,
 ]
@@ -38,12 +40,12 @@ Compare = Annotated[
     str,
     Option(
         "--compare",
-        help="Peers that run the same models in turn: torch, ort, openvino, litert, mnn.",
+        help="Other backends to measure in alternation: torch, ort, openvino, litert, mnn.",
     ),
 ]
-Warmup = Annotated[float, Option("--warmup", help="Seconds of runs that are not timed.")]
+Warmup = Annotated[float, Option("--warmup", help="Seconds of untimed runs beforehand.")]
 Duration = Annotated[float, Option("--duration", help="Seconds of timed runs.")]
-Iterations = Annotated[int, Option("--iterations", help="Least number of timed runs.")]
+Iterations = Annotated[int, Option("--iterations", help="Minimum number of timed runs.")]
 Operators = Annotated[bool, Option("--operators/--no-operators", help="Time every operator.")]
 Checkpoint = Annotated[
     Path | None,
@@ -54,7 +56,7 @@ PeerModel = Annotated[
     Path | None,
     Option(
         "--peer-model",
-        help="Another file for the peers to run, for example the portable export.",
+        help="Another file for the backends of --compare, for example the portable export.",
     ),
     READS_MODEL,
 ]

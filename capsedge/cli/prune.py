@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 Checkpoint = Annotated[
     str,
-    Argument(metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name of the zoo (digits-em)."),
+    Argument(metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name from the zoo (digits-em)."),
     READS_OR_NAME,
 ]
 Data = Annotated[
     Path | None,
     Option(
         "--data",
-        help="Labelled data set folder: its training images to prune by and fine-tune on, its test "
-        "images for the gate. Without it only what changes no output goes.",
+        help=(
+            "Labelled data set folder: training images for pruning and fine-tuning, test images "
+            "for the final check. Without it, only what does not affect any output is removed."
+        ),
     ),
     READS_DATA,
 ]
@@ -40,10 +42,12 @@ Target = Annotated[
     float | None,
     Option(
         "--target-speedup",
-        help="How many times fewer multiply-adds; by default as many as --max-drop allows.",
+        help="Factor by which multiply-adds are reduced; by default as far as --max-drop allows.",
     ),
 ]
-MaxDrop = Annotated[float, Option("--max-drop", min=0, help="Allowed loss of accuracy in points.")]
+MaxDrop = Annotated[
+    float, Option("--max-drop", min=0, help="Allowed loss of accuracy in percentage points.")
+]
 Criterion = Annotated[
     str,
     Option(
@@ -54,7 +58,9 @@ Criterion = Annotated[
 Epochs = Annotated[
     int,
     Option(
-        "--epochs", min=1, help="Of fine-tuning in the last round; a tenth of it in earlier ones."
+        "--epochs",
+        min=1,
+        help="Epochs of fine-tuning in the last round; earlier rounds have a tenth.",
     ),
 ]
 LearningRate = Annotated[
@@ -62,14 +68,14 @@ LearningRate = Annotated[
     Option("--lr", help="Peak learning rate; by default 0.3 times the checkpoint's own."),
 ]
 Fast = Annotated[
-    bool, Option("--fast", help="Fine-tune with the fast arithmetic of `capsedge train`.")
+    bool, Option("--fast", help="Fine-tune with the fast arithmetic of `capsedge train --fast`.")
 ]
-Seed = Annotated[int, Option("--seed", help="Of the images held out, and of fine-tuning.")]
+Seed = Annotated[int, Option("--seed", help="Seed of the held-out images and of fine-tuning.")]
 Threads = Annotated[
     int | None,
-    Option("--threads", min=1, help="Threads of torch; by default its own choice."),
+    Option("--threads", min=1, help="Threads for PyTorch; by default its own choice."),
 ]
-Resume = Annotated[bool, Option("--resume", help="Continue the rounds that OUTPUT.pruning holds.")]
+Resume = Annotated[bool, Option("--resume", help="Continue the rounds in OUTPUT.pruning.")]
 
 
 def command(

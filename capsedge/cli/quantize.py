@@ -25,8 +25,10 @@ CalibData = Annotated[
     Path,
     Option(
         "--calib-data",
-        help="Images to calibrate on: data set folder (its training split), npz, npy, idx or images; "
-        "prepared arrays for a file that does not state the preprocessing.",
+        help=(
+            "Calibration images: data set folder (its training split), npz, npy, idx or images; "
+            "prepared arrays for a file without preprocessing."
+        ),
     ),
     READS_DATA,
 ]
@@ -38,8 +40,10 @@ Data = Annotated[
     Path | None,
     Option(
         "--data",
-        help="Images to compare with FP32 on, labelled for accuracy; by default the test split of "
-        "--calib-data, or its images that were not drawn.",
+        help=(
+            "Images for the comparison with FP32, labelled to measure accuracy; by default the "
+            "test split of --calib-data, or its remaining images."
+        ),
     ),
     READS_DATA,
 ]
@@ -53,8 +57,10 @@ MaxDrop = Annotated[
     float | None,
     Option(
         "--max-drop",
-        help="Allowed loss in points: of accuracy (default 0.1); without labels, of answers changed (1); "
-        "for numbers, the mean error in % of an output's range (1).",
+        help=(
+            "Allowed loss in percentage points: of accuracy (default 0.1); without labels, changed "
+            "decisions (1); for numbers, the mean error in % of an output's range (1)."
+        ),
     ),
 ]
 MaxError = Annotated[
@@ -65,7 +71,7 @@ MaxError = Annotated[
 ]
 Scores = Annotated[
     str | None,
-    Option("--scores", help="The output that decides the class, for a file that does not say so."),
+    Option("--scores", help="The output that decides the class, if the file does not state it."),
 ]
 CalibTable = Annotated[
     Path | None,
@@ -76,19 +82,19 @@ Sensitivity = Annotated[
     bool,
     Option(
         "--sensitivity",
-        help="Rank layers and routing iterations by the damage that 8 bits do; write no file.",
+        help="Rank layers and routing iterations by the error that 8 bits cause; write no file.",
     ),
 ]
 Prefer = Annotated[
-    str, Option("--prefer", help="Mixed: write the smallest (size) or fastest (speed) file.")
+    str, Option("--prefer", help="Write the smallest (size) or the fastest (speed) file.")
 ]
-Plot = Annotated[Path | None, Option("--plot", help="Mixed: PNG plot of the search."), WRITES]
+Plot = Annotated[Path | None, Option("--plot", help="Write a plot of the search as PNG."), WRITES]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
     PathRole(written=lambda path: [path, with_suffix_appended(path, REJECTED)]),
 ]
-Seed = Annotated[int, Option("--seed", help="Seed of the random choice of images.")]
+Seed = Annotated[int, Option("--seed", help="Seed for choosing images at random.")]
 
 
 def command(

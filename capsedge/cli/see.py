@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    Argument(help="ONNX file, TensorRT engine, or a name of the zoo (digits-em)."),
+    Argument(help="ONNX file, TensorRT engine, or a name from the zoo (digits-em)."),
     READS_MODEL_OR_NAME,
 ]
 Images = Annotated[
@@ -32,40 +32,56 @@ What = Annotated[
     str,
     Option(
         "--what",
-        help="Pictures, for example segmentation,capsules; an unknown name lists all. By default the first "
-        "that the file can have; with *.html all of them.",
+        help=(
+            "Pictures, for example segmentation,capsules; an unknown name lists all. By default "
+            "the first that the file supports; with *.html all of them."
+        ),
     ),
 ]
 Labels = Annotated[
     list[str] | None,
     Option(
         "--label",
-        help="segmentation: the two true classes of an image, for example 2,4; once per image, in order.",
+        help=(
+            "For segmentation: the two true classes of an image, for example 2,4; once per image, "
+            "in order."
+        ),
     ),
 ]
 Forced = Annotated[
-    str, Option("--force", help="segmentation: two classes to draw anyway, for example 5,7.")
+    str,
+    Option(
+        "--force",
+        help="For segmentation: two classes to draw regardless of the prediction, for example 5,7.",
+    ),
 ]
 Of = Annotated[
     str,
     Option(
         "--class",
-        help="dimensions, responsibilities: the class to look at; by default the best of each image.",
+        help=(
+            "For dimensions and responsibilities: the class to draw; by default the best class of "
+            "each image."
+        ),
     ),
 ]
 Layer = Annotated[
     str,
-    Option("--layer", help="agreement: the routed layer to look at; by default the classes'."),
+    Option(
+        "--layer", help="For agreement: the routed layer to draw; by default that of the classes."
+    ),
 ]
 Data = Annotated[
     Path | None,
-    Option("--data", help="hardest: labelled images; of a data set folder the test split."),
+    Option("--data", help="For hardest: labelled images; of a data set folder, the test split."),
     READS_DATA,
 ]
-Count = Annotated[int, Option("--count", min=1, max=100, help="hardest: images to show.")]
+Count = Annotated[
+    int, Option("--count", min=1, max=100, help="For hardest: number of images to show.")
+]
 Limit = Annotated[
     int | None,
-    Option("--limit", min=1, help="hardest: look only at the first N images of the data."),
+    Option("--limit", min=1, help="For hardest: use only the first N images of the data."),
 ]
 Invert = Annotated[bool, Option("--invert", help="Dark ink on a light background, as on paper.")]
 

@@ -31,15 +31,19 @@ Models = Annotated[
     list[Path],
     Argument(
         metavar="MODEL...",
-        help="ONNX files, TensorRT engines, or names of the zoo (digits-em); NAME=FILE or NAME:VERSION=FILE "
-        "sets the name that clients use.",
+        help=(
+            "ONNX files, TensorRT engines, or names from the zoo (digits-em); NAME=FILE or "
+            "NAME:VERSION=FILE sets the name that clients use."
+        ),
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]
-Port = Annotated[int, Option("--port", min=0, max=LAST_PORT, help="Of REST; 0 takes a free one.")]
+Port = Annotated[
+    int, Option("--port", min=0, max=LAST_PORT, help="Port of REST; 0 picks a free one.")
+]
 GrpcPort = Annotated[
     int | None,
-    Option("--grpc-port", min=0, max=LAST_PORT, help="Of gRPC; by default the one after --port."),
+    Option("--grpc-port", min=0, max=LAST_PORT, help="Port of gRPC; by default --port plus 1."),
 ]
 MetricsPort = Annotated[
     int | None,
@@ -47,14 +51,17 @@ MetricsPort = Annotated[
         "--metrics-port",
         min=0,
         max=LAST_PORT,
-        help="Of Prometheus metrics; by default two after --port.",
+        help="Port of Prometheus metrics; by default --port plus 2.",
     ),
 ]
 Host = Annotated[
     str,
     Option(
         "--host",
-        help="Address to listen on. There is no authentication: everyone who reaches it is answered.",
+        help=(
+            "Address to listen on. There is no authentication: everyone who can reach it can use "
+            "the server."
+        ),
     ),
 ]
 Threads = Annotated[
@@ -62,7 +69,7 @@ Threads = Annotated[
     Option(
         "--threads",
         min=1,
-        help="Threads of one inference; as many run at once as there are cores for.",
+        help="Threads of one inference. As many inferences run at once as the cores allow.",
     ),
 ]
 Batch = Annotated[
@@ -70,8 +77,10 @@ Batch = Annotated[
     Option(
         "--batch",
         metavar="auto|N",
-        help="Images of waiting requests that run together, at most; auto measures what is best for each "
-        "model.",
+        help=(
+            "Maximum number of images of waiting requests that run together; auto measures the "
+            "best number for each model."
+        ),
     ),
 ]
 Wait = Annotated[
@@ -79,7 +88,7 @@ Wait = Annotated[
     Option(
         "--wait",
         min=0,
-        help="Milliseconds that a batch waits for more requests although a core is free.",
+        help="Milliseconds that a batch waits for more requests even if a core is free.",
     ),
 ]
 LogLevel = Annotated[
@@ -87,7 +96,7 @@ LogLevel = Annotated[
     Option(
         "--log-level",
         metavar="error|warning|info",
-        help="What the server tells; info is a line for every request: path, status, time and id.",
+        help="What the server logs; info adds a line per request with path, status, time and id.",
     ),
 ]
 
@@ -108,7 +117,7 @@ def command(
 ) -> None:
     """Serve models over REST and gRPC (Open Inference Protocol).
 
-    Ctrl-C ends it. With --json, the document is printed when requests are answered.
+    Ctrl-C stops the server. With --json, the document is printed as soon as it accepts requests.
     """
     from capsedge.serving.serve import serve
     from capsedge.serving.served_models import Ports

@@ -20,25 +20,28 @@ Data = Annotated[
     Path,
     Option(
         "--data",
-        help="Data set folder: calibrated and searched on its training split, reported on its test split.",
+        help=(
+            "Data set folder: the training split for calibration and search, the test split for "
+            "the report."
+        ),
     ),
     READS_DATA,
 ]
 Model = Annotated[
     str | None,
-    Option("--model", help="Name of a trained model of the zoo, such as digits-em."),
+    Option("--model", help="Name of a trained zoo model, such as digits-em."),
 ]
 Checkpoints = Annotated[
     list[Path] | None,
     Option(
         "--checkpoint",
-        help="Checkpoint, .safetensors or .pt; repeatable, for example a network and its pruned ones.",
+        help="Checkpoint, .safetensors or .pt; repeatable, for example a network and its pruned versions.",
     ),
     READS,
 ]
 Iterations = Annotated[str, Option("--iters", help="Routing iterations, for example 1..5 or 1,3.")]
 Couplings = Annotated[
-    str, Option("--couplings", help="routed, frozen to their mean, or both: routed,frozen.")
+    str, Option("--couplings", help="routed, frozen (at their mean), or both: routed,frozen.")
 ]
 Precisions = Annotated[
     str, Option("--precision", help="Any of fp32, fp16, int8, for example fp32,int8.")
@@ -46,7 +49,7 @@ Precisions = Annotated[
 Threads = Annotated[int, Option("--threads", min=1, help="Threads of one inference.")]
 Keep = Annotated[
     Path | None,
-    Option("--keep", help="Folder for the files; an interrupted sweep goes on where it stopped."),
+    Option("--keep", help="Folder for the files; an interrupted sweep continues there."),
     PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True),
 ]
 Output = Annotated[Path | None, Option("-o", "--output", help="Write the points as JSON."), WRITES]

@@ -24,9 +24,11 @@ Model = Annotated[
     str | None,
     Option(
         "--model",
-        help="Name of a model, such as digits-em (an unknown name lists all models), or a checkpoint whose "
-        "shape is trained anew, from fresh weights. Default for a folder with one sub-folder per class: a "
-        "small model for its images.",
+        help=(
+            "Name of a model, such as digits-em (an unknown name lists all models), or a "
+            "checkpoint whose architecture is trained from random weights. By default, for a "
+            "folder with one sub-folder per class, a small model for its images."
+        ),
     ),
     READS_OR_NAME,
 ]
@@ -34,9 +36,11 @@ Data = Annotated[
     Path,
     Option(
         "--data",
-        help="Data set folder: MNIST-like idx files, CIFAR-10 python batches, train.npz and "
-        "test.npz, or train/ and test/ with one sub-folder of images per class; or, without test images, one "
-        "sub-folder per class, or one npz file.",
+        help=(
+            "Data set folder: MNIST-like idx files, CIFAR-10 Python batches, train.npz and "
+            "test.npz, or train/ and test/ with one sub-folder of images per class. Without "
+            "separate test images: one sub-folder per class, or one npz file."
+        ),
     ),
     READS_DATA,
 ]
@@ -45,7 +49,7 @@ Size = Annotated[
     Option(
         "--size",
         min=1,
-        help="Rows and columns that images of a folder are resized to; by default the model's.",
+        help="Height and width to which images of a folder are resized; by default the model's.",
     ),
 ]
 Output = Annotated[
@@ -87,7 +91,7 @@ Limit = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    Option("--threads", min=1, help="Threads of torch; by default its own choice."),
+    Option("--threads", min=1, help="Threads for PyTorch; by default its own choice."),
 ]
 Fast = Annotated[
     bool,

@@ -35,8 +35,10 @@ Names = Annotated[
     list[str] | None,
     Option(
         "--model",
-        help="With MODEL, a trained model of the zoo that it was exported from. Without, the file to verify; "
-        "repeat it for an ensemble.",
+        help=(
+            "With MODEL: the zoo model that it was exported from. Without MODEL: the file to "
+            "verify; repeat it for an ensemble."
+        ),
     ),
     READS_MODEL_OR_NAME,
 ]
@@ -44,7 +46,7 @@ Data = Annotated[
     Path | None,
     Option(
         "--data",
-        help="Data set folder (its test split), npz, idx or images; by default the package's samples.",
+        help="Data set folder (its test split), npz, idx or images; by default the bundled samples.",
     ),
     READS_DATA,
 ]
@@ -52,8 +54,10 @@ Inputs = Annotated[
     Path | None,
     Option(
         "--inputs",
-        help="Instead of --data: .npz or .npy, arrays by the names of the inputs, batch first. Needed where "
-        "an input takes whole numbers.",
+        help=(
+            "Instead of --data: .npz or .npy with an array for each input, by name, batch first. "
+            "Required if an input takes whole numbers."
+        ),
     ),
     READS,
 ]
@@ -70,7 +74,7 @@ MinAgreement = Annotated[
     float | None,
     Option(
         "--min-agreement",
-        help="Least share of equal decisions; 1 by default, less for quantized files.",
+        help="Minimum share of equal decisions; 1 by default, less for quantized files.",
     ),
 ]
 Output = Annotated[
