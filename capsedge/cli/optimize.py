@@ -105,7 +105,7 @@ def _print(done: OptimizationReport) -> None:
     )
     if done.comparisons:
         say(
-            f"proven     {done.comparisons} comparisons with the original, largest difference "
+            f"verified   {done.comparisons} comparisons with the original, largest difference "
             f"{done.largest_difference:.2g}"
         )
     if done.before_ms is not None and done.after_ms is not None and done.gain is not None:

@@ -147,7 +147,7 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
     """The error for a folder without labelled images."""
     layout = f"{inside}/CLASS/image.png, one sub-folder per class"
     if images := images_of(inside):
-        count = "1 image lies" if len(images) == 1 else f"{len(images)} images lie"
+        count = "1 image is" if len(images) == 1 else f"{len(images)} images are"
         return UsageError(
             f"{inside} holds images, but no labels.",
             f"{count} directly in the folder; the label of an image is the name of its sub-folder.",

@@ -133,7 +133,7 @@ def user_inputs(
         if x.ndim == 0 or not len(x) or x.shape[1:] != like.shape[1:]:
             raise UsageError(
                 f"{label} does not fit the input '{name}'.",
-                f"It is {list(x.shape)}; wanted [n, {', '.join(map(str, like.shape[1:]))}].",
+                f"It is {list(x.shape)}; expected [n, {', '.join(map(str, like.shape[1:]))}].",
                 "Pass the inputs as the network sees them, with the batch first.",
             )
         if like.dtype.is_floating_point and not x.dtype.is_floating_point:

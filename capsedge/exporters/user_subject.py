@@ -291,10 +291,10 @@ def _check_alone(
         NoFreeBatch: it fails, or its outputs have other shapes, but for a batch axis dropped at the end.
         UnsupportedModelError: the same, and images depend on each other.
     """
-    fix = "Change that line, or fix a batch that the module works at with batch=2 (--batch 2)."
+    fix = "Change that line, or fix a batch that the module supports, with batch=2 (--batch 2)."
     squeezes = lines_with(module, ".squeeze()") or lines_with(module, "torch.squeeze(")
     if squeezes:
-        fix = "Name the axis, squeeze(-1), so that an axis of one image stays."
+        fix = "Give squeeze() the axis, squeeze(-1), so that the batch axis stays when there is one image."
     try:
         alone = _run(module, sized(tensors, 1), 1)
     except UnsupportedModelError as error:

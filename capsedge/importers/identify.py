@@ -175,7 +175,7 @@ def _without_configuration(family: Family, details: list[str]) -> UnknownNetwork
         f"The file looks like the family {family.name}, but has no configuration.",
         "It was written by save_weights(). Its tensors do not reveal strides, padding, pooling, "
         "activations, or the number of capsules in a layer.",
-        "Build the network with its author's code and save the whole model with Keras: "
+        "Build the network with its author's code, and save the whole model with Keras: "
         "model.load_weights('FILE'); model.save('whole.h5'). Then import whole.h5.",
         details,
     )

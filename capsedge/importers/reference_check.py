@@ -366,7 +366,7 @@ def matching(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, 
     listed = " or ".join(str(list(wanted)) for wanted in shapes.values())
     raise UsageError(
         "The author's code returns neither poses nor scores.",
-        f"Wanted {listed}, found {[list(t.shape) for t in tensors]}.",
+        f"Expected {listed}, found {[list(t.shape) for t in tensors]}.",
         "Pass --reference-code a function whose module returns one of them.",
     )
 

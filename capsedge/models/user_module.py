@@ -248,7 +248,7 @@ def _advice(error: BaseException, made: Any, inside: bool) -> str:
             return f"Its arguments are {inspect.signature(made)}: give them with --args as JSON."
     if isinstance(error, SystemExit):
         return "It exits during import: guard that code with if __name__ == '__main__'."
-    return "Run it alone to see where: python -c 'import ...'."
+    return "Run it by itself to see where: python -c 'import ...'."
 
 
 def read_example(text: str, module: nn.Module) -> tuple[Tensor, ...]:

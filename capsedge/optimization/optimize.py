@@ -1,4 +1,4 @@
-"""``capsedge.optimize``: an ONNX file of any tool in, a proven faster one and a report out."""
+"""``capsedge.optimize``: an ONNX file from any tool in, a verified faster one and a report out."""
 
 from __future__ import annotations
 

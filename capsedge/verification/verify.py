@@ -356,7 +356,7 @@ def _images(
         raise ArtefactError(
             f"{session.path} does not take images.",
             f"Its inputs: {', '.join(f'{p.name} {list(p.shape)}' for p in session.inputs)}; "
-            "wanted one of floats, [N, channels, height, width] with the last three fixed.",
+            "expected one of floats, [N, channels, height, width] with the last three fixed.",
             "Pass arrays by input name with inputs= instead of data.",
             command="Pass arrays by input name with --inputs data.npz instead of --data.",
         )

@@ -69,7 +69,7 @@ def with_batch(
                 raise UnsupportedModelError(
                     f"The batch cannot be {batch}: the file is fixed at {graph.batch}.",
                     f"It cannot be made free: {error}.",
-                    "Keep the batch as it is, or export the network anew with a free batch.",
+                    "Keep the batch as it is, or export the network again with a free batch.",
                 ) from error
             notes += [_in_name_only(graph)] if graph.has_named_dims else []
             notes.append(f"the batch stays fixed at {graph.batch}: {error}")

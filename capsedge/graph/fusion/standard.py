@@ -212,7 +212,7 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
     """
     kind = match.kind
     if kind.leaky or kind.batch_mean or kind.normalize or kind.form not in _FORMS:
-        raise NoMatch("it is not written anew")
+        raise NoMatch("it is not rewritten")
     edit = Edit(graph, tag)
     v = emit_standard_routing(edit, match.votes, match.roles, kind)
     edit.write(v, match.layout, match.result)

@@ -360,7 +360,7 @@ class Values:
             except Exception as error:
                 if not wide:
                     raise NoMatch(
-                        f"a part of it does not run alone: {first_line(error)}"
+                        f"a part of it does not run by itself: {first_line(error)}"
                     ) from error
 
         def run(*fed: Array) -> list[Array]:
@@ -374,7 +374,9 @@ class Values:
             try:
                 found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
             except Exception as error:  # as above
-                raise NoMatch(f"a part of it does not run alone: {first_line(error)}") from error
+                raise NoMatch(
+                    f"a part of it does not run by itself: {first_line(error)}"
+                ) from error
             return [np.asarray(v, np.float64) for v in found]
 
         return run

@@ -122,7 +122,7 @@ def dynamic_vote_source(graph: Values, votes: str, roles: Layout) -> VoteSource:
     """
     source = linear_vote_source(graph, votes, roles, suits=lambda w: not _is_selection(w))
     if source.constant is not None and (source.constant != source.constant[:1]).any():
-        raise NoMatch("the votes of each position have a constant of their own")
+        raise NoMatch("the votes of each position have their own constant")
     return source
 
 

@@ -160,7 +160,7 @@ def _strides(
     raise UsageError(
         f"The network's strides cannot be determined for images of {size[0]}x{size[1]} pixels.",
         f"{len(found)} choices lead to the {places:g} positions of its first fully connected layer.",
-        "Give --size HEIGHTxWIDTH of the training images, or export the author's module: "
+        "Add --size with the HEIGHTxWIDTH of the training images, or export the author's module: "
         "capsedge export --module (docs/how-to/your-model.md).",
     )
 

@@ -101,8 +101,8 @@ def _size(
             raise UsageError(
                 f"The network does not take images of {choices.size[0]}x{choices.size[1]} pixels.",
                 f"It has {sizes['I']:,} primary capsules of {_types(sizes)} types: {places} positions.",
-                "Leave the size out, or give that of the training images.",
-                command="Leave out --size, or give that of the training images: HEIGHTxWIDTH.",
+                "Leave out the size, or use that of the training images.",
+                command="Leave out --size, or set it to the HEIGHTxWIDTH of the training images.",
             )
         return choices.size
     side = math.isqrt(places)

@@ -122,7 +122,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         identified = formats.identify_path(path)
         if identified is not None and identified.key != "folder":
             raise not_onnx(path, identified, str(path))
-        raise UsageError(f"{path} is a folder.", "A model is one file.", "Name the .onnx file.")
+        raise UsageError(f"{path} is a folder.", "A model is one file.", "Pass the .onnx file.")
     if found is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
     with reading.open_regular_file(path, "Name an .onnx file that may be read.") as file:

@@ -111,7 +111,7 @@ def _entrants(
             raise UsageError(
                 "--compare does not work on a GPU.",
                 "The peers run on the CPU.",
-                "Use --device cpu, or give several models or engines without --compare.",
+                "Use --device cpu, or profile several models or engines without --compare.",
             )
         ops = ops_argument(session)
         mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)

@@ -219,7 +219,7 @@ def connected(address: str) -> Iterator[Any]:
             raise EnvironmentProblem(
                 f"There is no Ray cluster at {address}.",
                 f"{str(error).partition(chr(10))[0]}",
-                "Start one with `ray start --head`, or give the address of a running one.",
+                "Start one with `ray start --head`, or pass the address of a running cluster.",
             ) from error
     context = ray.data.DataContext.get_current()
     shown, context.enable_progress_bars = context.enable_progress_bars, False

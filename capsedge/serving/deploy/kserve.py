@@ -147,7 +147,7 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
         raise UsageError(
             f"{folder} is not a model repository.",
             "KServe runs a folder of models in its storage.",
-            f"Write one with deploy_triton(..., mount='{MOUNT}') and give its folder.",
+            f"Write one with deploy_triton(..., mount='{MOUNT}') and pass its folder.",
             command=f"Write one, and name its folder: capsedge deploy triton {folder} -o repository "
             f"--mount {MOUNT}",
         )

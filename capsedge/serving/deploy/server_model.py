@@ -211,7 +211,7 @@ def folders(arguments: Sequence[str]) -> list[ModelName]:
         other = next((seen[name] for name in taken if name in seen), None)
         if other is not None:
             raise UsageError(
-                f"{other} and {model.file} would both have the folder '{model.name}', or that of its twin.",
+                f"{other} and {model.file} would both use the folder '{model.name}', or that of its twin.",
                 "",
                 f"Set their names: other={model.file}.",
             )

@@ -222,7 +222,7 @@ def test_names_never_meet(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         given[folder] = str(shutil.copy(ZOO / f"{EM}.onnx", tmp_path / folder / f"{name}.onnx"))
     for pair in ("ab", "ac", "ca"):
-        with pytest.raises(UsageError, match="would both have the folder") as error:
+        with pytest.raises(UsageError, match="would both use the folder") as error:
             capsedge.deploy_triton([given[folder] for folder in pair], tmp_path / "r")
         assert f"other={given[pair[1]]}" in error.value.fix
     with pytest.raises(UsageError, match="has a version"):

@@ -324,7 +324,7 @@ OnnxFile read_onnx(std::string_view bytes, const std::string& name) {
   } catch (const Malformed& error) {
     if (const std::string_view told = other_format(bytes); !told.empty())
       throw Failure(CAPSEDGE_ARTEFACT, name + " is not an ONNX file: it is " + std::string(told) + ".", "",
-                    "Name the .onnx file of the model; `capsedge inspect` says what makes one of this file.");
+                    "Pass the .onnx file of the model; `capsedge inspect` says how to make one from this file.");
     throw Failure(CAPSEDGE_ARTEFACT, name + " is not a complete ONNX file.", std::string("Read as one, ") + error.what() + ".",
                   "Fetch the file again, or export it again with `capsedge export`.");
   }
