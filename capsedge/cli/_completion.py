@@ -1,4 +1,4 @@
-"""Names a shell offers; files are the shell's own.
+"""Names a shell offers; files are completed by the shell, by suffix where a parameter has one.
 
 It is asked at every press of the key, so nothing heavy is imported.
 """
@@ -182,6 +182,24 @@ FILES = frozenset(
     )
 )
 
+# Suffixes of the files that a parameter takes; of others, a shell offers all files.
+_MODEL_FILES = ("onnx", "engine")
+_CHECKPOINTS = ("safetensors", "pt")
+_IMAGES = ("png", "jpg", "jpeg", "gif", "bmp", "tif", "tiff", "webp")
+SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("model", "models", "peer_model", "verify name"), _MODEL_FILES),
+    **dict.fromkeys(("small", "large", "deploy web models", "optimize model"), ("onnx",)),
+    **dict.fromkeys(("quantize model", "build model"), ("onnx",)),
+    **dict.fromkeys(("checkpoint", "init", "train model"), _CHECKPOINTS),
+    **dict.fromkeys(("infer images", "see images"), _IMAGES),
+    **dict.fromkeys(("module", "reference_code"), ("py",)),
+    "files": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors", "npz", "h5", "keras"),
+    "file": (*_MODEL_FILES, "safetensors"),
+    "inputs": ("npz", "npy"),
+    "key_map": ("toml",),
+    "weights": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors"),
+}
+
 
 def offered(
     verb: str, parameter: str, is_path: bool, ctx: click.Context, incomplete: str
@@ -196,9 +214,13 @@ def offered(
         for name in (known if isinstance(known, tuple) else known(ctx))
         if name.startswith(start) and name not in before.split(",")
     ]
+    if not (is_path or FILES & {*keys}):
+        return found
+    suffixes = next((SUFFIXES[k] for k in keys if k in SUFFIXES), ())
+    if suffixes:
+        return [CompletionItem("|".join(suffixes), type="suffix"), *found]
     # First, since bash forgets the names before it; it completes files where no name is left.
-    files = [CompletionItem(incomplete, type="file")] if is_path or FILES & {*keys} else []
-    return files + found
+    return [CompletionItem(incomplete, type="file"), *found]
 
 
 # --- ``--install-completion`` and ``--show-completion`` ---
@@ -257,7 +279,34 @@ def _shell() -> str:
     )
 
 
+# What click's scripts do with a file, preceded by what ours do with the files of some suffixes.
+_OF_SUFFIX = {
+    "bash": (
+        "        elif [[ $type == 'file' ]]; then\n",
+        "        elif [[ $type == 'suffix' ]]; then\n"
+        "            compopt -o filenames\n"
+        '            COMPREPLY+=($(compgen -d -- "${COMP_WORDS[COMP_CWORD]}"))\n'
+        "            for suffix in ${value//|/$'\\n'}; do\n"
+        '                COMPREPLY+=($(compgen -f -X "!*.$suffix" -- "${COMP_WORDS[COMP_CWORD]}"))\n'
+        "            done\n",
+    ),
+    "zsh": (
+        '        elif [[ "$type" == "file" ]]; then\n',
+        '        elif [[ "$type" == "suffix" ]]; then\n'
+        '            _files -g "*.(${key}|${key})"\n',  # a single one in brackets would be a qualifier
+    ),
+    "fish": (
+        '        else if test $metadata[1] = "file";\n',
+        '        else if test $metadata[1] = "suffix";\n'
+        "            __fish_complete_path (commandline -ct) | "
+        "string match -r '.*(?:/|\\.(?:'$metadata[2]'))(?:\\t.*)?$';\n",
+    ),
+}
+
+
 def _script(program: click.Command, shell: str) -> str:
+    """click's script of a shell, which also completes files by suffix."""
     made = get_completion_class(shell)
     assert made is not None
-    return made(program, {}, _NAME, _VARIABLE).source().strip()
+    before, added = _OF_SUFFIX[shell]
+    return made(program, {}, _NAME, _VARIABLE).source().strip().replace(before, added + before)

@@ -99,20 +99,31 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ("capsedge infer --model ", TRAINED),
-        ("capsedge infer ", []),
-        ("capsedge quantize my", []),
-        ("capsedge export --checkpoint ", []),
-        ("capsedge export --module ", []),
-        ("capsedge train --model em-", starting(MODELS, "em-")),
-        ("capsedge verify x.onnx --model ", TRAINED),
-        ("capsedge deploy web ", TRAINED),
+        ("capsedge quantize x.onnx --calib-data my", []),
+        ("capsedge export -o ", []),
         ("capsedge batch digits-em s3", []),
     ],
 )
 def test_files_are_left_to_the_shell(line: str, names: list[str]) -> None:
     """First of all, since bash forgets the names that come before."""
     assert answered(line) == [("file", line.split(" ")[-1]), *(("plain", name) for name in names)]
+
+
+@pytest.mark.parametrize(
+    ("line", "suffixes", "names"),
+    [
+        ("capsedge infer --model ", "onnx|engine", TRAINED),
+        ("capsedge infer ", "png|jpg|jpeg|gif|bmp|tif|tiff|webp", []),
+        ("capsedge quantize my", "onnx", []),
+        ("capsedge export --checkpoint ", "safetensors|pt", []),
+        ("capsedge export --module ", "py", []),
+        ("capsedge train --model em-", "safetensors|pt", starting(MODELS, "em-")),
+        ("capsedge verify x.onnx --model ", "onnx|engine", TRAINED),
+        ("capsedge deploy web ", "onnx", TRAINED),
+    ],
+)
+def test_files_by_suffix(line: str, suffixes: str, names: list[str]) -> None:
+    assert answered(line) == [("suffix", suffixes), *(("plain", name) for name in names)]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -126,16 +137,26 @@ def test_bash(tmp_path: Path) -> None:
     steps = "\n".join(
         f"COMP_WORDS=({line} ''); COMP_CWORD={len(line.split())}; COMPREPLY=(); "
         '_capsedge_completion capsedge; echo "${COMPREPLY[*]}"'
-        for line in ("capsedge infer --model", "capsedge quantize", "capsedge deploy")
+        for line in (
+            "capsedge infer --model",
+            "capsedge export -o",
+            "capsedge deploy",
+            "capsedge verify",
+        )
     )
+    (tmp_path / "a.onnx").touch()
+    (tmp_path / "folder").mkdir()
     done = subprocess.run(
         ["bash", "--norc", "-c", f"compopt() {{ echo compopt \"$@\"; }}\n{script}\n{steps}"],
         capture_output=True, text=True, check=True, cwd=tmp_path,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )  # fmt: skip
     assert done.stdout.splitlines() == [
-        "compopt -o default", " ".join(TRAINED), "compopt -o default", "", "web triton kserve"
-    ], done.stderr  # fmt: skip
+        *("compopt -o filenames", " ".join(["folder", "a.onnx", *TRAINED])),
+        *("compopt -o default", ""),
+        "web triton kserve",
+        *("compopt -o filenames", "folder a.onnx"),
+    ], done.stderr
 
 
 def test_no_name_is_left_over() -> None:
@@ -143,7 +164,19 @@ def test_no_name_is_left_over() -> None:
     for verb, callback in VERBS.items():
         for name in inspect.signature(callback).parameters:
             known |= {name, f"{verb} {name}"}
-    assert {*_completion.NAMES, *_completion.LISTS, *_completion.FILES} <= known
+    offered_for = {
+        *_completion.NAMES,
+        *_completion.LISTS,
+        *_completion.FILES,
+        *_completion.SUFFIXES,
+    }
+    assert offered_for <= known
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_complete_by_suffix(shell: str) -> None:
+    script = CliRunner().invoke(app, ["--show-completion"], env={"SHELL": f"/bin/{shell}"}).stdout
+    assert script.count("suffix") >= 1
 
 
 def test_words_are_those_that_the_verbs_take() -> None:
