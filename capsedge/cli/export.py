@@ -275,7 +275,7 @@ def _export_known(
     default = model is None and checkpoint is None
     if default:
         log(
-            f"exporting {found.name}, the bundled digit model, because neither --module, "
+            f"exporting {found.name}, the default, because neither --module, "
             "--checkpoint nor --model is given"
         )
     if not found.trained:

@@ -399,13 +399,13 @@ def _preprocessing_of(
         if own is None:
             raise MissingChoice(
                 "Which pixel values does the network expect?",
-                "The file does not record it; it is in the training code, usually where the data "
-                "set is loaded: ToTensor makes 0 to 1, Normalize(mean, std) comes after it.",
+                "The file does not record it. Look in the training code, usually where the data set is "
+                "loaded: ToTensor scales to 0..1, and Normalize(mean, std) follows it.",
                 "--range 0-1|0-255|-1-1, with --mean and --std as in training",
                 "preprocessing={'scale': ..., 'mean': ..., 'std': ...}",
                 {"preprocessing": {"scale": 1 / 255}},
-                "Give preprocessing={'scale': 1 / 255}, or 1, with 'mean' and 'std' as in training.",
-                "Give --range 0-1, 0-255 or -1-1, with --mean and --std as in training.",
+                "Set preprocessing={'scale': 1 / 255}, or 1, with 'mean' and 'std' as in training.",
+                "Set --range 0-1, 0-255 or -1-1, with --mean and --std as in training.",
             )
         mean, std = own.mean, own.std
         values = {"mean": mean, "std": std}

@@ -251,7 +251,7 @@ def test_frozen_couplings(place: Path, tmp_path: Path) -> None:
     arguments = ("--checkpoint", place / "m.safetensors", "-o", out)
     code, _, message = _run(*arguments, "--freeze-couplings", verb="export")
     assert code == 2
-    assert "need each other" in message
+    assert "must be used together" in message
     code, text, message = _run(
         *arguments, "--freeze-couplings", "--calib-data", place / "data", "--calib-images", 40,
         verb="export",

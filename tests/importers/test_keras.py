@@ -74,7 +74,7 @@ def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
         imported(file, variant="added", preprocessing=None)
     assert "--variant" not in caught.value.command
     size = {"height": 20, "width": 20}
-    with pytest.raises(UsageError, match="Which values"):  # one is asked as it was
+    with pytest.raises(UsageError, match="Which pixel values"):  # one is asked as it was
         imported(file, variant="added", preprocessing=size)
     assert imported(file, variant="added", preprocessing={**size, "scale": 1.0}).parameters
 
