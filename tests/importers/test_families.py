@@ -284,8 +284,8 @@ def test_what_the_file_cannot_tell_is_asked_for(missing: str, says: str, tmp_pat
         ({"preprocessing": {"scale": "1"}}, "cannot be described"),
         ({"preprocessing": {"mean": (0.1, 0.2)}}, "2 values for 1 channels"),
         ({"preprocessing": capsedge.Preprocessing(28, 28, 3)}, "1 channels"),
-        ({"task": "regression"}, "decide classes"),
-        ({"outputs": capsedge.Outputs(names=("yaw",))}, "decide classes"),
+        ({"task": "regression"}, "are classifiers"),
+        ({"outputs": capsedge.Outputs(names=("yaw",))}, "are classifiers"),
         ({"class_names": ("a", "b")}, "5 classes"),
     ],
 )
