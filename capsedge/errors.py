@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from capsedge.spec.exit_codes import ExitCode as ExitCode
 
 TYPE_CHECKING = False  # typing's own takes time to import, and a device needs only the errors
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
-
-
-class ExitCode(IntEnum):
-    """Exit codes of the ``capsedge`` command (documented in docs/reference/cli.md)."""
-
-    OK = 0
-    BUG = 1
-    USAGE = 2
-    ENVIRONMENT = 3
-    PARITY = 4
-    UNSUPPORTED = 5
-    ARTEFACT = 6
 
 
 class CapsedgeError(Exception):

@@ -11,11 +11,15 @@ TOOLS = {
     "auditwheel": "auditwheel", "build": "build", "cyclonedx_py": "cyclonedx-bom", "twine": "twine",
     "wheel": "wheel", "ziglang": "ziglang",
 }  # fmt: skip
-# Every place that repeats the version.
+_IN_A_LOCK = r'"name": "capsedge",\n +"version": "([^"]+)"'
+# Every place of the version. That in capsedge is the one to edit; `python -m tools.spec` writes the others.
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"$',
     "capsedge/__init__.py": r'^__version__ = "([^"]+)"$',
     "capsedge/runtime/native/libcapsedge/include/capsedge.h": r'^#define CAPSEDGE_VERSION "([^"]+)"$',
+    "capsedge/runtime/web/package.json": r'^  "version": "([^"]+)",$',
+    "capsedge/runtime/web/package-lock.json": _IN_A_LOCK,
+    "capsedge/runtime/web/page/package-lock.json": _IN_A_LOCK,
 }
 
 

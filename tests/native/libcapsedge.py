@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends.native_library import find_embedding
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.spec.exit_codes import C_CODES
 
 Array = NDArray[Any]
 LIBRARY_VARIABLE = "CAPSEDGE_TEST_LIBRARY"  # another build of the library to test
-OK, INTERNAL, USAGE, ENVIRONMENT, UNSUPPORTED, ARTEFACT = 0, 1, 2, 3, 5, 6
+OK, INTERNAL, USAGE, ENVIRONMENT, UNSUPPORTED, ARTEFACT = C_CODES
 OPS = {"auto": 0, "fused": 1, "portable": 2}
 TYPES = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,

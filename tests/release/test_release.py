@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 from tools import release, release_checks, wheels
 
 VERSION = "1.2.3"
+LOCK = f'{{\n  "name": "capsedge",\n  "version": "{VERSION}",\n}}\n'
 
 
 def git(root: Path, *words: str) -> None:
@@ -28,6 +29,9 @@ def checkout(tmp_path: Path) -> Path:
         "pyproject.toml": f'[project]\nversion = "{VERSION}"\n',
         "capsedge/__init__.py": f'__version__ = "{VERSION}"\n',
         "capsedge/runtime/native/libcapsedge/include/capsedge.h": f'#define CAPSEDGE_VERSION "{VERSION}"\n',
+        "capsedge/runtime/web/package.json": f'{{\n  "version": "{VERSION}",\n}}\n',
+        "capsedge/runtime/web/package-lock.json": LOCK,
+        "capsedge/runtime/web/page/package-lock.json": LOCK,
         "CHANGELOG.md": f"# Changelog\n\n## [Unreleased]\n\n## [{VERSION}] - 2026-01-31\n\n- Words.\n",
     }
     assert set(release_checks.PLACES) < set(contents)

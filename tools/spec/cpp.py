@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from capsedge.spec.exit_codes import C_CODES
 from capsedge.spec.fields import (
     ENGINE_FIELDS,
     ENGINE_SCHEMA,
@@ -42,6 +43,25 @@ def cuda_limits() -> str:
         f"#define CAPSEDGE_CUDA_MAX_{each.limit} {each.value}"
         for each in DIFFERENCES
         if each.runtime == "cuda"
+    )
+
+
+def exit_codes() -> str:
+    """Of ``capsedge.h``: the codes of statuses."""
+    ends = [*[","] * (len(C_CODES) - 1), " "]
+    entries = [
+        (f"CAPSEDGE_{name} = {int(code)}{end}", meaning)
+        for (code, (name, meaning)), end in zip(C_CODES.items(), ends, strict=True)
+    ]
+    width = max(len(entry) for entry, _ in entries)
+    return (
+        "/* The numbers are the exit codes of the command line (docs/reference/cli.md). */\n"
+        "typedef enum capsedge_code {\n"
+        + _joined(
+            f"  {entry:{width}} /* {meaning} */" if meaning else f"  {entry}"
+            for entry, meaning in entries
+        )
+        + "} capsedge_code;\n"
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from capsedge import __version__
+from tools.release_checks import PLACES
 from tools.spec import cpp, cpp_operators, pages, typescript, typescript_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +26,8 @@ FILES: Mapping[str, Callable[[], str]] = {
 # Parts between the lines `spec: NAME` and `/spec`, each a comment of the file's language.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     f"{_NATIVE}/kernels/cuda/capsedge_cuda.h": {"cuda limits": cpp.cuda_limits},
+    f"{_NATIVE}/libcapsedge/include/capsedge.h": {"exit codes": cpp.exit_codes},
+    "docs/reference/cli.md": {"exit codes": pages.exit_codes},
     "docs/reference/metadata.md": {
         "properties": pages.properties,
         **{name: partial(pages.members, name) for name in pages.OBJECTS},
@@ -40,16 +44,24 @@ def outputs() -> dict[Path, str]:
     """The text of every file that the specification is in, as it should be.
 
     Raises:
-        ValueError: a file lacks the lines between which a part stands.
+        ValueError: a file lacks the lines between which a part stands, or the version.
     """
-    found = {ROOT / name: make() for name, make in FILES.items()}
-    for name, parts in PARTS.items():
-        path = ROOT / name
-        text = path.read_text(encoding="utf-8")
-        for part, make in parts.items():
+    found = {name: make() for name, make in FILES.items()}
+    for name in {**PARTS, **PLACES}:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for part, make in PARTS.get(name, {}).items():
             text = _with_part(text, part, make(), name)
-        found[path] = text
-    return found
+        found[name] = _with_version(text, PLACES[name], name) if name in PLACES else text
+    return {ROOT / name: text for name, text in found.items()}
+
+
+def _with_version(text: str, pattern: str, name: str) -> str:
+    made, count = re.subn(
+        pattern, lambda found: found[0].replace(found[1], __version__), text, flags=re.MULTILINE
+    )
+    if not count:
+        raise ValueError(f"{name} does not state the version")
+    return made
 
 
 def _with_part(text: str, part: str, content: str, name: str) -> str:

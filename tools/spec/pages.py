@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from capsedge.spec.exit_codes import MEANINGS
 from capsedge.spec.fields import FIELDS, SCHEMA, Field
 from capsedge.spec.limits import DIFFERENCES, GIB, KIB, LIMITS, MIB, Limit
 from capsedge.spec.operators import OPERATORS, Operator, Value
@@ -24,6 +25,12 @@ def differences() -> str:
         (f"`{each.limit}`", each.runtime, f"{each.value:,}", each.reason) for each in DIFFERENCES
     ]
     return _table(("limit", "where", "value", "why"), rows)
+
+
+def exit_codes() -> str:
+    """Exit codes, of docs/reference/cli.md."""
+    rows = [(str(code), meaning, examples) for code, meaning, examples in MEANINGS]
+    return _table(("code", "meaning", "examples"), rows)
 
 
 OBJECTS = ("preprocessing", "outputs", "cascade", "origin", "trace")  # that have a table

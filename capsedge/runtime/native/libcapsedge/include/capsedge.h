@@ -40,6 +40,7 @@ extern "C" {
 /* A failure: a code and a message. NULL is success. */
 typedef struct capsedge_status capsedge_status;
 
+/* spec: exit codes */
 /* The numbers are the exit codes of the command line (docs/reference/cli.md). */
 typedef enum capsedge_code {
   CAPSEDGE_OK = 0,
@@ -49,6 +50,7 @@ typedef enum capsedge_code {
   CAPSEDGE_UNSUPPORTED = 5, /* the model is intact, but this library cannot run it */
   CAPSEDGE_ARTEFACT = 6     /* the model file is damaged, foreign, for another machine, or gives NaN or infinite values */
 } capsedge_code;
+/* /spec */
 
 /** The kind of a failure: a capsedge_code, which is also the exit code of the command line. CAPSEDGE_OK for NULL.
  * Ownership: the status stays the caller's.
