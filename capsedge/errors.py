@@ -16,9 +16,9 @@ class CapsedgeError(Exception):
     Args:
         what: what failed, in one sentence.
         why: the cause, with the numbers or names involved.
-        fix: the change that fixes it, as a caller in Python makes it.
-        command: the same for the command line, where that differs.
-        details: more of the cause, a line each, such as lines of the user's code.
+        fix: how to fix it, for a caller in Python.
+        command: the same for the command line, if it differs.
+        details: further lines on the cause, such as lines of the user's code.
     """
 
     exit_code: ExitCode = ExitCode.BUG
@@ -48,7 +48,7 @@ class ShapeError(UsageError):
 
 
 class EnvironmentProblem(CapsedgeError):
-    """Something is missing or broken on this machine: a package, a library, space on the disk."""
+    """Something is missing or broken on this machine: a package, a library, disk space."""
 
     exit_code = ExitCode.ENVIRONMENT
 
@@ -78,7 +78,7 @@ class ParityError(CapsedgeError):
 
 
 class UnsupportedModelError(CapsedgeError):
-    """A model that is readable but cannot be exported or run by capsedge."""
+    """A model that can be read but not exported or run by capsedge."""
 
     exit_code = ExitCode.UNSUPPORTED
 

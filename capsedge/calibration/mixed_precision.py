@@ -337,7 +337,7 @@ class SensitivityReport:
 
     Attributes:
         damage: the largest first.
-        warnings: warnings about the images, for the user.
+        warnings: warnings about the images.
     """
 
     damage: tuple[Damage, ...]

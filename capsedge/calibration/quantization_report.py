@@ -158,19 +158,20 @@ class QuantizationReport(Summarized):
         precision, method, target: as requested.
         size, source_size: bytes of the file and of the FP32 file.
         outcome: comparison with the FP32 file on the evaluation images, in the same runtime.
-        kept: the nodes that stay in FP32, with rule and numbers.
+        kept: the nodes that stay in FP32, with the rule and its numbers.
         executed_precision: the computing nodes by precision, read back from ONNX Runtime's optimized graph.
         executed_precision_fp32: the same for the FP32 file.
         assignment: precision of every layer.
         search: all candidates, for mixed precision.
-        gate: what the file was allowed to lose.
-        criterion: the outputs that it was judged by, in words.
-        images: numbers of images for calibration, search and evaluation, and what the last are.
-        warnings: warnings about the images, for the user.
+        gate: the loss that the file was allowed.
+        criterion: the outputs that were compared, in words.
+        images: numbers of images for calibration, search and evaluation, with a description of the last.
+        warnings: warnings about the images.
         model: the file's bytes.
-        foreign: whether the FP32 file is another tool's.
-        user_module: the class of the user's own module that the FP32 file was exported from; else empty.
-        checkpoint_sha256: of the checkpoint that the FP32 file was exported from; empty if not stated.
+        foreign: whether the FP32 file was written by another tool.
+        user_module: the class of the user's module from which the FP32 file was exported; empty otherwise.
+        checkpoint_sha256: checksum of the checkpoint from which the FP32 file was exported; empty if not
+            stated.
     """
 
     output: Path | None

@@ -67,7 +67,7 @@ class Splits:
         calibration: images that ranges are taken from.
         search: images that assignments of mixed precision are compared on.
         evaluation: images that accuracy is reported on.
-        warnings: warnings about the images, for the user.
+        warnings: warnings about the images.
     """
 
     calibration: ImageSet
@@ -372,7 +372,7 @@ def quantize(
 
     Args:
         model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
-        path: the file to write; None for no file: the report has the bytes.
+        path: the file to write; None writes no file; the report holds the bytes.
         calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
             folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
             prepared floats ``[N, C, H, W]``. For a file of another tool: arrays ``[N, ...]`` as the model

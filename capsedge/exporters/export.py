@@ -76,41 +76,41 @@ def export(
     dry_run: bool = False,
     progress: Progress = lambda _: None,
 ) -> ExportReport:
-    """Export a capsule network to one self-contained ONNX file and prove it equal.
+    """Export a capsule network to one self-contained ONNX file and verify it.
 
     The file is checked (full check, strict shape inference), loaded and run in ONNX Runtime and
     compared with the module on random and hard inputs before anything is written.
 
     Args:
-        model: one of the package's models, or any module: routing that it writes with ``capsedge.ops``, or as
-            a loop of standard operations, becomes capsule operators.
+        model: one of the package's models, or any module. Routing that is written with ``capsedge.ops``, or
+            as a loop of standard operations, becomes capsule operators.
         path: the file to write.
-        example: input of a module of your own: a tensor, or a tuple of them, batch first.
+        example: input of your own module: a tensor, or a tuple of tensors, batch first.
         iterations: routing iterations, instead of the model's own (the package's models).
         opset: of the standard operators, 18 to 21; 20 by default.
         ops: ``auto`` (the default): capsule operators with function bodies; ``fused``: without;
             ``portable``: standard operators only.
-        batch: fixed batch; by default the batch is free, or the one that the code of a module of your own is
-            bound to (a note says why).
+        batch: fixed batch; by default the batch is free, or, for your own module, the size that its code
+            requires (a note says why).
         free_batch: refuse a module whose batch cannot be free, instead of fixing it.
         target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
             arguments above if they are left out.
         extra_outputs: ``reconstruction``, ``couplings`` (the package's models), ``trace``.
-        output_names: output names of a module of your own, instead of those of its dict or named tuple.
+        output_names: output names of your own module, instead of those of its dict or named tuple.
         rewrites: the exact rewrites to use; all by default.
         atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
-        inputs: inputs of the user's own that are compared too (a file, arrays, or a mapping by input name);
-            hard cases outside their range then only warn.
-        metadata: metadata for the file of a module of your own.
-        class_names: what the file says of itself: one name per class.
+        inputs: your own inputs, which are compared too (a file, arrays, or a mapping by input name). For hard
+            cases outside their range, differences are then only warnings.
+        metadata: metadata for the file of your own module.
+        class_names: one name per class, for the metadata.
         preprocessing: how an image becomes the input; a mapping changes some of the model's own.
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: which outputs hold scores, poses or values, and the names and units of values.
-        typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
-            them, predictions say that there is nothing to see.
+        typical: images as in training (`capsedge.datasets.typical_input_from`): predictions then report
+            images that are unlike all of them.
         checkpoint_sha256: checksum of the checkpoint, for the metadata.
         dry_run: do everything except write the file.
-        progress: told what is being done.
+        progress: called with a description of each step.
 
     Returns:
         The contents of the file, and every comparison.

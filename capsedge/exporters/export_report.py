@@ -84,7 +84,7 @@ class ExportReport(Summarized):
     """The result of an export.
 
     Attributes:
-        path: the file; it is not written by a dry run or if a comparison fails.
+        path: the file; not written in a dry run or if a comparison fails.
         size: bytes of the file.
         opset, ir_version: of the file.
         ops: ``auto``, ``fused`` or ``portable``.
@@ -92,14 +92,14 @@ class ExportReport(Summarized):
         operators: nodes by type.
         functions: function bodies in the file.
         rewrites: the effect of each exact rewrite.
-        fusion: routing of a user's own module that became capsule operators (``fused``), and what
-            stayed as it was, with the reason (``not_fused``).
-        notes: what a person should know of it.
+        fusion: routing of a user's own module that became capsule operators (``fused``), and what was left
+            unchanged, with the reason (``not_fused``).
+        notes: remarks for the user.
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
-        dry_run: whether the file was left unwritten.
-        scores: the output that decides the class; None where the file states none.
-        score_warnings: why the scores may say nothing.
+        dry_run: whether the export was a dry run, which writes no file.
+        scores: the output that decides the class; None if the file states none.
+        score_warnings: reasons why the scores may be meaningless.
     """
 
     path: Path
@@ -145,18 +145,18 @@ class ExportReport(Summarized):
 
     @property
     def ill_conditioned(self) -> bool:
-        """Whether all that fails does where FP32 does not define the module's output."""
+        """Whether every failure is at a point where FP32 does not determine the module's output."""
         failed = [p for p in self.parity if not p.passed and not p.outside]
         return bool(failed) and all(p.ill_conditioned for p in failed)
 
     @property
     def required(self) -> tuple[CaseParity, ...]:
-        """The comparisons that have to pass: all, where every case lies outside the user's inputs."""
+        """The comparisons that must pass: all of them if every case is outside the user's inputs."""
         return required(self.parity)
 
     @property
     def worst(self) -> CaseParity:
-        """The required comparison that came closest to its tolerance, or beyond it."""
+        """The required comparison closest to its tolerance, or furthest beyond it."""
         return max(self.required, key=lambda p: p.excess)
 
     @property
@@ -184,7 +184,7 @@ class ExportReport(Summarized):
         """Raise if a comparison failed.
 
         Args:
-            cause: where the difference comes from, for the message.
+            cause: the origin of the difference, for the message.
 
         Raises:
             ParityError: a comparison failed; it states the worst one, and its ``report`` is this report.

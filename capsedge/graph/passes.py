@@ -182,7 +182,7 @@ def fuse_routing(
     that has capsule operators stays as it is.
 
     Args:
-        progress: told what is being done.
+        progress: called with a description of each step.
     """
     if operator_nodes(model) or any(n.domain == DOMAIN for f in model.functions for n in f.node):
         return model, FusionReport(), ()

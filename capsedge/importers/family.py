@@ -110,7 +110,7 @@ class ImportChoices:
         preprocessing: those fields of `Preprocessing` that are known.
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: names and units of a regression's values.
-        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
+        inverse_temperature: λ of EM routing, if the author's code takes it as an argument.
         fields: fields of the configuration, from a key map.
         stored: the configuration that the file stores.
     """

@@ -48,14 +48,14 @@ class ImportReport(Summarized):
     """What an import did.
 
     Attributes:
-        output: the checkpoint; None where none was named.
+        output: the checkpoint; None if none was written.
         model: the network, in evaluation mode.
-        origin: family, source, licence, assumptions, comparison: what the checkpoint says of itself.
+        origin: family, source, licence, assumptions and comparison, as recorded in the checkpoint.
         identified_by: keys and sizes.
         format: of the file.
         comparison: with the author's code; None without ``reference_code``.
         measured: accuracy or errors on ``data``; None without.
-        warnings: what a person should not overlook.
+        warnings: warnings for the user.
     """
 
     output: Path | None
@@ -120,41 +120,40 @@ def import_checkpoint(
     limit: int = IMAGES,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:
-    """Make a checkpoint of the trained weights of a public network.
+    """Convert the trained weights of a public network to a checkpoint.
 
-    The family is identified by keys, shapes and stored configuration. What the file cannot tell is asked
-    for, never guessed. Nothing in the file is run.
+    The family is identified by keys, shapes and stored configuration. What the file does not determine is
+    asked for, never guessed. No code in the file is run.
 
     Args:
-        file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several
-            are the networks of an ensemble.
+        file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several files
+            make an ensemble.
         path: the checkpoint to write, ``.safetensors``; none by default.
-        family: its name, where it is not identified.
+        family: name of the family, if it is not identified.
         iterations: routing iterations, as the author's code counts them.
-        variant: of the family, where the file fits several.
-        inverse_temperature: λ of EM routing, where the author's code is given it at each call.
+        variant: variant of the family, if the file fits several.
+        inverse_temperature: λ of EM routing, if the author's code takes it as an argument.
         class_names: names of the classes.
         preprocessing: of the input, or those of its fields that are known, such as
             ``{"height": 28, "width": 28}``.
         task: ``classification``, ``multi-label`` or ``regression``.
         outputs: names and units of a regression's values.
         key_map: a TOML file that renames the tensors.
-        reference_code: ``author.py:build``: the author's module, which is run beside the network. This is
-            code
-            that you name, and it runs. It is given the file's weights; of several files it reads its own.
+        reference_code: ``author.py:build``: the author's module, which is run for comparison. It is loaded
+            with the file's weights; for several files it loads its own.
         data: images with labels, on which accuracy is measured and compared with that of alternatives; or
             with values for a regression, whose errors are measured (docs/reference/data.md).
-        limit: number of images to use of them.
-        progress: called during the comparison with the number of inputs done, and of all.
+        limit: number of images to use.
+        progress: called during the comparison with the number of inputs done and of all inputs.
 
     Returns:
-        The network, what it was identified by, what was assumed, and what was measured.
+        The network, how it was identified, and what was assumed and measured.
 
     Raises:
-        UsageError: an answer is missing or wrong, or the file fits several families.
-        UnsupportedModelError: it is of no known family.
+        UsageError: a choice is missing or wrong, or the file fits several families.
+        UnsupportedModelError: it does not belong to a known family.
         ArtefactError: it is damaged, or refused.
-        ParityError: the author's code computes something else; nothing is written.
+        ParityError: the author's code computes different results; nothing is written.
         EnvironmentProblem: Keras files need h5py; or the disk is full.
 
     Example:

@@ -74,7 +74,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
 
     Raises:
         UsageError: there is no such file.
-        ArtefactError: the file is of another format, damaged, holds code (a pickle), or does not fit its
+        ArtefactError: the file has another format, is damaged, holds code (a pickle), or does not fit its
             configuration.
 
     Example:

@@ -52,7 +52,7 @@ class LoadedWeights:
 
     Attributes:
         location: the keys that lead to them, such as ``checkpoint['model']``; empty for the file itself.
-        notes: what a person should know.
+        notes: remarks for the user.
     """
 
     location: str

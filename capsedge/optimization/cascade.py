@@ -46,20 +46,21 @@ from capsedge.spec.vocabularies import ESCALATED
 
 @dataclass(frozen=True, repr=False)
 class CascadeReport(Summarized):
-    """What a cascade is, and what it was measured to do.
+    """A cascade and its measurements.
 
     Attributes:
         output: the file; None if none was requested, or the cascade did not pass.
         cascade: parents, thresholds and measurements, as the file states them.
-        calibration_images: number of images that the thresholds were chosen on.
-        small_agreement: share of the held-out images on which the small network alone decides like the large.
+        calibration_images: number of images on which the thresholds were chosen.
+        small_agreement: share of the held-out images on which the small network by itself decides like the
+            large one.
         augmentation: strength of the augmented copies that the thresholds were chosen on, up to 1.
         augmented_agreement: share of augmented copies of the held-out images on which the cascade decides
             like the large network.
-        data: the images that it was measured on, in words.
+        data: the images that were used for the measurement, in words.
         max_share: largest share of images that was allowed to be escalated.
-        failures: what is not met, in sentences; empty if it passed.
-        warnings: warnings, and outputs that the cascade does not have.
+        failures: the requirements that are not met, in sentences; empty if it passed.
+        warnings: warnings, including outputs that the cascade lacks.
         model: the file's bytes.
     """
 
@@ -77,7 +78,7 @@ class CascadeReport(Summarized):
 
     @property
     def passed(self) -> bool:
-        """Whether the cascade reaches the agreement, and is more than the large network by a detour."""
+        """Whether the cascade reaches the agreement and escalates few enough images."""
         return not self.failures
 
     def _summary(self) -> Summary:
@@ -148,22 +149,23 @@ def cascade(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CascadeReport:
-    """Join two networks: the small one answers, and escalates unsure images to the large one.
+    """Join two networks: the small one decides, and passes on what it is unsure of to the large one.
 
-    An image is escalated where the small network's best score exceeds the second best by too little, or is
-    too low itself. Both thresholds are chosen on one half of the images and augmented copies of them, which
-    stand for images that the networks were not trained on: they escalate the fewest images that let the
-    copies prove the agreement, by the bound of Clopper and Pearson (1934), within ``max_share``. Agreement
-    and share are measured on the other half, with the file as it is.
+    An image is escalated if the small network's best score is too low, or too close to the second best. Both
+    thresholds are chosen on one half of the images and augmented copies of them, which stand for images that
+    the networks were not trained on: they escalate the fewest images that let the copies prove the agreement,
+    by the bound of Clopper and Pearson (1934), within ``max_share``. Agreement and share are measured on the
+    other half, with the file as it is.
 
     Args:
         small, large: ONNX files with metadata, or their bytes: one task, the same classes and images, scores
             of one kind. Mean, standard deviation and scale may differ.
-        path: the file to write; None for no file: the report has the bytes.
+        path: the file to write; None writes no file; the report holds the bytes.
         data: training images, which need no labels: a data set folder (its training split), an npz, npy or
-            idx file, a folder of images, an `ImageSet`, or an array. Never images to report accuracy on.
-        min_agreement: least share of the held-out images on which the cascade must decide like ``large``.
-        max_share: largest share of them that may be escalated.
+            idx file, a folder of images, an `ImageSet`, or an array. Never images on which accuracy will be
+            reported.
+        min_agreement: minimum share of held-out images on which the cascade must decide like ``large``.
+        max_share: maximum share of images that may be escalated.
         images: number of images drawn from the data, both halves together.
         seed: of the random choice of images.
         progress: called with (stage, done, total).

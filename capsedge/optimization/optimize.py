@@ -45,18 +45,18 @@ class OptimizationReport(Summarized):
     """What an optimization did.
 
     Attributes:
-        output: the file; None where none was named.
+        output: the file; None if none was written.
         model: its bytes.
         size, source_size: bytes of the file and of the original.
         fused: what operators replaced: operator, place, parameters, notes.
-        not_fused: what stays as it was: place and reason.
-        notes: of the clean-up and of the file.
+        not_fused: what was left unchanged: place and reason.
+        notes: remarks on the clean-up and the file.
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
         batch: ``free`` or a number.
-        comparisons: how many comparisons with the original bytes were made.
+        comparisons: number of comparisons with the original file.
         largest_difference: in any of them.
-        before_ms, after_ms: medians of one inference, in turns; None where it was not measured.
+        before_ms, after_ms: medians of one inference, measured in alternation; None if not measured.
     """
 
     output: Path | None
@@ -105,7 +105,7 @@ class OptimizationReport(Summarized):
 
     @property
     def gain(self) -> float | None:
-        """How many times faster it became."""
+        """Factor by which one inference became faster."""
         return self.before_ms / self.after_ms if self.before_ms and self.after_ms else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,9 +143,9 @@ def optimize(
             fixes it.
         class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
             routing is fused and no number of images is given, the file stays as it is otherwise.
-        typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
-            them, predictions say that there is nothing to see.
-        progress: told what is being done.
+        typical: images as in training (`capsedge.datasets.typical_input_from`): predictions then report
+            images that are unlike all of them.
+        progress: called with a description of each step.
 
     Returns:
         What was fused, what was left and why, the new file's bytes, and times.

@@ -169,7 +169,7 @@ def prune(
         round_done: called with the number and the figures of every round.
 
     Returns:
-        What was removed, and what it cost.
+        What pruning removed, and the loss of accuracy.
 
     Raises:
         UsageError: an argument or the data is wrong.

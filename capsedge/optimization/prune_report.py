@@ -54,18 +54,19 @@ class Round:
 
 @dataclass(frozen=True, repr=False)
 class PruningReport(Summarized):
-    """What was removed, and what it cost.
+    """What pruning removed, and the loss of accuracy.
 
     Attributes:
         output: the checkpoint; if it was rejected, the name that it was kept under.
         parent: the checkpoint that was pruned.
         criterion: ``exact``, ``taylor`` or ``look-ahead``.
         before, after: the sizes.
-        units: how many of how many units stay, by group.
-        rounds: of pruning and fine-tuning; none for exact removal alone.
+        units: units kept and units before, by group.
+        rounds: rounds of pruning and fine-tuning; empty for exact removal only.
         outcome: comparison with the parent on the evaluation images; None without data.
-        gate: what the checkpoint was allowed to lose.
-        images: numbers of images for fine-tuning, held out, and for evaluation, and what the last are.
+        gate: the loss that the checkpoint was allowed.
+        images: numbers of images for fine-tuning, held out and for evaluation, with a description of the
+            last.
         warnings: for the user.
     """
 
@@ -83,12 +84,12 @@ class PruningReport(Summarized):
 
     @property
     def passed(self) -> bool:
-        """Whether the gate was met; exact removal always does."""
+        """Whether the gate was met; exact removal always meets it."""
         return self.outcome is None or self.gate.passes(self.outcome)
 
     @property
     def speedup(self) -> float:
-        """How many times fewer multiply-adds."""
+        """Factor by which the multiply-adds were reduced."""
         return self.before.multiply_adds / self.after.multiply_adds
 
     def _summary(self) -> Summary:

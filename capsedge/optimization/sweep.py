@@ -140,7 +140,7 @@ def sweep(
         limit: largest number of test images, drawn at random.
         threads: threads of one inference.
         keep: folder for the files; a sweep that was interrupted goes on there.
-        progress: told what is being done.
+        progress: called with a description of each step.
 
     Raises:
         UsageError: a model is not trained or is multi-label, they do not fit each other, there are too many

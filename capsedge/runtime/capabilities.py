@@ -21,7 +21,7 @@ class Capabilities:
         path: the file, for errors.
         image_input: of the model.
         outputs: of the model.
-        decoder: of the file; None if it has none that runs by itself.
+        decoder: the file's decoder; None if it has none that can run separately.
         whole: whether the model runs only as a whole, as an engine does.
     """
 

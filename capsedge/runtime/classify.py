@@ -34,7 +34,7 @@ class Classified:
         files: the files, in the order of their numbers in the results.
         predictions: by the number of the file.
         errors: errors of the files that could not be read, by number.
-        warnings: why the scores may say nothing.
+        warnings: reasons why the scores may be meaningless.
         drawn: the colour of each class on the sheet of reconstructions, by number and class.
     """
 

@@ -41,26 +41,26 @@ _FIX = "Leave one of them out."
 
 
 class Ensemble(Summarized):
-    """Loaded models that answer as one. A context manager; safe to use from several threads at once.
+    """Several loaded models whose results are averaged. A context manager; safe to use from several threads
+    at once.
 
     Lengths and activations of class capsules are averaged as they are, logits as probabilities (the softmax,
     for several labels the sigmoid, of each member), and the values of a regression as they are. Each member
     prepares images by its own preprocessing; where these differ, floats are pixels, and with
     ``prepared=True`` they are ``[N, M, C, H, W]`` of `prepare`. Poses of different networks have no common
-    frame, so predictions have none. There is nothing to see in an image if all members that state a
-    criterion say so.
+    frame, so predictions have none. An image counts as atypical if every member that has a criterion says so.
 
     Args:
         members: two or more sessions; `close` closes them.
-        together: whether members run at the same time; otherwise one after another.
+        together: whether members run in parallel; otherwise one after another.
 
     Attributes:
         members: the sessions, in order.
 
     Raises:
-        UsageError: there are too few or too many, or they do not fit each other: in task, classes, kind of
-            scores, values or size of the input.
-        ArtefactError: one does not state its classes.
+        UsageError: there are too few or too many members, or they differ in task, classes, kind of scores,
+            values or input size.
+        ArtefactError: a member does not state its classes.
 
     Example:
         >>> with capsedge.load(["a.onnx", "b.onnx"]) as ensemble:
@@ -110,7 +110,7 @@ class Ensemble(Summarized):
 
     @property
     def ops(self) -> str:
-        """As `Backend.ops`, where it is the same for all members; otherwise ``mixed``."""
+        """As `Backend.ops`, if it is the same for all members; otherwise ``mixed``."""
         found = {member.backend.ops for member in self.members}
         return found.pop() if len(found) == 1 else "mixed"
 
@@ -127,7 +127,7 @@ class Ensemble(Summarized):
 
     @property
     def name(self) -> str:
-        """The members' files, for a title."""
+        """The names of the members' files, for titles."""
         names = [short(path.name) for path in self.paths]
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         return " + ".join(names[:_NAMES]) + more
@@ -277,7 +277,7 @@ class Ensemble(Summarized):
             )
 
     def reconstruct(self, *_: object, **__: object) -> NoReturn:
-        """Raise a UsageError: each member has pictures of its own."""
+        """Raise a UsageError: each member has its own reconstructions."""
         raise UsageError(
             "An ensemble does not reconstruct images.",
             "A reconstruction belongs to one network.",
@@ -343,7 +343,7 @@ def check_members(members: Sequence[Session]) -> None:
     Raises:
         UsageError: one is no session, or they differ in task, classes, kind of scores, values or size of the
             input.
-        ArtefactError: one does not state its classes.
+        ArtefactError: a member does not state its classes.
     """
     check_count(len(members))
     first = members[0]

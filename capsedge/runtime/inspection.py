@@ -129,7 +129,7 @@ class Inspection(Summarized):
 
 
 def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
-    """Inspect an ONNX file of any tool, or a safetensors checkpoint.
+    """Inspect an ONNX file from any tool, or a safetensors checkpoint.
 
     Args:
         path: the file; its content tells its kind, not its name.
@@ -315,11 +315,11 @@ def _per_image(shape: Shape) -> int:
 
 
 def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection | EngineInspection:
-    """Inspect a file; nothing in it is run.
+    """Inspect a file without running anything in it.
 
     Args:
-        model: an ONNX file of any tool, a ``.safetensors`` checkpoint, or the bytes of either; or a TensorRT
-            engine, named ``*.engine``, with its metadata file beside it.
+        model: an ONNX file from any tool, a ``.safetensors`` checkpoint, or the bytes of either; or a
+            TensorRT engine, named ``*.engine``, with its metadata file next to it.
         batch: batch sizes to compute the memory of the votes for; ignored for an engine.
 
     Returns:
@@ -327,7 +327,7 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
         returns what ``capsedge inspect --json`` prints. For bytes the path is empty.
 
     Raises:
-        UsageError: there is no such file, or a batch is below 1.
+        UsageError: there is no such file, or a batch size is below 1.
         ArtefactError: the file is damaged or of an unknown kind, or an engine has no metadata file.
 
     Example:
@@ -349,14 +349,14 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
 
 @dataclass(frozen=True, repr=False)
 class EngineInspection(Summarized):
-    """An engine as its metadata file describes it.
+    """A TensorRT engine, as described by its metadata file.
 
     Attributes:
         path: of the engine.
-        engine_metadata: the metadata file beside it.
+        engine_metadata: the metadata file next to it.
         runs_here: whether it was built for this machine, or for its kind of GPU; None if that is unknown.
-        because: why it does not run, or why that is unknown; empty if it runs.
-        timed_for: power mode and multiprocessors that its kernels were chosen for, if they differ here.
+        because: why it does not run here, or why this is unknown; empty if it runs.
+        timed_for: power mode and multiprocessors for which its kernels were chosen, if they differ here.
     """
 
     path: str

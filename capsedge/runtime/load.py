@@ -59,8 +59,8 @@ def load(
     """Load a model.
 
     Args:
-        path: an ONNX file; those of ``capsedge export`` can `predict`, any other can only `run`. Or a
-            TensorRT engine of ``capsedge build``, named ``*.engine``. Or the name of a model of the zoo:
+        path: an ONNX file; files from ``capsedge export`` can `predict`, others can only `run`. Or a TensorRT
+            engine of ``capsedge build``, named ``*.engine``. Or the name of a model of the zoo:
             ``digits-dynamic`` (the default), ``digits-em`` or ``digits-attention``. As a string, such a name
             always means the zoo; a file of that name is ``./digits-em``, or a `pathlib.Path`. A list of
             several is an ensemble, which averages their scores.
@@ -72,8 +72,8 @@ def load(
             the function bodies of the file; ``fused`` requires the library, ``portable`` never uses it. Its
             kernels are for the CPU, so on a GPU the function bodies run.
         provider: ONNX Runtime's provider on a GPU: ``cuda`` (the choice of ``auto``) or ``tensorrt``.
-        contexts: number of calls of an engine that run at the same time, each with its own memory on the
-            GPU; further calls wait. None: 4.
+        contexts: number of concurrent calls of an engine, each with its own GPU memory; further calls wait.
+            None for 4.
 
     Returns:
         The session, ready to run; for a list an `Ensemble`.
@@ -84,8 +84,8 @@ def load(
         EnvironmentProblem: something needed to run the model is missing: ONNX Runtime, one of its providers,
             the operator library, TensorRT, or the GPU.
         UnsupportedModelError: part of the model would not run on the requested device.
-        ArtefactError: the file is damaged, refers to other files, is refused by ONNX Runtime, or is an
-            engine that was built for another machine.
+        ArtefactError: the file is damaged, refers to other files, is refused by ONNX Runtime, or is an engine
+            built for another machine.
 
     Example:
         >>> with capsedge.load("digits.onnx", threads=2) as session:

@@ -42,7 +42,7 @@ class Preprocessing:
 
     Attributes:
         height, width: input size in pixels.
-        channels: 1 (grey) or 3 (RGB); with other counts only arrays are accepted.
+        channels: 1 (grey) or 3 (RGB); with other numbers of channels, only arrays are accepted.
         scale: factor from the 0..255 range of a pixel.
         mean, std: per channel, applied after the scale: ``(pixel * scale - mean) / std``.
         resize: ``stretch`` to the size, ``pad`` to keep the aspect ratio within it, ``crop`` to keep the
@@ -52,9 +52,9 @@ class Preprocessing:
             ``per_image_standardization``; mean and std stay 0 and 1. ``min-max``: before the scale, the
             image's values are stretched to 0..255, as by OpenCV's ``NORM_MINMAX``; an image of one value
             becomes 0. Empty: neither.
-        layout: ``NCHW``, or ``NHWC`` if the input has the channels last, as networks from TensorFlow.
-        order: of three channels: ``RGB``, or ``BGR`` as networks trained on images of OpenCV take them; mean
-            and std are in this order too. Images are always given as RGB.
+        layout: ``NCHW``, or ``NHWC`` if the input has the channels last, as in networks from TensorFlow.
+        order: order of three channels: ``RGB``, or ``BGR`` for networks trained on OpenCV's images; mean and
+            std are in this order too. Images are always passed as RGB.
     """
 
     height: int
@@ -113,7 +113,8 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Which outputs of the graph hold the answer, where that is not ``lengths`` or ``logits``, and ``poses``.
+    """Which outputs of the graph hold scores, poses or values, if they are not named ``lengths``, ``logits``
+    and ``poses``.
 
     Attributes:
         scores: the output ``[N, classes]`` that decides the class; empty for a regression.

@@ -93,11 +93,11 @@ class Prediction(Summarized):
         score_kind: ``length`` of the class capsule, or ``probability`` (of logits the softmax for a
             single-label model, the sigmoid for a multi-label model); empty for a regression.
         values: the values of a regression; empty for a classification.
-        atypical: why there is nothing to see in the image, by the criterion of the model
-            (docs/reference/metadata.md); empty if there is something, or the model has no criterion.
-            Labels and scores are as without.
-        escalated: of a cascade, whether its large network decided; None for other models.
-        hint: what to try, such as inverting the image; empty if there is nothing to advise.
+        atypical: why the image is unlike the training images, by the model's criterion
+            (docs/reference/metadata.md); empty if it is typical, or if the model has no criterion. Labels and
+            scores are not affected.
+        escalated: for a cascade, whether its large network decided; None for other models.
+        hint: a suggestion, such as inverting the image; empty if there is none.
     """
 
     labels: tuple[Label, ...]

@@ -40,16 +40,16 @@ class Session(Summarized):
     """A loaded model. A context manager; safe to use from several threads at once.
 
     Args:
-        path: the file it was loaded from.
+        path: the file from which it was loaded.
         backend: the file, loaded.
-        decoder: of the file; None if it has none that runs by itself.
+        decoder: the file's decoder; None if it has none that can run separately.
 
     Attributes:
-        path: the file it was loaded from.
-        metadata: the metadata of the file; None if it is not a file of capsedge.
+        path: the file from which it was loaded.
+        metadata: the metadata of the file; None if it was not written by capsedge.
         inputs, outputs: name, shape and type of each.
-        backend: what runs it, with the facts about that: ``ops``, ``gpu``, ``batches``, ``engine_metadata``.
-        roles: which outputs mean what.
+        backend: what runs the model, with ``ops``, ``gpu``, ``batches`` and ``engine_metadata``.
+        roles: the meaning of each output.
         image_input: how an image becomes the input.
 
     Raises:
@@ -101,7 +101,7 @@ class Session(Summarized):
         return self.roles.class_name(index)
 
     def run(self, arrays: AnyArray | Mapping[str, AnyArray]) -> dict[str, NDArray[Any]]:
-        """Run the model on arrays as they are.
+        """Run the model on prepared arrays.
 
         Args:
             arrays: one array for a model with one input, or all inputs by name: of numpy, torch or any
@@ -131,7 +131,8 @@ class Session(Summarized):
                 batch is in memory at a time; arrays as for `run`. They are cast to the input's
                 floating-point type.
             outputs: names of the outputs to compute; None for all.
-            batch_size: most images per run; None for 64. A file with a fixed batch uses that one.
+            batch_size: maximum number of images per run; None for 64. A file with a fixed batch uses that
+                size.
 
         Yields:
             The images of one run ``[n, C, H, W]``, and its outputs by name, each ``[n, ...]``.
@@ -150,11 +151,11 @@ class Session(Summarized):
         out: Mapping[str, object] | None = None,
         stream: object = None,
     ) -> dict[str, DeviceArray]:
-        """Run an engine on arrays that are on its GPU, as they are; no data passes through the host.
+        """Run an engine on arrays in its GPU's memory; no data passes through the host.
 
         Args:
-            arrays: all inputs by name: objects with ``__dlpack__`` or ``__cuda_array_interface__``, as
-                torch's and cupy's. The engine waits for pending writes to them.
+            arrays: all inputs by name: objects with ``__dlpack__`` or ``__cuda_array_interface__``, such as
+                those of torch and cupy. The engine waits for pending writes to them.
             out: arrays on the GPU that outputs are written to, by name; the others get new memory.
             stream: a CUDA stream (torch's, cupy's, or its address as a number). The run is queued on the
                 stream and the call returns at once; inputs and ``out`` must stay alive and unchanged until
@@ -164,8 +165,8 @@ class Session(Summarized):
             Every output by name, on the GPU, with both protocols: ``torch.from_dlpack(output)``.
 
         Raises:
-            UsageError: the model is not an engine, an array is missing, unknown, not on the GPU or may not
-                be written.
+            UsageError: the model is not an engine, or an array is missing, unknown, not on the GPU or
+                read-only.
             ShapeError: the shape or the type of an array is wrong.
         """
         return self._runner.run_on_device(arrays, out=out, stream=stream)
@@ -189,22 +190,23 @@ class Session(Summarized):
                 iterable of all these, of which one batch at a time is in memory. Arrays are pixels
                 ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, several with ``N`` in front, of uint8, uint16,
                 bool, or floats from 0 to 1, in any size; or floats ``[N, C, H, W]`` prepared as for `run`.
-            top_k: largest number of labels. Without it and without a threshold: the best label, or for a
+            top_k: maximum number of labels. Without it and without a threshold: the best label, or for a
                 multi-label model those with a score of at least 0.5.
             threshold: only labels with at least this score.
             invert: for dark ink on a light background.
-            layout: the axes of arrays: ``HW``, ``HWC`` or ``CHW``, or the same with ``N`` in front; needed
-                where a shape can be read in two ways.
-            prepared: True for floats that are the model's input already, False for pixels; needed where
-                floats in the model's size can be both.
-            batch_size: most images per run; None for 64. A file with a fixed batch uses that one.
+            layout: the axes of arrays: ``HW``, ``HWC`` or ``CHW``, or the same with ``N`` in front; required
+                if a shape is ambiguous.
+            prepared: True for floats that already are the model's input, False for pixels; required if floats
+                of the model's size could be either.
+            batch_size: maximum number of images per run; None for 64. A file with a fixed batch uses that
+                size.
 
         Returns:
             One prediction per image.
 
         Raises:
-            UsageError: an image cannot be read, does not fit or can be read in two ways, its values are out
-                of range, or an argument is wrong.
+            UsageError: an image cannot be read, does not fit or is ambiguous, its values are out of range, or
+                an argument is wrong.
             ArtefactError: the file does not state its classes and its preprocessing, or computes NaN.
         """
         return list(
@@ -229,10 +231,10 @@ class Session(Summarized):
         Args:
             images: as for `predict`; an iterable may be endless, such as the frames of a camera.
             top_k, threshold, invert, layout, prepared: as for `predict`.
-            batch_size: images that are read before their predictions come; more are faster.
+            batch_size: number of images that are read before their predictions are returned; more is faster.
 
         Raises:
-            UsageError, ArtefactError: as `predict`; for wrong arguments at once, otherwise where an image is
+            UsageError, ArtefactError: as `predict`; wrong arguments raise at once, wrong images when they are
                 reached.
         """
         return self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
@@ -291,7 +293,7 @@ class Session(Summarized):
         layout: str | None = None,
         prepared: bool | None = None,
     ) -> NDArray[np.float32]:
-        """The decoder's pictures of images given as to `predict`: ``[N, J, C, H, W]``, one per class
+        """Reconstructions of images, which are passed as to `predict`: ``[N, J, C, H, W]``, one per class
         capsule.
 
         Raises:
@@ -311,11 +313,11 @@ class Session(Summarized):
         poses: AnyArray | Sequence[object],
         classes: AnyArray | Sequence[int] | int | None = None,
     ) -> NDArray[np.float32]:
-        """The decoder's pictures of given poses; nothing else of the model runs.
+        """Reconstructions of given poses; only the decoder runs.
 
-        The picture of a class is decoded from its capsule alone, all others masked to zero (Sabour et al.
-        2017, section 4.1), so it depends on no other pose. For the poses that the model finds in images,
-        these are the pictures of `reconstruct`.
+        The reconstruction of a class is decoded only from its capsule, with all others masked to zero (Sabour
+        et al. 2017, section 4.1), so it does not depend on other poses. For the poses that the model finds in
+        images, the result equals that of `reconstruct`.
 
         Args:
             poses: of all classes ``[N, J, P]`` or ``[J, P]``, as `Prediction.poses`; with ``classes`` of one
@@ -345,8 +347,8 @@ class Session(Summarized):
         layout: str | None = None,
         prepared: bool | None = None,
     ) -> Trace:
-        """The routing of images given as to `predict`: couplings, poses and agreement of every iteration of
-        every routed layer.
+        """The routing of images, which are passed as to `predict`: couplings, poses and agreement of every
+        iteration of every routed layer.
 
         Raises:
             UsageError: the file has no trace, or the values of so many images take over 1 GiB; otherwise as

@@ -87,12 +87,12 @@ class Certificate(Verdict):
     """The outcome of ``capsedge.verify``.
 
     Attributes:
-        chain: the artefacts, beginning with the one that all others come from.
+        chain: the artefacts, beginning with the source of all others.
         samples: data (``sha256`` is its `ImageSet.digest`), per-output metrics and decisions on the samples.
-        hard_cases: the same on the hard cases, where FP32's own error (measured against FP64) is allowed for.
+        hard_cases: the same on the hard cases, with an allowance for FP32's own error, measured against FP64.
         limits: the requirements.
         failures: the requirements that are not met, in sentences; empty if it passed.
-        routing_errors: where the routing first goes wrong; only after a failure.
+        routing_errors: where the routing first deviates; only after a failure.
         versions, machine: the software and the machine of the comparison.
         created: UTC time.
     """

@@ -33,12 +33,12 @@ class EnsembleCertificate(Verdict):
     """The outcome of ``capsedge.verify_ensemble``.
 
     Attributes:
-        members: the certificate of each member against its own source, with checksums of all files.
+        members: the certificate of each member, compared with its own source, with checksums of all files.
         averaged: what is averaged: ``length``, ``probability`` or ``values``.
         images: number of samples.
         decisions: of the ensemble against the ensemble of the sources; None for a regression.
         estimates: of a regression, the errors of the averaged values; otherwise None.
-        alone: of each member its file, its agreement with the ensemble, and its accuracy with labels.
+        alone: for each member, its file, its agreement with the ensemble and, with labels, its accuracy.
         limits: the requirements of the ensemble.
         failures: the requirements that are not met, in sentences; empty if it passed.
         versions, machine: the software and the machine of the comparison.

@@ -96,7 +96,7 @@ class BuildReport(Summarized):
     """What was built; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
-        path: the engine; its metadata file is beside it.
+        path: the engine; its metadata file is next to it.
         engine_metadata: the kind of engine, its GPUs, and how to build it again.
         warnings: TensorRT's warnings.
     """
@@ -372,33 +372,33 @@ def build(
     device: int = 0,
     progress: Listener = lambda _share, _phase, _left: None,
 ) -> BuildReport:
-    """Build a TensorRT engine, on the machine that will run it or portable.
+    """Build a TensorRT engine: for this machine, or a portable one.
 
     Args:
         model: the ONNX file of ``capsedge.export`` or ``capsedge.quantize``, or its bytes.
-        path: the engine to write, ``*.engine``; its metadata file goes beside it.
-        precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``: what the engine must have; the file's own by
-            default.
-        target: ``tensorrt``: for the GPU that is here; ``tensorrt-rtx``: for several kinds of RTX GPU, built
-            on any machine.
+        path: the engine to write, ``*.engine``; its metadata file is written next to it.
+        precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``: the precision that the engine must have; by
+            default the file's.
+        target: ``tensorrt``: for this machine's GPU; ``tensorrt-rtx``: for several kinds of RTX GPU, built on
+            any machine.
         compute_capabilities: of those GPUs, as in ``("8.6", "12.0")``; 8.6, 8.9 and 12.0 by default.
-        plugin: ``fused``: routing in the plugin library; ``native``: no plugin; ``auto``: fused where the
+        plugin: ``fused``: routing in the plugin library; ``native``: no plugin; ``auto``: fused if the
             library is found, native for ``tensorrt-rtx``.
         batch: a fixed batch, or the smallest, best and largest one; the file's own or 1 by default.
         workspace: bytes of scratch memory that TensorRT may use; all by default.
-        timing_cache: file of timings that makes later builds faster: read if it is there, then written.
+        timing_cache: file with timings that make later builds faster: read if it exists, then written.
         optimization_level: TensorRT's effort, 0 to 5.
         device: number of the GPU.
         progress: called with (share done, phase, seconds left or None).
 
     Returns:
-        Where the engine is, its metadata file, and what TensorRT warned of.
+        The paths of the engine and its metadata file, and TensorRT's warnings.
 
     Raises:
-        UsageError: an argument is wrong, or the model has another precision than asked for.
+        UsageError: an argument is wrong, or the model's precision differs from the requested one.
         EnvironmentProblem: TensorRT, the GPU or the plugin library is missing.
         UnsupportedModelError: TensorRT cannot run the model.
-        ParityError: TensorRT built another precision; nothing was written.
+        ParityError: TensorRT built a different precision; nothing was written.
         ArtefactError: the model is damaged.
 
     Example:

@@ -22,7 +22,7 @@ class FusedOperator:
         operator: its type.
         tensor: the tensor of the original that it makes.
         parameters: read off, as text by name.
-        notes: what a person should know of it.
+        notes: remarks for the user.
     """
 
     operator: str

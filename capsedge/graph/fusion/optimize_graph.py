@@ -107,7 +107,7 @@ def optimize_model(
 
     Args:
         data: of a file that ``read_harmless`` took.
-        stage: told what is being done.
+        stage: called with a description of each step.
         batch: ``free`` where that can be proven, ``keep`` what the file has, or a number.
 
     Raises:

@@ -166,7 +166,7 @@ def load_average() -> float:
 
 @dataclass(repr=False)
 class ProfileReport(Summarized, ReportData):
-    """The results of profiling, and the ways to write them. Renderers are imported when they are used."""
+    """The results of profiling, with methods that write them. Renderers are imported on first use."""
 
     def _summary(self) -> Summary:
         rows = [Row(f"{short(run.model)}, batch {run.batch}", str(run)) for run in self.runs]

@@ -27,7 +27,7 @@ from capsedge.serving.batch.storage import check_apart_from, is_remote, plain
 
 @dataclass(frozen=True, repr=False)
 class BatchReport(Summarized):
-    """A finished table of answers.
+    """A finished table of predictions.
 
     Attributes:
         model: its path, name or address.
@@ -36,11 +36,11 @@ class BatchReport(Summarized):
         kind: of the source: ``folder``, ``parquet``, ``tar``, ``idx``, ``npz`` or ``npy``.
         images: rows of the table.
         failed: rows with an error.
-        atypical: rows of images with nothing to see.
-        parts: parts that the source was read in.
-        resumed: those of them that an earlier run had finished.
+        atypical: rows of images without visible content.
+        parts: parts in which the source was read.
+        resumed: parts that an earlier run had already finished.
         seconds: time that this run took.
-        warnings: why the model's scores may say nothing.
+        warnings: reasons why the model's scores may be meaningless.
     """
 
     model: str
@@ -110,7 +110,7 @@ def batch(
     """Classify any number of images, or compute the values of a regression, into a parquet table.
 
     The table has one row for each image, in the order of the source; an image that cannot be read has the
-    error in its row. Only a part of the source is in memory at a time.
+    error in its row. Only a part of the source is in memory at any time.
 
     Args:
         model: as for `load`, or an address of fsspec such as ``s3://bucket/model.onnx``.
@@ -121,24 +121,25 @@ def batch(
             several can be.
         outputs: further columns: ``scores`` of all classes, ``poses`` of all classes.
         invert: for dark ink on a light background.
-        resume: go on with an unfinished run of the same model, source and options. The table is the same, bit
-            for bit, as that of a run that was not interrupted.
+        resume: continue an unfinished run of the same model, source and options. The table is identical, bit
+            for bit, to that of an uninterrupted run.
         force: replace the table, finished or not, of an earlier run.
         cluster: address of a running Ray cluster, or ``auto`` for the one that this machine belongs to; None
-            runs on this machine alone, without Ray. Its machines reach the source by the same path.
+            runs only on this machine, without Ray. All machines must reach the source by the same path.
         threads: threads of one inference; on a cluster, the CPUs of one worker (1 by default).
         ops, device, provider: as for `load`.
-        progress: called with (images done, all images; None where only reading tells).
+        progress: called with the number of images done and of all images, which is None if it is not known in
+            advance.
 
     Returns:
         The counts, and where the table is.
 
     Raises:
-        UsageError: the source or the model cannot be read, the output lies in the source, exists already or
-            names another format, or an argument is wrong.
+        UsageError: the source or the model cannot be read, the output is inside the source, already exists or
+            has another format, or an argument is wrong.
         EnvironmentProblem: pyarrow, Ray or a package for an address is missing, or the disk is full.
-        ArtefactError: the model's file is damaged, or does not state its classes and its preprocessing; a
-            part of the run that goes on is damaged.
+        ArtefactError: the model's file is damaged, or does not state its classes and its preprocessing; or a
+            part of the continued run is damaged.
 
     Example:
         >>> capsedge.batch("digits-em", "photos/", "answers.parquet").images

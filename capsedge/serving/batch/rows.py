@@ -190,7 +190,7 @@ class Counts:
     Attributes:
         images: rows.
         failed: rows with an error.
-        atypical: rows of images with nothing to see.
+        atypical: rows of images without visible content.
     """
 
     images: int = 0

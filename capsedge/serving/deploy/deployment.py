@@ -57,9 +57,9 @@ class WebDeployment(Summarized):
 
     Attributes:
         output: the folder.
-        models: in the order in which the page offers them.
-        files: what it holds.
-        notes: what a person should know.
+        models: in the order of the page.
+        files: the files in it.
+        notes: remarks for the user.
     """
 
     output: Path
@@ -74,7 +74,7 @@ class WebDeployment(Summarized):
 
     @property
     def first_visit(self) -> int:
-        """Bytes that a first visit loads: all but what is fetched when it is first used."""
+        """Bytes loaded on the first visit: everything except what is fetched on first use."""
         return sum(file.bytes for file in self.files if not file.path.startswith(ON_DEMAND))
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,11 +136,11 @@ class TritonDeployment(Summarized):
 
     Attributes:
         output: the folder.
-        mount: where the server sees it.
-        architecture: of the processor that the operator library is for; empty where no model uses it.
+        mount: the path under which the server sees it.
+        architecture: processor architecture of the operator library; empty if no model uses it.
         models: in their order.
-        files: what it holds.
-        notes: what a person should know.
+        files: the files in it.
+        notes: remarks for the user.
     """
 
     output: Path

@@ -86,7 +86,7 @@ def deploy_kserve(
         models: names of the models to load; by default all but the portable twins.
         cpus: processors of a replica; by default those of the cluster's Triton runtime.
         memory: of a replica, as Kubernetes writes it: ``4Gi``; by default that of the runtime.
-        replicas: least and most replicas; by default the cluster's choice.
+        replicas: minimum and maximum number of replicas; by default the cluster's choice.
         release: of Triton's container, 24.08 or later: earlier ones have an ONNX Runtime before 1.19.
 
     Returns:
@@ -95,7 +95,7 @@ def deploy_kserve(
     Raises:
         UsageError: there is no such folder, an option does not fit, KServe could not run a model, or the file
             cannot be written.
-        ArtefactError: the folder is no repository of `deploy_triton`.
+        ArtefactError: the folder was not written by `deploy_triton`.
 
     Example:
         >>> made = capsedge.deploy_kserve("repository/", "service.yaml", storage="s3://models/digits")

@@ -50,7 +50,7 @@ def try_model(session: Session, note: Note) -> Trial:
     """Run a model on the inputs of its warm-up, and on a batch of two.
 
     Args:
-        note: told what a person should know.
+        note: told remarks for the user.
 
     Raises:
         UnsupportedModelError: an output has not the shape that the file declares.
@@ -284,7 +284,7 @@ def read_server_model(
         file: a file, or a name of the zoo.
         ops: ``auto``, ``fused`` or ``portable``.
         on_gpu: whether the server runs it on a GPU, where the operator library has no kernels.
-        note: told what a person should know.
+        note: told remarks for the user.
 
     Raises:
         UsageError: there is no such model.

@@ -247,22 +247,23 @@ def deploy_triton(
 ) -> TritonDeployment:
     """Write a model repository for Triton Inference Server.
 
-    Each ONNX file is loaded and run once here, so that shapes, types and batching are those of the model,
-    not only those that it declares.
+    Each ONNX file is loaded and run once, so shapes, types and batching are the actual ones, not only the
+    declared ones.
 
     Args:
         models: ONNX files, TensorRT engines, or names of the zoo; ``NAME=FILE`` sets the name.
-        output: the folder; one that an earlier call wrote is replaced as a whole.
+        output: the folder; one written by an earlier call is replaced as a whole.
         device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the GPU for an engine.
-        ops: ``auto``: capsule operators run in the operator library, which is copied beside the model, and
-            a twin ``NAME-portable`` runs without it; ``fused``: no twin; ``portable``: no library.
-        max_batch: rows of the largest batch, where the batch of a model is free.
-        preferred_batches: sizes of batches that run at once when they are reached.
-        queue_delay: microseconds that a request may wait for others; 0 joins only what waits anyway.
+        ops: ``auto``: capsule operators run in the operator library, which is copied next to the model, and a
+            twin ``NAME-portable`` runs without it; ``fused``: no twin; ``portable``: no library.
+        max_batch: size of the largest batch, for models with a free batch.
+        preferred_batches: batch sizes that run as soon as they are reached.
+        queue_delay: microseconds that a request may wait for others; 0 combines only requests that are
+            already waiting.
         instances: copies of each model that run at the same time.
         threads: of one inference on the CPU; by default ONNX Runtime's choice, a thread for each core.
         mount: where the server sees the folder; the path of the operator library begins with it.
-        note: told at once what else stands in the report's notes.
+        note: called with each of the report's notes as it arises.
 
     Returns:
         The repository's models and files.

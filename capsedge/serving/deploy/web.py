@@ -64,7 +64,7 @@ def page_models(
         models: ONNX files, or names of the zoo.
         iterations: the numbers of routing iterations to export a model of the zoo with; by default all up
             to its own.
-        note: told what a person should know.
+        note: told remarks for the user.
 
     Raises:
         UsageError: there is no such file or model.
@@ -243,9 +243,9 @@ def deploy_web(
     Args:
         models: ONNX files of ``capsedge export``, or names of the zoo, which are exported with a trace of
             their routing.
-        output: the folder; one that an earlier call wrote is replaced as a whole.
+        output: the folder; one written by an earlier call is replaced as a whole.
         iterations: numbers of routing iterations for models of the zoo; by default 1 up to the model's own.
-        note: told at once what else stands in the report's notes.
+        note: called with each of the report's notes as it arises.
 
     Returns:
         The folder's models and files.
