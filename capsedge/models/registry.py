@@ -97,7 +97,7 @@ _ATTENTION_SIMPLE_100 = replace(
 )
 _ATTENTION_SMALL = replace(
     _ATTENTION_SIMPLE,
-    stem=ResNet(((32, 2, 1), (64, 2, 2), (128, 2, 2))),
+    stem=ResNet(((32, 2, 1), (64, 2, 2), (160, 2, 2))),
     primary_types=16,
     capsule_layers=(CapsuleConv(16, 3, 2), CapsuleConv(16, 3)),
 )
@@ -231,7 +231,7 @@ def get_config(name: str) -> ModelConfig:
         return MODELS[name]
     close = difflib.get_close_matches(name, MODELS, n=3, cutoff=0.4)
     raise UsageError(
-        f"There is no model named '{name}'.",
+        f"Unknown model '{name}'.",
         f"Did you mean {' or '.join(close)}?" if close else "",
         f"Known models: {', '.join(MODELS)}.",
     )
