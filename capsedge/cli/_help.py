@@ -50,7 +50,7 @@ _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("train epochs", "train batch", "train learning_rate", "train schedule"),
-            *("train average", "train seed", "train init", "train iters"),
+            *("train average", "train patience", "train seed", "train init", "train iters"),
         ),
         "Recipe",
     ),

@@ -99,6 +99,17 @@ Fast = Annotated[
         "--fast", help="Convolutions in BF16, compiled routing; for processors with AMX. Needs g++."
     ),
 ]
+Patience = Annotated[
+    int | None,
+    Option(
+        "--patience",
+        min=0,
+        help=(
+            "End when so many epochs were not more accurate on the validation images; by default "
+            "half of --epochs; 0 never."
+        ),
+    ),
+]
 Resume = Annotated[bool, Option("--resume", help="Continue the run in the output folder.")]
 
 _ACCURACIES = {
@@ -129,6 +140,7 @@ def command(
     init: Init = None,
     limit: Limit = None,
     threads: Threads = None,
+    patience: Patience = None,
     resume: Resume = False,
     as_json: _options.Json = False,
 ) -> None:
@@ -152,15 +164,21 @@ def command(
 
     try:
         with bar("training", epochs) as progress:
-            checkpoint = train_model(
+            trained = train_model(
                 model, data, output, recipe, size=size, iterations=iters, init=init, limit=limit,
-                threads=threads, resume=resume, log=log, progress=progress, epoch_done=done,
+                threads=threads, patience=patience, resume=resume, log=log, progress=progress,
+                epoch_done=done,
             )  # fmt: skip
     except KeyboardInterrupt:
         log("interrupted: finished epochs are kept; continue with the same command and --resume")
         raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
+    checkpoint = trained.checkpoint
     if as_json:
-        print_json({"checkpoint": str(checkpoint), "epochs": lines})
+        document: dict[str, Any] = {"checkpoint": str(checkpoint), "epochs": lines}
+        if trained.test_accuracy is not None:
+            document["test_accuracy"] = trained.test_accuracy
+            document["test_images"] = trained.test_images
+        print_json(document)
     else:
         say(checkpoint)
         source, target = shlex.quote(str(checkpoint)), shlex.quote(str(output / "model.onnx"))

@@ -19,8 +19,9 @@ from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
 
 # Names of the files or folders of a split, the one that is meant first.
-NAMES = {"train": ("train",), "test": ("test", "val", "valid", "validation")}
-SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(NAMES["test"][1:], "validation")
+_VALIDATION = ("val", "valid", "validation")
+NAMES = {"train": ("train",), "test": ("test", *_VALIDATION), "validation": _VALIDATION}
+SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(_VALIDATION, "validation")
 _NAMED = 20  # images that cannot be read, in an error
 _GREY = 8  # levels by which the channels of a pixel may differ in a grey image
 

@@ -29,7 +29,8 @@ from capsedge.runtime.files.reading import list_folder
 from capsedge.runtime.metadata import Preprocessing
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
-_IDX_STEMS = {"train": "train", "test": "t10k"}
+_IDX_STEMS = {"train": "train", "test": "t10k", "validation": "validation"}
+_CIFAR_STEMS = {"train": "data_batch_", "test": "test_batch", "validation": "validation_batch"}
 # What may be read as data; other known formats are refused by name.
 _DATA = ("npz", "zip", "npy", "image", "idx", "compressed", "folder")
 
@@ -104,7 +105,8 @@ def read_split(
             python batches of CIFAR-10 (``data_batch_1`` and so on), with ``train.npz`` / ``test.npz``
             (or ``train_*.npz``), with ``train/`` and ``test/`` folders of images, one sub-folder per class;
             or one npz file with ``images`` and ``labels``.
-        split: ``train`` or ``test``; without test images, a validation split is taken for them.
+        split: ``train``, ``test`` or ``validation``; without test images, a validation split is taken for
+            them.
         prep: the model's preprocessing, used to size images of a folder.
         limit: number of images to read, from the first on.
 
@@ -126,9 +128,7 @@ def read_split(
         images = f"{_IDX_STEMS[split]}{_IDX_IMAGES}{ending}"
         if images in names:
             return replace(_labelled(_idx(source / images, limit)), split=split)
-    batches = [
-        n for n in names if n.startswith("data_batch_" if split == "train" else "test_batch")
-    ]
+    batches = [n for n in names if n.startswith(_CIFAR_STEMS[split])]
     if batches:
         return replace(_cifar(source, batches, limit), split=split)
     for name in NAMES[split]:

@@ -33,6 +33,8 @@ class Recipe:
         average: decay of the moving average of the weights that is kept and evaluated; 0 keeps the
             weights as they are.
         seed: of initial weights, order and augmentation.
+        patience: epochs without a more accurate one on the validation images, after which training ends; 0
+            never ends it. Without validation images it does nothing.
         fast: convolutions in BF16 and compiled routing: about 2.4 times faster on a processor with AMX.
     """
 
@@ -48,6 +50,7 @@ class Recipe:
     average: float = 0.0
     seed: int = 1
     fast: bool = False
+    patience: int = 0
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -75,7 +78,7 @@ TRAINING_KEY = "capsedge.training"  # of a checkpoint's metadata
 
 @dataclass(frozen=True)
 class Training:
-    """The recipe, and what the last epoch reached."""
+    """The recipe, and what the epoch reached whose weights these are."""
 
     recipe: Recipe
     last: Mapping[str, Any]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from capsedge.datasets import ImageSet, class_names, colour_of, read_split
@@ -18,10 +19,26 @@ from capsedge.models.configs import ModelConfig
 from capsedge.models.training import user_images
 from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.evaluate import predict_all
-from capsedge.models.training.recipe import Recipe
-from capsedge.models.training.run_files import CONFUSION, MODEL
+from capsedge.models.training.recipe import Recipe, training_of
+from capsedge.models.training.run_files import CONFUSION, HISTORY, MODEL
 from capsedge.models.training.train import Progress, train
 from capsedge.runtime.files import reading
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run.
+
+    Attributes:
+        checkpoint: with the weights that the run kept.
+        test_accuracy: share of the test images of a folder that it classifies correctly; None where those of
+            other data were measured after every epoch, or there are none.
+        test_images: their number.
+    """
+
+    checkpoint: Path
+    test_accuracy: float | None = None
+    test_images: int = 0
 
 
 def train_model(
@@ -35,20 +52,22 @@ def train_model(
     init: Path | None = None,
     limit: int | None = None,
     threads: int | None = None,
+    patience: int | None = None,
     resume: bool = False,
     log: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
-) -> Path:
+) -> Trained:
     """Train a model of the registry on a data set.
 
     Args:
         model: name of the registry, or a checkpoint whose shape is trained anew, from fresh weights; None
             for a small one that fits the images of a folder with one sub-folder per class.
         data: a data set as `read_split` takes it. The classes, the colours, the mean and the deviation of a
-            folder with one sub-folder per class become the model's, unless its classes are. Without test
-            images, about 15 % of each of its classes are held out; of other data, accuracy is measured on the
-            training images, and called so.
+            folder with one sub-folder per class become the model's, unless its classes are. Where it has no
+            test images, about 15 % of each class are held out; where it has no validation images, 10 % of
+            the rest: they choose the epoch that is kept, and the test images choose nothing. Of other data
+            without test images, accuracy is measured on the training images, and called so.
         folder: of the run: checkpoint, history, state.
         recipe: how to train.
         size: rows and columns of the input; the model's own by default.
@@ -56,12 +75,11 @@ def train_model(
         init: checkpoint whose weights the run begins with.
         limit: only the first so many images of each split.
         threads: of torch; its own choice by default.
+        patience: epochs without a more accurate one on the validation images, after which training ends; half
+            of all epochs by default, 0 never ends it.
         resume: go on with the run that the folder holds.
         log: told in words what is trained on.
         progress, epoch_done: as `train` takes them.
-
-    Returns:
-        The checkpoint.
 
     Raises:
         UsageError: a name, the data or the folder is wrong; as `train`.
@@ -80,38 +98,69 @@ def train_model(
     own = config.preprocessing != given.preprocessing or config.class_names != given.class_names
     if own:
         user_images.check_classes(config.class_names, training, log)
-    test = _held_out(data, config, limit, log)
+    measured = test = _held_out(data, config, limit, log)
     if class_names(data):
-        training, test = _divided(training, test, recipe.seed, log)
+        training, validation, test = _divided(data, config, limit, training, test, recipe.seed, log)
+        measured = validation if len(validation) else None
     if own:
         config = user_images.normalized(config, training.images)
         log(_described(config))
         if recipe.batch > len(training):
             recipe = replace(recipe, batch=max(1, len(training) // 8))
             log(f"batches of {recipe.batch}: there are {len(training)} training images")
-    which = "test" if test is None else test.split
-    log(f"{model}: {len(training)} training images, {len(test) if test else 0} {which} images")
+    if measured is not None and measured.split == "validation":
+        recipe = replace(recipe, patience=recipe.epochs // 2 if patience is None else patience)
+    elif patience:
+        raise UsageError(
+            f"--patience does not apply to {data}.",
+            "Training ends early by the accuracy on validation images, which it does not have.",
+            "Leave it out.",
+        )
+    apart = [each for each in (measured, None if test is measured else test) if each is not None]
+    log(f"{model}: {_counted(training, apart)}")
     trained = train(
         config,
         recipe,
         training,
-        test,
+        measured,
         folder,
         initial=initial,
         resume=resume,
         progress=progress,
         epoch_done=epoch_done,
     )
-    if own and test is not None and recipe.pairs == "none":
-        _report(trained, test, folder, log)
-    return folder / MODEL
+    checkpoint = folder / MODEL
+    done = len((folder / HISTORY).read_text().splitlines())
+    if done < recipe.epochs:
+        log(f"ended after epoch {done}: the last {recipe.patience} were not more accurate")
+    if not class_names(data) or test is None or not len(test) or recipe.pairs != "none":
+        return Trained(checkpoint)
+    accuracy = _report(trained, test, folder, log)
+    return Trained(checkpoint, accuracy, len(test))
 
 
-def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[str], None]) -> None:
-    """Say how many images of each class are classified correctly, and draw what they are taken for."""
+def _counted(training: ImageSet, apart: list[ImageSet]) -> str:
+    """How many images of each split there are, in words."""
+    sets = [f"{len(each)} {each.split} images" for each in apart]
+    return ", ".join([f"{len(training)} training images", *sets])
+
+
+def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[str], None]) -> float:
+    """Say how many images of each class are classified correctly, and draw what they are taken for.
+
+    Returns:
+        The share of them over all classes.
+    """
+    stored = training_of(folder / MODEL)
+    assert stored is not None
+    epoch = stored.last["epoch"]
     names = model.config.class_names
     found = predict_all(model, test).argmax(1).numpy()
     matrix = confusion(test.classes, found, len(names))
+    accuracy = float(np.trace(matrix)) / len(test)
+    log(
+        f"{test.split} accuracy of epoch {epoch}, which is kept: {accuracy:.4f} ({len(test)} images)"
+    )
     for line in by_class(names, matrix):
         log(line)
     try:
@@ -120,6 +169,7 @@ def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[st
         log(f"no confusion matrix: {problem.what} {problem.fix}")
     else:
         log(f"confusion matrix: {folder / CONFUSION}")
+    return accuracy
 
 
 def _held_out(
@@ -127,7 +177,7 @@ def _held_out(
 ) -> ImageSet | None:
     """The images to test on; None where the data has none apart from the training images."""
     if class_names(data):
-        divided = classes_of(data, "test")[1]
+        divided = classes_of(data, "test")[1] == "test"
         return read_split(data, "test", config.preprocessing, limit) if divided else None
     try:
         found = read_split(data, "test", config.preprocessing, limit)
@@ -142,18 +192,39 @@ def _held_out(
 
 
 def _divided(
-    training: ImageSet, test: ImageSet | None, seed: int, log: Callable[[str], None]
-) -> tuple[ImageSet, ImageSet]:
-    """Images of a folder to train and to test on, none of them in both."""
+    data: Path,
+    config: ModelConfig,
+    limit: int | None,
+    training: ImageSet,
+    test: ImageSet | None,
+    seed: int,
+    log: Callable[[str], None],
+) -> tuple[ImageSet, ImageSet, ImageSet]:
+    """Images of a folder to train on, to choose the epoch by, and to test on; none is in two of these."""
+
+    def held_out(share: float, of: str) -> tuple[ImageSet, ImageSet]:
+        rest, out = user_images.split(training, share, of, seed)
+        drawn = f"about {share:.0%} of each class, drawn by the seed {seed}"
+        log(f"no {of} images: {len(out)} training images are held out, {drawn}")
+        return rest, out
+
+    def apart(images: ImageSet, other: ImageSet, are: str) -> ImageSet:
+        kept = images.without(other)
+        if left_out := len(images) - len(kept):
+            log(f"{left_out} {images.split} images are left out: they are {are} images too")
+        return kept
+
     if test is None:
-        training, test = user_images.split(training, seed)
-        share = f"about {user_images.TEST_SHARE:.0%} of each class, drawn by the seed {seed}"
-        log(f"no test images: {len(test)} images are held out, {share}")
-        return training, test
-    kept = test.without(training)
-    if left_out := len(test) - len(kept):
-        log(f"{left_out} {test.split} images are left out: they are training images too")
-    return training, kept
+        training, test = held_out(user_images.TEST_SHARE, "test")
+    else:
+        test = apart(test, training, "training")
+    if classes_of(data, "validation")[1]:
+        given = read_split(data, "validation", config.preprocessing, limit)
+        validation = apart(given, training, "training")
+        test = apart(test, validation, "validation")
+    else:
+        training, validation = held_out(user_images.VALIDATION_SHARE, "validation")
+    return training, validation, test
 
 
 def default_model(data: Path) -> str:

@@ -44,12 +44,13 @@ class _Foreign(Exception):
 
 
 def read_state(
-    path: Path, identity: str, expected: Mapping[str, Any], epochs: int, steps: int
+    path: Path, identity: str, images: str, expected: Mapping[str, Any], epochs: int, steps: int
 ) -> dict[str, Any]:
     """The state of a run, whose every value has the type and the shape that this run gives it.
 
     Args:
         identity: of the run's settings.
+        images: digest of the images; a state without one is from before it was kept, and is not compared.
         expected: the state of each part by name, of a run like this one after a step.
         epochs: that the run has at most.
         steps: of one epoch.
@@ -71,6 +72,12 @@ def read_state(
             state = read_torch(file)
             if type(state) is not dict or type(state.get("identity")) is not str:
                 raise _Foreign("it names no settings")
+            if state.get("images", images) != images:
+                raise ArtefactError(
+                    f"{path} was made with other images.",
+                    "",
+                    "Resume with the images of the original run, or train in another folder.",
+                )
             if state["identity"] != identity:
                 raise ArtefactError(
                     f"{path} was made with other settings.",
@@ -78,6 +85,8 @@ def read_state(
                     "Resume with the settings of the original run.",
                 )
             history = _history(state.get("history"), epochs)
+            if "best" in expected and any("validation_accuracy" not in line for line in history):
+                raise _Foreign("its history does not say which epoch is the best")
             for name in expected:
                 _compare(name, state.get(name), expected[name], len(history) * steps)
                 _check_steps(state[name], len(history) * steps)

@@ -201,8 +201,13 @@ def train(
     (one line an epoch). A resumed run ends with the files of an uninterrupted one, wherever it was ended:
     order and augmentation of an epoch depend on the seed and the epoch alone.
 
+    The result has the weights of the last epoch or, with validation images, of the most accurate one; of
+    equally accurate ones, the latest.
+
     Args:
-        test: images that are not trained on; without them, accuracy is measured on the training images.
+        test: images that are not trained on, to measure accuracy on after every epoch; without them, it is
+            measured on the training images. If their split is ``validation``, they choose the epoch that is
+            kept.
         initial: a trained model of the same configuration to go on from; fresh weights when left out.
 
     Raises:
@@ -227,7 +232,10 @@ def train(
         raise UsageError(
             f"{len(data)} images are too few for a batch of {recipe.batch}.", "", "Lower --batch."
         )
-    run = _Run.new(config, recipe, folder, steps, initial)
+    measured = recipe.pairs != "none" or config.task == "single-label"
+    chooses = measured and test is not None and test.split == "validation"
+    run = _Run.new(config, recipe, folder, steps, initial, chooses)
+    run.images = " ".join(each.digest() for each in (data, test) if each is not None)
     run.typical_input = typical_input_of_training(data, config, recipe.pairs)
     make_folder(folder)
     for file in files(folder):
@@ -237,22 +245,25 @@ def train(
         run.write_results()  # the run may have ended before it did
     started = time.monotonic()
     for epoch in range(len(run.history), recipe.epochs):
+        if run.exhausted:
+            break
         line: dict[str, Any] = {
             "epoch": epoch + 1,
             "loss": run.train_epoch(epoch, data, progress),
             "seconds": round(time.monotonic() - started, 1),
         }
-        if recipe.pairs != "none" or config.task == "single-label":
+        if measured:
             right = count_correct(run.average, data if test is None else test, recipe.pairs)
             which = "training" if test is None else test.split or "test"
             line[f"{which}_accuracy"] = float(right.float().mean())
             line[f"{which}_images"] = len(right)
         run.history.append(line)
+        run.keep_best()
         run.save()
         run.write_results()
         if epoch_done:
             epoch_done(line)
-    return run.average.eval()
+    return run.result.eval()
 
 
 @dataclass
@@ -262,7 +273,9 @@ class _Run:
     Attributes:
         steps: of one epoch.
         average: the moving average of the model's weights; the model itself without one.
+        best: the average after the epoch that was most accurate on the validation images; None without such.
         history: one line per epoch done.
+        images: digest of what is trained on and of what chooses.
         typical_input: what the training images are like; None if they do not tell.
     """
 
@@ -272,9 +285,11 @@ class _Run:
     steps: int
     model: CapsuleModel
     average: CapsuleModel
+    best: CapsuleModel | None
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler
     history: list[dict[str, Any]]
+    images: str = ""
     typical_input: TypicalInput | None = None
 
     @classmethod
@@ -285,8 +300,9 @@ class _Run:
         folder: Path,
         steps: int,
         initial: CapsuleModel | None,
+        chooses: bool,
     ) -> _Run:
-        """A run before its first step.
+        """A run before its first step; ``chooses`` with validation images.
 
         Raises:
             UsageError: the initial model is of another configuration.
@@ -302,21 +318,50 @@ class _Run:
                 )
             model.load_state_dict(initial.state_dict())
         average = copy.deepcopy(model) if recipe.average else model
+        best = copy.deepcopy(average) if chooses else None
         optimizer, scheduler = _optimizer(model, recipe, steps)
-        return cls(config, recipe, folder, steps, model, average, optimizer, scheduler, [])
+        return cls(config, recipe, folder, steps, model, average, best, optimizer, scheduler, [])
+
+    @property
+    def result(self) -> CapsuleModel:
+        """The network that the run is about."""
+        return self.average if self.best is None else self.best
+
+    @property
+    def kept(self) -> int:
+        """Index of the epoch whose weights are the result's."""
+        if self.best is None:
+            return len(self.history) - 1
+        return max(
+            range(len(self.history)), key=lambda k: (self.history[k]["validation_accuracy"], k)
+        )
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the validation images have shown no better epoch for as long as the recipe waits."""
+        if self.best is None or not self.recipe.patience or not self.history:
+            return False
+        accuracies = [line["validation_accuracy"] for line in self.history]
+        return len(accuracies) > self.recipe.patience + accuracies.index(max(accuracies))
+
+    def keep_best(self) -> None:
+        """After an epoch, keep its weights if it is the best one so far."""
+        if self.best is not None and self.kept == len(self.history) - 1:
+            self.best.load_state_dict(self.average.state_dict())
 
     @property
     def identity(self) -> str:
         """The settings that a run keeps when it goes on."""
         recipe = asdict(self.recipe)
-        if not self.recipe.fast:
-            del recipe["fast"]  # runs begun before there was such a setting go on
+        for added in ("fast", "patience"):  # runs begun before there was such a setting go on
+            if not recipe[added]:
+                del recipe[added]
         return json.dumps([self.config.to_dict(), recipe], sort_keys=True)
 
     @property
     def parts(self) -> dict[str, Any]:
         """What has a state, by the name that it has in ``last.pt``."""
-        return _parts(self.model, self.average, self.optimizer, self.scheduler)
+        return _parts(self.model, self.average, self.best, self.optimizer, self.scheduler)
 
     def restore(self) -> None:
         """Go on from ``last.pt``.
@@ -327,10 +372,12 @@ class _Run:
         like = copy.deepcopy(self.model)
         probe = _optimizer(like, self.recipe, self.steps)
         fill(*probe)
-        expected = {n: p.state_dict() for n, p in _parts(like, self.average, *probe).items()}
+        parts = _parts(like, self.average, self.best, *probe)
+        expected = {n: p.state_dict() for n, p in parts.items()}
         state = read_state(
-            self.folder / STATE, self.identity, expected, self.recipe.epochs, self.steps
-        )
+            self.folder / STATE, self.identity, self.images, expected, self.recipe.epochs,
+            self.steps,
+        )  # fmt: skip
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
         self.history = state["history"]
@@ -338,7 +385,9 @@ class _Run:
     def save(self) -> None:
         """Write ``last.pt``."""
         state = {n: p.state_dict() for n, p in self.parts.items()}
-        state |= {"identity": self.identity, "history": json.dumps(self.history)}
+        state |= {
+            "identity": self.identity, "images": self.images, "history": json.dumps(self.history),
+        }  # fmt: skip
         # By way of memory: torch reports a full disk as a bug of its own.
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -346,11 +395,12 @@ class _Run:
 
     def write_results(self) -> None:
         """Write ``model.safetensors`` and ``history.jsonl``."""
-        training = {"recipe": asdict(self.recipe), "last": _without_time(self.history[-1])}
+        reached = _without_time(self.history[self.kept])
+        training = {"recipe": asdict(self.recipe), "last": reached}
         extra = {TRAINING_KEY: dump(training)}
         if self.typical_input is not None:
             extra[TYPICAL_INPUT_KEY] = dump(self.typical_input.to_dict())
-        save_checkpoint(self.average, self.folder / MODEL, extra)
+        save_checkpoint(self.result, self.folder / MODEL, extra)
         write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
 
     def train_epoch(self, epoch: int, data: ImageSet, progress: Progress | None) -> float:
@@ -390,10 +440,12 @@ class _Run:
 def _parts(
     model: nn.Module,
     average: nn.Module,
+    best: nn.Module | None,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
 ) -> dict[str, Any]:
-    return {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler}
+    parts = {"model": model, "average": average, "optimizer": optimizer, "scheduler": scheduler}
+    return parts if best is None else {**parts, "best": best}
 
 
 def _without_time(line: dict[str, Any]) -> dict[str, Any]:

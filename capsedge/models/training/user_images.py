@@ -14,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 
 DEFAULT_COLOUR, DEFAULT_GREY = "attention-cifar10-small", "digits-attention"
-TEST_SHARE = 0.15
+TEST_SHARE, VALIDATION_SHARE = 0.15, 0.1
 FEW = 10  # images of a class, below which it is named
 _CHUNK = 4096  # images whose values are summed at once
 
@@ -96,19 +96,22 @@ def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str],
         )
 
 
-def split(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Training images, and about 15 % of each class to test on, drawn at random.
+def split(images: ImageSet, share: float, of: str, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Training images, and about a share of each class, drawn at random and held out.
 
-    A class of one image is not tested. Images with equal pixels stay together, on the side of training.
+    No image is taken from a class of one. Images with equal pixels stay together, on the side of training.
+
+    Args:
+        of: the split that is held out: ``test`` or ``validation``.
     """
     random = np.random.default_rng(seed)
     chosen: list[int] = []
     for label in np.unique(images.classes):
         members = random.permutation(np.flatnonzero(images.classes == label))
-        count = max(1, round(TEST_SHARE * len(members))) if len(members) > 1 else 0
+        count = max(1, round(share * len(members))) if len(members) > 1 else 0
         chosen += members[:count].tolist()
     held = np.zeros(len(images), bool)
     held[chosen] = True
     training = images.take(np.flatnonzero(~held))
-    test = replace(images.take(np.flatnonzero(held)).without(training), split="test")
-    return replace(training, split="train"), test
+    out = replace(images.take(np.flatnonzero(held)).without(training), split=of)
+    return replace(training, split="train"), out

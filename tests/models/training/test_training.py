@@ -27,7 +27,7 @@ from capsedge.models.training.evaluate import (
     normalize,
     predict_all,
 )
-from capsedge.models.training.recipe import Recipe
+from capsedge.models.training.recipe import Recipe, training_of
 from capsedge.models.training.train import batch_loss, fast_math, train
 
 PREP = get_config("digits-em").preprocessing
@@ -240,6 +240,54 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path, average: 
         train(CONFIG, replace(recipe, seed=9), data, None, tmp_path / "cut", resume=True)
 
 
+def accuracies(monkeypatch: pytest.MonkeyPatch, given: list[float]) -> None:
+    """Let the validation accuracy of the epochs be these."""
+    shares = iter(given)
+    monkeypatch.setattr(losses, "count_correct", lambda *_: torch.tensor([next(shares)]))
+
+
+def test_the_best_epoch_on_validation_images_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And training ends after it; both survive an interruption."""
+    data, recipe = some_images(32), replace(RECIPE, epochs=6, patience=2, batch=32)
+    validation = replace(some_images(16), split="validation")
+    states: list[dict[str, torch.Tensor]] = []
+    given = [0.25, 0.5, 0.5, 0.25, 1.0, 1.0]
+
+    class StopError(Exception):
+        pass
+
+    def keep(line: dict[str, object]) -> None:
+        states.append(load_checkpoint(tmp_path / "model.safetensors").state_dict())
+        if line["epoch"] == 3:
+            raise StopError
+
+    accuracies(monkeypatch, given)
+    with pytest.raises(StopError):
+        train(CONFIG, recipe, data, validation, tmp_path, epoch_done=keep)
+    accuracies(monkeypatch, given[3:])
+    best = train(CONFIG, recipe, data, validation, tmp_path, resume=True, epoch_done=keep)
+    lines = [json.loads(x) for x in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [x["validation_accuracy"] for x in lines] == given[:4]
+    stored = training_of(tmp_path / "model.safetensors")
+    assert stored is not None
+    assert stored.last["epoch"] == 3  # of two equally accurate ones, the later
+    for name, value in best.state_dict().items():
+        assert torch.equal(value, states[2][name])
+        assert torch.equal(value, states[3][name])
+    assert any(not torch.equal(states[1][n], v) for n, v in best.state_dict().items())
+    again = train(CONFIG, recipe, data, validation, tmp_path, resume=True)  # nothing is left to do
+    assert torch.equal(next(again.parameters()), next(best.parameters()))
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, epochs=1)
+    train(CONFIG, recipe, some_images(32), None, tmp_path)
+    with pytest.raises(ArtefactError, match="other images"):
+        train(CONFIG, recipe, some_images(33), None, tmp_path, resume=True)
+
+
 def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     data, still = some_images(32), Recipe(epochs=1, batch=16, learning_rate=1e-12)
     first = train(CONFIG, RECIPE, data, None, tmp_path / "first")
@@ -357,7 +405,9 @@ def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
     given = build(config)
     save_checkpoint(given, tmp_path / "shape.safetensors")
     recipe = Recipe(epochs=1, batch=16, learning_rate=1e-12, seed=2)
-    made = train_model(str(tmp_path / "shape.safetensors"), tmp_path, tmp_path / "run", recipe)
+    made = train_model(
+        str(tmp_path / "shape.safetensors"), tmp_path, tmp_path / "run", recipe
+    ).checkpoint
     found = load_checkpoint(made)
     assert found.config == config
     torch.manual_seed(2)
@@ -368,6 +418,7 @@ def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
 
 def test_the_trained_models_say_how_they_were_trained() -> None:
     from capsedge.models.training.recipe import recipe_of
-    from capsedge.runtime.zoo import ROUTINGS, checkpoint_of_routing
+    from capsedge.runtime.zoo import checkpoint_of_routing
+    from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 
     assert all(recipe_of(checkpoint_of_routing(routing)) for routing in ROUTINGS)

@@ -127,11 +127,11 @@ def _set(counts: list[int], **pixels: Any) -> ImageSet:
 
 def test_some_of_each_class_are_held_out() -> None:
     images = _set([40, 20, 2, 1])
-    training, test = user_images.split(images, seed=3)
+    training, test = user_images.split(images, 0.15, "test", seed=3)
     assert np.bincount(test.classes, minlength=4).tolist() == [6, 3, 1, 0]
     assert len(training) + len(test) == len(images)
     assert not test.occurs_in(training).any()
-    again, other = user_images.split(images, seed=3)[1], user_images.split(images, seed=4)[1]
+    again, other = (user_images.split(images, 0.15, "test", seed)[1] for seed in (3, 4))
     assert again.digest() == test.digest() != other.digest()
     assert (training.split, test.split) == ("train", "test")
 
@@ -139,8 +139,9 @@ def test_some_of_each_class_are_held_out() -> None:
 def test_copies_of_an_image_are_on_one_side() -> None:
     images = _set([30, 30])
     images.images[:10] = images.images[0]
-    training, test = user_images.split(images, seed=0)
+    training, test = user_images.split(images, 0.15, "validation", seed=0)
     assert not test.occurs_in(training).any()
+    assert test.split == "validation"
 
 
 def test_few_and_unequal_images_are_named() -> None:
@@ -192,15 +193,45 @@ def test_a_run(tmp_path: Path) -> None:
     pictures(data / "test", {"cat": 3, "a dog": 4}, first=10)
     said: list[str] = []
     recipe = Recipe(epochs=1, batch=100)
-    made = train_model(None, data, tmp_path / "run", recipe, size=28, log=said.append)
-    text = "\n".join(said)
+    done = train_model(None, data, tmp_path / "run", recipe, size=28, log=said.append)
+    made, text = done.checkpoint, "\n".join(said)
+    assert "no validation images: 2 training images are held out" in text
+    assert "22 training images, 2 validation images, 3 test images" in text
+    assert f"test accuracy of epoch 1, which is kept: {done.test_accuracy:.4f} (3 images)" in text
     assert "4 test images are left out: they are training images too" in text
     assert "2 classes (a dog, cat); grey, resized to 28x28" in text
-    assert "batches of 3: there are 24 training images" in text
+    assert "batches of 2: there are 22 training images" in text
     assert "right, by class:" in text
     config = load_checkpoint(made).config
     assert config.class_names == ("a dog", "cat")
     assert config.preprocessing.std != (1.0,)
     line = json.loads((tmp_path / "run" / "history.jsonl").read_text())
-    assert line["test_images"] == 3
+    assert line["validation_images"] == 2
+    assert "test_accuracy" not in line
     assert "confusion matrix" in text
+
+
+@pytest.mark.thorough
+def test_validation_images_of_a_folder_choose_and_do_not_test(tmp_path: Path) -> None:
+    """An image that is in two splits is used in one; two images of each class suffice for a run."""
+    data = tmp_path / "data"
+    pictures(data / "train", {"cat": 8, "dog": 8})
+    pictures(data / "val", {"cat": 3, "dog": 3}, first=7)
+    pictures(data / "test", {"cat": 3, "dog": 3}, first=9)
+    said: list[str] = []
+    recipe = Recipe(epochs=1, batch=4)
+    done = train_model("digits-em", data, tmp_path / "run", recipe, log=said.append)
+    text = "\n".join(said)
+    assert "2 validation images are left out: they are training images too" in text
+    assert "2 test images are left out: they are validation images too" in text
+    assert "16 training images, 4 validation images, 4 test images" in text
+    assert done.test_images == 4
+    few = pictures(tmp_path / "few", {"a": 2, "b": 2})
+    done = train_model("digits-em", few, tmp_path / "small", recipe, log=said.append)
+    assert done.test_images == 2
+
+
+def test_patience_needs_validation_images(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train.npz", images=np.zeros((4, 28, 28), np.uint8), labels=np.arange(4))
+    with pytest.raises(UsageError, match="--patience does not apply"):
+        train_model("digits-em", tmp_path, tmp_path / "run", Recipe(), patience=3)
