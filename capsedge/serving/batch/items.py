@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from capsedge.errors import UsageError
-from capsedge.runtime.images.headers import SUFFIXES
+from capsedge.runtime.images.headers import is_image_name
 from capsedge.serving.batch.storage import Storage
 from capsedge.spec import limits
 
@@ -102,8 +102,8 @@ def qualified(file: str, name: object) -> str:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is an image by its name."""
-    return name.lower().endswith(SUFFIXES)
+    """Whether a file is an image by its name; a hidden one is not."""
+    return is_image_name(name.rpartition("/")[2])
 
 
 @dataclass(frozen=True)

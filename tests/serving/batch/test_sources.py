@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,20 @@ def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     read_there = [item.name for part in parts for item in pickle.loads(sent).read(part)]
     assert read_there == [name for part in parts for name in part.names]
     assert len(read_there) == COUNT
+
+
+def test_hidden_files_are_no_images(tmp_path: Path) -> None:
+    """Such as those that macOS leaves on foreign disks and in archives."""
+    folder = write_folder(pixels(), tmp_path / "images")
+    first = next(folder.glob("**/*.png"))
+    first.with_name(f"._{first.name}").write_bytes(b"no picture")
+    with tarfile.open(tmp_path / "all.tar", "w") as archive:
+        archive.add(folder, "images")
+    for source in (folder, tmp_path / "all.tar"):
+        found = open_source(str(source))
+        names = [item.name for part in found.parts() for item in found.read(part)]
+        assert len(names) == COUNT
+        assert not any("._" in name for name in names)
 
 
 @pytest.mark.parametrize(
