@@ -1,4 +1,4 @@
-"""capsedge: export, prove and run trained capsule networks at the edge.
+"""capsedge: export, verify and run trained capsule networks at the edge.
 
 Names are loaded when they are first used, so that a device needs only what it runs.
 """

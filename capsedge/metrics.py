@@ -32,7 +32,7 @@ LISTED_FLIPS = 100  # the certificate lists this many; all are counted
 
 @dataclass(frozen=True)
 class Flip:
-    """An image on which the reference and the artefact decide differently.
+    """An image for which the reference and the artefact make different decisions.
 
     Attributes:
         image: its number.
@@ -140,7 +140,9 @@ class Decisions:
         return np.asarray(np.eye(scores.shape[1], dtype=bool)[scores.argmax(1)])
 
     def margins(self, scores: Array) -> NDArray[np.float64]:
-        """How far each decision ``[n]`` for scores ``[n, J]`` is from another one; infinite for one class."""
+        """The distance of each decision ``[n]`` for scores ``[n, J]`` from another one; infinite for one
+        class.
+        """
         values = scores.astype(np.float64)
         if self.multi_label:
             return np.asarray(np.abs(values - self.threshold).min(1))
@@ -236,7 +238,7 @@ def binomial_at_most(count: int, trials: int, share: float) -> float:
 def check_above_chance(
     accuracy: float, images: int, classes: int, scores: str, data: str, what: str = "FP32"
 ) -> list[str]:
-    """Refuse to judge by a network whose answers are no better than guesses; warnings where that is open.
+    """Refuse a network whose decisions are no better than chance; returns warnings if this is uncertain.
 
     The usual causes are wrong labels, range, preprocessing or output.
 
@@ -289,7 +291,7 @@ _STILL = 1e-6  # a value that varies by less of its magnitude does not vary
 
 
 def has_columns(shapes: Sequence[Sequence[int | str | None]], batched: bool) -> bool:
-    """Whether each value of an output is judged by its own range.
+    """Whether each value of an output is compared relative to its own range.
 
     Args:
         shapes: of the output, in every run.

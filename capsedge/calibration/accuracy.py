@@ -1,4 +1,4 @@
-"""Judge a quantized file against its source: what counts, how much was lost, what is allowed."""
+"""Compare a quantized file with its source: which outputs count, the loss, and the allowed loss."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _task(session: Session, scores: str) -> tuple[bool, float]:
 
 @dataclass(frozen=True)
 class Gate:
-    """What a file may lose.
+    """The loss that a file is allowed.
 
     Attributes:
         max_drop: points: of accuracy lost; without labels of answers changed; for numbers the mean error in
@@ -195,7 +195,7 @@ class Gate:
         return DEFAULT_MAX_DROP[metric] if self.max_drop is None else self.max_drop
 
     def failures(self, outcome: Outcome) -> list[str]:
-        """A sentence for everything that is not met."""
+        """A sentence for every requirement that is not met."""
         found = []
         most = self.limit(outcome.metric)
         if not outcome.drop <= most + _ROUNDING:
@@ -215,11 +215,11 @@ class Gate:
         return found
 
     def passes(self, outcome: Outcome) -> bool:
-        """Whether an outcome meets everything."""
+        """Whether an outcome meets all requirements."""
         return not self.failures(outcome)
 
     def to_dict(self, outcome: Outcome) -> dict[str, float | str]:
-        """What was judged and allowed, for a file's metadata."""
+        """What was compared and allowed, for a file's metadata."""
         allowed: dict[str, float | str] = {
             "metric": outcome.metric,
             "max_drop": self.limit(outcome.metric),
@@ -382,7 +382,7 @@ def _check_finite(session: Session, name: str, artefact: list[Array]) -> None:
 def compare(
     reference: CriterionOutputs, artefact: CriterionOutputs, data: ImageSet, criterion: Criterion
 ) -> Outcome:
-    """Answers of a file against those of its source.
+    """Compare the outputs of a file with those of its source.
 
     Args:
         reference, artefact: of the source and of the file.
@@ -406,7 +406,7 @@ def compare(
 def of_scores(
     expected: Array, actual: Array, labels: Array | None, multi_label: bool, threshold: float
 ) -> Outcome:
-    """Scores of classes ``[N, J]`` against those of a source.
+    """Compare class scores ``[N, J]`` with those of a source.
 
     Args:
         labels: the classes ``[N]``, where they are known.

@@ -1,4 +1,4 @@
-"""Run a file on calibration images and record what 8 bits must cover."""
+"""Run a file on calibration images and record the ranges that 8 bits must cover."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def samples_of_a_run(session: Session, data: ImageSet) -> int | None:
 
 
 def check_fits(session: Session, data: ImageSet) -> None:
-    """Refuse arrays that the inputs do not take.
+    """Refuse arrays that do not fit the inputs.
 
     Raises:
         UsageError: the type or the shape of one does not fit.

@@ -22,7 +22,7 @@ LEAST_CHANNELS = 16
 def placement(
     graph: Graph, layers: list[QuantizableLayer], target: str = "tensorrt"
 ) -> tuple[list[QuantizableLayer], list[KeptNode]]:
-    """The units that a runtime executes faster in INT8, and why the others stay in FP32.
+    """The units that a runtime executes faster in INT8, and the reasons why the others stay in FP32.
 
     Only convolutions: Q/DQ does not fuse into plugins, and the products of votes are too small for INT8 to
     pay off. For TensorRT narrow convolutions stay too, as in ModelOpt's placement (``graph_utils.py``): one

@@ -77,7 +77,7 @@ class Search:
         return min(fitting, key=lambda c: c.milliseconds, default=None)
 
     def pareto(self) -> list[Candidate]:
-        """The candidates that no other beats in size, time and error at once, smallest first."""
+        """The candidates that no other beats in size, time and error together, smallest first."""
 
         def beaten(c: Candidate) -> bool:
             mine = (c.bytes, c.milliseconds, c.outcome.error)
@@ -98,7 +98,7 @@ def search(
     threads: int = 2,
     on_candidate: Callable[[Candidate], None] | None = None,
 ) -> Search:
-    """Lower one unit after another, starting with those that save most for their damage.
+    """Lower one unit after another, beginning with those that save the most for the error they cause.
 
     From all-INT8 the units go to 4 bits in the order of score error per byte saved; each step is kept only
     if it passes the gate (``_fits``). If INT8 itself does not fit, the units that do most
@@ -212,7 +212,7 @@ def levels(assignment: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Damage:
-    """One layer or routing iteration alone in 8 bits.
+    """The error of a single layer or routing iteration in 8 bits.
 
     Attributes:
         name: the layer; for an iteration, also its number: its couplings and poses are in 8 bits.
@@ -333,7 +333,7 @@ def _rounded(
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """The damage that each layer and each routing iteration does alone in 8 bits.
+    """The error that each layer and each routing iteration causes by itself in 8 bits.
 
     Attributes:
         damage: the largest first.

@@ -1,4 +1,4 @@
-"""Report a quantization, with the precision that ONNX Runtime really executes."""
+"""Report a quantization, with the precision that ONNX Runtime actually executes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ExecutedPrecision:
 
 
 def optimized_graph(data: bytes, name: str = "the file", threads: int = 1) -> onnx.ModelProto:
-    """The graph that ONNX Runtime makes of a file on loading; with the operator library, if there is one.
+    """The graph that ONNX Runtime optimizes a file into, with the operator library if there is one.
 
     Args:
         data: the content of the file.
@@ -255,7 +255,7 @@ class QuantizationReport(Summarized):
 
 
 class Rejected(ParityError):
-    """More was lost than the gate allows."""
+    """The loss exceeds the gate."""
 
     def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome

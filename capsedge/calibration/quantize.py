@@ -17,7 +17,6 @@ from capsedge.calibration.accuracy import DEFAULT_MAX_ERROR, Gate, Outcome
 from capsedge.calibration.collect import check_calibration, check_disjoint, check_fits
 from capsedge.calibration.float_model import (
     MADE_BY,
-    TARGETS,
     FloatModel,
     Progress,
     rounded_outcome,
@@ -51,10 +50,12 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_bytes,
 )
+from capsedge.spec.vocabularies import QUANTIZE_OPS as OPS
+from capsedge.spec.vocabularies import QUANTIZE_PRECISIONS as PRECISIONS
+from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS
 
 # --- From the FP32 file to the quantized one ---
 
-PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
 SEARCH_IMAGES = 2000
 
@@ -147,7 +148,7 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
 
 @dataclass(frozen=True)
 class QuantizeOptions:
-    """What is to be made.
+    """The settings of a quantization.
 
     Attributes:
         precision: ``int8``, ``fp16`` or ``mixed``.
@@ -340,7 +341,6 @@ def _searched(
 
 # --- ``capsedge.quantize``, and the sensitivity of layers and iterations ---
 
-OPS = ("auto", "fused")
 Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
 
 
@@ -432,7 +432,7 @@ def sensitivity(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SensitivityReport:
-    """Rank layers and routing iterations by the damage that each does alone in 8 bits.
+    """Rank layers and routing iterations by the error that each causes by itself in 8 bits.
 
     Arguments and errors are those of `quantize`; only the table is written.
     """

@@ -26,7 +26,7 @@ LEVELS = 256
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often a tensor takes which values.
+    """The distribution of a tensor's values.
 
     Attributes:
         low, high: smallest and largest value seen.
@@ -76,7 +76,7 @@ def percentile(h: Histogram, share: float = PERCENTILE) -> Range:
 
 
 def mse(h: Histogram) -> Range:
-    """The range whose rounding and clipping cause the least mean squared error."""
+    """The range with the least mean squared error from rounding and clipping."""
     values, weights = h.centres, h.counts.astype(np.float64)
 
     def error(low: float, high: float) -> float:
@@ -88,7 +88,7 @@ def mse(h: Histogram) -> Range:
 
 
 def entropy(h: Histogram) -> Range:
-    """The range that loses least information: smallest Kullback-Leibler divergence of the quantized
+    """The range that loses the least information: smallest Kullback-Leibler divergence of the quantized
     distribution from the original (Migacz 2017, "8-bit inference with TensorRT").
 
     The bin of zero gets its neighbour's count: zeros, most values after a ReLU, are exact in any range.
@@ -214,7 +214,7 @@ class CalibrationTable:
         tensors: Iterable[str],
         path: Path | str,
     ) -> None:
-        """Refuse a table for another model, other data or another method, or without one of the tensors.
+        """Refuse a table of another model, other data or another method, or one that lacks a tensor.
 
         Raises:
             ArtefactError: the table is stale or incomplete.

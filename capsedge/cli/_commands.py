@@ -126,7 +126,7 @@ class Command(click.Command):
         self.example = example
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and refuse what is left over."""
+        """Parse the arguments, and refuse any that are left over."""
         try:
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -170,7 +170,7 @@ class Group(click.Group):
         return self.commands[cmd_name]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse its own options; without any word, print the help."""
+        """Parse its own options; print the help if there are no arguments."""
         if not args and not ctx.resilient_parsing:
             say(*ctx.get_help().splitlines())
             ctx.exit(int(ExitCode.USAGE))
@@ -227,7 +227,7 @@ class Program(Group):
         raise SystemExit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; an interrupt is reported here, since click would end without a word."""
+        """Run the verb; an interrupt is reported here, because click would exit silently."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as signal:

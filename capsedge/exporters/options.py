@@ -1,4 +1,4 @@
-"""Check what ``export`` is given, before any work: the module, and the user's own inputs."""
+"""Check the arguments of ``export`` before any work: the module, and the user's own inputs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from capsedge.datasets.array_files import by_name, read_arrays
 from capsedge.errors import UsageError
-from capsedge.graph.passes import OPS
 from capsedge.models import CapsuleModel
 from capsedge.runtime.files.writing import type_in_words
+from capsedge.spec.vocabularies import OPS
 
 OPSETS = range(18, 22)
 Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
@@ -24,7 +24,7 @@ _USER_INPUTS = (
 
 
 def check_module(model: object) -> None:
-    """Refuse what is not a module, and say how to get one from it.
+    """Refuse anything that is not a module, and say how to make one from it.
 
     Raises:
         UsageError: it is a path, a state dict, a class, or anything else.

@@ -331,7 +331,7 @@ _NOT_FINITE = "it gives values that are NaN or infinite"
 def accepted_inputs(
     module: nn.Module, cases: Sequence[Case], example: Sequence[Tensor], batches: Sequence[int]
 ) -> tuple[list[Case], tuple[str, ...]]:
-    """The cases that the module takes, and what to say of the others.
+    """The cases that the module accepts, and notes on the others.
 
     Each kind is tried at the smallest batch, and everything where one is refused. Inputs within the range of
     the example, position by position, then stand in for those.

@@ -33,7 +33,7 @@ _GUMBEL = "Draw only during training: if self.training: F.gumbel_softmax(...), e
 
 
 def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tensor]]) -> None:
-    """Refuse a module whose answer is not a function of its input.
+    """Refuse a module whose result is not a function of its input.
 
     PyTorch's random operations are known by their tag, whoever calls them, so that numbers from a generator
     that the code seeds are found as well: they are replaced by others, and the answer must not change.

@@ -1,4 +1,4 @@
-"""Choose the scores of a user's own module by what its outputs do.
+"""Choose the scores of a user's own module by the behavior of its outputs.
 
 That comes before the long work of an export.
 """

@@ -155,7 +155,7 @@ def _traced(layer: TraceLayer, calls: Sequence[RoutingCall], batch: int) -> list
 
 
 def trace_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Traced:
-    """What a trace of a model has.
+    """The contents of a model's trace.
 
     Args:
         module: returns the outputs of the file, of which the model is a part.

@@ -1,4 +1,4 @@
-"""Explain failures of other libraries on a user's module in terms of the module."""
+"""Explain failures of other libraries on a user's module in terms of that module."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ChildMap:
-    """The map that children lie on.
+    """The map on which children lie.
 
     Attributes:
         grid: its rows and columns.

@@ -1,4 +1,4 @@
-"""Run all passes that turn a captured graph into that of a file, in one call."""
+"""Run all passes that turn a captured graph into the graph of a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from capsedge.graph.write_shapes import write_shapes
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
 IR_VERSION = 10
-OPS = ("auto", "fused", "portable")
 TORCH_DOMAIN = "capsedge.torch"  # of the operators in a captured graph; never in a file
 Progress = Callable[[str], None]
 WriteTrace = Callable[[onnx.ModelProto, FusionReport], onnx.ModelProto]
@@ -56,7 +55,7 @@ _STAGES = {"fusing": "looking for routing", "proving": "proving what replaces it
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A graph as a file has it.
+    """A graph in its final form.
 
     Attributes:
         model: in the form that was asked for.
@@ -87,7 +86,7 @@ def lower(
     write_trace: WriteTrace | None = None,
     progress: Progress = lambda _: None,
 ) -> Lowered:
-    """Make the graph of a file of a captured one: random nodes refused, simplified, rewritten, checked.
+    """Turn a captured graph into that of a file: refuse random nodes, simplify, rewrite and check it.
 
     Args:
         captured: capsule operators in the domain ``TORCH_DOMAIN``, with their couplings as an output.

@@ -1,4 +1,4 @@
-"""Rewrite standard operators into forms that every runtime reads alike, exact and as fast.
+"""Rewrite standard operators into equally fast forms that every runtime reads the same way; exact.
 
 - Views are Reshapes with a constant target, without ``allowzero`` and without 0 ("as the input"); where the
   batch is fixed, without -1 too. LiteRT and onnx2torch need that.

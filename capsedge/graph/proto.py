@@ -25,7 +25,7 @@ def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def replace(field: Any, items: Iterable[object]) -> None:
-    """Give a repeated field of a message other items."""
+    """Replace the items of a repeated field of a message."""
     items = list(items)
     del field[:]
     field.extend(items)
@@ -176,7 +176,7 @@ def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
 
 
 class Graph:
-    """A model and who makes and uses its tensors.
+    """A model, with the producers and users of its tensors.
 
     Attributes:
         model: as it was given.
@@ -236,7 +236,7 @@ def replace_graph(
     more: Mapping[str, onnx.TensorProto],
     like: Mapping[str, tuple[str, int]],
 ) -> onnx.ModelProto:
-    """A copy with other nodes and more initializers, without what nothing uses any more.
+    """A copy with other nodes and more initializers, without anything unused.
 
     The file loses its functions of the domain ``capsedge``: they belong to the shapes and types of before.
 

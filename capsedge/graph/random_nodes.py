@@ -1,4 +1,4 @@
-"""Nodes that draw random numbers: of a file that holds one, nothing can be proven."""
+"""Nodes that draw random numbers: the results of a file with such a node cannot be compared."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def random_nodes(model: onnx.ModelProto) -> list[RandomNode]:
 
 
 def refuse_random(model: onnx.ModelProto, name: str = "The file") -> None:
-    """Refuse a file whose answers are drawn.
+    """Refuse a file whose results are random.
 
     Raises:
         UnsupportedModelError: names its random nodes.

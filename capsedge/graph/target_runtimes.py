@@ -1,4 +1,4 @@
-"""Fit a file to the runtime that will run it: form, batch, opset."""
+"""Adapt a file to the runtime that will run it: operators, batch, opset."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def write_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None
 
 
 def with_shapes(data: bytes) -> bytes:
-    """A file with its shapes stated; as it is if onnx cannot infer them."""
+    """A file with its shapes stated; unchanged if onnx cannot infer them."""
     try:
         model = onnx.load_model_from_string(data)
         write_shapes(model)

@@ -1,3 +1,3 @@
-"""``capsedge import``: trained weights of public families become checkpoints. Needs torch."""
+"""``capsedge import``: convert trained weights of public families to checkpoints. Needs torch."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build the network of a file's weights: by what the user answers, or, where functions remain, by data."""
+"""Build the network for a file's weights, from the user's choices or, if these are not enough, from data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _configured(
 
 
 def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
-    """What the file leaves open, with stand-ins for the answers so far; until one does not fit."""
+    """The choices that the file leaves open, until one does not fit; stand-ins for those not made yet."""
     found: list[MissingChoice] = []
     while True:
         try:
@@ -154,7 +154,7 @@ def chosen_by_data(
     limit: int,
     notes: list[str],
 ) -> tuple[Identified, ImportChoices]:
-    """Family and answers; where the file leaves several functions, the one that is clearly best on data.
+    """The family and the choices; of several possible functions, the one clearly best on the data.
 
     Raises:
         UsageError: none is.

@@ -101,7 +101,7 @@ Tensors = dict[str, Floats]
 
 @dataclass(frozen=True)
 class ImportChoices:
-    """What the user says of the network, and the file does not.
+    """The user's statements about what the file does not record.
 
     Attributes:
         iterations: routing iterations, as the author's code counts them.
@@ -261,7 +261,7 @@ class Family:
         return bool(self.signature) and any(re.fullmatch(self.signature, key) for key in keys)
 
     def fit(self, weights: Weights) -> Fit:
-        """How far a file is of this family."""
+        """How well a file fits this family."""
         shapes = weights.shapes
         if self.by_configuration is not None and weights.config is not None:
             return self.by_configuration(weights.config, shapes)

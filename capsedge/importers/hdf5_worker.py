@@ -26,11 +26,11 @@ _DEPTH = 64
 
 
 class Refused(Exception):
-    """The file does something that files of weights have no need for."""
+    """The file uses a feature that weights files do not need."""
 
 
 def main() -> None:
-    """Answer for the file on the standard input under the bounds that the arguments name."""
+    """Read the file on standard input, within the limits given as arguments."""
     enter_sandbox()
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print

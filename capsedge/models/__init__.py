@@ -1,4 +1,4 @@
-"""The families of capsule networks, built by name or from a configuration.
+"""The architectures of capsule networks, built by name or from a configuration.
 
 Configurations and names need no torch; ``build`` and the modules do, and are imported when asked for.
 """
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
 
 
 def build(model: str | ModelConfig, **changes: Any) -> CapsuleModel:
-    """Build a model with fresh weights.
+    """Build a model with random weights.
 
     Args:
         model: a name of ``MODELS`` or a configuration.

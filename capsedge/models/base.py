@@ -1,4 +1,4 @@
-"""Define `CapsuleModel`, which every capsule network is whatever its routing, and its outputs."""
+"""Define `CapsuleModel`, the base of every capsule network, and its outputs."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class CapsuleModel(nn.Module, ABC):
 
 
 def check_work(model: CapsuleModel) -> None:
-    """Run a model without values on one image, and refuse it once it exceeds a limit.
+    """Run a model without values on one image, and refuse it if it exceeds a limit.
 
     Args:
         model: on the device ``meta``, where nothing is allocated or computed.

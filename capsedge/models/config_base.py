@@ -46,7 +46,7 @@ _DIALECTS = {
 
 
 def check_dialects(config: object) -> None:
-    """Refuse unknown words in the fields that say how a network differs from its paper."""
+    """Refuse unknown words in the fields that describe how a network differs from its paper."""
     for name, known in _DIALECTS.items():
         value = getattr(config, name, known[0])
         if value not in known:
@@ -218,12 +218,12 @@ class ModelConfig:
 
     @property
     def fixed_batch(self) -> int | None:
-        """The only batch that the network is exported with; None where the batch is free."""
+        """The only batch size with which the network can be exported; None if the batch is free."""
         return None
 
     @property
     def outputs(self) -> Outputs | None:
-        """Which outputs of an exported file hold the answer; None for scores of classes and poses."""
+        """Which outputs of an exported file hold the results; None for class scores and poses."""
         return None
 
     def replace(self, **changes: Any) -> ModelConfig:

@@ -437,7 +437,7 @@ ARCHITECTURES: dict[str, type[ModelConfig]] = {
 
 
 def config_from_dict(values: object) -> ModelConfig:
-    """Build a configuration from what ``ModelConfig.to_dict`` gave.
+    """Build a configuration from the result of ``ModelConfig.to_dict``.
 
     Raises:
         UsageError: an unknown architecture, or fields that do not fit it.

@@ -65,7 +65,9 @@ def patched(x: Tensor, index: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 class Padded(nn.Conv2d):
-    """A convolution that also knows ``same``: output ``ceil(in / stride)``, odd pixel at the end."""
+    """A convolution that also supports ``same`` padding: output ``ceil(in / stride)``, with the odd pixel at
+    the end.
+    """
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ def output_size(
 
 
 def positions(grid: tuple[int, int], window: tuple[int, int], stride: int) -> tuple[int, int]:
-    """Rows and columns of the places that a window takes on a grid.
+    """Rows and columns of the positions that a window takes on a grid.
 
     Raises:
         UsageError: the window is larger than the grid.
@@ -269,7 +271,8 @@ class DynamicCapsules(nn.Module):
 
 
 class SideBySide(nn.Module):
-    """Patches that are no windows, laid side by side so that they are; otherwise the map as it is.
+    """Patches that are not windows, laid side by side so that they become windows; otherwise the map
+    unchanged.
 
     Attributes:
         stride: of the windows over the result.

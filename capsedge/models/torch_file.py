@@ -38,7 +38,7 @@ _ALONE = threading.Lock()  # the names that torch takes as safe are those of all
 
 
 class StandIn:
-    """Stands for an object beside the weights that is not read."""
+    """A placeholder for an object in the file that is not read."""
 
     def __new__(cls, *_: Any) -> StandIn:
         """Take whatever the object would be made of."""
@@ -124,7 +124,7 @@ def _unpacked(file: BufferedReader) -> int:
 
 
 def main() -> None:
-    """Read the file on the standard input under the bounds that the arguments name; say why it is refused."""
+    """Read the file on standard input within the limits given as arguments, or say why it is refused."""
     (most,) = enter_sandbox()
     answer = os.dup(1)
     os.dup2(2, 1)  # libraries print

@@ -28,7 +28,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 class OnCpu(TorchFunctionMode):
-    """Tensors stay on the CPU where code says ``.cuda()`` or ``device="cuda"``; ``.data`` is a plain alias.
+    """Keeps tensors on the CPU where code uses ``.cuda()`` or ``device="cuda"``; ``.data`` is a plain alias.
 
     ``torch.export`` sees neither a move to a device that is not there nor a write past it by ``.data``.
     """
@@ -55,7 +55,7 @@ def _here(value: Any) -> Any:
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """While it lasts, `OnCpu` holds, old names make plain tensors, and prints go to standard error."""
+    """Within this context, `OnCpu` applies, old names make plain tensors, prints go to standard error."""
 
     def same(_: type, data: Tensor, *__: Any, **___: Any) -> Tensor:
         return data
@@ -127,7 +127,7 @@ def code_location(filename: str, number: int) -> str:
 
 
 def lines_with(module: nn.Module, words: str) -> list[str]:
-    """The first line of the module's own classes that says these words, other than to set them."""
+    """The first line of the module's own classes that contains these words, other than to set them."""
     ahead = r"(?<![\w.])" if words[0].isidentifier() else ""
     for kind in {type(each) for each in module.modules()}:
         try:
@@ -144,7 +144,7 @@ def lines_with(module: nn.Module, words: str) -> list[str]:
 
 
 def is_user_code(filename: str) -> bool:
-    """Whether a file is neither of this package, nor of a library, nor made up."""
+    """Whether a file belongs neither to this package nor to a library, and is a real file."""
     if filename.startswith("<"):
         return False
     path = str(Path(filename).resolve())

@@ -1,4 +1,4 @@
-"""Load a module from the user's own code and weights, as named by ``--module``. Needs torch.
+"""Load a module from the user's own code and weights, as given by ``--module``. Needs torch.
 
 The code runs as any program does that the user starts; only the command line can name it. It runs on the
 CPU, whatever device it asks for, and errors show its own lines.
@@ -36,7 +36,7 @@ _LINES = 20  # of a message, after the first
 
 @dataclass(frozen=True)
 class UserModuleSpec:
-    """What a user names.
+    """What the user specified.
 
     Attributes:
         module: ``file.py:Name`` or ``package.module:Name``, a class or a function that returns a module.
@@ -76,7 +76,7 @@ class UserModule:
         return Path(self.spec.weights) if self.spec.weights else None
 
     def facts(self) -> dict[str, Any]:
-        """What a certificate says of it."""
+        """What a certificate records of it."""
         return {
             "user_module": True,
             "code": f"{self.code.name if self.code else '?'}:{self.name}",

@@ -1,4 +1,4 @@
-"""Put weights of networks written by others into a module, without running anything of the file.
+"""Load weights of networks written by others into a module, without running any code in the file.
 
 A ``.pt`` file of a training script may hold the state dict itself, or wrap it (``state_dict``, ``model``)
 with optimizers, options and numbers. Needs torch.
@@ -69,7 +69,7 @@ class StateDict:
 
 
 def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
-    """Put the weights of a file into a module.
+    """Load the weights of a file into a module.
 
     Args:
         module: whose keys and shapes the file must have, perhaps behind a prefix such as ``module.``.

@@ -1,5 +1,3 @@
-"""Tasks that combine several parts: export, quantization and measurement in one call. Needs
-torch.
-"""
+"""Tasks that combine export, quantization and measurement. Needs torch."""
 
 from __future__ import annotations

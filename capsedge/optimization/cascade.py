@@ -1,4 +1,4 @@
-"""Join two networks in one file: the small one escalates what it is unsure of to the large one."""
+"""Join two networks in one file: the small one escalates images that it is unsure of to the large one."""
 
 from __future__ import annotations
 

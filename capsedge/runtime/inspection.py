@@ -83,7 +83,7 @@ class Intermediate:
 
 @dataclass(repr=False)
 class Inspection(Summarized):
-    """What ``inspect`` found; ``to_dict`` is the document that ``--json`` prints."""
+    """The result of ``inspect``; ``to_dict`` is the document that ``--json`` prints."""
 
     path: str
     kind: str

@@ -98,7 +98,7 @@ class Progress:
 
 
 def monitor(trt: Any, progress: Progress) -> Any:
-    """An ``IProgressMonitor`` that hands everything on.
+    """An ``IProgressMonitor`` that forwards every event.
 
     Nothing may be raised through TensorRT's C++: an interrupt, or a report that fails because nobody
     reads the standard error any more, stops the build and is raised when it has ended.
@@ -136,7 +136,7 @@ def monitor(trt: Any, progress: Progress) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """What the builder may use.
+    """The limits of the builder.
 
     Attributes:
         batch: smallest, best and largest batch.

@@ -1,4 +1,4 @@
-"""Make new nodes for the place of fused ones, in FP32, FP16 and BF16 files.
+"""Make the nodes that replace fused ones, in FP32, FP16 and BF16 files.
 
 Capsule operators compute in FP32 between two casts, so that the result is no less exact than the file was.
 """
@@ -25,7 +25,7 @@ _FREE = "N"
 
 
 class Edit:
-    """Nodes in the place of a region.
+    """Nodes that replace a region.
 
     Attributes:
         nodes, initializers, values: new ones; values have type and shape.
@@ -135,7 +135,7 @@ def _holder(shape: tuple[int, ...], layout: Layout) -> int | None:
 
 
 def splice(model: onnx.ModelProto, edits: Sequence[Edit]) -> onnx.ModelProto:
-    """A copy with the edits in the place of what made their results; equal new constants are one."""
+    """A copy with the edits in place of the nodes they replace; equal new constants are merged."""
     copy = copy_of(model)
     for edit in edits:
         for node in copy.graph.node:
@@ -169,7 +169,7 @@ def _share(model: onnx.ModelProto, new: set[str]) -> None:
 
 
 def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Nodes after those that they read from, else in the order given.
+    """The nodes in topological order, otherwise in the given order.
 
     Raises:
         NoMatch: some read from each other in a circle.

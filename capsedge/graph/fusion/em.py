@@ -85,7 +85,7 @@ class EMMatch:
 
 
 def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
-    """What EM routing the softmaxes make over the votes.
+    """The EM routing that the softmaxes compute over the votes.
 
     Raises:
         NoMatch: none that agrees.
@@ -359,7 +359,7 @@ def _equivalence(
 
 @dataclass(frozen=True)
 class EmittedEM:
-    """The nodes, and what they are.
+    """The nodes, with a description of them.
 
     Attributes:
         edit: the nodes.

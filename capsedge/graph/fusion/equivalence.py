@@ -96,7 +96,7 @@ SIZES = (1e-6, 1e-4, 1e-2, 1.0, 3.0, 30.0)
 
 @dataclass(frozen=True)
 class Equivalence:
-    """How far a hypothesis is from the original.
+    """The difference between a hypothesis and the original.
 
     Attributes:
         excess: largest difference divided by what is allowed; up to 1 is accepted.

@@ -38,12 +38,12 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in a line."""
+    """The message of another library's error, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime has not or with few digits, written out."""
+    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime lacks or computes poorly, written out."""
     for node in nodes:
         if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
             yield from _written_out(node)

@@ -1,4 +1,4 @@
-"""Give a graph a free batch size where that can be proven.
+"""Give a graph a free batch size if the results stay the same.
 
 Literals that name the batch become free: targets of Reshapes and Expands, bounds of slices, rows of constants
 that repeat. Images that a trace took apart and joined again (``x[0], x[1], ...``) become one branch. This is
@@ -23,7 +23,7 @@ from capsedge.graph.proto import copy_of
 
 
 def free_batch(graph: Values) -> onnx.ModelProto:
-    """The graph with a batch that is free, as far as its structure tells; to be proven.
+    """The graph with a free batch, as far as its structure allows; its results are still to be compared.
 
     Raises:
         NoMatch: the reason and the node.
@@ -48,7 +48,7 @@ def with_batch(
     original: Original,
     batch: int | Literal["free", "keep"],
 ) -> tuple[onnx.ModelProto, Values, list[str]]:
-    """The model with the batch that is wanted, its values, and what to say of it.
+    """The model with the requested batch, its values, and notes on it.
 
     Raises:
         UnsupportedModelError: a number is wanted that the file cannot have.

@@ -1,4 +1,4 @@
-"""Turn the bytes of a foreign file into those of a better one: convert, clean, fuse, prove.
+"""Turn the bytes of another tool's file into those of a better one: convert, clean, fuse, compare.
 
 Calls go one way: from here to the batch (``free_batch``) and the matcher (``matcher``), which has each
 hypothesis checked (``equivalence``), and to the proof (``proof``).
@@ -103,7 +103,7 @@ class OptimizedGraph:
 def optimize_model(
     data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
 ) -> OptimizedGraph:
-    """Convert, clean, fuse and prove.
+    """Convert, clean, fuse and compare.
 
     Args:
         data: of a file that ``read_harmless`` took.
@@ -225,7 +225,7 @@ class _Search:
         return self.keep(self.keep(base, more[:half]), more[half:])
 
     def tried(self, made: list[Replacement]) -> tuple[onnx.ModelProto, list[Comparison]]:
-        """The file with these edits, and its proof."""
+        """The file with these edits, and its comparison."""
         key = tuple(id(edit) for edit, _ in made)
         if key not in self.proofs:
             changed, found = apply_replacements(self.cleaned, made)

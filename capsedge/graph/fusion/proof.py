@@ -1,4 +1,4 @@
-"""Prove a whole new file against the original; drop the operator at fault."""
+"""Compare a whole new file with the original; drop the operator that causes a difference."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Comparison:
 
 
 class Original:
-    """The file as it came, for any number of images.
+    """The original file, for any number of images.
 
     Args:
         data: its bytes.
@@ -107,7 +107,7 @@ class Original:
 
 
 def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
-    """Run both on random and hard inputs; where the original is not finite nothing is compared.
+    """Run both on random and hard inputs; values that are not finite in the original are not compared.
 
     An input that the original does not run on (an index beyond its table) is none of its inputs.
 

@@ -212,7 +212,7 @@ STAND_IN = 1e-20  # for no epsilon, as in the authors' code
 def emit_self_attention(
     graph: Values, match: SelfAttentionMatch, vote_source: VoteSource, tag: str
 ) -> tuple[Edit, tuple[str, ...]]:
-    """The nodes, and what to say of them.
+    """The nodes, and notes on them.
 
     Raises:
         NoMatch: no operator computes the same.

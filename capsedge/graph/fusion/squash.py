@@ -1,4 +1,4 @@
-"""Squashes that stand alone: primary capsules."""
+"""Squashes outside of routing: those of primary capsules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a graph once and know its every value: shapes, constants, dominators, pieces to run.
+"""Run a graph once and record every value: shapes, constants, dominators, pieces to run.
 
 ONNX Runtime runs it with all tensors as outputs and nothing optimized. So no shape inference is needed, and
 weights that are tiled, sliced or computed by the file are simply values.
@@ -37,7 +37,7 @@ _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
 def inputs_of(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, and the graphs inside it from outside of them."""
+    """What a node reads, including what its subgraphs read from outside."""
     return [name for name in (*node.input, *sorted(captured_by(node))) if name]
 
 
@@ -281,7 +281,7 @@ class Values:
         return found
 
     def find_twins(self, name: str) -> None:
-        """Join what has the values of a tensor and neither makes nor uses it."""
+        """Merge tensors that have a tensor's values but neither compute nor use it."""
         if name in self.twins:
             return
         one, kin = self.summaries[name], set(self.distances(name)) | self.after(name)
@@ -425,7 +425,7 @@ _FEW = 1 << 14  # elements of a value that are kept
 
 @dataclass(frozen=True)
 class ValueSummary:
-    """What is kept of a value.
+    """A summary of a value.
 
     Attributes:
         shape, kind, nbytes: of it; no kind of what is no tensor.
@@ -447,7 +447,7 @@ class ValueSummary:
         return cls(tuple(np.shape(value)), kind, array.nbytes, few)
 
     def resembles(self, other: ValueSummary) -> bool:
-        """Whether two values seem the same, but for rounding."""
+        """Whether two values appear equal except for rounding."""
         if self.few is None or other.few is None or self.shape != other.shape:
             return False
         near = 1e-6 * np.abs(other.few).max(initial=0)

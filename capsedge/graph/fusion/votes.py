@@ -1,4 +1,4 @@
-"""Find out by probing where votes come from, and read off their weight.
+"""Find out by probing where votes come from, and determine their weight.
 
 ``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``. The tensors that all votes run through are tried from
 the votes upwards, as long as votes depend on them linearly. For every way in which such a tensor may hold
@@ -64,7 +64,7 @@ def linear_vote_source(
     suits: Callable[[Array], bool] = lambda _: True,
     probes: dict[str, VoteProbe] | None = None,
 ) -> VoteSource:
-    """The source with the fewest elements; of those the one that tells most axes of cells apart, the nearest.
+    """The source with the fewest elements, then with the most axes of cells, then the nearest.
 
     Args:
         roles: of the votes, ``[n, j, i, p]``.

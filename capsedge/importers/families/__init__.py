@@ -1,4 +1,4 @@
-"""Families of public capsule networks, whose weights ``capsedge import`` makes checkpoints of."""
+"""Families of public capsule networks whose weights ``capsedge import`` converts to checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make what operators compute with of their inputs: check them, cut maps into windows, form votes."""
+"""Prepare the inputs of operators: check them, cut maps into windows, form votes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The iterations of the routing operators: what each of them makes of the votes."""
+"""The iterations of the routing operators: what each iteration computes from the votes."""
 
 from __future__ import annotations
 

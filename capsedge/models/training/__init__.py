@@ -1,1 +1,1 @@
-"""Training: enough to make the trained models honestly. Needs torch."""
+"""Training, sufficient to reproduce the trained models. Needs torch."""

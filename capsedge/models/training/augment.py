@@ -10,7 +10,7 @@ from torch.nn.functional import affine_grid, grid_sample, pad
 
 
 def shift(images: Tensor, limit: int, rng: Generator) -> Tensor:
-    """Move each image by up to ``limit`` pixels per axis, zeros coming in.
+    """Move each image by up to ``limit`` pixels per axis, filled with zeros.
 
     Source: Sabour et al. 2017, section 5 (2 pixels for MNIST); also the padded random crop of CIFAR-10.
     """

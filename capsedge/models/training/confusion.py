@@ -1,4 +1,4 @@
-"""Which classes a network takes for which: counts, lines of text, and a picture."""
+"""Which classes a network confuses: counts, lines of text, and a picture."""
 
 from __future__ import annotations
 

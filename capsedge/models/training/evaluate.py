@@ -1,4 +1,4 @@
-"""Evaluate a network on images, and measure what its training images are like."""
+"""Evaluate a network on images, and measure the properties of its training images."""
 
 from __future__ import annotations
 

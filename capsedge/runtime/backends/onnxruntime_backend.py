@@ -184,7 +184,9 @@ class OnnxRuntimeBackend:
 
     @classmethod
     def accepts(cls, file: ModelFile) -> bool:
-        """Whether it is anything but an engine; what is no ONNX file is refused with what it is."""
+        """Whether it is anything but an engine. A file that is not an ONNX file is refused later, with what
+        it is.
+        """
         return not file.is_engine
 
     @classmethod

@@ -9,7 +9,7 @@ import { declaredRange, type Preprocessing } from "./preprocessing.js";
 import type { Cascade, TypicalInput, Origin, TraceLayer } from "./declared-fields.js";
 import { printable } from "./text.js";
 
-/** What a file says of itself. Texts are plain, of one line, without control or reordering characters. */
+/** The metadata of a file. Texts are plain, of one line, without control or reordering characters. */
 export interface Description {
   /** Name of the file, where it is known. */
   readonly file: string;

@@ -32,7 +32,7 @@ export interface DeclaredOutputs {
   readonly units: readonly string[];
 }
 
-/** What a file says of itself. Names are as in the file; the description has them printable. */
+/** The metadata of a file. Names are as in the file; the description has them printable. */
 export interface Metadata {
   readonly architecture: string;
   readonly routing: string;
