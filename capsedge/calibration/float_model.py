@@ -40,9 +40,9 @@ from capsedge.runtime.metadata import ModelMetadata, Preprocessing, how_to_expor
 from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.scores import mask_of
+from capsedge.spec.vocabularies import QDQ_TARGETS as QDQ
+from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS
 
-QDQ = ("tensorrt", "openvino", "litert")  # quantized by Q/DQ pairs around convolutions
-TARGETS = ("ort-cpu", *QDQ)
 INT4_FROM = 20  # the exporter's opset, to which opset 21 adds only types
 MADE_BY = "the file that was made"
 RECORD = "capsedge_quantization"  # the property of a file of another tool; ours have metadata

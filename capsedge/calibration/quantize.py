@@ -17,7 +17,6 @@ from capsedge.calibration.accuracy import DEFAULT_MAX_ERROR, Gate, Outcome
 from capsedge.calibration.collect import check_calibration, check_disjoint, check_fits
 from capsedge.calibration.float_model import (
     MADE_BY,
-    TARGETS,
     FloatModel,
     Progress,
     rounded_outcome,
@@ -51,10 +50,12 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_bytes,
 )
+from capsedge.spec.vocabularies import QUANTIZE_OPS as OPS
+from capsedge.spec.vocabularies import QUANTIZE_PRECISIONS as PRECISIONS
+from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS
 
 # --- From the FP32 file to the quantized one ---
 
-PRECISIONS = ("int8", "fp16", "mixed")
 PREFERENCES = ("size", "speed")
 SEARCH_IMAGES = 2000
 
@@ -340,7 +341,6 @@ def _searched(
 
 # --- ``capsedge.quantize``, and the sensitivity of layers and iterations ---
 
-OPS = ("auto", "fused")
 Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
 
 

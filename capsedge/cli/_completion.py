@@ -16,6 +16,7 @@ from capsedge.cli._output import log, say
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
+from capsedge.spec import vocabularies as words
 
 # --- Names that a verb knows; files are the shell's own ---
 
@@ -81,12 +82,6 @@ def _trained(_: click.Context) -> Iterable[str]:
     return MODELS
 
 
-def _routings(_: click.Context) -> Iterable[str]:
-    from capsedge.runtime.zoo import ROUTINGS
-
-    return ROUTINGS
-
-
 def _variants(ctx: click.Context) -> Iterable[str]:
     """Those of the family that ``--family`` names; of all families without it."""
     chosen = ctx.params.get("family")
@@ -105,12 +100,6 @@ def _boards(_: click.Context) -> Iterable[str]:
     return DEVICES
 
 
-def _providers(_: click.Context) -> Iterable[str]:
-    from capsedge.runtime.backends.onnxruntime_session import PROVIDERS
-
-    return PROVIDERS
-
-
 def _rewrites(_: click.Context) -> Iterable[str]:
     from capsedge.cli.export import REWRITES
 
@@ -125,28 +114,28 @@ NAMES: Mapping[str, Known] = {
     "method": ("minmax", "percentile", "entropy", "mse"),
     "name": _trained,
     "no_rewrite": _rewrites,
-    "ops": ("auto", "fused", "portable"),
-    "order": ("RGB", "BGR"),
+    "ops": words.OPS,
+    "order": words.ORDERS,
     "pairs": ("none", "overlap", "diverse"),
-    "per_image": ("standardize", "min-max"),
-    "pixel_range": ("0-1", "0-255", "-1-1"),
-    "plugin": ("auto", "fused", "native"),
-    "precision": ("int8", "fp16", "mixed"),
+    "per_image": words.PER_IMAGE[1:],
+    "pixel_range": tuple(words.PIXEL_RANGES),
+    "plugin": words.PLUGIN_CHOICES,
+    "precision": words.QUANTIZE_PRECISIONS,
     "prefer": ("size", "speed"),
-    "provider": _providers,
-    "resize": ("stretch", "pad", "crop", "center"),
-    "routing": _routings,
-    "runtime": ("openvino", "litert", "mnn"),
+    "provider": words.PROVIDERS,
+    "resize": words.RESIZE_RULES,
+    "routing": words.ZOO_ROUTINGS,
+    "runtime": words.RUNTIMES,
     "schedule": ("one-cycle", "exponential", "multistep"),
-    "score_kind": ("length", "logits", "probability"),
-    "target": ("ort-cpu", "tensorrt", "openvino", "litert"),
-    "task": ("classification", "multi-label", "regression"),
+    "score_kind": words.SCORE_KINDS,
+    "target": words.QUANTIZE_TARGETS,
+    "task": ("classification", *words.TASKS[1:]),
     "variant": _variants,
     "batch cluster": ("auto",),
     "batch model": _trained,
     "build device": (),
-    "build precision": ("fp32", "fp16", "int8", "mixed"),
-    "build target": ("tensorrt", "tensorrt-rtx"),
+    "build precision": words.PRECISIONS,
+    "build target": tuple(words.TARGETS),
     "deploy kserve name": (),
     "deploy triton models": _trained,
     "deploy web models": _trained,
@@ -155,7 +144,7 @@ NAMES: Mapping[str, Known] = {
     "inspect device": _boards,
     "optimize batch": ("free", "keep"),
     "prune checkpoint": _trained,
-    "quantize ops": ("auto", "fused"),
+    "quantize ops": words.QUANTIZE_OPS,
     "see model": _trained,
     "serve batch": ("auto",),
     "serve models": _trained,
@@ -164,15 +153,15 @@ NAMES: Mapping[str, Known] = {
 }
 # Several names that commas separate.
 LISTS: Mapping[str, Known] = {
-    "compare": ("ort", "openvino", "litert", "mnn", "torch"),
-    "extra": ("reconstruction", "couplings", "trace"),
+    "compare": words.PEERS,
+    "extra": words.EXTRA_OUTPUTS,
     "what": (
         *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
         *("responsibilities", "capsules", "hardest"),
     ),
     "batch outputs": ("scores", "poses"),
     "sweep couplings": ("routed", "frozen"),
-    "sweep precision": ("fp32", "fp16", "int8"),
+    "sweep precision": words.SWEEP_PRECISIONS,
 }
 # What takes a file besides all that is a path: a name or a file, a file and a class in it, an address.
 FILES = frozenset(

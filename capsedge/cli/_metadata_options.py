@@ -13,15 +13,16 @@ from capsedge.cli._paths import READS_DATA, READS_LIST
 from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import (
+    ORDERS,
+    PER_IMAGE,
+    PIXEL_RANGES,
+    RESIZE_RULES,
+    SCORE_KINDS,
+    TASK_CHOICES,
+)
 
 _PANEL = "Metadata of the file"
-_TASKS = ("classification", "single-label", "multi-label", "regression")
-_RESIZE = ("stretch", "pad", "crop", "center")
-_KINDS = ("length", "logits", "probability")
-_ORDERS = ("RGB", "BGR")
-_PER_IMAGE = ("standardize", "min-max")
-# Range of the pixels that the network was trained on: factor from 0..255, and what is subtracted.
-_RANGES = {"0-1": (1 / 255, 0.0), "0-255": (1.0, 0.0), "-1-1": (2 / 255, 1.0)}
 
 
 def _option(name: str, text: str) -> Any:
@@ -123,8 +124,8 @@ class MetadataOptions:
 def _keywords(**options: Any) -> dict[str, Any]:
     from capsedge.runtime.metadata import Outputs
 
-    _known("task", options["task"], _TASKS)
-    _known("score-kind", options["score_kind"], _KINDS)
+    _known("task", options["task"], TASK_CHOICES)
+    _known("score-kind", options["score_kind"], SCORE_KINDS)
     lists = {name: _list(name, options[name]) for name in ("values", "outputs", "units")}
     outputs = Outputs(
         options["scores"] or "", options["score_kind"] or "", options["poses"] or "",
@@ -207,8 +208,8 @@ def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
         changes["height"], changes["width"] = _size(options["size"])
     if any(options[name] is not None for name in ("pixel_range", "mean", "std")):
         chosen = "0-1" if options["pixel_range"] is None else options["pixel_range"]
-        _known("range", chosen, tuple(_RANGES))
-        scale, offset = _RANGES[chosen]
+        _known("range", chosen, tuple(PIXEL_RANGES))
+        scale, offset = PIXEL_RANGES[chosen]
         mean = _numbers("mean", "0" if options["mean"] is None else options["mean"])
         std = _numbers("std", "1" if options["std"] is None else options["std"])
         if 0.0 in std:
@@ -216,7 +217,7 @@ def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
                 "Invalid --std 0.", "Pixels are divided by this value.", "Use another number."
             )
         changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
-    for name, known in (("per_image", _PER_IMAGE), ("order", _ORDERS), ("resize", _RESIZE)):
+    for name, known in (("per_image", PER_IMAGE[1:]), ("order", ORDERS), ("resize", RESIZE_RULES)):
         _known(name.replace("_", "-"), options[name], known)
         if options[name] is not None:
             changes[name] = options[name]

@@ -86,9 +86,10 @@ def command(
     )  # fmt: skip
     from capsedge.models.find import find_model
     from capsedge.optimization.sweep import Grid, draw, sweep
-    from capsedge.optimization.sweep_candidates import COUPLINGS, PRECISIONS
+    from capsedge.optimization.sweep_candidates import COUPLINGS
     from capsedge.runtime.files.writing import check_writable, write_text
     from capsedge.runtime.result_summary import check_chart
+    from capsedge.spec.vocabularies import SWEEP_PRECISIONS as PRECISIONS
 
     grid = Grid(
         iterations,

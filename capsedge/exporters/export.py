@@ -45,6 +45,7 @@ from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, writ
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
+from capsedge.spec.vocabularies import TRACE
 
 ATOL, RTOL = 1e-5, 1e-4
 
@@ -286,7 +287,7 @@ def _subject(
     checkpoint_sha256: str,
 ) -> Subject:
     if not isinstance(model, CapsuleModel):
-        if iterations is not None or set(extra_outputs) - {modules.TRACE}:
+        if iterations is not None or set(extra_outputs) - {TRACE}:
             raise UsageError(
                 "The iterations and outputs of your own module are set in its code.",
                 "Of the extra outputs, only the trace can be added.",

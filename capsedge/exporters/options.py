@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from capsedge.datasets.array_files import by_name, read_arrays
 from capsedge.errors import UsageError
-from capsedge.graph.passes import OPS
 from capsedge.models import CapsuleModel
 from capsedge.runtime.files.writing import type_in_words
+from capsedge.spec.vocabularies import OPS
 
 OPSETS = range(18, 22)
 Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]

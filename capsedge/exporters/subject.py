@@ -12,9 +12,7 @@ from capsedge.errors import UsageError
 from capsedge.exporters.traced_routing import RoutingCalls, Traced, trace_routing
 from capsedge.models import CapsuleModel
 from capsedge.runtime.metadata import ModelMetadata
-
-TRACE = "trace"
-EXTRA_OUTPUTS = ("reconstruction", "couplings", TRACE)
+from capsedge.spec.vocabularies import EXTRA_OUTPUTS, TRACE
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ from capsedge.graph.write_shapes import write_shapes
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
 IR_VERSION = 10
-OPS = ("auto", "fused", "portable")
 TORCH_DOMAIN = "capsedge.torch"  # of the operators in a captured graph; never in a file
 Progress = Callable[[str], None]
 WriteTrace = Callable[[onnx.ModelProto, FusionReport], onnx.ModelProto]

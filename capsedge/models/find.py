@@ -12,6 +12,7 @@ from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.runtime import zoo
+from capsedge.spec.vocabularies import ZOO_ROUTINGS
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def find_model(
         config = get_config(name)
         checkpoint = zoo.checkpoint_of_model(name)
     elif checkpoint is None:
-        checkpoint = zoo.checkpoint_of_routing(routing or zoo.ROUTINGS[0])
+        checkpoint = zoo.checkpoint_of_routing(routing or ZOO_ROUTINGS[0])
         if not checkpoint.is_file():
             raise EnvironmentProblem(
                 "The trained models are not in this installation.",

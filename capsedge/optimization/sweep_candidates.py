@@ -100,7 +100,6 @@ class State:
 
 # --- Candidates: exported, frozen and quantized, each with its accuracy in the search ---
 
-PRECISIONS = ("fp32", "fp16", "int8")
 ROUTED, FROZEN = "routed", "frozen"
 COUPLINGS = (ROUTED, FROZEN)
 

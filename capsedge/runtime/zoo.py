@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from capsedge.errors import UsageError
+from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 
 # --- Trained models: small networks for digits ---
 
-ROUTINGS = ("dynamic", "em", "attention")  # each with a model, digits-<routing>
 MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
 DEFAULT = MODELS[0]
 _HERE = Path(__file__).parents[1] / "zoo"

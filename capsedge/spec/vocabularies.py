@@ -20,6 +20,25 @@ TRACE_REQUIRED = TRACE_KINDS[:3]  # the others belong to EM routing
 TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
 TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}  # of engines, and their titles
 PLUGINS = ("native", "fused")  # whether an engine needs the plugin library
+COUPLINGS, TRACE = "couplings", "trace"
+
+# What options take, besides the words of files.
+TASK_CHOICES = ("classification", *TASKS)
+PIXEL_RANGES = {
+    "0-1": (1 / 255, 0.0),
+    "0-255": (1.0, 0.0),
+    "-1-1": (2 / 255, 1.0),
+}  # that a network was trained on: factor from 0..255, and what is subtracted
+OPS = ("auto", "fused", "portable")
+QUANTIZE_OPS = OPS[:2]
+PLUGIN_CHOICES = ("auto", *PLUGINS)
+QUANTIZE_PRECISIONS = ("int8", "fp16", "mixed")
+SWEEP_PRECISIONS = PRECISIONS[:3]
+QDQ_TARGETS = (TENSORRT, "openvino", "litert")  # of files with Q/DQ pairs around convolutions
+QUANTIZE_TARGETS = ("ort-cpu", *QDQ_TARGETS)
+RUNTIMES = ("openvino", "litert", "mnn")  # that run files of standard operators only
+PEERS = ("ort", *RUNTIMES, "torch")  # that are compared with capsedge
+PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")  # of ONNX Runtime
 
 # The type of each in C++ and TypeScript.
 VOCABULARIES: dict[str, tuple[str, ...]] = {
@@ -40,4 +59,6 @@ VOCABULARIES: dict[str, tuple[str, ...]] = {
 LENGTHS, LOGITS, POSES = "lengths", "logits", "poses"
 ESCALATED = "escalated"  # [N], bool: the images that the large network of a cascade decided
 RECONSTRUCTION = "reconstruction"
+EXTRA_OUTPUTS = (RECONSTRUCTION, COUPLINGS, TRACE)  # that an export may have
+ZOO_ROUTINGS = ROUTINGS[:3]  # each with a trained model, digits-<routing>
 OUTPUT_NAMES = (LENGTHS, LOGITS, POSES, ESCALATED, RECONSTRUCTION)

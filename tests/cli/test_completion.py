@@ -17,10 +17,10 @@ from capsedge.cli import _completion, app
 from capsedge.importers import families
 from capsedge.models.registry import MODELS
 from capsedge.runtime import zoo
-from capsedge.runtime.backends.onnxruntime_session import PROVIDERS
 from capsedge.runtime.onnx_file.forecast import DEVICES
 from capsedge.runtime.profiling.compare import PACKAGES
 from capsedge.runtime.zoo import ROUTINGS
+from capsedge.spec.vocabularies import PROVIDERS
 from tests.paths.table import callbacks
 
 VERBS = callbacks()
@@ -182,43 +182,24 @@ def test_scripts_complete_by_suffix(shell: str) -> None:
 def test_words_are_those_that_the_verbs_take() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnx")
-    from capsedge.calibration import float_model, quantize, ranges
-    from capsedge.cli import _metadata_options
-    from capsedge.exporters import subject
-    from capsedge.exporters.tensorrt.build import PLUGIN_MODES
-    from capsedge.graph import passes
+    from capsedge.calibration import quantize, ranges
     from capsedge.graph.target_runtimes import TARGETS
     from capsedge.models.training import recipe
-    from capsedge.optimization.sweep_candidates import COUPLINGS, PRECISIONS
-    from capsedge.runtime import engine_metadata
+    from capsedge.optimization.sweep_candidates import COUPLINGS
     from capsedge.viz.figure_kinds import KINDS
 
     for line, known in {
         "quantize --method": ranges.METHODS,
-        "quantize --precision": quantize.PRECISIONS,
         "quantize --prefer": quantize.PREFERENCES,
-        "quantize --target": float_model.TARGETS,
-        "export --with": subject.EXTRA_OUTPUTS,
-        "export --ops": passes.OPS,
         "export --for": TARGETS,
-        "build --plugin": PLUGIN_MODES,
-        "build --precision": engine_metadata.PRECISIONS,
-        "build --target": engine_metadata.TARGETS,
         "sweep --couplings": COUPLINGS,
-        "sweep --precision": PRECISIONS,
         "train --schedule": recipe.SCHEDULES,
         "train --pairs": recipe.PAIRS,
-        "export --range": _metadata_options._RANGES,
-        "export --resize": _metadata_options._RESIZE,
-        "export --order": _metadata_options._ORDERS,
-        "export --per-image": _metadata_options._PER_IMAGE,
-        "export --score-kind": _metadata_options._KINDS,
         "export --model": MODELS,
         "train --model": MODELS,
         "see --what": KINDS,
     }.items():
         assert set(offered(f"capsedge {line} ")) == set(known), line
-    assert set(offered("capsedge export --task ")) <= set(_metadata_options._TASKS)
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -20,8 +20,9 @@ from capsedge.exporters.export import export
 from capsedge.exporters.frozen_couplings import freeze
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
-from capsedge.runtime.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.runtime.zoo import default_model, zoo_checkpoint
 from capsedge.spec.operators import DOMAIN
+from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 from capsedge.verification.reference import Reference
 
 Arrays = dict[str, NDArray[np.float32]]

@@ -54,11 +54,11 @@ from capsedge.runtime.machine import power_mode
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.fields import PREFIX
+from capsedge.spec.vocabularies import PLUGIN_CHOICES as PLUGIN_MODES
 from capsedge.spec.vocabularies import TARGETS, TENSORRT, TENSORRT_RTX
 
 # --- Building and writing ---
 
-PLUGIN_MODES = ("auto", "native", "fused")
 _LEVELS = range(6)
 
 

@@ -22,12 +22,12 @@ from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.spec.vocabularies import OPS
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.device_array import DeviceArray
     from capsedge.runtime.onnx_file.structure import Structure
 
-OPS = ("auto", "fused", "portable")
 MAX_THREADS = 1024
 
 Feeds = Mapping[str, NDArray[Any]]

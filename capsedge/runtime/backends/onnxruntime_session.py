@@ -17,6 +17,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelE
 from capsedge.runtime.machine import saturates_products_of_bytes
 from capsedge.spec import limits
 from capsedge.spec.operators import INSTANCES_KEY, instance_counts
+from capsedge.spec.vocabularies import PROVIDERS
 
 # --- Versions: the oldest supported one, and what changed since ---
 
@@ -50,7 +51,6 @@ def version_text(version: tuple[int, int]) -> str:
 # --- Execution providers: the requested device is used, or loading fails ---
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
-PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")
 _NAMES = {"cpu": CPU, "cuda": CUDA, "tensorrt": TENSORRT}
 NO_FALLBACK = "session.disable_cpu_ep_fallback"
 _FELL_BACK = "fallback to CPU EP has been explicitly disabled"

@@ -15,7 +15,7 @@ import numpy as np
 
 from capsedge.errors import UsageError
 from capsedge.runtime import zoo
-from capsedge.runtime.backends.backend import OPS, Port, parse_device
+from capsedge.runtime.backends.backend import Port, parse_device
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import MODEL, as_path, check_replaceable, write_folder
 from capsedge.serving.deploy.deployment import (
@@ -36,6 +36,7 @@ from capsedge.serving.deploy.server_model import (
     folders,
     read_server_model,
 )
+from capsedge.spec.vocabularies import OPS
 
 # --- Protobuf's text format, written without the package ``protobuf`` ---
 
