@@ -157,7 +157,8 @@ class FloatModel:
         return {port.name: port.dtype for port in self.session.inputs}
 
     def choose_criterion(self, data: ImageSet) -> list[str]:
-        """Choose the criterion by the evaluation data, whose labels may tell which output decides; warnings.
+        """Choose the criterion from the evaluation data, whose labels may show which output decides; returns
+        warnings.
 
         Raises:
             UsageError: several outputs may decide, or there are labels beyond the scores.
@@ -187,7 +188,8 @@ class FloatModel:
         return warnings
 
     def check_reference(self, data: ImageSet, progress: Progress | None = None) -> list[str]:
-        """Refuse to judge by an accuracy that is chance; warnings where the images are too few to tell.
+        """Refuse an accuracy that is no better than chance; returns warnings if the images are too few to
+        decide.
 
         Raises:
             UsageError: the FP32 file answers no better than guesses.
@@ -321,15 +323,16 @@ class FloatModel:
         return self.layers
 
     def levels(self, target: str) -> tuple[str, ...]:
-        """The precisions of a unit that mixed precision chooses from; 4-bit weights need the operators of a
-        new opset, which a file with older ones cannot import."""
+        """The precisions from which mixed precision chooses for a unit. 4-bit weights need operators of a
+        newer opset, which an older file cannot import.
+        """
         int4 = target == "ort-cpu" and opset_of(self.model) >= INT4_FROM
         return ("fp32", "int8", "int4") if int4 else ("fp32", "int8")
 
     def criterion_outputs(
         self, data: ImageSet, progress: Progress | None = None
     ) -> CriterionOutputs:
-        """The FP32 file's answers, computed once per set of images."""
+        """The FP32 file's outputs, computed once per set of images."""
         if id(data) not in self._outputs:
             step = None if progress is None else (lambda k, n: progress("FP32", k, n))
             found = evaluate.criterion_outputs(self.session, data, self.criterion, step)
@@ -379,7 +382,7 @@ def _why_not_quantizable(graph: Graph, kept: list[KeptNode]) -> str:
 
 
 def uniform_assignment(layers: list[QuantizableLayer], level: str) -> dict[str, str]:
-    """Every unit in the same precision."""
+    """The same precision for every unit."""
     return {u.name: level for u in layers}
 
 

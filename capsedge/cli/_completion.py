@@ -224,7 +224,7 @@ def show(program: click.Command) -> None:
 
 
 def install(program: click.Command) -> None:
-    """Write the script of the current shell to where it is read from.
+    """Write the script of the current shell to the place where the shell reads it.
 
     Raises:
         EnvironmentProblem: the shell is not known.

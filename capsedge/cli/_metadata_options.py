@@ -42,7 +42,7 @@ Typical = Annotated[
 
 @dataclass(frozen=True)
 class MetadataOptions:
-    """What a file says of itself."""
+    """The metadata of a file."""
 
     classes: Annotated[
         Path | None,

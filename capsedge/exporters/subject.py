@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def reference(self) -> nn.Module:
-        """What the file is compared with: the module, and its trace."""
+        """The reference of the comparison: the module, and its trace."""
         return self.traced or self.module
 
     @property

@@ -1,4 +1,4 @@
-"""The model that a name or a checkpoint stands for, with its weights. Needs torch."""
+"""The model for a name or a checkpoint, with its weights. Needs torch."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def trained_checkpoint(name: str) -> Path:
 
 
 def find_checkpoint_of(model: str) -> Path:
-    """The checkpoint that a path or a name of the zoo stands for.
+    """The checkpoint for a path or a name from the zoo.
 
     Raises:
         UsageError: there is neither such a file nor such a model with weights.

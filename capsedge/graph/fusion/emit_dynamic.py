@@ -41,7 +41,7 @@ class Expressed:
 
 @dataclass(frozen=True)
 class EmittedDynamic:
-    """The nodes, their operator and what to say of them."""
+    """The nodes, their operator and notes on them."""
 
     edit: Edit
     operator: str

@@ -1,4 +1,4 @@
-"""The routing procedures over given votes ``U [n, j, i, p]``, with the liberties of other code.
+"""The routing procedures over given votes ``U [n, j, i, p]``, with the variations found in other code.
 
 Formulas and sources: docs/reference/operators.md. What is particular to other code stands in the hypotheses.
 """
@@ -166,7 +166,7 @@ class EM:
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """The pass of Efficient-CapsNet, and what only resembles it.
+    """The pass of Efficient-CapsNet, and variants that resemble it.
 
     Attributes:
         scale: of the agreements with the sum of all votes.

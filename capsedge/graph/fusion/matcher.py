@@ -1,4 +1,4 @@
-"""Match candidates to operators, and put these, still without function bodies, in their place."""
+"""Match candidates to operators, and replace them by these, still without function bodies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Replacement = tuple[Edit, FusedOperator]
 
 
 def find_replacements(model: onnx.ModelProto) -> tuple[list[Replacement], list[NotFused]]:
-    """What may be replaced, each with its edit, and what is left with its reason.
+    """The candidates that can be replaced, each with its edit, and the remaining ones with their reasons.
 
     Args:
         model: simplified, without functions and loops of a fixed number of passes.
@@ -85,7 +85,7 @@ def apply_replacements(
 def fusion_report(
     model: onnx.ModelProto, match: Iterable[FusedOperator], not_fused: Iterable[NotFused]
 ) -> FusionReport:
-    """The report; of what is left that which the model still has."""
+    """The report; of the remaining candidates, only those that are still in the model."""
     alive = {o for n in model.graph.node for o in n.output}
     return FusionReport(tuple(match), tuple(e for e in not_fused if e.tensor in alive))
 

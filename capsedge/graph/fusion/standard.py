@@ -205,7 +205,7 @@ _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, float]:
-    """The nodes, and how many times faster than those of the file they are by estimate.
+    """The nodes, and their estimated speedup over those of the file.
 
     Raises:
         NoMatch: they cannot be written, or save too little.

@@ -1,4 +1,4 @@
-"""Say how to train, and read from a checkpoint how it was trained."""
+"""Describe how to train, and read from a checkpoint how it was trained."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Training:
 
 
 def training_of(path: Path | str) -> Training | None:
-    """How a checkpoint was trained; None if it does not say.
+    """How a checkpoint was trained; None if it does not record this.
 
     Raises:
         UsageError, ArtefactError: it cannot be read.

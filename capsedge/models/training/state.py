@@ -1,4 +1,4 @@
-"""What a run needs to go on, read back: compared with what this run would have written."""
+"""Read the state from which a run continues, and compare it with what this run would have written."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def reconstruction_loss(pictures: Tensor, images: Tensor) -> Tensor:
 
 
 class BFloat16Convolutions(TorchFunctionMode):
-    """Within it, ``conv2d`` multiplies in BF16 and sums in FP32; all else stays in FP32.
+    """Within this context, ``conv2d`` multiplies in BF16 and sums in FP32; everything else stays in FP32.
 
     Weights, their gradients and the optimizer's state keep FP32, as with autocast, and so do the
     capsules: lengths and couplings would lose the digits that agreement needs.
@@ -118,7 +118,7 @@ def _half(x: Any) -> Any:
 
 @contextmanager
 def fast_math(on: bool) -> Iterator[None]:
-    """Within it, a training step is computed in the fast way; nothing changes unless ``on``.
+    """Within this context, training steps use the fast arithmetic; nothing changes unless ``on``.
 
     Raises:
         EnvironmentProblem: there is no C++ compiler.
@@ -195,7 +195,7 @@ def train(
     progress: Progress | None = None,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
 ) -> CapsuleModel:
-    """Train a model; after every epoch ``folder`` holds all that is needed to go on.
+    """Train a model; after every epoch, ``folder`` holds everything needed to continue.
 
     Writes ``last.pt`` (for ``resume``), and from it ``model.safetensors`` (the result) and ``history.jsonl``
     (one line an epoch). A resumed run ends with the files of an uninterrupted one, wherever it was ended:
@@ -324,7 +324,7 @@ class _Run:
 
     @property
     def result(self) -> CapsuleModel:
-        """The network that the run is about."""
+        """The resulting network of the run."""
         return self.average if self.best is None else self.best
 
     @property
@@ -351,7 +351,7 @@ class _Run:
 
     @property
     def identity(self) -> str:
-        """The settings that a run keeps when it goes on."""
+        """The settings that must stay the same when a run continues."""
         recipe = asdict(self.recipe)
         for added in ("fast", "patience"):  # runs begun before there was such a setting go on
             if not recipe[added]:
@@ -364,7 +364,7 @@ class _Run:
         return _parts(self.model, self.average, self.best, self.optimizer, self.scheduler)
 
     def restore(self) -> None:
-        """Go on from ``last.pt``.
+        """Continue from ``last.pt``.
 
         Raises:
             ArtefactError: it is damaged or of another configuration.

@@ -73,7 +73,7 @@ def normalized(config: ModelConfig, images: NDArray[np.uint8]) -> ModelConfig:
 
 
 def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str], None]) -> None:
-    """Name classes with few images, and how unequal the classes are.
+    """Report classes with few images, and how unbalanced the classes are.
 
     Raises:
         UsageError: a class has no images.

@@ -233,7 +233,7 @@ class PartialBackend(Backend, Protocol):
     """A backend that also runs a part of its model by itself, such as the decoder."""
 
     def open_part(self, content: bytes) -> Backend:
-        """A part of the file, cut out as a file of its own, opened with the same options."""
+        """A part of the file, extracted as a separate file and opened with the same options."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class ProfiledRuns(Protocol):
         """Run with the profiler."""
 
     def finish(self) -> Recording:
-        """Stop the profiler; what it reported of all profiled runs.
+        """Stop the profiler; returns its report on all profiled runs.
 
         Raises:
             EnvironmentProblem: the profiler could not write all of its output.
@@ -302,7 +302,7 @@ class ProfiledBackend(Backend, Protocol):
     """A backend that also tells how long each operator takes."""
 
     def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
-        """The model, ready to run on these inputs again and again.
+        """The model, ready for repeated runs on these inputs.
 
         Raises:
             UsageError: it is closed.
@@ -324,7 +324,7 @@ _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use; logical ones where the system does not tell."""
+    """Physical cores that this process may use; logical ones if the system does not report them."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)

@@ -1,4 +1,4 @@
-"""What a session of ONNX Runtime needs: version, provider and options; the errors where it refuses.
+"""Requirements of an ONNX Runtime session: version, provider and options, and the errors if it is refused.
 
 pyproject.toml and capsedge/runtime/native/onnxruntime/ort_abi.h repeat ``OLDEST_VERSION``; a test compares
 them.
