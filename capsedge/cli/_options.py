@@ -111,7 +111,7 @@ def words(text: str) -> list[str]:
 
 
 def exclude(**options: object) -> None:
-    """Refuse options that exclude each other.
+    """Refuse options that cannot be used together.
 
     Raises:
         UsageError: more than one of them is given.
@@ -176,7 +176,7 @@ _PANEL = "Your own network"
 
 @dataclass(frozen=True)
 class UserModuleOptions:
-    """``--module`` and what goes with it."""
+    """``--module`` and its companion options."""
 
     module: Annotated[
         str | None,
@@ -209,7 +209,7 @@ class UserModuleOptions:
     ] = ""
 
     def spec(self, **others: object) -> UserModuleSpec | None:
-        """What was named; None without ``--module``.
+        """The user's module; None without ``--module``.
 
         Args:
             others: options that name a model too, and so exclude ``--module``.
@@ -246,7 +246,8 @@ Update = Callable[[int, int, int, float], None]
 
 @contextmanager
 def bar(name: str, epochs: int | None = None) -> Iterator[Update | None]:
-    """A bar on a terminal, from the first step on; nothing elsewhere, where every epoch or round has a line.
+    """A progress bar on a terminal, from the first step on; elsewhere nothing, because every epoch or round
+    prints a line.
 
     Args:
         epochs: of the run; None for one bar per epoch.

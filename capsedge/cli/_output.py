@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def say(*lines: object) -> None:
-    """Print results to the standard output, one per line."""
+    """Print results to standard output, one per line."""
     for line in lines or ("",):
         print(printable(line))
 
 
 def log(*lines: object) -> None:
-    """Print messages to the standard error; the standard output is for results."""
+    """Print messages to standard error; standard output is for results."""
     print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
 
 
@@ -195,7 +195,7 @@ _SLOW = 5.0  # seconds without a line
 
 
 def stage_reporter(as_json: bool) -> Callable[[str], None]:
-    """A line for each stage of the work; none where the answer is for a program."""
+    """A line for each stage of the work; none if the output is JSON for a program."""
     return (lambda _: None) if as_json else lambda stage: log(f"{stage} ...")
 
 
@@ -220,7 +220,7 @@ def comparing() -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on a terminal, with the time that is left where the whole is known."""
+    """A progress bar on a terminal, with the remaining time if the total is known."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,4 +1,4 @@
-"""Handle the standard streams and signals of the process."""
+"""Handle the standard streams and the signals of the process."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def reader_gone(error: OSError) -> bool:
 
 
 def silence() -> None:
-    """Discard unprinted output; otherwise Python complains about it when it exits."""
+    """Discard unprinted output; otherwise Python complains on exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def problem_of(error: OSError) -> CapsedgeError | None:
-    """Turn a system error of the standard output or of a path into a readable one; None for a bug."""
+    """Turn a system error of standard output or of a path into a readable one; None for a bug."""
     why = f"{error.strerror or error}."
     if error.errno in _UNWRITABLE:
         return EnvironmentProblem(
@@ -148,13 +148,13 @@ _NAME = Path("-")
 
 
 class Content(io.BytesIO):
-    """What came from the standard input, under the name that errors give it."""
+    """The content of standard input, with the name used in errors."""
 
     name = "Standard input"
 
 
 def contents(files: Sequence[Path]) -> dict[int, Content]:
-    """What came from the standard input, by the number of the file that is named ``-``.
+    """The content of standard input, by the number of the file named ``-``.
 
     Raises:
         UsageError: it is named twice, is a terminal, is closed, empty or cannot be read.

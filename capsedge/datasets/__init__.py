@@ -1,4 +1,4 @@
-"""Data sets: readers of foreign files, and the one type for a set of images. Imports no torch.
+"""Data sets: readers of untrusted files, and the type of a set of images. Does not import torch.
 
 Every reader checks sizes against `capsedge.spec.limits` before it allocates, and raises a UsageError for
 whatever it cannot read.

@@ -1,4 +1,4 @@
-"""Read the python version of CIFAR-10, whose batches are pickles.
+"""Read the Python version of CIFAR-10, whose batches are pickles.
 
 https://www.cs.toronto.edu/~kriz/cifar.html: a batch is a dictionary with ``data``, an array of bytes
 ``[N, 3072]``, and ``labels``. Its pickle is interpreted by `capsedge.runtime.files.pickles`, and the only
@@ -74,7 +74,7 @@ class _Array:
     order: Literal["C", "F"] = "C"
 
     def fill(self, shape: Any, fortran: Any, content: Any) -> None:
-        """Give it its content, if that fits."""
+        """Set its content, if that fits."""
         if type(shape) is not tuple or not set(map(type, shape)) <= {int}:
             raise BadPickle("it has an array without a shape")
         if (

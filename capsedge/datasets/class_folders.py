@@ -44,7 +44,7 @@ def class_names(source: Path | str) -> tuple[str, ...]:
 
 
 def colour_of(source: Path | str, sample: int = 200) -> bool:
-    """Whether images of a folder with one sub-folder per class are in colour, judged by evenly spaced ones.
+    """Whether the images of a folder with one sub-folder per class are in colour, judging by a sample.
 
     A grey picture that is stored as RGB is grey. Images that cannot be read are passed over: `read_classes`
     names all of them.
@@ -78,7 +78,7 @@ def classes_of(source: Path, split: str) -> tuple[Path, str]:
 
 
 def images_of(folder: Path) -> list[Path]:
-    """The images of a folder but hidden ones, by name.
+    """The images of a folder except hidden ones, sorted by name.
 
     Raises:
         UsageError: it cannot be read.
@@ -87,7 +87,7 @@ def images_of(folder: Path) -> list[Path]:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """The images of a folder and of the folders in it but hidden ones, by name.
+    """The images of a folder and its sub-folders except hidden ones, sorted by name.
 
     Folders that are links are not entered: they may lead in a circle. Links to images are followed.
 

@@ -1,4 +1,4 @@
-"""The one type for a set of images."""
+"""The type of a set of images."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ImageSet:
                 yield images.astype(np.float32 if images.dtype.kind == "f" else images.dtype)
 
     def digest(self) -> str:
-        """SHA-256 of the images and labels as they are held: the identity of the set, in hexadecimal.
+        """SHA-256 of the images and labels in memory, in hexadecimal: the identity of the set.
 
         It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
         (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``

@@ -43,7 +43,7 @@ def read_images(
     inputs: Mapping[str, str] | None = None,
     classes: bool = True,
 ) -> ImageSet:
-    """Images, or other inputs, to evaluate or to calibrate a model on, with labels if they are known.
+    """Images, or other inputs, for evaluating or calibrating a model, with labels if they are known.
 
     Args:
         source: a data set folder as `read_split` reads, an npz file with ``images`` or an array for each of

@@ -36,7 +36,7 @@ _FILE = "file"
 def read_targets(
     source: Path | str, prep: Preprocessing, names: Sequence[str], limit: int | None = None
 ) -> ImageSet:
-    """Images and the values that a network should estimate of them.
+    """Images and the values that a network should estimate for them.
 
     Args:
         source: a folder with ``targets.csv`` or ``test.npz``, or an npz file.
@@ -154,7 +154,7 @@ Typical: TypeAlias = "str | os.PathLike[str] | NDArray[Any] | ImageSet | Typical
 
 
 def typical_input_from(data: Typical, preprocessing: Preprocessing) -> TypicalInput:
-    """When an image has nothing to see: what no image of ``data`` is like (docs/reference/metadata.md).
+    """The criterion for atypical images: those unlike every image of ``data`` (docs/reference/metadata.md).
 
     Args:
         data: 100 images or more as in training: a data set folder (its split ``train``), a folder of images,

@@ -126,7 +126,7 @@ class Traced(nn.Module):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """For a person."""
+        """Text for the user."""
         size = self.bytes_per_image / limits.MIB
         layers = ", ".join(layer.name for layer in self.layers)
         return (

@@ -91,7 +91,7 @@ class CascadeReport(Summarized):
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """Lines for a person."""
+        """Lines of text for the user."""
         file = "not written" if self.output is None else str(self.output)
         alone = f"{self.small_agreement:.4%} with the large network"
         return [

@@ -43,7 +43,7 @@ class EscalationRule:
 
 @dataclass(frozen=True)
 class Pair:
-    """What the graphs of two networks have in common.
+    """The common properties of two networks' graphs.
 
     Attributes:
         outputs: the outputs of the large network that the cascade has, and the small one's for each.
@@ -61,7 +61,7 @@ class Pair:
 def join(
     small: onnx.ModelProto, large: onnx.ModelProto, pair: Pair, rule: EscalationRule
 ) -> onnx.ModelProto:
-    """One model that runs the large network on those images only that are escalated.
+    """One model that runs the large network only on the escalated images.
 
     The graph: the small network; ``escalated [N]``, which images are escalated; an ``If`` that compacts them,
     runs the large network, and scatters its outputs over the small one's. Without an escalated image the

@@ -40,7 +40,7 @@ _SAME = {
 
 @dataclass(frozen=True)
 class PairFit:
-    """How two networks fit.
+    """How two networks fit together.
 
     Attributes:
         pair: for `capsedge.optimization.cascade_graph.join`.
@@ -54,7 +54,7 @@ class PairFit:
 
 
 def fit_pair(small: Session, large: Session) -> PairFit:
-    """How two networks fit, for a cascade.
+    """How two networks fit together in a cascade.
 
     Raises:
         ArtefactError: one of them has no metadata.
@@ -349,7 +349,7 @@ class Network:
         refuse_random(self.model, str(path))
 
     def parent(self) -> Parent:
-        """What the cascade states of it."""
+        """What the cascade's metadata records of it."""
         metadata = self.session.metadata
         assert metadata is not None  # `fit` refuses others
         digest = hashlib.sha256(self.content).hexdigest()
@@ -369,7 +369,7 @@ class BothScores:
 
 
 class NetworkPair:
-    """Both networks, and how they fit.
+    """Both networks, and how they fit together.
 
     Attributes:
         warnings: why their scores may say nothing.
@@ -412,7 +412,7 @@ class NetworkPair:
     def augmented_scores(
         self, images: ImageSet, augmentation: Augmentation, stage: str, progress: Progress | None
     ) -> PairScores:
-        """How both networks answer an augmented copy of every image."""
+        """The results of both networks for an augmented copy of every image."""
         batches = augmentation.copies(images.batches(BATCH))
         found = self.scores(batches, len(images), stage, progress)
         return PairScores.of(found.small, found.large, self.threshold)

@@ -1,4 +1,4 @@
-"""Choose the thresholds of escalation on images, and bound what they miss."""
+"""Choose the thresholds of escalation on images, and bound the changed decisions that they miss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_CANDIDATES = 256  # thresholds on the margin
 
 @dataclass(frozen=True)
 class Thresholds:
-    """An image is escalated where its margin is below ``margin``, or its best score below ``score``.
+    """An image is escalated if its margin is below ``margin`` or its best score is below ``score``.
 
     Attributes:
         score: None where the margin alone decides.
@@ -58,7 +58,7 @@ def decided(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class PairScores:
-    """Images as two networks answered them.
+    """The results of two networks for some images.
 
     Attributes:
         margins, best: of the small network ``[N]``.
@@ -102,7 +102,7 @@ def choose_thresholds(
     most_share: float = 1.0,
     by_score: bool = True,
 ) -> Thresholds:
-    """The thresholds that escalate the fewest usual images and let few changed decisions pass.
+    """The thresholds that escalate the fewest ordinary images while letting few changed decisions pass.
 
     What is less clear than all usual images is escalated too, at no cost among them: neither threshold is
     below the least value seen.
@@ -175,7 +175,7 @@ def agreement_at_least(changed: int, images: int, confidence: float = CONFIDENCE
 
 
 def most_changed(images: int, agreement: float, confidence: float = CONFIDENCE) -> int:
-    """The largest number of changed decisions that still proves an agreement; 0 if no number does."""
+    """The largest number of changed decisions that still guarantees an agreement; 0 if there is none."""
     low, high = 0, images
     while low < high:
         middle = (low + high + 1) // 2

@@ -130,7 +130,7 @@ def optimize(
     typical: Typical | None = None,
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
-    """Fuse the capsule routing of an ONNX file into operators, clean the rest, prove the whole.
+    """Fuse the capsule routing of an ONNX file into operators, clean up the rest, and verify the result.
 
     The file is taken apart in a process of its own, with limits on time and memory. Nothing is written
     unless the new file computes what the original bytes do, on random and hard inputs.

@@ -53,7 +53,7 @@ _SETTINGS = "settings.json"
 
 
 def open_work(folder: Path, settings: str, resume: bool) -> None:
-    """Begin the folder, or go on in it.
+    """Begin a run in the folder, or continue one.
 
     Raises:
         UsageError: it is there, and ``resume`` is off.
@@ -151,7 +151,7 @@ def prune(
     progress: Progress | None = None,
     round_done: RoundDone | None = None,
 ) -> PruningReport:
-    """Remove channels, capsules and units from a trained network, and fine-tune what is left.
+    """Remove channels, capsules and units from a trained network, and fine-tune the rest.
 
     Without ``data`` only what changes no output goes: channels that nothing reads or that are always zero,
     duplicates, capsules whose votes are zero. With it the least important units for their multiply-adds go,

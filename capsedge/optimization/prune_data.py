@@ -1,4 +1,4 @@
-"""Read the images to prune by: fine-tuned on, searched by, reported on; judge pruned networks by them."""
+"""Read the images for pruning: for fine-tuning, search and report; evaluate pruned networks on them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Pruni
 def read_test(
     data: Path, config: ModelConfig, limit: int | None, images: PruningImages
 ) -> ImageSet | None:
-    """The test images, read once and last; None where the data has none.
+    """The test images, which are read only once, at the end; None if the data has none.
 
     Raises:
         UsageError: some are among the training images.
@@ -84,7 +84,7 @@ def read_test(
 
 
 class Evaluator:
-    """The parent's answers on some images, computed once, against which pruned networks are judged."""
+    """The parent's results on some images, computed once, with which pruned networks are compared."""
 
     def __init__(self, parent: CapsuleModel, data: ImageSet) -> None:
         self._data, self._expected = data, predict_all(parent, data).numpy()
@@ -92,7 +92,8 @@ class Evaluator:
         self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
 
     def check_parent(self) -> list[str]:
-        """Refuse to prune by an accuracy that is chance; warnings where the images are too few to tell.
+        """Refuse an accuracy that is no better than chance; returns warnings if the images are too few to
+        decide.
 
         Raises:
             UsageError: the parent answers no better than guesses.
@@ -107,7 +108,7 @@ class Evaluator:
         )
 
     def outcome(self, pruned: CapsuleModel) -> Outcome:
-        """A pruned network's answers against the parent's."""
+        """Compare a pruned network's results with the parent's."""
         labels = None if self._multi_label else self._data.labels
         removable = predict_all(pruned, self._data).numpy()
         return of_scores(self._expected, removable, labels, self._multi_label, self._threshold)

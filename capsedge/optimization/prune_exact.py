@@ -25,7 +25,7 @@ State = Mapping[str, Tensor]
 
 
 def remove_exactly(model: CapsuleModel) -> tuple[CapsuleModel, Kept]:
-    """Remove what no output depends on, and join duplicates; repeated until nothing is left to remove.
+    """Remove units that no output depends on, and merge duplicates, until nothing is left to remove.
 
     A capsule goes if its votes are all zero, a channel or decoder unit if its value is always zero or
     nothing reads it; of channels with the same weights one stays, which the others' readers then read.

@@ -101,7 +101,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Grid:
-    """What candidates are made of: every combination.
+    """The settings whose combinations are the candidates.
 
     Attributes:
         iterations: numbers of routing iterations.
@@ -296,7 +296,7 @@ def _timed(made: Sequence[Candidate], threads: int, progress: Callable[[str], No
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """The points, with those marked that no other beats in accuracy, latency and size together."""
+    """The points, with those marked that no other point beats in accuracy, latency and size together."""
 
     def costs(point: Point) -> tuple[float, float, int]:
         return -point.accuracy, point.milliseconds, point.bytes

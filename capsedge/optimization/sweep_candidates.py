@@ -1,4 +1,4 @@
-"""Make the files that a sweep compares, and remember what was made and measured."""
+"""Make the files that a sweep compares, and record what was made and measured."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class State:
         return self._files[path.name].accuracy if self.has(path) else None
 
     def add(self, path: Path, accuracy: float | None = None) -> None:
-        """Note a file that was written, and its accuracy if it was measured."""
+        """Record a file that was written, and its accuracy if it was measured."""
         self._files[path.name] = _Made(sha256(path), accuracy)
         files = {name: asdict(made) for name, made in self._files.items()}
         document = {"schema": SCHEMA, "images": self._images, "files": files}
@@ -137,7 +137,7 @@ class Candidate:
 
 @dataclass
 class CandidateMaker:
-    """Makes the candidates of one checkpoint, and reads those again that an earlier run has made.
+    """Makes the candidates of one checkpoint, and reuses those that an earlier run has made.
 
     Attributes:
         found: the model.

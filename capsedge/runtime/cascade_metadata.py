@@ -102,7 +102,7 @@ class Cascade:
         return found if self.score is None else f"{found}, or best score below {self.score:.6g}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Lines for a person."""
+        """Lines of text for the user."""
         return [
             ("cascade", f"{self.small.file}, then {self.large.file} for escalated images"),
             ("small network", str(self.small)),

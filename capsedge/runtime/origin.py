@@ -54,7 +54,7 @@ class Origin:
             raise ValueError(f"a text of the origin has over {limits.ORIGIN_CHARACTERS} characters")
 
     def facts(self) -> list[tuple[str, str]]:
-        """Lines for a person."""
+        """Lines of text for the user."""
         return [
             ("origin", f"{SUMMARY_FIELDS}:"),
             ("imported from", f"{self.file}, sha256 {self.file_sha256}"),
@@ -144,7 +144,7 @@ class Pruned:
         return asdict(self)
 
     def facts(self) -> list[tuple[str, str]]:
-        """Lines for a person."""
+        """Lines of text for the user."""
         before, after = self.multiply_adds
         return [
             ("pruned", f"{SUMMARY_FIELDS}:"),

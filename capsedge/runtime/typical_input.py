@@ -108,7 +108,7 @@ class TypicalInput:
         return ""
 
     def facts(self) -> list[tuple[str, str]]:
-        """Lines for a person."""
+        """Lines of text for the user."""
         spans = ", ".join(
             f"{name.replace('_', ' ')} {low:.4g} to {high:.4g}"
             for name, (low, high) in ((n, getattr(self, n)) for n in REASONS)

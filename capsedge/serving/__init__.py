@@ -1,1 +1,1 @@
-"""Models behind the Open Inference Protocol, on MLServer."""
+"""Serve models over the Open Inference Protocol."""

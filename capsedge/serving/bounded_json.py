@@ -1,4 +1,4 @@
-"""Parse untrusted JSON; what it may hold is counted before objects are made of it.
+"""Parse untrusted JSON; its content is counted before objects are created.
 
 Long lists of numbers, which are what a request is made of, become arrays piece by piece, so that they take
 8 bytes a value instead of 32 and no piece keeps other threads waiting for more than a few milliseconds.
@@ -32,7 +32,7 @@ _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 
 
 class Malformed(ValueError):
-    """It is no JSON, or exceeds a limit; the message says where."""
+    """It is not JSON, or exceeds a limit; the message says where."""
 
 
 def parse(data: bytes) -> Any:

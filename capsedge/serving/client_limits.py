@@ -25,7 +25,7 @@ _PATIENCE = 10.0  # seconds that a client waits for a place
 
 
 class Full(Exception):
-    """There is no room for the request now."""
+    """There is currently no room for the request."""
 
     def __init__(self, why: str = "The server holds too many requests: try again.") -> None:
         super().__init__(why)
@@ -47,7 +47,7 @@ class MemoryBudget:
 
     @contextmanager
     def share(self) -> Iterator[BudgetShare]:
-        """The share of one request and its answer, which is given back at the end."""
+        """The share of one request and its response, which is released at the end."""
         share = BudgetShare(self)
         try:
             yield share
@@ -55,7 +55,7 @@ class MemoryBudget:
             share.give()
 
     async def arrive(self, receive: Callable[[], Awaitable[Message]]) -> Message:
-        """A message of gRPC, once there is a place for it.
+        """A gRPC message, once there is room for it.
 
         A message that takes over a second to arrive loses its place to the next one that waits.
 
@@ -86,7 +86,7 @@ class MemoryBudget:
 
 
 class BudgetShare:
-    """Bytes of one request and its answer."""
+    """Bytes of one request and its response."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget, self._bytes = budget, 0
@@ -103,7 +103,7 @@ class BudgetShare:
         self._bytes += count
 
     def give(self) -> None:
-        """Count none of them any more."""
+        """Release all of them."""
         self._budget.bytes -= self._bytes
         self._bytes = 0
 
@@ -133,7 +133,7 @@ class _Gone(Exception):
 
 
 class Guard:
-    """Refuses requests that are too large, compressed, for other hosts or for models that are not there.
+    """Refuses requests that are too large or compressed, or for other hosts or unknown models.
 
     Args:
         app: the endpoints behind it.
@@ -320,7 +320,7 @@ async def run_off_loop(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result:
-    """The result of a function whose work grows with a size in bytes: at once, or in a thread of its own."""
+    """The result of a function whose work grows with a size in bytes: computed at once, or in a thread."""
     if size <= _SMALL:
         return function(*args, **kwargs)
     loop = asyncio.get_running_loop()

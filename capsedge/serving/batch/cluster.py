@@ -172,7 +172,7 @@ def _from_json(text: str) -> CapsedgeError:
 
 
 def versions(session: Session) -> str:
-    """What decides the last bits of an answer: versions of packages, and who runs the operators."""
+    """What determines the last bits of a result: package versions, and what runs the operators."""
     import numpy
     import PIL
 

@@ -16,7 +16,7 @@ PART_ROWS = 1024  # images of one part, as far as the format lets it be cut
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a source, or what is there in its place.
+    """One image of a source, or what takes its place.
 
     Attributes:
         name: its identity within the source: a path, a member of an archive, or the number of a row.

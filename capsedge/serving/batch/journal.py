@@ -1,4 +1,4 @@
-"""Keep what a run has done: parts in a folder, from which an interrupted run is resumed.
+"""Keep the finished parts of a run in a folder, from which an interrupted run is resumed.
 
 The folder holds ``_plan.json`` (what is computed, by checksums), for each part ``part-000000.parquet`` and
 ``_part-000000.json`` (its checksum and counts), and at the end ``_SUCCESS``. If the output is one file, the
@@ -70,7 +70,7 @@ class Journal:
         self.complete = False
 
     def begin(self, resume: bool, force: bool) -> set[int]:
-        """Take the folder; returns the numbers of the parts that are there already, and whole.
+        """Lock the folder; returns the numbers of the complete parts that are already there.
 
         Args:
             resume: go on with an unfinished run.
@@ -261,13 +261,13 @@ class Journal:
         return (self._content(part.number) for part in self._parts)
 
     def close(self) -> None:
-        """Let other processes go on."""
+        """Unlock the folder for other processes."""
         if self.complete:
             self._store.unlock_file()
         self._store.release()
 
     def abandon(self) -> None:
-        """Remove a run that has nothing to keep."""
+        """Remove a run without finished parts."""
         self._store.remove()
 
     def _damaged(self, name: str, why: str) -> ArtefactError:
@@ -294,7 +294,7 @@ def is_file(output: str) -> bool:
 
 
 def check_output(output: str) -> None:
-    """Refuse an output whose name says that it is a file of another format, since it would become a folder.
+    """Refuse an output named like a file of another format, because it would become a folder.
 
     Raises:
         UsageError: it does.

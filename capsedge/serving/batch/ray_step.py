@@ -33,7 +33,7 @@ _TEXTS = ("label", "atypical", "error")
 
 
 class Predictor:
-    """Answers to batches of images, for ``map_batches``. A worker makes one session and keeps it.
+    """Predictions for batches of images, for ``map_batches``. Each worker opens one session and keeps it.
 
     Args:
         model: as for `capsedge.load`, or an address of fsspec such as ``s3://bucket/model.onnx``; or

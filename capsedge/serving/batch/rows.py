@@ -1,4 +1,4 @@
-"""Make the table of answers: its columns, and one row for each image, in order."""
+"""Make the table of predictions: its columns, and one row for each image, in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 class RowMaker:
-    """What turns items into rows.
+    """Turns items into rows.
 
     Args:
         session: of a model that states its classes and its preprocessing.
@@ -68,7 +68,7 @@ class RowMaker:
         self._pool = ThreadPoolExecutor(workers) if workers > 1 else None
 
     def rows(self, items: Iterable[Item]) -> Iterator[Row]:
-        """One row for each item; an item that cannot be answered has an error in its row."""
+        """One row for each item; an item that cannot be predicted has an error in its row."""
         rest = iter(items)
         while group := self._prepared(islice(rest, GROUP)):
             yield from self._rows_of_group(group)
@@ -185,7 +185,7 @@ PLAN = b"capsedge.plan"
 
 @dataclass
 class Counts:
-    """What a table holds.
+    """The counts of a table.
 
     Attributes:
         images: rows.

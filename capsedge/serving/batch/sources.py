@@ -1,4 +1,4 @@
-"""Tell what a source of images is, and read arrays of images."""
+"""Identify a source of images, and read arrays of images."""
 
 from __future__ import annotations
 

@@ -342,14 +342,14 @@ class PartStore:
         self.release()
 
     def remove(self) -> None:
-        """Remove a folder on this machine; an address is left as it is."""
+        """Remove a folder on this machine; remote folders are left alone."""
         self.release()
         if self._remote is None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def check_apart_from(output: str, source: str) -> bool:
-    """Whether an output lies outside of a source."""
+    """Whether an output is outside a source."""
     a, b = (_normal(address) for address in (output, source))
     return a != b and not a.startswith(b.rstrip("/") + "/")
 

@@ -1,1 +1,1 @@
-"""Putting models where people use them: web pages, Triton Inference Server and KServe."""
+"""Deploy models: to web pages, Triton Inference Server and KServe."""
