@@ -1,4 +1,4 @@
-"""``capsedge build``: builds a TensorRT or TensorRT-RTX engine from an ONNX file."""
+"""``capsedge build``: builds a TensorRT or TensorRT-RTX engine, or plain C, from an ONNX file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files.text import format_bytes, printable
 
 if TYPE_CHECKING:
+    from capsedge.exporters.c.build import CReport
     from capsedge.exporters.tensorrt.build import BuildReport
     from capsedge.exporters.tensorrt.engine_builder import Listener
 
 
 def _written(path: Path) -> list[Path]:
-    """The engine and its metadata file; imported late, since metadata needs numpy."""
+    """The engine and its metadata file, or a file of the folder; imported late, as metadata needs numpy."""
+    if path.is_dir():
+        return [path / "capsedge"]
     from capsedge.runtime.engine_metadata import metadata_path
 
     return [path, metadata_path(path)]
@@ -37,7 +40,11 @@ Model = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    Option("-o", "--output", help="The engine; MODEL.engine by default."),
+    Option(
+        "-o",
+        "--output",
+        help="The engine, MODEL.engine by default; with --target c a folder, MODEL_c by default.",
+    ),
     PathRole(written=_written),
 ]
 Precision = Annotated[
@@ -52,7 +59,7 @@ Target = Annotated[
     Option(
         "--target",
         help="tensorrt: for the GPU of this machine; tensorrt-rtx: for several kinds of RTX GPU, "
-        "built on any machine.",
+        "built on any machine; c: C99 source for microcontrollers and anything else.",
     ),
 ]
 ComputeCapability = Annotated[
@@ -97,6 +104,20 @@ OptimizationLevel = Annotated[
     int, Option("--optimization-level", help="TensorRT's effort, 0 to 5.")
 ]
 DeviceNumber = Annotated[int, Option("--device", min=0, help="Number of the GPU.")]
+Name = Annotated[
+    str | None,
+    Option(
+        "--name", help="With --target c: prefix of all symbols; from the file's name by default."
+    ),
+]
+Fit = Annotated[
+    str | None,
+    Option(
+        "--fit",
+        help="With --target c: refuse a network that needs more, for example flash=256K,ram=64K.",
+    ),
+]
+_C = "c"
 
 
 def command(
@@ -112,12 +133,32 @@ def command(
     timing_cache: TimingCache = None,
     optimization_level: OptimizationLevel = 3,
     device: DeviceNumber = 0,
+    name: Name = None,
+    fit: Fit = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Build a TensorRT engine from an ONNX file.
+    """Build a TensorRT engine, or plain C, from an ONNX file.
 
     The engine is for the GPU of this machine or, with --target tensorrt-rtx, for several kinds of RTX GPUs.
+    With --target c, a folder holds the network as C99 source that needs no library.
     """
+    given = {
+        "precision": precision is not None,
+        "compute-capability": compute_capability is not None,
+        "plugin": plugin != "auto",
+        "dynamic-batch": dynamic_batch is not None,
+        "workspace": workspace is not None,
+        "timing-cache": timing_cache is not None,
+        "optimization-level": optimization_level != 3,
+        "device": device != 0,
+    }
+    if target == _C:
+        _refuse([option for option, is_given in given.items() if is_given], target)
+        _build_c(model, output, name, batch, fit, as_json)
+        return
+    _refuse(
+        [option for option, value in (("name", name), ("fit", fit)) if value is not None], target
+    )
     require(
         "onnx", "onnxscript", "onnx_graphsurgeon",
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",
@@ -145,6 +186,56 @@ def command(
         print_json(built.to_dict())
     else:
         _print(built)
+
+
+def _refuse(options: list[str], target: str) -> None:
+    """Refuse options of another target."""
+    if options:
+        raise UsageError(
+            f"--{options[0]} does not apply to --target {printable(target)}.", "", "Leave it out."
+        )
+
+
+def _build_c(
+    model: Path,
+    output: Path | None,
+    name: str | None,
+    batch: int | None,
+    fit: str | None,
+    as_json: bool,
+) -> None:
+    require(
+        "onnx", "onnxscript",
+        what="Writing C needs the packages onnx and onnxscript.",
+        fix="pip install 'capsedge[build]'",
+    )  # fmt: skip
+    from capsedge.exporters.c.build import write_c
+    from capsedge.exporters.c.fit import parse_fit
+
+    written = write_c(
+        model,
+        output or model.parent / f"{model.stem}_c",
+        name=name,
+        batch=batch,
+        fit=None if fit is None else parse_fit(fit),
+    )
+    if as_json:
+        print_json(written.to_dict())
+    else:
+        _print_c(written)
+
+
+def _print_c(written: CReport) -> None:
+    memory, name = written.description["memory"], written.description["name"]
+    lines = {
+        "folder": f"{written.path}, with {name}.c and {name}.h",
+        "constants": f"{format_bytes(memory['constant_bytes'])} (flash)",
+        "arena": f"{format_bytes(memory['arena_bytes'])} (RAM)",
+        "products": f"{written.description['products']:,} multiply-adds",
+    }
+    for key, value in lines.items():
+        say(f"{key:<10} {value}")
+    log("next:", f"  cmake -S {shlex.quote(str(written.path))} -B build && cmake --build build")
 
 
 def _batches(text: str) -> tuple[int, int, int]:

@@ -1,0 +1,273 @@
+"""Write the folder of a network in C (``capsedge build --target c``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from capsedge import __version__
+from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.exporters.c import folder, naming
+from capsedge.exporters.c.decoder import translate_decoder
+from capsedge.exporters.c.fit import check_fit
+from capsedge.exporters.c.graph import Translation, prepare
+from capsedge.exporters.c.plan import plan
+from capsedge.exporters.c.program import Constants, Program, Value
+from capsedge.exporters.c.source import Function, Library, Output
+from capsedge.graph import proto
+from capsedge.runtime.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.files.text import format_bytes, printable
+from capsedge.runtime.files.writing import check_replaceable, write_folder
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.onnx_file import summary
+from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
+
+
+@dataclass(frozen=True, repr=False)
+class CReport(Summarized):
+    """What was written; ``to_dict`` is the document that ``--json`` prints.
+
+    Attributes:
+        path: the folder.
+        description: the contents of ``NAME.json`` in it.
+    """
+
+    path: Path
+    description: dict[str, Any]
+
+    def _summary(self) -> Summary:
+        memory = self.description["memory"]
+        flash, ram = (format_bytes(memory[f"{k}_bytes"]) for k in ("constant", "arena"))
+        rows = [
+            Row("folder", str(self.path)),
+            Row("constants", format_bytes(memory["constant_bytes"])),
+            Row("arena", format_bytes(memory["arena_bytes"])),
+            Row("products", f"{self.description['products']:,}"),
+        ]
+        return Summary("CReport", [f"{self.path.name}: {flash} of constants, {ram} of RAM"], rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {"schema": 1, "folder": str(self.path), **self.description}
+
+
+def write_c(
+    source: Path | str,
+    target: Path | str,
+    *,
+    name: str | None = None,
+    batch: int | None = None,
+    fit: Mapping[str, int] | None = None,
+) -> CReport:
+    """Write a network as a folder of C.
+
+    Args:
+        source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
+        target: the folder; replaced if an earlier run wrote it.
+        name: prefix of all symbols; made from the file's name by default.
+        batch: images of a call; the file's, or 1.
+        fit: the most bytes of ``flash`` and of ``ram`` that it may take.
+
+    Raises:
+        UsageError: an option is wrong, the folder holds other files, or the network does not fit.
+        UnsupportedModelError: an operator has no translation.
+        ArtefactError: the file is damaged.
+    """
+    source, target = Path(source), Path(target)
+    prefix = naming.prefix_of(source.stem) if name is None else naming.check_prefix(name)
+    replaced = folder.earlier_files(target)
+    check_replaceable(target, replaced)
+    data, _ = summary.read_harmless(source)
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's own error class differs between its versions
+        raise ArtefactError(
+            f"{source} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
+        ) from error
+    library, metadata = translate(data, model, prefix, batch, source.name)
+    if fit:
+        check_fit(library, fit, source)
+    files, description = folder.contents(library, metadata, source, data)
+    write_folder(target, files, replaced)
+    return CReport(target, description)
+
+
+def translate(
+    data: bytes, model: onnx.ModelProto, prefix: str, batch: int | None, file: str
+) -> tuple[Library, ModelMetadata | None]:
+    """Everything that the folder is written from.
+
+    Args:
+        data: the ONNX file.
+        model: the same, parsed.
+        prefix: of symbols.
+        batch: None for the file's, or 1.
+        file: its name, for comments.
+    """
+    properties = {p.key: p.value for p in model.metadata_props}
+    if CASCADE_KEY in properties:
+        raise UnsupportedModelError(
+            "A cascade cannot be written as C.",
+            "It is two networks and a condition.",
+            "Build each of its two files by itself.",
+        )
+    _check_types(model)
+    metadata = ModelMetadata.from_properties(properties)
+    fixed = _fixed(model, batch)
+    stored = {t.name for t in fixed.graph.initializer}
+    inputs = [i for i in fixed.graph.input if i.name not in stored]
+    if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+        raise UnsupportedModelError(
+            "The file cannot be written as C.",
+            f"It has {len(inputs)} inputs; one of type float32 is expected.",
+            "Export a network of one image.",
+        )
+    poses = _poses(metadata, model)
+    capsules = _capsules(fixed, poses)
+    decoded = any(o.name == RECONSTRUCTION for o in model.graph.output) and capsules is not None
+    constants = Constants()
+    decoder = translate_decoder(data, poses, capsules, constants) if decoded and capsules else None
+    names = [o.name for o in model.graph.output if decoder is None or o.name != RECONSTRUCTION]
+    constants = Constants()  # in the order of the run
+    run = Translation(prepare(fixed, names), constants, {inputs[0].name: "input"})
+    outputs = _write_outputs(run, names, metadata)
+    if decoded and capsules and decoder is not None:
+        decoder = translate_decoder(data, poses, capsules, constants)
+    labels = metadata.class_names if metadata is not None else ()
+    heading = (
+        f"{naming.in_comment(file)}, written as C by capsedge {naming.in_comment(__version__)}; do not edit.",
+        "Every sum has a fixed order: with -ffp-contract=off, results are the same bits on every machine.",
+    )
+    library = Library(
+        prefix, naming.in_comment(file), run.inputs[inputs[0].name].shape, outputs, tuple(labels),
+        metadata.preprocessing if metadata is not None else None,
+        Function(run.program, plan(run.program.steps)),
+        None if decoder is None else Function(decoder[0], plan(decoder[0].steps)),
+        capsules or (0, 0), () if decoder is None else decoder[1], constants, heading,
+    )  # fmt: skip
+    return library, metadata
+
+
+def _check_types(model: onnx.ModelProto) -> None:
+    """Refuse weights of 4 bits and FP16, naming the node that has them."""
+    small = {
+        onnx.TensorProto.INT4: "INT4",
+        onnx.TensorProto.UINT4: "UINT4",
+        onnx.TensorProto.FLOAT16: "FP16",
+    }
+    kinds = {t.name: small[t.data_type] for t in model.graph.initializer if t.data_type in small}
+    for node in model.graph.node:
+        for name in node.input:
+            if name in kinds:
+                raise UnsupportedModelError(
+                    f"The node '{printable(node.name or node.output[0])}' ({printable(node.op_type)}) "
+                    "cannot be written as C.",
+                    f"Its weight '{printable(name)}' is {kinds[name]}.",
+                    "Build the FP32 file, or quantize it to INT8 with `capsedge quantize`.",
+                )
+
+
+def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
+    """A copy with a number for every dimension of the input."""
+    copy = proto.copy_of(model)
+    stored = {t.name for t in copy.graph.initializer}
+    for value in copy.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name in stored or not len(dims):
+            continue
+        if not dims[0].HasField("dim_value"):
+            dims[0].dim_value = batch or 1
+        elif batch is not None and dims[0].dim_value != batch:
+            raise UsageError(
+                f"The model is fixed to batch {dims[0].dim_value}, not {batch}.",
+                "It was exported with `--batch`.",
+                f"Build with `--batch {dims[0].dim_value}`, or export with a free batch.",
+            )
+        if not all(d.dim_value > 0 for d in dims):
+            raise UnsupportedModelError(
+                "The file cannot be written as C.",
+                f"Its input '{printable(value.name)}' has a free dimension other than the batch.",
+                "Export it with a fixed image size.",
+            )
+    for value in (*copy.graph.output, *copy.graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if not size.HasField("dim_value"):
+                size.Clear()
+    return copy
+
+
+def _poses(metadata: ModelMetadata | None, model: onnx.ModelProto) -> str:
+    declared = (
+        metadata.outputs.poses if metadata is not None and metadata.outputs is not None else POSES
+    )
+    return declared if any(o.name == declared for o in model.graph.output) else ""
+
+
+def _capsules(model: onnx.ModelProto, poses: str) -> tuple[int, int] | None:
+    """Classes and elements of a pose."""
+    shape = proto.shapes_of(onnx.shape_inference.infer_shapes(model, data_prop=True)).get(poses, ())
+    if len(shape) < 3 or any(size is None for size in shape[1:]):
+        return None
+    return int(shape[1] or 0), int(np.prod([int(d or 0) for d in shape[2:]]))
+
+
+_MEANINGS = {
+    "lengths": "length of every class capsule, 0 to 1: the score",
+    "logits": "score of every class; a softmax makes them probabilities",
+    "poses": "pose of every class capsule",
+    "reconstruction": "picture of every class",
+}
+
+
+def _meaning(name: str, metadata: ModelMetadata | None) -> str:
+    declared = metadata.outputs if metadata is not None else None
+    if declared is not None:
+        if name == declared.scores:
+            return f"score of every class ({declared.kind})"
+        if name in declared.values:
+            return f"values: {', '.join(declared.names)}"
+        if name == declared.poses:
+            return _MEANINGS["poses"]
+    return _MEANINGS.get(name, "output of this name")
+
+
+def _write_outputs(
+    run: Translation, names: list[str], metadata: ModelMetadata | None
+) -> tuple[Output, ...]:
+    """Let the program give every output to the caller, as soon as it is computed."""
+    program, outputs = run.program, []
+    fields: list[str] = []
+    for name in names:
+        field = naming.field_of(name, fields)
+        fields.append(field)
+        value = run.outputs[name]
+        _deliver(program, value, field)
+        outputs.append(Output(name, field, value.shape, _meaning(name, metadata)))
+    return tuple(outputs)
+
+
+def _deliver(program: Program, value: Value, field: str) -> None:
+    """Insert the copy to the caller behind the last step that writes the value."""
+    before = len(program.steps)
+    program.begin(field, "Output")
+    value = program.ordered(value)
+    size = f"{value.size} * sizeof(float)"
+    program.step(
+        f"if (outputs->{field}) memcpy(outputs->{field}, {program.pointer(value)}, {size});",
+        [value],
+        [],
+    )
+    added = program.steps[before:]
+    del program.steps[before:]
+    buffer = added[0].reads[0] if added[0].reads else None
+    writers = [
+        t for t, step in enumerate(program.steps) if buffer is not None and buffer in step.writes
+    ]
+    at = writers[-1] + 1 if writers else len(program.steps)
+    program.steps[at:at] = added

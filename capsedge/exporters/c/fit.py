@@ -1,0 +1,107 @@
+"""What a network takes of a device, layer by layer, and whether that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capsedge.errors import UsageError
+from capsedge.exporters.c.source import Library, layers
+from capsedge.runtime.files.text import format_bytes, printable
+
+CODE_BYTES = 16 << 10  # of flash that compiled code may take at most, in what `--fit` compares
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
+
+
+def parse_fit(text: str) -> dict[str, int]:
+    """``flash=256K,ram=64K`` in bytes.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(flash|ram)=(\d{1,9})([KM]?)B?\s*", part, re.I)
+        if match is None or match[1].lower() in found:
+            raise UsageError(
+                f"Invalid --fit {printable(text)}.",
+                "It takes the sizes of flash, of ram, or both, with a unit.",
+                "For example: `--fit flash=256K,ram=64K`.",
+            )
+        found[match[1].lower()] = int(match[2]) * _UNITS[match[3].upper()]
+    return found
+
+
+def needs(library: Library) -> dict[str, int]:
+    """Bytes of flash and RAM: constants and code; arena, input and outputs."""
+    caller = 4 * (
+        int(np.prod(library.input_shape)) + sum(output.size for output in library.outputs)
+    )
+    return {"flash": library.constants.bytes + CODE_BYTES, "ram": library.arena + caller}
+
+
+def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
+    """Refuse a network that takes more than it may.
+
+    Raises:
+        UsageError: with the layers that take most, and what would help.
+    """
+    needed = needs(library)
+    over = {kind: needed[kind] - most for kind, most in fit.items() if needed[kind] > most}
+    if not over:
+        return
+    lines = [
+        f"{kind}: {format_bytes(needed[kind])} of {format_bytes(fit[kind])}, {format_bytes(by)} over"
+        for kind, by in over.items()
+    ]
+    table = layer_table(library)
+    help_with: list[str] = []
+    if "flash" in over:
+        most = max(table, key=lambda row: row["constant_bytes"])
+        lines.append(
+            f"Most flash: {most['node']} ({most['operator']}), {format_bytes(most['constant_bytes'])}"
+        )
+        quantized = any(array.dtype == np.int8 for array in library.constants.arrays.values())
+        help_with.append(
+            "prune it (`capsedge prune`)"
+            if quantized
+            else "quantize it to INT8 (`capsedge quantize`)"
+        )
+    if "ram" in over:
+        most = max(table, key=lambda row: row["live_bytes"])
+        lines.append(
+            f"Most RAM: {most['node']} ({most['operator']}), {format_bytes(most['live_bytes'])}"
+        )
+        help_with.append("take a network with smaller or fewer feature maps")
+    advice = " or ".join(help_with)
+    raise UsageError(
+        f"{source} does not fit.",
+        f"{'; '.join(lines)}.",
+        f"{advice[0].upper()}{advice[1:]}, or choose another model.",
+    )
+
+
+def layer_table(library: Library) -> list[dict[str, Any]]:
+    """A row for every layer of ``run``: what it computes, and what it takes."""
+    run, rows = library.run, []
+    counted: set[str] = set()
+    for node, operator, numbers in layers(run):
+        steps = [run.program.steps[t] for t in numbers]
+        names = {n for step in steps for n in step.constants} - counted
+        counted |= names
+        rows.append(
+            {
+                "node": printable(node),
+                "operator": operator,
+                "products": sum(step.products for step in steps),
+                "constant_bytes": sum(library.constants.arrays[n].nbytes for n in names),
+                "scratch_bytes": max(step.scratch for step in steps),
+                "live_bytes": max(run.plan.live[t] for t in numbers),
+            }
+        )
+    return rows

@@ -1,0 +1,288 @@
+"""The files of a folder: source, header, description, and what build systems expect of a library."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capsedge import __version__
+from capsedge.errors import CapsedgeError
+from capsedge.exporters.c import naming
+from capsedge.exporters.c.fit import CODE_BYTES, layer_table
+from capsedge.exporters.c.source import Library, header, source
+from capsedge.runtime.files import reading
+from capsedge.runtime.files.json_documents import decode, parse
+from capsedge.runtime.files.text import format_bytes, printable
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.spec import limits
+
+SCHEMA = 1
+KIND = "capsedge-c"  # of the description
+
+
+def contents(
+    lib: Library, metadata: ModelMetadata | None, file: Path, data: bytes
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Every file by its path, and the description that is ``NAME.json``.
+
+    Args:
+        lib: the network.
+        metadata: of the ONNX file.
+        file: its path, of which only the name is used.
+        data: its bytes.
+    """
+    description = describe(lib, metadata, file, data)
+    texts = {
+        f"{lib.name}.h": header(lib),
+        f"{lib.name}.c": source(lib),
+        "main.c": _example(lib),
+        "CMakeLists.txt": _cmake(lib),
+        "README.md": _readme(lib, description),
+        "library.properties": _arduino(lib),
+        "library.json": _platformio(lib),
+        "idf_component.yml": _component(lib),
+        "zephyr/module.yml": _zephyr_module(lib),
+        "zephyr/CMakeLists.txt": _zephyr_cmake(lib),
+        "zephyr/Kconfig": _zephyr_options(lib),
+    }
+    description["files"] = sorted([*texts, f"{lib.name}.json"])
+    texts[f"{lib.name}.json"] = naming.json_text(description)
+    return {name: text.encode("ascii") for name, text in texts.items()}, description
+
+
+def earlier_files(folder: Path) -> list[str]:
+    """The paths that an earlier run wrote into a folder; none if there is no description of ours in it."""
+    if reading.path_kind(folder) != reading.FOLDER:
+        return []
+    for path in sorted(folder.glob("*.json")):
+        with suppress(CapsedgeError, ValueError, OSError):
+            with reading.open_regular_file(path) as stream:
+                document = parse(stream.read(limits.JSON_BYTES + 1).decode(errors="replace"))
+            found = decode(dict[str, Any], document)
+            if found.get("kind") == KIND:
+                return decode(list[str], found.get("files"), "files")
+    return []
+
+
+def describe(
+    lib: Library, metadata: ModelMetadata | None, file: Path, data: bytes
+) -> dict[str, Any]:
+    """What verify, the page and reports need to know."""
+    table = layer_table(lib)
+    return {
+        "schema": SCHEMA,
+        "kind": KIND,
+        "name": lib.name,
+        "version": __version__,
+        "source": {
+            "file": printable(file.name),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "bytes": len(data),
+        },
+        "task": metadata.task if metadata is not None else "",
+        "precision": metadata.precision if metadata is not None else "",
+        "labels": list(lib.labels),
+        "input": {"shape": list(lib.input_shape), "size": int(np.prod(lib.input_shape))},
+        "preprocessing": asdict(lib.preprocessing) if lib.preprocessing is not None else None,
+        "outputs": [
+            {"name": o.name, "field": o.field, "shape": list(o.shape), "meaning": o.meaning}
+            for o in lib.outputs
+        ],
+        "declared_outputs": asdict(metadata.outputs)
+        if metadata is not None and metadata.outputs is not None
+        else None,
+        "reconstruction": {"capsules": list(lib.capsules), "picture": list(lib.picture)}
+        if lib.decoder is not None
+        else None,
+        "memory": {
+            "arena_bytes": lib.arena,
+            "arena_bound": max(lib.run.plan.bound, lib.decoder.plan.bound if lib.decoder else 0),
+            "constant_bytes": lib.constants.bytes,
+        },
+        "products": sum(row["products"] for row in table),
+        "layers": table,
+    }
+
+
+# --- The example ---
+
+
+def _example(lib: Library) -> str:
+    n, u = lib.name, lib.upper
+    first = lib.outputs[0] if lib.outputs else None
+    lines = [
+        "/* An image of zeros through the network, and its results. A camera would fill the pixels. */",
+        "#ifndef ARDUINO /* whose sketches have setup() and loop() */",
+        "#include <stdio.h>",
+        "",
+        f'#include "{n}.h"',
+        "",
+        "#if defined(__GNUC__)",
+        "__attribute__((aligned(16)))",
+        "#endif",
+        f"static uint8_t arena[{u}_ARENA_BYTES];",
+        f"static float input[{u}_INPUT_SIZE];",
+    ]
+    if lib.preprocessing is not None:
+        size = "*".join(str(v) for v in lib.image or ())
+        lines.append(f"static uint8_t pixels[{size}];")
+    lines += [f"static float {o.field}[{u}_{o.field.upper()}_SIZE];" for o in lib.outputs]
+    lines += [
+        "",
+        "int main(void) {",
+        f"  {n}_outputs outputs = {{{', '.join(o.field for o in lib.outputs)}}};",
+    ]
+    if first is not None:
+        lines.append("  int k;")
+    if lib.preprocessing is not None:
+        lines.append(f"  {n}_prepare(pixels, input);")
+    lines.append(f"  {n}_run(arena, input, &outputs);")
+    if first is not None and lib.labels and first.size == len(lib.labels):
+        lines.append(
+            f"  for (k = 0; k < {u}_CLASSES; k++)\n"
+            f'    printf("%s %g\\n", {n}_labels[k], (double){first.field}[k]);'
+        )
+    elif first is not None:
+        lines.append(
+            f'  for (k = 0; k < {first.size}; k++) printf("%g\\n", (double){first.field}[k]);'
+        )
+    return "\n".join([*lines, "  return 0;", "}", "#endif", ""])
+
+
+# --- Build systems ---
+
+
+def _cmake(lib: Library) -> str:
+    n = lib.name
+    return f"""# {lib.title}, as C
+if(ESP_PLATFORM)
+  idf_component_register(SRCS "{n}.c" INCLUDE_DIRS ".")
+  target_compile_options(${{COMPONENT_LIB}} PRIVATE -O2 -ffp-contract=off)
+  return()
+endif()
+
+cmake_minimum_required(VERSION 3.13)
+project({n} C)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+add_library({n} STATIC {n}.c)
+target_include_directories({n} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
+set_target_properties({n} PROPERTIES C_STANDARD 99)
+if(NOT MSVC)
+  target_compile_options({n} PRIVATE -ffp-contract=off)
+endif()
+if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
+  add_executable({n}_example main.c)
+  target_link_libraries({n}_example PRIVATE {n})
+endif()
+"""
+
+
+def _arduino(lib: Library) -> str:
+    values = {
+        "name": lib.name,
+        "version": "1.0.0",
+        "author": "capsedge",
+        "maintainer": "capsedge",
+        "sentence": "A capsule network as plain C.",
+        "paragraph": naming.property_value(f"Written from {lib.title}."),
+        "category": "Data Processing",
+        "url": "https://github.com/",
+        "architectures": "*",
+        "includes": f"{lib.name}.h",
+    }
+    return "".join(f"{key}={value}\n" for key, value in values.items())
+
+
+def _platformio(lib: Library) -> str:
+    return naming.json_text(
+        {
+            "name": lib.name,
+            "version": "1.0.0",
+            "description": f"A capsule network as plain C, written from {lib.title}",
+            "frameworks": "*",
+            "platforms": "*",
+            "headers": f"{lib.name}.h",
+            "build": {
+                "srcDir": ".",
+                "includeDir": ".",
+                "srcFilter": f"-<*> +<{lib.name}.c>",
+                "flags": ["-O2", "-ffp-contract=off"],
+            },
+        }
+    )
+
+
+def _component(lib: Library) -> str:
+    return (
+        f'version: "1.0.0"\ndescription: "A capsule network as plain C, written from {lib.title}"\n'
+    )
+
+
+def _zephyr_module(lib: Library) -> str:
+    return f"name: {lib.name}\nbuild:\n  cmake: zephyr\n  kconfig: zephyr/Kconfig\n"
+
+
+def _zephyr_cmake(lib: Library) -> str:
+    return f"""if(CONFIG_{lib.upper})
+  zephyr_library_named({lib.name})
+  zephyr_library_sources(${{CMAKE_CURRENT_LIST_DIR}}/../{lib.name}.c)
+  zephyr_library_compile_options(-O2 -ffp-contract=off)
+  zephyr_include_directories(${{CMAKE_CURRENT_LIST_DIR}}/..)
+endif()
+"""
+
+
+def _zephyr_options(lib: Library) -> str:
+    return f'config {lib.upper}\n\tbool "The capsule network {lib.name}"\n\tdefault y\n'
+
+
+# --- The README ---
+
+
+def _readme(lib: Library, description: Mapping[str, Any]) -> str:
+    memory = description["memory"]
+    n = lib.name
+    rows = [
+        f"| {naming.in_comment(row['node'])} | {row['operator']} | {row['products']:,} | "
+        f"{row['constant_bytes']:,} | {row['scratch_bytes']:,} | {row['live_bytes']:,} |"
+        for row in description["layers"]
+    ]
+    decoder = ""
+    if lib.decoder is not None:
+        decoder = f"\n`{n}_reconstruct` draws what a class capsule stands for, from the poses of `{n}_run`.\n"
+    return f"""# {n}
+
+The network of `{lib.title}` as C99, written by `capsedge build --target c`. `{n}.c` and `{n}.h` are all
+that a project needs: no library, no memory allocation, no files. `main.c` is an example.
+
+    cc -O2 -ffp-contract=off -o example main.c {n}.c
+
+| | bytes |
+|---|---|
+| constants (flash) | {memory["constant_bytes"]:,} |
+| code (flash) | less than {format_bytes(CODE_BYTES)}, depending on the compiler |
+| arena (RAM) | {memory["arena_bytes"]:,} |
+| input, {description["input"]["size"]:,} floats of the caller's | {4 * description["input"]["size"]:,} |
+{decoder}
+If the compiler does not fuse products and sums (`-ffp-contract=off`), results do not depend on the machine,
+nor on whether it has vectors; `-DCAPS_PORTABLE` leaves vectors and special instructions out. The exponential
+and the logarithm are part of the source, with errors below 2 units in the last place.
+
+The folder is a library for CMake, Arduino, PlatformIO, ESP-IDF and Zephyr.
+
+## Layers
+
+{description["products"]:,} multiply-adds. "live" is what a layer occupies of the arena.
+
+| node | operator | multiply-adds | constants | scratch | live |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
+"""

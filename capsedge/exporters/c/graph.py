@@ -1,0 +1,257 @@
+"""Turn an ONNX file into a program: fixed shapes, constants computed, a translator for every other node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, inliner, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from capsedge.errors import UnsupportedModelError
+from capsedge.exporters.c import capsules, elementwise, layers, movement
+from capsedge.exporters.c.node import Node, Translator
+from capsedge.exporters.c.program import (
+    Buffer,
+    Constants,
+    Program,
+    Untranslatable,
+    Value,
+    constant,
+    dense,
+)
+from capsedge.graph import Rewrites, functions, proto
+from capsedge.runtime.files.text import printable
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+
+TRANSLATORS: dict[str, Translator] = {
+    **elementwise.TRANSLATORS,
+    **movement.TRANSLATORS,
+    **layers.TRANSLATORS,
+    **capsules.TRANSLATORS,
+}
+FOLDED = 1 << 24  # most elements of a constant that is computed here
+_BEFORE_RELU = ("Conv", "Gemm")
+
+
+def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
+    """A copy whose nodes are standard operators, or operators of capsules with a kernel.
+
+    Args:
+        model: with a fixed batch.
+        wanted: the outputs to keep.
+    """
+    copy = proto.copy_of(model)
+    outputs = [o for o in copy.graph.output if o.name in wanted]
+    proto.replace(copy.graph.output, outputs)
+    shapes = proto.shapes_of(onnx.shape_inference.infer_shapes(copy, data_prop=True))
+    _prune(copy.graph)
+    proto.detach_functions(copy)
+    others = False
+    for number, node in enumerate(copy.graph.node):
+        if node.domain != DOMAIN:
+            others = others or node.domain not in ("", "ai.onnx")
+            continue
+        operator = operator_of(node.op_type)
+        inputs = sum(1 for name in node.input if name)
+        outputs_of = len(node.output)
+        if operator not in OPERATORS:
+            raise _refused(node, operator, "an operator of a later version")
+        if not capsules.has_kernel(operator, proto.attributes_of(node), inputs, outputs_of) and (
+            operator not in TRANSLATORS or operator in capsules.TRANSLATORS
+        ):
+            spec = OPERATORS[operator]
+            more = outputs_of - len(spec.outputs)
+            functions.expand(
+                copy, node, proto.input_shapes(node, shapes), Rewrites(), number,
+                couplings=more > 0 and spec.couplings, traced=more > 1,
+            )  # fmt: skip
+    if copy.functions:
+        copy.opset_import.append(helper.make_opsetid(functions._EXPANDED, 1))
+        copy = inliner.inline_local_functions(copy)
+        _prune(copy.graph)
+    return copy
+
+
+def _prune(graph: onnx.GraphProto) -> None:
+    """Remove nodes that reach no output."""
+    live = {o.name for o in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if any(name in live for name in node.output):
+            kept.append(node)
+            live.update(node.input)
+    proto.replace(graph.node, list(reversed(kept)))
+
+
+def _refused(node: onnx.NodeProto, operator: str, why: str) -> UnsupportedModelError:
+    name = node.name or next(iter(node.output), "")
+    domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
+    return UnsupportedModelError(
+        f"The node '{printable(name)}' ({printable(domain + operator)}) cannot be written as C.",
+        f"It is {printable(why)}." if why.startswith(("an ", "a ")) else f"{printable(why)}.",
+        "Run the file with the Python, C or browser runtime instead, or change the network.",
+    )
+
+
+class Translation:
+    """A program made from a prepared model.
+
+    Args:
+        model: of `prepare`.
+        constants: where arrays go.
+        inputs: the C name of each input that the caller passes; empty for a mask of one class, which is made
+            from the caller's ``index``.
+        prefix: of the names of buffers.
+
+    Attributes:
+        program: the steps.
+        outputs: the values of the graph's outputs, by name.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        constants: Constants,
+        inputs: Mapping[str, str],
+        prefix: str = "",
+    ) -> None:
+        self.program = Program(constants, prefix)
+        self.outputs: dict[str, Value] = {}
+        self._opset = proto.opset_of(model)
+        self._values: dict[str, Value] = {
+            t.name: constant(numpy_helper.to_array(t)) for t in model.graph.initializer
+        }
+        self.inputs: dict[str, Value] = {}
+        for info in model.graph.input:
+            if info.name in self._values:
+                continue
+            shape = tuple(d.dim_value for d in info.type.tensor_type.shape.dim)
+            dtype = helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name
+            if not inputs[info.name]:
+                self.inputs[info.name] = self._mask(shape)
+                continue
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            buffer = Buffer(inputs[info.name], size, external=True)
+            self.inputs[info.name] = Value(shape, dtype, dense(shape), buffer=buffer)
+        self._values.update(self.inputs)
+        uses: dict[str, list[onnx.NodeProto]] = {}
+        for node in model.graph.node:
+            for name in node.input:
+                uses.setdefault(name, []).append(node)
+        finals = {o.name for o in model.graph.output}
+        done: set[str] = set()
+        for node in model.graph.node:
+            if node.output[0] in done:
+                continue
+            relu = None
+            if operator_of(node.op_type) in _BEFORE_RELU and node.output[0] not in finals:
+                users = uses.get(node.output[0], [])
+                relu = users[0] if len(users) == 1 and users[0].op_type == "Relu" else None
+            self._node(node, relu)
+            if relu is not None:
+                done.add(relu.output[0])
+            for name in (*node.output, *(relu.output if relu is not None else ())):
+                if name in finals:
+                    self.outputs[name] = self._written(name, self._values[name])
+        for name in finals - set(self.outputs):  # an input or a constant
+            self.outputs[name] = self._written(name, self._values[name])
+
+    def _mask(self, shape: tuple[int, ...]) -> Value:
+        self.program.begin("index", "OneHot")
+        mask = self.program.new(shape)
+        head, name = f"int i; for (i = 0; i < {mask.size}; i++)", self.program.pointer(mask)
+        self.program.step(f"{{ {head} {name}[i] = i == index ? 1.0f : 0.0f; }}", [], [mask])
+        return mask
+
+    def _written(self, name: str, value: Value) -> Value:
+        """Give an output to the caller, if the caller wants it."""
+        if value.dtype != "float32":
+            raise UnsupportedModelError(
+                f"The output '{printable(name)}' cannot be written as C.",
+                f"Its elements are {value.dtype}.",
+                "Outputs are float32.",
+            )
+        return value
+
+    def _node(self, node: onnx.NodeProto, relu: onnx.NodeProto | None) -> None:
+        operator = operator_of(node.op_type) if node.domain == DOMAIN else node.op_type
+        if node.domain not in ("", "ai.onnx", DOMAIN):
+            raise _refused(node, operator, f"It is of the domain {node.domain}")
+        attributes = _attributes(node)
+        if operator == "Constant":
+            self._values[node.output[0]] = constant(_constant_of(attributes))
+            return
+        inputs = [self._values[name] if name else None for name in node.input]
+        if operator == "Shape" and inputs[0] is not None:
+            shape = inputs[0].shape[slice(attributes.get("start", 0), attributes.get("end"))]
+            self._values[node.output[0]] = constant(np.asarray(shape, np.int64))
+            return
+        if (
+            node.domain != DOMAIN
+            and all(v is None or v.array is not None for v in inputs)
+            and self._folded(node)
+        ):
+            return
+        translate = TRANSLATORS.get(operator)
+        if translate is None:
+            raise _refused(node, operator, "an operator that has no translation")
+        read = Node(
+            node.name or node.output[0],
+            operator,
+            inputs,
+            attributes,
+            len(node.output),
+            relu is not None,
+        )
+        self.program.begin(read.name, operator)
+        try:
+            results = translate(self.program, read)
+        except Untranslatable as error:
+            raise _refused(node, operator, f"This has no translation: {error}") from error
+        names = node.output if relu is None else relu.output
+        for name, value in zip(names, results, strict=False):
+            self._values[name] = value
+
+    def _folded(self, node: onnx.NodeProto) -> bool:
+        """Compute a node of constants; whether that could be done."""
+        feeds = {name: self._values[name].array for name in node.input if name}
+        graph = helper.make_graph(
+            [node],
+            "one",
+            [helper.make_value_info(n, onnx.TypeProto()) for n in feeds],
+            [helper.make_value_info(n, onnx.TypeProto()) for n in node.output if n],
+        )
+        one = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+        try:
+            found = ReferenceEvaluator(one).run(None, feeds)
+        except (
+            Exception
+        ):  # of any kind, from onnx's own implementation: the node is translated instead
+            return False
+        for name, array in zip([n for n in node.output if n], found, strict=True):
+            if np.size(array) > FOLDED:
+                return False
+            self._values[name] = constant(np.asarray(array))
+        return True
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    found = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        found[attribute.name] = (
+            value.decode(errors="replace") if isinstance(value, bytes) else value
+        )
+    return found
+
+
+def _constant_of(attributes: Mapping[str, Any]) -> np.ndarray:
+    for name, value in attributes.items():
+        if name == "value":
+            return np.asarray(numpy_helper.to_array(value))
+        kind = np.int64 if name in ("value_int", "value_ints") else np.float32
+        return np.asarray(value, kind)
+    raise Untranslatable("a constant without a value")

@@ -1,0 +1,100 @@
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__wasm_simd128__)
+#include <wasm_simd128.h>
+#elif defined(__SSE4_1__)
+#include <smmintrin.h>
+#elif defined(__ARM_FEATURE_MVE)
+#include <arm_mve.h>
+#endif
+
+#if defined(__GNUC__)
+#define CAPS_ALIGNED __attribute__((aligned(16)))
+#define CAPS_INLINE static inline __attribute__((always_inline, unused))
+#define CAPS_FUNCTION static __attribute__((unused))
+#else
+#define CAPS_ALIGNED
+#define CAPS_INLINE static
+#define CAPS_FUNCTION static
+#endif
+
+/* Four floats in one register. A lane computes what the portable code computes, in the same order. */
+#if defined(__GNUC__) && !defined(CAPS_PORTABLE) &&                                                            \
+    (defined(__SSE2__) || defined(__wasm_simd128__) || (defined(__ARM_NEON) && defined(__aarch64__)) ||        \
+     (defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)))
+#define CAPS_VECTORS 1
+typedef float caps_float4 __attribute__((vector_size(16)));
+CAPS_INLINE caps_float4 caps_load4(const float *p) {
+  caps_float4 v;
+  memcpy(&v, p, 16);
+  return v;
+}
+#endif
+
+/* The square root, correctly rounded, without libm. */
+CAPS_INLINE float caps_sqrt(float x) {
+#if !defined(CAPS_PORTABLE) && defined(__SSE2__)
+  float y;
+  __asm__("sqrtss %1, %0" : "=x"(y) : "x"(x));
+  return y;
+#elif !defined(CAPS_PORTABLE) && defined(__arm__) && defined(__ARM_FP) && (__ARM_FP & 4)
+  float y;
+  __asm__("vsqrt.f32 %0, %1" : "=t"(y) : "t"(x));
+  return y;
+#elif !defined(CAPS_PORTABLE) && defined(__aarch64__)
+  float y;
+  __asm__("fsqrt %s0, %s1" : "=w"(y) : "w"(x));
+  return y;
+#elif !defined(CAPS_PORTABLE) && defined(__riscv_flen)
+  float y;
+  __asm__("fsqrt.s %0, %1" : "=f"(y) : "f"(x));
+  return y;
+#elif defined(__wasm__)
+  return __builtin_sqrtf(x);
+#else
+  union { float f; uint32_t u; } v;
+  uint64_t m, r = 0, bit;
+  int32_t e;
+  v.f = x;
+  if (!(x > 0.0f) || v.u >= 0x7f800000u) return x < 0.0f ? (x - x) / (x - x) : x;
+  e = (int32_t)(v.u >> 23);
+  m = v.u & 0x7fffffu;
+  if (e) m |= 0x800000u;
+  else for (e = 1; !(m & 0x800000u); e--) m <<= 1;
+  e -= 127;
+  m <<= e & 1 ? 26 : 25; /* the root has 25 bits: one more than the result, to round by */
+  e = (e - (e & 1)) / 2;
+  for (bit = (uint64_t)1 << 48; bit; bit >>= 2) {
+    if (m >= r + bit) { m -= r + bit; r = (r >> 1) + bit; }
+    else r >>= 1;
+  }
+  r = (r + 1) >> 1; /* a root is never halfway between two floats */
+  if (r >> 24) { r >>= 1; e++; }
+  v.u = (uint32_t)(e + 127) << 23 | ((uint32_t)r & 0x7fffffu);
+  return v.f;
+#endif
+}
+
+/* The nearest whole number, ties to the even one, of |x| < 2^22. */
+CAPS_INLINE int32_t caps_round(float x) {
+  volatile float shifted = x + 12582912.0f;
+  float bits = shifted;
+  int32_t n;
+  memcpy(&n, &bits, 4);
+  return n - 0x4B400000;
+}
+
+CAPS_INLINE uint8_t caps_to_uint8(float x, int32_t zero) {
+  int32_t n;
+  x = x > 1000.0f ? 1000.0f : x < -1000.0f ? -1000.0f : x;
+  n = caps_round(x) + zero;
+  return (uint8_t)(n < 0 ? 0 : n > 255 ? 255 : n);
+}
+
+CAPS_INLINE int8_t caps_to_int8(float x, int32_t zero) {
+  int32_t n;
+  x = x > 1000.0f ? 1000.0f : x < -1000.0f ? -1000.0f : x;
+  n = caps_round(x) + zero;
+  return (int8_t)(n < -128 ? -128 : n > 127 ? 127 : n);
+}

@@ -1,0 +1,92 @@
+/* variants: f32 q8 */
+/* uses: votes softmax exp log windows */
+typedef struct {
+  caps_windows windows;
+  int iterations, centres, normalize;
+  float first, epsilon;
+} caps_em_SUFFIX_t;
+
+/* The votes of child i of a window, with the coordinates of its cell. */
+CAPS_INLINE void caps_em_votes_SUFFIX(const caps_windows *c, int centres, const float *coordinates, const float *pose,
+                                      const WEIGHT *w, const float *scale, float *votes, int child, int i) {
+  const int size = c->rows * c->l, all = c->parents * size, cell = child / c->types;
+  int j, h;
+  caps_votes_SUFFIX(pose + child * c->rows * c->k, w + (c->shared ? i % c->types : i) * c->parents * c->k * c->l, scale,
+                    votes, c->parents, c->rows, c->k, c->l);
+  if (coordinates) for (j = 0; j < all; j += size) for (h = 0; h < size; h++) votes[j + h] += coordinates[cell * size + h];
+  else if (centres) for (j = 0; j < all; j += size) {
+    votes[j + c->l - 1] += ((float)(cell / c->width) + 0.5f) / (float)c->height;
+    votes[j + 2 * c->l - 1] += ((float)(cell % c->width) + 0.5f) / (float)c->width;
+  }
+}
+
+/* EM routing. Votes are computed again in the two passes of an M-step, for means and for variances; responsibilities of a
+   window are stored. Scratch: votes, means, precisions, logarithms P*M each, mass, prior M each, responsibilities I*M. */
+CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, const float *a, const WEIGHT *w,
+                                const float *scale, const float *beta_u, const float *beta_a, const float *temperatures,
+                                const float *coordinates, float *pose_out, float *a_out, float *scratch) {
+  const caps_windows *const c = &e->windows;
+  const int parents = c->parents, size = c->rows * c->l, all = parents * size;
+  const int children = (c->shared ? c->height * c->width : c->kernel_h * c->kernel_w) * c->types;
+  float *const votes = scratch, *const mean = votes + all, *const variance = mean + all, *const logs = variance + all;
+  float *const mass = logs + all, *const prior = mass + parents, *const r = prior + parents;
+  int oy, ox, t, i, j, h;
+  for (oy = 0; oy < c->out_h; oy++) for (ox = 0; ox < c->out_w; ox++, pose_out += all, a_out += parents) {
+    for (t = 0; t < e->iterations; t++) {
+      /* E-step and the sums of the means */
+      memset(mass, 0, sizeof(float) * (size_t)parents);
+      memset(pose_out, 0, sizeof(float) * (size_t)all);
+      for (i = 0; i < children; i++) {
+        const int child = caps_child(c, oy, ox, i);
+        float *const ri = r + i * parents, share = a[child];
+        if (e->normalize) share = share / (share + e->epsilon);
+        caps_em_votes_SUFFIX(c, e->centres, coordinates, pose, w, scale, votes, child, i);
+        if (t) {
+          for (j = 0; j < parents; j++) {
+            float distance = 0.0f;
+            for (h = j * size; h < (j + 1) * size; h++) {
+              const float d = votes[h] - mean[h];
+              distance += d * d * variance[h];
+            }
+            ri[j] = prior[j] - distance;
+          }
+          caps_softmax(ri, parents, 1, 0);
+        } else for (j = 0; j < parents; j++) ri[j] = e->first;
+        for (j = 0; j < parents; j++) {
+          const float f = ri[j] *= share;
+          mass[j] += f;
+          for (h = j * size; h < (j + 1) * size; h++) pose_out[h] += f * votes[h];
+        }
+      }
+      for (j = 0; j < parents; j++) for (h = j * size; h < (j + 1) * size; h++) mean[h] = pose_out[h] /= mass[j] + e->epsilon;
+      /* variances */
+      memset(variance, 0, sizeof(float) * (size_t)all);
+      for (i = 0; i < children; i++) {
+        const float *const ri = r + i * parents;
+        caps_em_votes_SUFFIX(c, e->centres, coordinates, pose, w, scale, votes, caps_child(c, oy, ox, i), i);
+        for (j = 0; j < parents; j++) for (h = j * size; h < (j + 1) * size; h++) {
+          const float d = votes[h] - mean[h];
+          variance[h] += ri[j] * d * d;
+        }
+      }
+      for (j = 0; j < parents; j++) {
+        float cost = 0.0f, z;
+        for (h = j * size; h < (j + 1) * size; h++) {
+          variance[h] = variance[h] / (mass[j] + e->epsilon) + e->epsilon;
+          cost += logs[h] = caps_log(variance[h]);
+        }
+        z = temperatures[t] * (beta_a[j] - ((float)size * beta_u[j] + 0.5f * cost) * mass[j]);
+        prior[j] = (z < 0.0f ? z : 0.0f) - caps_log(1.0f + caps_exp(z < 0.0f ? z : -z)); /* ln sigmoid(z) */
+        a_out[j] = caps_exp(z < 0.0f ? z : 0.0f) / (1.0f + caps_exp(z < 0.0f ? z : -z));
+      }
+      /* What parents have in common cancels in the softmax; left in, it takes digits from the distances. */
+      for (h = 0; h < size; h++) {
+        float common = 0.0f;
+        for (j = 0; j < parents; j++) common += logs[j * size + h];
+        common *= 1.0f / (float)parents;
+        for (j = 0; j < parents; j++) prior[j] -= 0.5f * (logs[j * size + h] - common);
+      }
+      for (h = 0; h < all; h++) variance[h] = 0.5f / variance[h];
+    }
+  }
+}

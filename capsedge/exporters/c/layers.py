@@ -1,0 +1,566 @@
+"""Convolutions, matrix products, pooling, sums along axes and normalization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from capsedge.exporters.c.elementwise import elementwise
+from capsedge.exporters.c.node import Node, Translator
+from capsedge.exporters.c.program import Array, Program, Untranslatable, Value, constant, literal
+
+BLOCK = 8  # output channels that caps_conv_f32 computes together
+PIXELS = 4  # and positions
+CHUNK = 512  # most elements of a window that caps_conv_q8 sums at once
+HWC = (0, 2, 3, 1)
+
+
+class Geometry:
+    """Sizes of a convolution or pooling of one image, as the kernels' structures hold them.
+
+    Args:
+        x: ``[N, C, H, W]``.
+        kernel: rows and columns.
+    """
+
+    def __init__(self, node: Node, x: Value, kernel: Sequence[int]) -> None:
+        if len(x.shape) != 4:
+            raise Untranslatable(f"an input of {len(x.shape)} dimensions")
+        given = node.attributes
+        self.n, self.channels, self.height, self.width = x.shape
+        self.kernel = (int(kernel[0]), int(kernel[1]))
+        self.strides = _two(given.get("strides"))
+        self.dilations = _two(given.get("dilations"))
+        reach = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+        auto = given.get("auto_pad", "NOTSET")
+        pads = [int(p) for p in given.get("pads") or (0, 0, 0, 0)]
+        if auto in ("SAME_UPPER", "SAME_LOWER"):
+            for k, size in enumerate((self.height, self.width)):
+                total = max(
+                    (-(-size // self.strides[k]) - 1) * self.strides[k] + reach[k] - size, 0
+                )
+                pads[k] = total // 2 if auto == "SAME_UPPER" else -(-total // 2)
+                pads[k + 2] = total - pads[k]
+        self.pads = pads
+        up = bool(given.get("ceil_mode"))
+        self.out = (
+            _windows(
+                self.height + pads[0] + pads[2],
+                reach[0],
+                self.strides[0],
+                pads[0] + self.height,
+                up,
+            ),
+            _windows(
+                self.width + pads[1] + pads[3], reach[1], self.strides[1], pads[1] + self.width, up
+            ),
+        )
+        if min(self.out) < 1:
+            raise Untranslatable("a window larger than the image")
+
+    @property
+    def padded(self) -> bool:
+        """Whether a window can leave the image, or is not dense in it."""
+        return any(self.pads) or self.dilations[1] != 1
+
+    def slide(self, outputs: int, size: int, together: int) -> int:
+        """How many bytes before the input the output may start: what a step writes, no later one reads.
+
+        Args:
+            outputs: channels of the output.
+            size: bytes of an element.
+            together: positions of a step, which may be read until its last one is written.
+        """
+        positions = self.out[0] * self.out[1]
+        cell = self.channels * size
+        reads = []
+        for o in range(positions):
+            y = max(0, o // self.out[1] * self.strides[0] - self.pads[0])
+            x = max(0, o % self.out[1] * self.strides[1] - self.pads[1])
+            reads.append(
+                (y * self.width + x) * cell if y < self.height and x < self.width else math.inf
+            )
+        least, needed = math.inf, 0.0
+        for o in reversed(range(positions)):
+            least = min(least, reads[o])
+            if o % together == 0:
+                needed = max(needed, min(o + together, positions) * outputs * size - least)
+        return int(needed)
+
+
+def slide_of(g: Geometry, image: Value, outputs: int, size: int, together: int) -> int | None:
+    """`Geometry.slide` for an image that is all of its buffer."""
+    whole = image.buffer is not None and image.buffer.bytes == image.size * size
+    return g.slide(outputs, size, together) if whole else None
+
+
+def _two(values: Sequence[int] | None) -> tuple[int, int]:
+    return (int(values[0]), int(values[1])) if values else (1, 1)
+
+
+def _windows(size: int, reach: int, stride: int, end: int, up: bool) -> int:
+    """Positions of a window; the last one, of a size rounded up, must start before the padding at the end."""
+    count = (size - reach) // stride + 1
+    if up and (size - reach) % stride and count * stride < end:
+        count += 1
+    return count
+
+
+def _struct(kind: str, numbers: Sequence[int]) -> str:
+    return f"static const {kind} c = {{{', '.join(map(str, numbers))}}};"
+
+
+def _images(
+    program: Program, x: Value, shape: Sequence[int], dtype: str
+) -> tuple[Value, list[tuple[Value, Value]]]:
+    """The result ``[N, C, H, W]`` and, for each image, input and result, channels innermost."""
+    x = program.ordered(x, HWC)
+    result = program.new(shape, dtype, HWC)
+    pairs = [(x.sliced(0, n, n + 1), result.sliced(0, n, n + 1)) for n in range(shape[0])]
+    return result, pairs
+
+
+# --- Convolution ---
+
+
+def _convolution(program: Program, node: Node) -> list[Value]:
+    x, weight = node.value(0), node.array(1, "a weight").astype(np.float32)
+    if len(x.shape) == 3:
+        return _one_dimension(program, node)
+    bias = node.array(2, "a bias").astype(np.float32) if node.optional(2) is not None else None
+    return [convolve(program, node, x, weight, bias)]
+
+
+def _one_dimension(program: Program, node: Node) -> list[Value]:
+    """A convolution along one axis, as one of images with a single row."""
+    n, c, length = node.value(0).shape
+    given = dict(node.attributes)
+    for name in ("strides", "dilations", "kernel_shape"):
+        if name in given:
+            given[name] = [1, *given[name]]
+    if "pads" in given:
+        given["pads"] = [0, given["pads"][0], 0, given["pads"][1]]
+    weight = node.array(1, "a weight")
+    inputs = [program.reshaped(node.value(0), (n, c, 1, length)), constant(weight[:, :, None])]
+    (y,) = _convolution(
+        program, Node(node.name, "Conv", [*inputs, *node.inputs[2:]], given, 1, node.relu)
+    )
+    return [program.reshaped(y, (*y.shape[:2], y.shape[3]))]
+
+
+def convolve(program: Program, node: Node, x: Value, weight: Array, bias: Array | None) -> Value:
+    """Write a convolution; ``weight`` is ``[M, C/groups, Kh, Kw]``."""
+    m, inside, kh, kw = weight.shape
+    groups = int(node.attributes.get("group", 1))
+    g = Geometry(node, x, (kh, kw))
+    bias = np.zeros(m, np.float32) if bias is None else bias
+    numbers = [
+        g.height,
+        g.width,
+        g.channels,
+        m,
+        kh,
+        kw,
+        *g.strides,
+        *g.pads[:2],
+        *g.dilations,
+        *g.out,
+    ]
+    struct = _struct("caps_conv", [*numbers, int(node.relu)])
+    result, images = _images(program, x, (g.n, m, *g.out), "float32")
+    products = g.out[0] * g.out[1] * weight.size
+    for image, out in images:
+        if groups > 1:
+            names = [
+                program.constants.add(weight.transpose(0, 2, 3, 1)),
+                program.constants.add(bias),
+            ]
+            call = f"caps_conv_grouped_f32(&c, {groups}, {program.pointer(image)}, {names[0]}, {names[1]}"
+            scratch, kernel = 0, "conv_grouped_f32"
+            call += f", {program.pointer(out)});"
+        else:
+            blocks = -(-m // BLOCK)
+            packed = np.zeros((blocks * BLOCK, kh, kw, inside), np.float32)
+            packed[:m] = weight.transpose(0, 2, 3, 1)
+            packed = packed.reshape(blocks, BLOCK, kh, kw, inside).transpose(0, 2, 3, 4, 1)
+            padded = np.zeros(blocks * BLOCK, np.float32)
+            padded[:m] = bias
+            names = [program.constants.add(packed), program.constants.add(padded)]
+            scratch = PIXELS * kh * kw * inside * 4 if g.padded else 0
+            kernel = "conv_f32"
+            call = f"caps_conv_f32(&c, {program.pointer(image)}, {names[0]}, {names[1]}, "
+            call += f"{program.pointer(out)}, {'(float *)SCRATCH' if scratch else '0'});"
+        slide = slide_of(g, image, m, 4, PIXELS if groups == 1 else 1)
+        program.step(
+            f"{{ {struct} {call} }}", [image], [out], kernels=[kernel], scratch=scratch, slide=slide,
+            products=products, constants=names,
+        )  # fmt: skip
+    return result
+
+
+def _quantized_convolution(program: Program, node: Node) -> list[Value]:
+    x = node.value(0)
+    x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = (
+        node.array(k, "a parameter of the quantization") for k in range(1, 8)
+    )
+    if np.any(w_zero) or x.dtype != "uint8" or weight.dtype != np.int8 or y_zero.dtype != np.uint8:
+        raise Untranslatable(
+            "quantized to other integers than uint8 images and int8 weights around 0"
+        )
+    if int(node.attributes.get("group", 1)) != 1:
+        raise Untranslatable("groups of channels in INT8")
+    m, inside, kh, kw = weight.shape
+    g = Geometry(node, x, (kh, kw))
+    whole = weight.astype(np.int64)
+    offset = node.array(8, "a bias").astype(np.int64) if node.optional(8) is not None else 0
+    bias = np.zeros(-(-m // 2) * 2, np.int32)
+    bias[:m] = offset - int(x_zero.reshape(-1)[0]) * whole.sum((1, 2, 3))
+    factor = np.broadcast_to(
+        x_scale.astype(np.float32).reshape(-1) * w_scale.astype(np.float32).reshape(-1)
+        / y_scale.astype(np.float32).reshape(-1), (m,),
+    )  # fmt: skip
+    rows, chunk = chunks_of(kh, kw * inside)
+    packed = pack_int8(weight, rows, chunk)
+    numbers = [
+        g.height,
+        g.width,
+        g.channels,
+        m,
+        kh,
+        kw,
+        *g.strides,
+        *g.pads[:2],
+        *g.dilations,
+        *g.out,
+    ]
+    numbers += [rows, chunk, int(x_zero.reshape(-1)[0]), int(y_zero.reshape(-1)[0])]
+    struct = _struct("caps_conv_q8_t", numbers)
+    names = [program.constants.add(v) for v in (packed, bias, factor)]
+    scratch = 2 * chunk * 2 + (2 * bias.size * 4 if rows < kh else 0)
+    result, images = _images(program, x, (g.n, m, *g.out), "uint8")
+    for image, out in images:
+        pointers = [program.pointer(image), *names, program.pointer(out), "SCRATCH"]
+        program.step(
+            f"{{ {struct} caps_conv_q8(&c, {', '.join(pointers)}); }}", [image], [out], kernels=["conv_q8"],
+            scratch=scratch, slide=slide_of(g, image, m, 1, 2),
+            products=g.out[0] * g.out[1] * weight.size, constants=names,
+        )  # fmt: skip
+    return [result]
+
+
+def chunks_of(kernel_rows: int, row: int) -> tuple[int, int]:
+    """Rows of the kernel in a chunk, and its elements: padded to 16, with as little padding as possible."""
+
+    def chunk(rows: int) -> int:
+        return -(-rows * row // 16) * 16
+
+    def total(rows: int) -> int:
+        return -(-kernel_rows // rows) * chunk(rows)
+
+    fitting = [n for n in range(1, kernel_rows + 1) if n == 1 or n * row <= CHUNK]
+    rows = min(fitting, key=lambda n: (total(n), -n))
+    return rows, chunk(rows)
+
+
+def pack_int8(weight: Array, rows: int, chunk: int) -> Array:
+    """``[M, C, Kh, Kw]`` as ``[M/2][chunks][chunk/16][2][16]``: chunks of some rows of the kernel, padded."""
+    m, inside, kh, kw = weight.shape
+    chunks = -(-kh // rows)
+    padded = np.zeros((-(-m // 2) * 2, chunks, chunk), np.int8)
+    lines = weight.transpose(0, 2, 3, 1).reshape(m, kh, kw * inside)
+    for k in range(chunks):
+        part = lines[:, k * rows : (k + 1) * rows].reshape(m, -1)
+        padded[:m, k, : part.shape[1]] = part
+    pairs = padded.reshape(-1, 2, chunks, chunk // 16, 16)
+    return np.ascontiguousarray(pairs.transpose(0, 2, 3, 1, 4))
+
+
+def _transposed_convolution(program: Program, node: Node) -> list[Value]:
+    """A convolution of the image with zeros between its pixels."""
+    x, weight = node.value(0), node.array(1, "a weight").astype(np.float32)
+    given = node.attributes
+    if (
+        len(x.shape) != 4
+        or given.get("auto_pad", "NOTSET") != "NOTSET"
+        or given.get("output_shape")
+    ):
+        raise Untranslatable("this form of transposed convolution")
+    groups = int(given.get("group", 1))
+    strides, dilations = _two(given.get("strides")), _two(given.get("dilations"))
+    pads = [int(p) for p in given.get("pads") or (0, 0, 0, 0)]
+    more = given.get("output_padding") or (0, 0)
+    n, c, *sizes = x.shape
+    kernel = weight.shape[2:]
+    before = [(k - 1) * d - pads[a] for a, (k, d) in enumerate(zip(kernel, dilations, strict=True))]
+    after = [
+        (k - 1) * d - pads[a + 2] + int(more[a])
+        for a, (k, d) in enumerate(zip(kernel, dilations, strict=True))
+    ]
+    if min(*before, *after) < 0:
+        raise Untranslatable("padding beyond the kernel of a transposed convolution")
+    spread = [(s - 1) * step + 1 for s, step in zip(sizes, strides, strict=True)]
+    wide = program.new(
+        (n, c, before[0] + spread[0] + after[0], before[1] + spread[1] + after[1]), order=HWC
+    )
+    program.loops(wide, [constant(np.zeros((), np.float32))], "{0}")
+    inner = wide
+    for a in (0, 1):
+        inner = inner.sliced(a + 2, before[a], before[a] + spread[a], strides[a])
+    program.loops(inner, [x], "{0}")
+    each = c // groups  # [C, M/groups, Kh, Kw] -> [M, C/groups, Kh, Kw], turned by 180 degrees
+    parts = [weight[k * each : (k + 1) * each].transpose(1, 0, 2, 3) for k in range(groups)]
+    turned = np.ascontiguousarray(np.concatenate(parts)[:, :, ::-1, ::-1])
+    bias = node.array(2, "a bias").astype(np.float32) if node.optional(2) is not None else None
+    plain = Node(node.name, "Conv", [], {"group": groups, "dilations": dilations}, 1, node.relu)
+    return [convolve(program, plain, wide, turned, bias)]
+
+
+def _pool(program: Program, node: Node) -> list[Value]:
+    x = node.value(0)
+    whole = node.operator.startswith("Global")
+    kernel = x.shape[2:] if whole else node.attributes["kernel_shape"]
+    if node.outputs > 1 or x.dtype != "float32":
+        raise Untranslatable("pooling with indices or of integers")
+    g = Geometry(node, x, kernel)
+    if g.dilations != (1, 1):
+        raise Untranslatable("pooling with dilation")
+    mean = "Average" in node.operator
+    pads_count = bool(node.attributes.get("count_include_pad")) and mean
+    if pads_count and node.attributes.get("ceil_mode"):
+        raise Untranslatable("pooling with ceil_mode that counts padding")
+    numbers = [
+        g.height,
+        g.width,
+        g.channels,
+        *g.kernel,
+        *g.strides,
+        *g.pads[:2],
+        *g.out,
+        int(mean),
+        int(pads_count),
+    ]
+    result, images = _images(program, x, (g.n, g.channels, *g.out), "float32")
+    for image, out in images:
+        call = f"caps_pool(&c, {program.pointer(image)}, {program.pointer(out)});"
+        program.step(
+            f"{{ {_struct('caps_pool_t', numbers)} {call} }}", [image], [out], kernels=["pool"],
+            slide=slide_of(g, image, g.channels, 4, 1),
+        )  # fmt: skip
+    return [result]
+
+
+# --- Matrix products ---
+
+
+def _gemm(program: Program, node: Node) -> list[Value]:
+    given = node.attributes
+    a = node.value(0).transposed([1, 0]) if given.get("transA") else node.value(0)
+    b = node.value(1).transposed([1, 0]) if given.get("transB") else node.value(1)
+    alpha, beta = float(given.get("alpha", 1.0)), float(given.get("beta", 1.0))
+    c = node.optional(2)
+    if b.array is not None and (c is None or (c.array is not None and c.size in (1, b.shape[1]))):
+        bias = np.zeros(b.shape[1], np.float32)
+        if c is not None:
+            assert c.array is not None
+            bias = np.broadcast_to(c.array.reshape(-1) * np.float32(beta), (b.shape[1],))
+        return [_dense(program, node, a, b.array * np.float32(alpha), bias)]
+    y = _product(program, a, b)
+    if alpha != 1.0:
+        y = elementwise(program, [y], f"{{0}} * {literal(np.float32(alpha))}")
+    if c is not None:
+        y = elementwise(program, [y, c], f"{{0}} + {{1}} * {literal(np.float32(beta))}")
+    if node.relu:
+        y = elementwise(program, [y], "{0} < 0.0f ? 0.0f : {0}")
+    return [y]
+
+
+def _dense(program: Program, node: Node, a: Value, b: Array, bias: Array | None) -> Value:
+    """``a[M, K] · b[K, N] + bias[N]``: a convolution by windows of one pixel."""
+    rows, k = a.shape
+    image = program.reshaped(a, (1, rows, 1, k)).transposed([0, 3, 1, 2])
+    weight = np.ascontiguousarray(b.T.astype(np.float32))[:, :, None, None]
+    plain = Node(node.name, "Conv", [], {}, 1, node.relu)
+    y = convolve(program, plain, image, weight, bias)
+    return program.reshaped(y.transposed([0, 2, 3, 1]), (rows, b.shape[1]))
+
+
+def _matmul(program: Program, node: Node) -> list[Value]:
+    a, b = node.value(0), node.value(1)
+    if b.array is not None and b.array.ndim == 2 and len(a.shape) >= 2:
+        flat = program.reshaped(a, (a.size // a.shape[-1], a.shape[-1]))
+        y = _dense(program, node, flat, b.array, None)
+        return [program.reshaped(y, (*a.shape[:-1], b.shape[1]))]
+    if len(a.shape) < 2 or len(b.shape) < 2:
+        raise Untranslatable("a product with a vector")
+    return [_product(program, a, b)]
+
+
+def _product(program: Program, a: Value, b: Value) -> Value:
+    """A matrix product of any strides; the axes in front are broadcast, in loops around the call."""
+    front = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    a, b = (program.ordered(v) if v.array is not None else v for v in (a, b))
+    wide = [v.strides for v in (a, b)]
+    result = program.new((*front, m, n))
+    steps = []
+    for v, strides in zip((a, b), wide, strict=True):
+        missing = len(front) - len(v.shape[:-2])
+        own = [0 if d == 1 else s for d, s in zip(v.shape[:-2], strides[:-2], strict=True)]
+        steps.append([0] * missing + own)
+    loops, indices = [], [[program.pointer(a)], [program.pointer(b)], [program.pointer(result)]]
+    for axis, size in enumerate(front):
+        if size == 1:
+            continue
+        loops.append(f"for (i{axis} = 0; i{axis} < {size}; i{axis}++) ")
+        for index, step in zip(
+            indices, (steps[0][axis], steps[1][axis], result.strides[axis]), strict=True
+        ):
+            if step:
+                index.append(f"i{axis} * {step}")
+    names = [loop.split()[1][1:] for loop in loops]
+    declared = f"int {', '.join(names)}; " if names else ""
+    pa, pb, py = (" + ".join(index) for index in indices)
+    code = (
+        f"{{ {declared}{''.join(loops)}caps_matmul({pa}, {wide[0][-2]}, {wide[0][-1]}, {pb}, {wide[1][-2]}, "
+        f"{wide[1][-1]}, {py}, {n}, 1, {m}, {k}, {n}); }}"
+    )
+    names = [program.pointer(v) for v in (a, b) if v.array is not None]
+    program.step(
+        code,
+        [a, b],
+        [result],
+        kernels=["matmul"],
+        products=math.prod(front) * m * k * n,
+        constants=names,
+    )
+    return result
+
+
+# --- Along axes ---
+
+_REDUCTIONS = {  # start, how an element joins, what becomes of the result
+    "ReduceSum": ("0.0f", "s + v", "s"),
+    "ReduceMean": ("0.0f", "s + v", "s * {scale}"),
+    "ReduceSumSquare": ("0.0f", "s + v * v", "s"),
+    "ReduceL2": ("0.0f", "s + v * v", "caps_sqrt(s)"),
+    "ReduceL1": ("0.0f", "s + (v < 0.0f ? -v : v)", "s"),
+    "ReduceProd": ("1.0f", "s * v", "s"),
+    "ReduceMax": ("-INFINITY", "v > s ? v : s", "s"),
+    "ReduceMin": ("INFINITY", "v < s ? v : s", "s"),
+}
+
+
+def _reduce(program: Program, node: Node) -> list[Value]:
+    x = node.value(0)
+    rank = len(x.shape)
+    axes = node.integers(1, "axes")
+    if not axes:
+        axes = [] if node.attributes.get("noop_with_empty_axes") else list(range(rank))
+    if x.dtype != "float32":
+        raise Untranslatable(f"a sum of {x.dtype}")
+    gone = {a % rank for a in axes}
+    kept = [1 if k in gone else size for k, size in enumerate(x.shape)]
+    result = program.new(kept)
+    start, join, end = _REDUCTIONS[node.operator]
+    end = end.format(scale=literal(np.float32(kept_share(x.shape, gone))))
+    outer = [(k, size) for k, size in enumerate(x.shape) if k not in gone and size > 1]
+    inner = [(k, x.shape[k]) for k in sorted(gone) if x.shape[k] > 1]
+    names = [f"i{k}" for k, _ in (*outer, *inner)]
+    declared = f"int {', '.join(names)}; " if names else ""
+    heads = [
+        "".join(f"for (i{k} = 0; i{k} < {size}; i{k}++) " for k, size in part)
+        for part in (outer, inner)
+    ]
+    at = " + ".join(f"i{k} * {x.strides[k]}" for k, _ in (*outer, *inner)) or "0"
+    to = " + ".join(f"i{k} * {result.strides[k]}" for k, _ in outer) or "0"
+    code = (
+        f"{{ {declared}{heads[0]}{{ float s = {start}; {heads[1]}{{ "
+        f"const float v = {program.pointer(x)}[{at}]; s = {join}; }} "
+        f"{program.pointer(result)}[{to}] = {end}; }} }}"
+    )
+    program.step(code, [x], [result])
+    if node.attributes.get("keepdims", 1):
+        return [result]
+    return [program.reshaped(result, [s for k, s in enumerate(kept) if k not in gone])]
+
+
+def kept_share(shape: Sequence[int], gone: set[int]) -> float:
+    """One over the number of elements that are added."""
+    return 1.0 / math.prod(shape[k] for k in gone)
+
+
+def _softmax(program: Program, node: Node) -> list[Value]:
+    x = node.value(0)
+    axis = node.axis(-1, len(x.shape))
+    result = elementwise(program, [x], "{0}")
+    others = [(k, size) for k, size in enumerate(x.shape) if k != axis and size > 1]
+    loops = "".join(f"for (i{k} = 0; i{k} < {size}; i{k}++) " for k, size in others)
+    declared = f"int {', '.join(f'i{k}' for k, _ in others)}; " if others else ""
+    at = "".join(f" + i{k} * {result.strides[k]}" for k, _ in others)
+    call = (
+        f"caps_softmax({program.pointer(result)}{at}, {x.shape[axis]}, {result.strides[axis]}, 0);"
+    )
+    program.step(f"{{ {declared}{loops}{call} }}", [result], [result], kernels=["softmax"])
+    if node.operator == "LogSoftmax":
+        result = elementwise(program, [result], "caps_log({0})", kernel="log")
+    return [result]
+
+
+def _layer_normalization(program: Program, node: Node) -> list[Value]:
+    x = node.value(0)
+    rank = len(x.shape)
+    axis = rank - 1 if node.operator == "PoseNormalization" else node.axis(-1, rank)
+    size = math.prod(x.shape[axis:])
+    scale = np.broadcast_to(node.array(1, "a scale"), x.shape[axis:]).astype(np.float32)
+    bias = np.zeros(x.shape[axis:], np.float32)
+    if node.optional(2) is not None:
+        bias = np.broadcast_to(node.array(2, "a bias"), x.shape[axis:]).astype(np.float32)
+    if node.outputs > 1:
+        raise Untranslatable("normalization that returns its statistics")
+    x = program.ordered(x)
+    result = program.new(x.shape)
+    names = [program.constants.add(scale), program.constants.add(bias)]
+    epsilon = literal(np.float32(node.attributes.get("epsilon", 1e-5)))
+    code = (
+        f"caps_normalize_rows({program.pointer(x)}, {program.pointer(result)}, {x.size // size}, {size}, "
+        f"{names[0]}, {names[1]}, {epsilon});"
+    )
+    program.step(code, [x], [result], kernels=["normalize"], in_place=True, constants=names)
+    return [result]
+
+
+def _instance_normalization(program: Program, node: Node) -> list[Value]:
+    """Of every channel by itself; with scale and bias of each."""
+    x = node.value(0)
+    n, c, *_ = x.shape
+    size = x.size // (n * c)
+    flat = program.reshaped(x, (n, c, size))
+    one, none = constant(np.ones(size, np.float32)), constant(np.zeros(size, np.float32))
+    rows = Node(
+        node.name,
+        "LayerNormalization",
+        [flat, one, none],
+        {"epsilon": node.attributes.get("epsilon", 1e-5)},
+    )
+    (y,) = _layer_normalization(program, rows)
+    pair = [constant(node.array(k, "a scale").astype(np.float32).reshape(1, c, 1)) for k in (1, 2)]
+    return [program.reshaped(elementwise(program, [y, *pair], "{0} * {1} + {2}"), x.shape)]
+
+
+TRANSLATORS: dict[str, Translator] = {
+    "Conv": _convolution,
+    "QLinearConv": _quantized_convolution,
+    "QuantizedConv": _quantized_convolution,
+    "ConvTranspose": _transposed_convolution,
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"), _pool),
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "LayerNormalization": _layer_normalization,
+    "PoseNormalization": _layer_normalization,
+    "InstanceNormalization": _instance_normalization,
+}

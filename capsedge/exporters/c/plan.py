@@ -1,0 +1,162 @@
+"""Place the buffers of a program in one arena.
+
+A buffer lives from the step that writes it first to the step that reads it last. Buffers that live at the
+same time do not overlap, except where a step allows it: an element-wise step writes over what it reads, and
+the output of a convolution may start a little before its input and run over what no later position reads.
+Such buffers form a group, in which their places are fixed. The bound is the most memory that the groups
+occupy at one step, which no placement of them can undercut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from capsedge.exporters.c.program import Step
+
+ALIGNMENT = 16
+_ROUNDS = 300  # orders of placement that are tried where the first ones miss the bound
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where everything lies.
+
+    Attributes:
+        offsets: of every buffer in the arena, by its name.
+        scratch: offset of each step's scratch memory.
+        bytes: size of the arena.
+        bound: of any arena with these groups.
+        live: bytes that are occupied at each step.
+    """
+
+    offsets: dict[str, int]
+    scratch: list[int]
+    bytes: int
+    bound: int
+    live: list[int]
+
+
+@dataclass
+class _Member:
+    """A buffer in its group: when it lives, and where it lies relative to the group's origin."""
+
+    name: str
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+_Group = list[_Member]
+
+
+def plan(steps: Sequence[Step]) -> Plan:
+    """The smallest arena that first-fit placement finds in several orders."""
+    groups = _groups(steps)
+    live = [sum(_extent(group, t) for group in groups) for t in range(len(steps))]
+    bound = max(live, default=0)
+    offsets, size = _best(groups, bound)
+    scratch = [offsets.pop(f"#{t}", 0) for t in range(len(steps))]
+    return Plan(offsets, scratch, size, bound, live)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _extent(group: _Group, t: int) -> int:
+    alive = [m for m in group if m.first <= t <= m.last]
+    return max(m.end for m in alive) - min(m.start for m in alive) if alive else 0
+
+
+def _groups(steps: Sequence[Step]) -> list[_Group]:
+    members: dict[str, _Member] = {}
+    for t, step in enumerate(steps):
+        for buffer in (*step.reads, *step.writes):
+            if not buffer.external:
+                size = _aligned(buffer.bytes)
+                members.setdefault(buffer.name, _Member(buffer.name, t, t, 0, size)).last = t
+    group_of = {name: [member] for name, member in members.items()}
+    for t, step in enumerate(steps):
+        for buffer in step.reads:
+            shift = _shift(step, buffer.bytes)
+            if shift is None:
+                continue
+            source, result = members.get(buffer.name), members.get(step.writes[0].name)
+            if source is None or result is None or source is result:
+                continue
+            if (
+                source.last != t
+                or result.first != t
+                or group_of[result.name] is group_of[source.name]
+            ):
+                continue
+            result.start, result.end = source.start - shift, source.start - shift + result.end
+            group = group_of[source.name]
+            group.append(result)
+            group_of[result.name] = group
+            break
+    groups = list({id(group): group for group in group_of.values()}.values())
+    for group in groups:
+        least = min(member.start for member in group)
+        for member in group:
+            member.start, member.end = member.start - least, member.end - least
+    for t, step in enumerate(steps):
+        if step.scratch:
+            groups.append([_Member(f"#{t}", t, t, 0, _aligned(step.scratch))])
+    return groups
+
+
+def _shift(step: Step, size: int) -> int | None:
+    """How far before a buffer of this size the result of a step may start; None if not over it at all."""
+    if len(step.writes) != 1 or step.writes[0].external:
+        return None
+    if step.in_place:
+        return 0 if step.writes[0].bytes == size else None
+    if step.slide is None or _aligned(step.slide) >= size:
+        return None
+    return _aligned(step.slide)
+
+
+def _best(groups: list[_Group], bound: int) -> tuple[dict[str, int], int]:
+    """Offsets and size: large groups first, then long-lived ones, then variations of the best order."""
+    size = [max(m.end for m in group) for group in groups]
+    life = [max(m.last for m in group) - min(m.first for m in group) for group in groups]
+    start = [min(m.first for m in group) for group in groups]
+    numbers = range(len(groups))
+    orders = [
+        sorted(numbers, key=lambda k: (-size[k], start[k])),
+        sorted(numbers, key=lambda k: (-life[k], -size[k])),
+        list(numbers),
+    ]
+    best: dict[str, int] = {}
+    used, order, seed = -1, orders[0], 1
+    for k in range(_ROUNDS):
+        tried = orders[k] if k < len(orders) else list(order)
+        if k >= len(orders):
+            seed = (seed * 1103515245 + 12345) & 0x7FFFFFFF
+            tried.insert(seed // 256 % len(tried), tried.pop(seed // 65536 % len(tried)))
+        found, needed = _first_fit([groups[n] for n in tried])
+        if used < 0 or needed <= used:
+            best, used, order = found, needed, tried
+        if used == bound:
+            break
+    return best, max(used, 0)
+
+
+def _first_fit(groups: Iterable[_Group]) -> tuple[dict[str, int], int]:
+    placed: list[_Member] = []
+    for group in groups:
+        taken = sorted(  # origins that would let a member overlap what is placed
+            (p.start - m.end + 1, p.end - m.start)
+            for m in group
+            for p in placed
+            if m.first <= p.last and p.first <= m.last
+        )
+        at = 0
+        for low, high in taken:
+            if low <= at < high:
+                at = high
+        placed += [_Member(m.name, m.first, m.last, m.start + at, m.end + at) for m in group]
+    return {m.name: m.start for m in placed}, max((m.end for m in placed), default=0)

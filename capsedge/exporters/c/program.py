@@ -1,0 +1,373 @@
+"""A network as a list of C statements over buffers of one arena; what operators are translated into.
+
+A value is a tensor of the graph: a buffer, and where in it every element lies. A transposition, a slice or a
+broadcast is another view of the same buffer and costs nothing. Constants are values too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Shape = tuple[int, ...]
+Array = NDArray[Any]
+
+C_TYPES = {
+    "float32": "float",
+    "uint8": "uint8_t",
+    "int8": "int8_t",
+    "int32": "int32_t",
+    "bool": "uint8_t",
+}
+
+
+class Untranslatable(ValueError):
+    """An operator, or a case of one, that is not written as C; the message says which part."""
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory that steps write: part of the arena, or what the caller passes.
+
+    Attributes:
+        name: its name in the C source.
+        bytes: its size.
+        ctype: of its elements.
+        external: whether the caller owns it.
+    """
+
+    name: str
+    bytes: int
+    ctype: str = "float"
+    external: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor.
+
+    Attributes:
+        shape: its dimensions.
+        dtype: numpy's name of its element type.
+        strides: elements between neighbours along every axis.
+        offset: of the first element in the buffer.
+        buffer: where it lies; None for a constant.
+        array: of a constant, its elements.
+    """
+
+    shape: Shape
+    dtype: str = "float32"
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    buffer: Buffer | None = None
+    array: Array | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ctype(self) -> str:
+        return C_TYPES[self.dtype]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Its axes from the outermost in memory to the innermost."""
+        return tuple(sorted(range(len(self.shape)), key=lambda a: (-self.strides[a], a)))
+
+    def lies(self, order: Sequence[int]) -> bool:
+        """Whether its elements follow each other in this order of axes."""
+        wanted = dense(self.shape, order)
+        axes = zip(self.shape, self.strides, wanted, strict=True)
+        return all(size == 1 or own == want for size, own, want in axes)
+
+    def transposed(self, axes: Sequence[int]) -> Value:
+        """A view with its axes permuted."""
+        return self._view(
+            [self.shape[a] for a in axes],
+            [self.strides[a] for a in axes],
+            lambda x: x.transpose(axes),
+        )
+
+    def sliced(self, axis: int, start: int, stop: int, step: int = 1) -> Value:
+        """A view of every ``step``-th element between two positions of an axis."""
+        shape, strides = list(self.shape), list(self.strides)
+        shape[axis] = len(range(start, stop, step))
+        offset = self.offset + start * strides[axis]
+        strides[axis] *= step
+        if self.array is not None:
+            index = np.arange(start, stop, step)
+            return constant(self.array.take(index, axis))
+        return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
+
+    def expanded(self, shape: Sequence[int]) -> Value:
+        """A view that repeats its axes of size 1, and has further ones in front."""
+        missing = len(shape) - len(self.shape)
+        own = [
+            0 if have == 1 and want != 1 else step
+            for have, want, step in zip(self.shape, shape[missing:], self.strides, strict=True)
+        ]
+        return self._view(shape, [0] * missing + own, lambda x: np.broadcast_to(x, tuple(shape)))
+
+    def _view(
+        self, shape: Sequence[int], strides: Sequence[int], of_array: Callable[[Array], Array]
+    ) -> Value:
+        if self.array is not None:
+            return constant(of_array(self.array))
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
+
+def constant(array: Array) -> Value:
+    """A constant value."""
+    array = np.ascontiguousarray(array) if array.ndim else array
+    return Value(array.shape, array.dtype.name, dense(array.shape), array=array)
+
+
+def dense(shape: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
+    """Strides of elements that follow each other in an order of the axes, by default their own."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order or range(len(shape))):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+@dataclass
+class Step:
+    """One statement of the program.
+
+    Attributes:
+        code: C, with the names of buffers; ``SCRATCH`` for the scratch memory.
+        reads, writes: the buffers.
+        scratch: bytes of scratch memory.
+        in_place: whether the result may take the place of a buffer of the same size that is read here last:
+            each element is read before it is written, and never again.
+        slide: how many bytes before its input the result may start, over what is no longer read; None where
+            they must be apart.
+        node, operator: what it was translated from.
+        products: multiply-adds.
+        constants: names of the constants that it reads.
+    """
+
+    code: str
+    reads: list[Buffer]
+    writes: list[Buffer]
+    scratch: int = 0
+    in_place: bool = False
+    slide: int | None = None
+    node: str = ""
+    operator: str = ""
+    products: int = 0
+    constants: list[str] = field(default_factory=list)
+
+
+class Program:
+    """Collects the steps, constants and kernels of one function."""
+
+    def __init__(self, constants: Constants, prefix: str = "") -> None:
+        self.steps: list[Step] = []
+        self.kernels: set[str] = set()
+        self.constants = constants
+        self._prefix = prefix
+        self._count = 0
+        self._node = ("", "")
+
+    def begin(self, node: str, operator: str) -> None:
+        """The steps that follow translate this node."""
+        self._node = (node, operator)
+
+    def new(self, shape: Iterable[int], dtype: str = "float32", order: Sequence[int] = ()) -> Value:
+        """A value in a buffer of its own, in the order of its axes by default."""
+        shape = tuple(shape)
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        buffer = Buffer(f"{self._prefix}v{self._count}", size, C_TYPES[np.dtype(dtype).name])
+        self._count += 1
+        return Value(shape, dtype, dense(shape, order), buffer=buffer)
+
+    def step(
+        self,
+        code: str,
+        reads: Iterable[Value],
+        writes: Iterable[Value],
+        *,
+        kernels: Iterable[str] = (),
+        scratch: int = 0,
+        in_place: bool = False,
+        slide: int | None = None,
+        products: int = 0,
+        constants: Iterable[str] = (),
+    ) -> None:
+        """Add a statement."""
+        self.kernels.update(kernels)
+        self.steps.append(
+            Step(
+                code,
+                [v.buffer for v in reads if v.buffer is not None],
+                [v.buffer for v in writes if v.buffer is not None],
+                scratch,
+                in_place,
+                slide,
+                *self._node,
+                products,
+                list(constants),
+            )
+        )
+
+    def pointer(self, value: Value) -> str:
+        """A C expression for the first element."""
+        if value.buffer is not None:
+            return (
+                value.buffer.name if not value.offset else f"({value.buffer.name} + {value.offset})"
+            )
+        assert value.array is not None
+        return self.constants.add(value.array)
+
+    def ordered(self, value: Value, order: Sequence[int] = ()) -> Value:
+        """The value with its elements in an order of the axes (their own by default), copied if need be."""
+        axes = tuple(order) or tuple(range(len(value.shape)))
+        if value.array is not None:
+            array = np.ascontiguousarray(value.array.transpose(axes))
+            return Value(value.shape, value.dtype, dense(value.shape, axes), array=array)
+        if value.lies(axes):
+            return value
+        result = self.new(value.shape, value.dtype, axes)
+        self.loops(result, [value], "{0}")
+        return result
+
+    def reshaped(self, value: Value, shape: Iterable[int]) -> Value:
+        """The value in another shape."""
+        shape = tuple(shape)
+        if value.array is not None:
+            return constant(value.array.reshape(shape))
+        return replace(self.ordered(value), shape=shape, strides=dense(shape))
+
+    def loops(
+        self,
+        result: Value,
+        operands: Sequence[Value],
+        expression: str,
+        *,
+        kernels: Iterable[str] = (),
+    ) -> None:
+        """Compute every element of ``result`` from those of the operands, which are broadcast to it.
+
+        Args:
+            expression: C, with ``{0}``, ``{1}`` for the operands' elements.
+        """
+        rank = len(result.shape)
+        strides = [result.strides]
+        for value in operands:
+            missing = rank - len(value.shape)
+            own = [0 if d == 1 else s for d, s in zip(value.shape, value.strides, strict=True)]
+            strides.append((0,) * missing + tuple(own))
+        dims = merged((result.shape[a], *(s[a] for s in strides)) for a in result.order)
+        names = [f"i{k}" for k in range(len(dims))]
+        index = [
+            sum_of([(name, d[1 + n]) for name, d in zip(names, dims, strict=True)])
+            for n in range(len(strides))
+        ]
+        terms, constants = [], []
+        for value, at in zip(operands, index[1:], strict=True):
+            if value.array is not None and value.size == 1:
+                terms.append(literal(value.array.reshape(-1)[0]))
+                continue
+            if value.array is not None:
+                constants.append(self.pointer(value))
+            terms.append(f"{self.pointer(value)}[{at}]")
+        heads = [f"for ({n} = 0; {n} < {d[0]}; {n}++) " for n, d in zip(names, dims, strict=True)]
+        declared = f"int {', '.join(names)}; " if names else ""
+        body = expression.format(*terms)
+        code = f"{{ {declared}{''.join(heads)}{self.pointer(result)}[{index[0]}] = {body}; }}"
+        layout = strides[0] if not result.offset else None
+        flat = all(
+            v.buffer is None or s == layout for v, s in zip(operands, strides[1:], strict=True)
+        )
+        self.step(code, operands, [result], kernels=kernels, in_place=flat, constants=constants)
+
+
+def merged(dims: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Loops ``(size, stride, stride, ...)``, neighbours joined where every stride allows it."""
+    found: list[tuple[int, ...]] = []
+    for size, *strides in dims:
+        if size == 1:
+            continue
+        if found and all(a == b * size for a, b in zip(found[-1][1:], strides, strict=True)):
+            found[-1] = (found[-1][0] * size, *strides)
+        else:
+            found.append((size, *strides))
+    return found
+
+
+def _floats(array: Array) -> list[str]:
+    """Numbers with the 9 digits that tell float32 apart."""
+    if not np.isfinite(array).all():
+        return [literal(number) for number in array]
+    texts = [f"{number:.9g}" for number in array.tolist()]
+    return [f"{t}f" if "." in t or "e" in t else f"{t}.0f" for t in texts]
+
+
+def sum_of(terms: Iterable[tuple[str, int]]) -> str:
+    """An index: ``i0 * 16 + i1``."""
+    parts = [name if step == 1 else f"{name} * {step}" for name, step in terms if step]
+    return " + ".join(parts) or "0"
+
+
+def literal(number: Any) -> str:
+    """A number of numpy as C."""
+    if isinstance(number, np.floating | float):
+        single = np.float32(number)
+        if np.isnan(single):
+            return "NAN"
+        if np.isinf(single):
+            return "INFINITY" if single > 0 else "-INFINITY"
+        text = str(single)
+        return text + ("f" if set(text) & set(".e") else ".0f")
+    return str(int(number))
+
+
+class Constants:
+    """Arrays that the source holds as ``const`` data; equal ones once."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, bytes], str] = {}
+        self.arrays: dict[str, Array] = {}
+
+    def add(self, array: Array) -> str:
+        """The name of an array's elements."""
+        array = np.ascontiguousarray(array)
+        if array.dtype == np.int64:
+            array = array.astype(np.int32)
+        if array.dtype == np.bool_:
+            array = array.astype(np.uint8)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
+        if array.dtype.name not in C_TYPES:
+            raise Untranslatable(f"constants of type {array.dtype}")
+        key = (array.dtype.name, array.tobytes())
+        if key not in self._names:
+            self._names[key] = name = f"k{len(self.arrays)}"
+            self.arrays[name] = array.reshape(-1)
+        return self._names[key]
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def definitions(self) -> Iterator[str]:
+        """C, an array each."""
+        for name, array in self.arrays.items():
+            numbers = _floats(array) if array.dtype.kind == "f" else map(str, array.tolist())
+            lines, line = [], ""
+            for number in numbers:
+                if len(line) + len(number) > 118:
+                    lines.append(line)
+                    line = ""
+                line += number + ","
+            text = "\n".join([*lines, line])
+            kind = C_TYPES[array.dtype.name]
+            yield f"static const {kind} {name}[{array.size}] CAPS_ALIGNED = {{\n{text}}};"

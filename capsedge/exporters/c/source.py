@@ -1,0 +1,317 @@
+"""Write the header and the source of a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+import numpy as np
+
+from capsedge.exporters.c.naming import c_string, in_comment
+from capsedge.exporters.c.plan import Plan
+from capsedge.exporters.c.program import Constants, Program, Shape, literal
+from capsedge.runtime.metadata import Preprocessing
+
+_VARIANTS = {"f32": "float", "q8": "int8_t"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of the network.
+
+    Attributes:
+        name: in the ONNX file.
+        field: in the C structure.
+        shape: with the batch.
+        meaning: in a few words.
+    """
+
+    name: str
+    field: str
+    shape: Shape
+    meaning: str
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Function:
+    """A program with its memory; of ``run``, or of ``reconstruct``."""
+
+    program: Program
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Library:
+    """All that the source is written from.
+
+    Attributes:
+        name: prefix of its symbols.
+        title: what it is, for comments.
+        input_shape: with the batch.
+        outputs: of ``run``.
+        labels: of the classes.
+        preprocessing: None if the file does not state how pixels become the input.
+        run: the network.
+        decoder: poses to one picture; None for none.
+        capsules: classes and elements of a pose, for the decoder.
+        picture: shape of a picture.
+        constants: of both.
+        heading: lines at the start of both files.
+    """
+
+    name: str
+    title: str
+    input_shape: Shape
+    outputs: tuple[Output, ...]
+    labels: tuple[str, ...]
+    preprocessing: Preprocessing | None
+    run: Function
+    decoder: Function | None
+    capsules: tuple[int, int]
+    picture: Shape
+    constants: Constants
+    heading: tuple[str, ...]
+
+    @property
+    def upper(self) -> str:
+        return self.name.upper()
+
+    @property
+    def arena(self) -> int:
+        """Bytes that every function of the library can do with."""
+        return max(self.run.plan.bytes, self.decoder.plan.bytes if self.decoder else 0, 16)
+
+    @property
+    def image(self) -> tuple[int, int, int] | None:
+        """Channels, height and width of the input; None if it is no image."""
+        if self.preprocessing is not None:
+            return self.preprocessing.channels, self.preprocessing.height, self.preprocessing.width
+        return self.input_shape[1:] if len(self.input_shape) == 4 else None
+
+
+# --- Kernels ---
+
+
+def kernel_source(name: str) -> str:
+    """The text of a kernel; ``votes_q8`` is a variant of ``votes``."""
+    found = _kernel_file(name)
+    if found is not None:
+        return found
+    stem, _, suffix = name.rpartition("_")
+    text = _kernel_file(stem)
+    assert text is not None
+    return text.replace("SUFFIX", suffix).replace("WEIGHT", _VARIANTS[suffix])
+
+
+def _kernel_file(name: str) -> str | None:
+    file = resources.files("capsedge.exporters.c") / "kernels" / f"{name}.c"
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def kernel_sources(names: Sequence[str]) -> list[str]:
+    """The kernels and those that they use, each once, used ones first."""
+    done: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name in done:
+            return
+        text = kernel_source(name)
+        variants = re.search(r"^/\* variants: ([\w ]+) \*/\n", text, re.M)
+        uses = re.search(r"^/\* uses: ([\w ]+) \*/\n", text, re.M)
+        for used in uses[1].split() if uses else []:
+            # A variant uses the same variant of what has variants.
+            add(f"{used}_{name.rpartition('_')[2]}" if variants and _kernel_file(used + "_f32") is None
+                and _has_variants(used) else used)  # fmt: skip
+        done[name] = re.sub(r"^/\* (?:variants|uses): [\w ]+ \*/\n", "", text, flags=re.M)
+
+    for name in sorted(names):
+        add(name)
+    return list(done.values())
+
+
+def _has_variants(name: str) -> bool:
+    text = _kernel_file(name)
+    return text is not None and "/* variants: " in text
+
+
+# --- The header ---
+
+
+def header(lib: Library) -> str:
+    """``NAME.h``."""
+    return "\n".join(_header(lib)) + "\n"
+
+
+def _header(lib: Library) -> Iterator[str]:
+    n, u = lib.name, lib.upper
+    yield from (f"/* {lib.heading[0]}", *(f"   {line}" for line in lib.heading[1:]))
+    yield "   A call needs an arena of its own, aligned to 16 bytes; nothing else is written. Calls with"
+    yield "   arenas may run at once, and networks that run after each other may share one. */"
+    yield from (f"#ifndef {u}_H", f"#define {u}_H", "", "#include <stdint.h>", "")
+    yield from ("#ifdef __cplusplus", 'extern "C" {', "#endif", "")
+    yield f"#define {u}_ARENA_BYTES {lib.arena}"
+    yield f"#define {u}_BATCH {lib.input_shape[0]}"
+    if lib.image is not None:
+        for word, number in zip(("CHANNELS", "HEIGHT", "WIDTH"), lib.image, strict=True):
+            yield f"#define {u}_INPUT_{word} {number}"
+    yield f"#define {u}_INPUT_SIZE {int(np.prod(lib.input_shape))}"
+    yield f"#define {u}_CLASSES {len(lib.labels)}"
+    for output in lib.outputs:
+        yield f"#define {u}_{output.field.upper()}_SIZE {output.size}"
+    if lib.decoder is not None:
+        yield f"#define {u}_PICTURE_SIZE {int(np.prod(lib.picture))}"
+    if lib.labels:
+        yield from (
+            "",
+            "/* Names of the classes, in UTF-8. */",
+            f"extern const char *const {n}_labels[{len(lib.labels)}];",
+        )
+    if lib.preprocessing is not None:
+        yield from ("", "/* The input is (pixel * scale - mean) / std of every channel. */")
+        c = lib.preprocessing.channels
+        yield f"extern const float {n}_scale, {n}_mean[{c}], {n}_std[{c}];"
+        channels = {1: "grey", 3: "RGB"}.get(lib.preprocessing.channels, "of all channels")
+        yield from (
+            "",
+            f"/* Turns pixels of the network's size, {channels} and interleaved, into its input. */",
+        )
+        yield f"void {n}_prepare(const uint8_t *pixels, float *input);"
+    yield from (
+        "",
+        "/* Where results go, in memory of the caller; NULL for what is not wanted. */",
+        "typedef struct {",
+    )
+    for output in lib.outputs:
+        yield f"  float *{output.field}; /* {list(output.shape)}: {in_comment(output.meaning)} */"
+    yield f"}} {n}_outputs;"
+    order = "" if lib.preprocessing is None else f", {lib.preprocessing.layout}"
+    yield from (
+        "",
+        f"/* Runs the network. The input has the shape {list(lib.input_shape)}{order}. */",
+    )
+    yield f"void {n}_run(void *arena, const float *input, {n}_outputs *outputs);"
+    if lib.decoder is not None:
+        j, p = lib.capsules
+        yield from (
+            "",
+            f"/* Draws what a class capsule stands for. Poses [{j}, {p}] of run, index 0 to {j - 1}; picture",
+        )
+        yield f"   {list(lib.picture)}, values 0 to 1. */"
+        yield f"void {n}_reconstruct(void *arena, const float *poses, int index, float *picture);"
+    yield from ("", "#ifdef __cplusplus", "}", "#endif", "", "#endif")
+
+
+# --- The source ---
+
+
+def source(lib: Library) -> str:
+    """``NAME.c``."""
+    kernels = set(lib.run.program.kernels)
+    if lib.decoder is not None:
+        kernels |= lib.decoder.program.kernels
+    n = lib.name
+    parts = [
+        "/* " + "\n   ".join(lib.heading) + " */\n",
+        f'#include "{n}.h"\n\n' + kernel_source("common"),
+        "/* A profiler can define this: it stands before every layer, with its number. */\n"
+        "#ifndef CAPSEDGE_STEP\n#define CAPSEDGE_STEP(layer)\n#endif\n",
+        *kernel_sources(sorted(kernels)),
+        "\n".join(lib.constants.definitions()) + "\n",
+    ]
+    if lib.labels:
+        names = ",\n".join(f"  {c_string(label)}" for label in lib.labels)
+        parts.append(f"const char *const {n}_labels[{len(lib.labels)}] = {{\n{names}}};\n")
+    if lib.preprocessing is not None:
+        parts.append(_prepare(lib, lib.preprocessing))
+    signature = f"void {n}_run(void *arena, const float *input, {n}_outputs *outputs)"
+    parts.append("\n".join(_function(signature, lib.run, "")) + "\n")
+    if lib.decoder is not None:
+        signature = (
+            f"void {n}_reconstruct(void *arena, const float *poses, int index, float *picture)"
+        )
+        parts.append("\n".join(_function(signature, lib.decoder, "")) + "\n")
+    return "\n".join(parts)
+
+
+def layers(function: Function) -> list[tuple[str, str, list[int]]]:
+    """Node, operator and the numbers of its steps, in the order of the program."""
+    found: list[tuple[str, str, list[int]]] = []
+    for t, step in enumerate(function.program.steps):
+        if found and found[-1][:2] == (step.node, step.operator):
+            found[-1][2].append(t)
+        else:
+            found.append((step.node, step.operator, [t]))
+    return found
+
+
+def _function(signature: str, function: Function, first: str) -> Iterator[str]:
+    plan = function.plan
+    buffers = {
+        b.name: b
+        for step in function.program.steps
+        for b in (*step.reads, *step.writes)
+        if not b.external
+    }
+    yield f"{signature} {{"
+    yield "  uint8_t *const memory = (uint8_t *)arena;"
+    for name, buffer in buffers.items():
+        kind = buffer.ctype
+        yield f"  {kind} *const {name} = ({kind} *)(void *)(memory + {plan.offsets[name]});"
+    yield from ([first] if first else [])
+    yield "  (void)memory;"
+    for number, (node, operator, steps) in enumerate(layers(function)):
+        yield f"  CAPSEDGE_STEP({number}) /* {in_comment(node)}: {in_comment(operator)} */"
+        for t in steps:
+            code = function.program.steps[t].code
+            code = code.replace("SCRATCH", f"(void *)(memory + {plan.scratch[t]})")
+            yield f"  {code}"
+    yield f"  CAPSEDGE_STEP({len(layers(function))})"
+    yield "}"
+
+
+def _prepare(lib: Library, p: Preprocessing) -> str:
+    """The constants and the function from pixels to the input, with the arithmetic of `runtime.images`."""
+    n, c = lib.name, p.channels
+
+    def numbers(values: tuple[float, ...]) -> str:
+        every = np.broadcast_to(np.asarray(values, np.float32), (c,))
+        return ", ".join(literal(v) for v in every)
+
+    size = p.height * p.width
+    at = f"k * {size} + i" if p.layout == "NCHW" else f"i * {c} + k"
+    channel = f"{c - 1} - k" if p.order == "BGR" else "k"
+    lines = [
+        f"const float {n}_scale = {literal(np.float32(p.scale))};",
+        f"const float {n}_mean[{c}] = {{{numbers(p.mean)}}};",
+        f"const float {n}_std[{c}] = {{{numbers(p.std)}}};",
+        "",
+    ]
+    if p.per_image == "standardize":
+        lines += [kernel_source("sqrt64")]
+    lines += [f"void {n}_prepare(const uint8_t *pixels, float *input) {{", "  int i, k;"]
+    value = f"(float)pixels[i * {c} + {channel}]"
+    if p.per_image == "min-max":
+        lines += [
+            "  uint8_t low = 255, high = 0;",
+            "  float span;",
+            f"  for (i = 0; i < {size * c}; i++) {{",
+            "    if (pixels[i] < low) low = pixels[i];",
+            "    if (pixels[i] > high) high = pixels[i];",
+            "  }",
+            "  span = high > low ? (float)high - (float)low : 1.0f;",
+        ]
+        value = f"({value} - (float)low) / span * 255.0f"
+    lines += [
+        f"  for (k = 0; k < {c}; k++) for (i = 0; i < {size}; i++)",
+        f"    input[{at}] = ({value} * {n}_scale - {n}_mean[k]) / {n}_std[k];",
+    ]
+    if p.per_image == "standardize":
+        plane, step = (size, 1) if p.layout == "NCHW" else (1, c)
+        lines += [f"  caps_standardize(input, {c}, {plane}, {size}, {step});"]
+    return "\n".join([*lines, "}", ""])

@@ -1,0 +1,76 @@
+"""The trained models as C: the same answers as the file, the memory of the bound, few symbols."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import capsedge
+from capsedge.runtime.images.preprocessing import prepare
+from capsedge.runtime.metadata import Preprocessing
+from tests.conftest import ROOT
+from tests.exporters.c.compiled import Compiled, compiler
+
+ZOO = sorted((ROOT / "capsedge/zoo").glob("*.onnx"))
+pytestmark = pytest.mark.thorough
+
+
+@pytest.mark.parametrize("source", ZOO, ids=lambda p: p.stem)
+def test_equals_the_file(source: Path, tmp_path: Path) -> None:
+    net = Compiled(source, tmp_path / "net")
+    portable = Compiled(source, tmp_path / "portable", ["-DCAPS_PORTABLE"])
+    memory = net.description["memory"]
+    assert memory["arena_bytes"] == memory["arena_bound"]
+    session = capsedge.load(source)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        x = rng.random(net.description["input"]["shape"], np.float32)
+        got, want = net.run(x), session.run(x)
+        for name, value in got.items():
+            np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=2e-5)
+        for name, value in portable.run(x).items():
+            assert np.array_equal(value, got[name]), name
+    if net.description["reconstruction"]:
+        pictures = session.run(x)["reconstruction"]
+        for k in (0, 7):
+            np.testing.assert_allclose(net.reconstruct(got["poses"], k), pictures[0, k], atol=1e-5)
+
+
+@pytest.mark.parametrize("source", ZOO[:3], ids=lambda p: p.stem)
+def test_pixels_have_the_bits_of_python(source: Path, tmp_path: Path) -> None:
+    net = Compiled(source, tmp_path / "net")
+    p = Preprocessing(**net.description["preprocessing"])
+    pixels = np.random.default_rng(1).integers(
+        0, 256, (p.height, p.width, p.channels), dtype=np.uint8
+    )
+    assert np.array_equal(net.prepare(pixels)[0], prepare(pixels, p))
+
+
+def test_symbols_and_equal_bytes(tmp_path: Path) -> None:
+    source = ROOT / "capsedge/zoo/digits-small.onnx"
+    first = Compiled(source, tmp_path / "a")
+    capsedge_files = {p.name: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()}
+    Compiled(source, tmp_path / "b")
+    again = {p.name: p.read_bytes() for p in (tmp_path / "b").rglob("*") if p.is_file()}
+    assert capsedge_files == again
+    assert set(first.description["files"]) >= {"net.c", "net.h", "main.c", "zephyr/module.yml"}
+    subprocess.run(
+        [compiler(), "-O2", "-c", "-o", tmp_path / "net.o", tmp_path / "a/net.c"], check=True
+    )
+    listed = subprocess.run(
+        ["nm", "-u", tmp_path / "net.o"], check=True, capture_output=True, text=True
+    )
+    assert set(listed.stdout.split()) - {"U"} <= {"memcpy", "memset"}
+    written = subprocess.run(
+        ["size", "-A", tmp_path / "net.o"], check=True, capture_output=True, text=True
+    )
+    sizes = {
+        line.split()[0]: int(line.split()[1])
+        for line in written.stdout.splitlines()[2:]
+        if line.split()[1:]
+    }
+    assert sizes.get(".data", 0) == 0
+    assert sizes.get(".bss", 0) == 0
