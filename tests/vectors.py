@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,45 @@ def metadata_cases(language: str) -> Iterator[MetadataCase]:
                 graph + b"".join(map(_entry, _properties(base["properties"], case).items())),
                 **_verdict(group, case, base["values"], language),
             )
+
+
+@dataclass(frozen=True)
+class PredictionCase:
+    """An ONNX file, an image of one row, and the answer.
+
+    Attributes:
+        pixels: 0 to 255.
+        options: of ``predict``: ``top_k``, ``threshold``.
+        answer: ``labels``, ``scores``, ``score_kind``, ``poses``, and of a regression ``values``, each with
+            name and unit; or what is ``refused``: the ``input``, or the ``file``.
+    """
+
+    name: str
+    file: bytes
+    pixels: list[int]
+    options: dict[str, Any]
+    answer: dict[str, Any]
+
+    def fault(self, found: Mapping[str, Any]) -> str:
+        """How an answer differs; empty if it does not. Scores are compared as FP32, which browsers give."""
+        wrong = [key for key, value in self.answer.items() if not _alike(value, found.get(key))]
+        return f"{self.name}: {found} for {self.answer}" if wrong else ""
+
+
+def prediction_cases() -> Iterator[PredictionCase]:
+    """The cases of ``predictions.json``."""
+    vectors = read("predictions.json")
+    for case in vectors["cases"]:
+        base = vectors["bases"][case["base"]]
+        graph = base64.b64decode(vectors["graphs"][base["graph"]])
+        properties = _properties(base["properties"], {})
+        yield PredictionCase(
+            f"{case['base']} / {case['name']}",
+            graph + b"".join(map(_entry, properties.items())),
+            case["pixels"],
+            case.get("options", {}),
+            {k: v for k, v in case.items() if k not in ("name", "base", "pixels", "options")},
+        )
 
 
 @dataclass(frozen=True)
@@ -155,6 +195,15 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         k for k, v in changes.items() if isinstance(v, dict) and isinstance(values.get(k), dict)
     }
     return {**values, **changes, **{k: {**values[k], **changes[k]} for k in both}}
+
+
+def _alike(wanted: Any, found: Any) -> bool:
+    """Equal; numbers within the rounding of FP32."""
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(wanted) == len(found) and all(map(_alike, wanted, found))
+    if isinstance(wanted, (int, float)) and isinstance(found, (int, float)):
+        return math.isclose(wanted, found, rel_tol=1e-6, abs_tol=1e-9)
+    return bool(wanted == found)
 
 
 def _same(wanted: Any, found: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
@@ -15,7 +16,7 @@ from tests.runtime.image_bits import BITS, Bits
 from tests.runtime.models import capsule_model, metadata
 
 from . import libcapsedge
-from .libcapsedge import ARTEFACT, Failed, Session
+from .libcapsedge import ARTEFACT, USAGE, Failed, Session
 
 pytestmark = pytest.mark.skipif(
     libcapsedge.library_path() is None,
@@ -52,6 +53,28 @@ def test_images() -> None:
         return libcapsedge.prepare(bits.pixels, bits.preprocessing, bits.invert)
 
     assert not [bits for bits in BITS if not bits.agree(found(bits))]
+
+
+def test_predictions() -> None:
+    assert not [
+        fault for case in vectors.prediction_cases() if (fault := case.fault(_answer(case)))
+    ]
+
+
+def _answer(case: vectors.PredictionCase) -> dict[str, Any]:
+    try:
+        session = Session(case.file)
+        (found,) = session.predict([np.array([case.pixels], np.uint8)[..., None]], **case.options)
+    except Failed as failed:
+        return {"refused": {USAGE: "input", ARTEFACT: "file"}.get(failed.code)}
+    names = session.value_names()
+    return {
+        "labels": [name for name, *_ in found["labels"]],
+        "scores": found["scores"].tolist(),
+        "score_kind": found["score_kind"],
+        "poses": found["poses"].ravel().tolist(),
+        "values": [[name, v, unit] for (name, unit), v in zip(names, found["values"], strict=True)],
+    }
 
 
 def _fault(case: vectors.MetadataCase) -> str:

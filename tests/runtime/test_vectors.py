@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 
-from capsedge.errors import ArtefactError
+from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.images.preprocessing import prepare
 from tests import vectors
@@ -46,6 +47,29 @@ def test_images() -> None:
         for bits in BITS
         if not bits.agree(prepare(bits.pixels, bits.preprocessing, bits.invert))
     ]
+
+
+def test_predictions() -> None:
+    assert not [
+        fault for case in vectors.prediction_cases() if (fault := case.fault(_answer(case)))
+    ]
+
+
+def _answer(case: vectors.PredictionCase) -> dict[str, Any]:
+    try:
+        with load_bytes(case.file, threads=1) as session:
+            (found,) = session.predict(np.array([case.pixels], np.uint8), **case.options)
+    except UsageError:
+        return {"refused": "input"}
+    except ArtefactError:
+        return {"refused": "file"}
+    return {
+        "labels": [label.name for label in found.labels],
+        "scores": found.scores.tolist(),
+        "score_kind": found.score_kind,
+        "poses": found.poses.ravel().tolist(),
+        "values": [[each.name, each.value, each.unit] for each in found.values],
+    }
 
 
 def test_numbers_are_the_same_in_every_language() -> None:

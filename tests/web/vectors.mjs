@@ -1,7 +1,7 @@
 // Reads the files of spec/vectors with the npm package; prints a line for each case that it reads otherwise.
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
-import { CapsedgeError, LIMITS } from "capsedge";
+import { CapsedgeError, LIMITS, load } from "capsedge";
 import { parseJson } from "./capsedge/dist/json.js";
 import { checkFile } from "./capsedge/dist/load.js";
 import { readMetadata } from "./capsedge/dist/metadata.js";
@@ -13,7 +13,7 @@ import { checkedPreprocessing } from "./capsedge/dist/preprocessing.js";
 import { printable } from "./capsedge/dist/text.js";
 
 const METADATA = 14; // the field of ModelProto
-const [, , folder] = process.argv;
+const [, , folder, part] = process.argv; // part: `read`, or `predict`, which runs the files
 const read = (name) => JSON.parse(readFileSync(`${folder}/${name}`, "utf8"));
 
 /** A text, or its parts, of which `[part, count]` stands `count` times. */
@@ -183,6 +183,31 @@ async function digestOf({ height, width, invert, preprocessing }) {
   return createHash("sha256").update(input).digest("hex");
 }
 
+async function answerOf(session, pixels, { top_k: top, threshold }) {
+  try {
+    const image = { data: Uint8Array.from(pixels), width: pixels.length, height: 1, channels: 1 };
+    const found = await session.predict(image, { top, threshold });
+    return {
+      labels: found.ranking.map(({ label }) => label),
+      scores: [...found.scores],
+      score_kind: session.description.scoreKind,
+      poses: [...found.poses.data],
+      values: found.values.map(({ name, value, unit }) => [name, value, unit]),
+    };
+  } catch (error) {
+    if (!(error instanceof CapsedgeError)) throw error;
+    return { refused: error.code };
+  }
+}
+
+/** Equal; numbers within the rounding of FP32. */
+function alike(wanted, found) {
+  if (Array.isArray(wanted))
+    return Array.isArray(found) && found.length === wanted.length && wanted.every((each, k) => alike(each, found[k]));
+  if (typeof wanted !== "number") return wanted === found;
+  return Math.abs(wanted - found) <= 1e-9 + 1e-6 * Math.abs(wanted);
+}
+
 const faults = [];
 let count = 0;
 function check(name, wrong) {
@@ -190,25 +215,44 @@ function check(name, wrong) {
   count += 1;
 }
 
-const metadata = read("metadata.json");
-for (const group of metadata.groups) {
-  const base = metadata.bases[group.base];
-  for (const change of group.cases) {
-    const data = described(metadata.graphs[change.graph ?? "open"], properties(base.properties, change));
-    check(`${group.about} / ${change.name}`, fault(verdictOf(group, change), base.values, data));
+async function readAll() {
+  const metadata = read("metadata.json");
+  for (const group of metadata.groups) {
+    const base = metadata.bases[group.base];
+    for (const change of group.cases) {
+      const data = described(metadata.graphs[change.graph ?? "open"], properties(base.properties, change));
+      check(`${group.about} / ${change.name}`, fault(verdictOf(group, change), base.values, data));
+    }
+  }
+  for (const { name, file, facts: wanted } of read("files.json").cases) {
+    const found = JSON.stringify(factsOf(new Uint8Array(message(file))));
+    const plain = wanted?.map(([kind, a, b]) => JSON.stringify([kind, kind === "harmful" ? "" : a, b]));
+    const expected = JSON.stringify(plain?.sort() ?? null);
+    check(`files.json / ${name}`, found === expected ? "" : `${found} for ${expected}`);
+  }
+  for (const { name, text, shown } of read("text.json").cases) {
+    check(`text.json / ${name}`, printable(text) === shown ? "" : printable(text));
+  }
+  for (const [index, image] of read("images.json").cases.entries()) {
+    const found = await digestOf(image);
+    check(`images.json / ${index}`, found === image.sha256 ? "" : found);
   }
 }
-for (const { name, file, facts: wanted } of read("files.json").cases) {
-  const found = JSON.stringify(factsOf(new Uint8Array(message(file))));
-  const plain = wanted?.map(([kind, a, b]) => JSON.stringify([kind, kind === "harmful" ? "" : a, b]));
-  const expected = JSON.stringify(plain?.sort() ?? null);
-  check(`files.json / ${name}`, found === expected ? "" : `${found} for ${expected}`);
+
+async function predictAll() {
+  const predictions = read("predictions.json");
+  const ort = await import("onnxruntime-web");
+  const sessions = new Map();
+  for (const [base, { graph, properties: stated }] of Object.entries(predictions.bases)) {
+    const data = described(predictions.graphs[graph], properties(stated, {}));
+    sessions.set(base, await load(data, { runtime: ort, threads: 1 }));
+  }
+  for (const { name, base, pixels, options, ...wanted } of predictions.cases) {
+    const found = await answerOf(sessions.get(base), pixels, options ?? {});
+    const right = Object.entries(wanted).every(([key, value]) => alike(value, found[key]));
+    check(`predictions.json / ${base} / ${name}`, right ? "" : `${JSON.stringify(found)} for ${JSON.stringify(wanted)}`);
+  }
 }
-for (const { name, text, shown } of read("text.json").cases) {
-  check(`text.json / ${name}`, printable(text) === shown ? "" : printable(text));
-}
-for (const [index, image] of read("images.json").cases.entries()) {
-  const found = await digestOf(image);
-  check(`images.json / ${index}`, found === image.sha256 ? "" : found);
-}
+
+await (part === "predict" ? predictAll() : readAll());
 console.log([...faults, `${count} cases`].join("\n"));
