@@ -341,5 +341,5 @@ def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
 
 
 def _why(meta: ModelMetadata) -> list[tuple[str, str]]:
-    """Why the output of scores was taken for that, as the file's maker states it."""
+    """Why this output was chosen for the scores, as stated by the file's maker."""
     return [] if meta.chosen_scores is None else [("why these scores", meta.chosen_scores.reason)]

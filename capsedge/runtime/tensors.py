@@ -130,7 +130,7 @@ def fixed_bytes(port: Port) -> int:
 
 
 def shape_text(shape: Sequence[int | str | None]) -> str:
-    """A shape for people: ``[N, 1, 28, 28]``."""
+    """A shape as text: ``[N, 1, 28, 28]``."""
     return f"[{', '.join('N' if d is None else str(d) for d in shape)}]"
 
 

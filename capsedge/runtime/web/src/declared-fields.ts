@@ -34,13 +34,13 @@ export interface Origin {
   readonly differences: readonly string[];
   readonly file: string;
   readonly fileSha256: string;
-  /** What was assumed at the import, or changed since. */
+  /** What was assumed during the import, or changed since. */
   readonly notes: readonly string[];
-  /** What a comparison with the author's code found; null if there was none. */
+  /** The result of a comparison with the author's code; null if there was none. */
   readonly compared: Readonly<Record<string, string | number | boolean | null>> | null;
 }
 
-/** What images as in training are like: the spans of their measurements. Outside, there is nothing to see. */
+/** The properties of images like those of training: the ranges of their measurements. Images outside are atypical. */
 export interface TypicalInput {
   readonly contrast: readonly [number, number];
   readonly roughness: readonly [number, number];
@@ -51,10 +51,10 @@ export interface TypicalInput {
   readonly images: number;
 }
 
-/** Why the output of scores was taken for that, as the file's maker states it. */
+/** Why this output was chosen for the scores, as stated by the file's maker. */
 export interface ChosenScores {
   readonly reason: string;
-  /** The output that export made the scores of; empty if the network itself computes them. */
+  /** The output from which the export computed the scores; empty if the network itself computes them. */
   readonly madeOf: string;
   /** How many scores were made. */
   readonly classes: number;
@@ -62,7 +62,7 @@ export interface ChosenScores {
   readonly capsules: boolean;
 }
 
-/** A small network that answers, and a large one for escalated images. */
+/** A small network that decides, and a large one for escalated images. */
 export interface Cascade {
   /** File names of the two networks. */
   readonly small: string;
@@ -119,7 +119,7 @@ export function originOf({ file_sha256, compared, ...o }: ReturnType<typeof orig
   };
 }
 
-/** Why the output of scores was taken for that. */
+/** Why this output was chosen for the scores. */
 export function chosenScoresOf(declared: ReturnType<typeof chosenScoresFields>): ChosenScores {
   const { reason, made_of, classes, capsules } = declared;
   if (Math.max(characters(reason), characters(made_of)) > ORIGIN_CHARACTERS) {

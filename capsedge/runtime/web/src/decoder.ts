@@ -1,4 +1,4 @@
-/** The decoder of a file by itself: from the poses of class capsules to pictures. */
+/** The decoder of a file, run separately: from poses of class capsules to reconstructions. */
 import { elements } from "./outputs.js";
 import { extractSubgraph, SubgraphError, type Subgraph } from "./subgraph.js";
 import { open, type Engine, type Provider, type Runtime } from "./engine.js";

@@ -1,4 +1,4 @@
-/** What a file says of itself, checked, and with every text printable. */
+/** The metadata of a file, checked, with every text printable. */
 import type { OutputRoles } from "./outputs.js";
 import type { Decoder } from "./decoder.js";
 import type { Port } from "./graph.js";
@@ -16,7 +16,7 @@ export interface Description {
   readonly bytes: number;
   /** The tool that wrote it, with its version. */
   readonly producer: string;
-  /** `capsnet`, `matrix-capsules`, `attention-capsules`, or the class of a module of somebody's own. */
+  /** `capsnet`, `matrix-capsules`, `attention-capsules`, or the class of a user's module. */
   readonly architecture: string;
   /** `dynamic`, `em` or `attention`; empty if not stated. */
   readonly routing: string;
@@ -35,7 +35,7 @@ export interface Description {
   readonly scoreKind: "length" | "probability" | "";
   /** The input of the graph. */
   readonly input: { readonly name: string; readonly type: string; readonly shape: readonly (number | null)[] };
-  /** How an image becomes the input; null where the file does not say. */
+  /** How an image becomes the input; null if the file does not state it. */
   readonly preprocessing: Preprocessing | null;
   /** The lowest and the highest value of the input. */
   readonly range: readonly [number, number] | null;
@@ -54,7 +54,7 @@ export interface Description {
   readonly operators: readonly string[];
 }
 
-/** What the description is drawn up from. */
+/** The sources of the description. */
 export interface Known {
   file: string;
   bytes: number;
@@ -66,7 +66,7 @@ export interface Known {
   decoder: Decoder | string;
 }
 
-/** The description of a file that has been judged. */
+/** The description of a file that has been checked. */
 export function describe(known: Known): Description {
   const { summary, metadata: m, roles } = known;
   const capsuleNodes = summary.operators.filter((node) => node.domain === "capsedge");

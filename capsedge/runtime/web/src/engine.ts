@@ -15,7 +15,7 @@ const FATAL = 4; // ONNX Runtime's messages reach the caller as errors, not on t
 const MESSAGE = 300; // characters of its messages that are passed on
 const MOST_THREADS = 4;
 
-/** Which provider runs a model, and why not the first choice. */
+/** Which provider runs a model, and why it is not the first choice. */
 export interface Chosen {
   provider: Provider;
   fallback: string | null;
@@ -30,7 +30,7 @@ function inTurn<T>(task: () => Promise<T>): Promise<T> {
   return next;
 }
 
-/** The first of the providers that takes a model, and the model in it. */
+/** The first provider that accepts a model, and the loaded model. */
 export async function open(
   runtime: Runtime,
   file: Uint8Array,

@@ -4,7 +4,7 @@ export type ErrorCode = "file" | "metadata" | "limit" | "input" | "runtime";
 /**
  * Every error that the package raises on purpose.
  *
- * `code` is `file` for bytes that are no ONNX file or may not run, `metadata` for what the file says of itself,
+ * `code` is `file` for bytes that are not an ONNX file or must not run, `metadata` for the file's metadata,
  * `limit` for anything too large, `input` for an argument, and `runtime` for ONNX Runtime and the network.
  */
 export class CapsedgeError extends Error {
@@ -13,7 +13,7 @@ export class CapsedgeError extends Error {
   /**
    * @param code what the error is about.
    * @param message what is wrong and why, as plain text.
-   * @param hint what mends it; may be empty.
+   * @param hint how to fix it; may be empty.
    */
   constructor(
     readonly code: ErrorCode,
@@ -36,7 +36,7 @@ export class Malformed extends Error {
   }
 }
 
-/** The message of anything that was thrown. */
+/** The message of any thrown value. */
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }

@@ -1,4 +1,4 @@
-/** What a file is that is no ONNX model, by its first bytes: the formats that people mix up with it. */
+/** Recognizes files that are not ONNX models by their first bytes: the formats that are often confused with it. */
 
 const EXPORT = "Export the network with `capsedge export`, and load the ONNX file.";
 const AGAIN = "The download failed; get the file itself.";

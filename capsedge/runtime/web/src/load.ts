@@ -1,4 +1,4 @@
-/** Loading a model: fetching its file, judging it, and only then handing it to ONNX Runtime. */
+/** Load a model: fetch its file, check it, and only then pass it to ONNX Runtime. */
 import { outputRoles, shapeText } from "./outputs.js";
 import { Decoder } from "./decoder.js";
 import { describe } from "./description.js";
@@ -70,7 +70,7 @@ export async function load(source: Source, options: LoadOptions = {}): Promise<S
 }
 
 /**
- * Judge the bytes of a file without ONNX Runtime.
+ * Check the bytes of a file without ONNX Runtime.
  *
  * @throws CapsedgeError `file`, `metadata` or `limit`.
  */

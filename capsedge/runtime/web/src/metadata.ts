@@ -21,7 +21,7 @@ import {
 } from "./declared-fields.js";
 import { short } from "./text.js";
 
-/** Which outputs hold the answer, where that is not `lengths` or `logits`, and `poses`. */
+/** Which outputs hold scores, poses or values, if they are not named `lengths`, `logits` and `poses`. */
 export interface DeclaredOutputs {
   readonly scores: string;
   readonly kind: ScoreKind | "";
@@ -84,7 +84,7 @@ function read(properties: ReadonlyMap<string, string>, limits: Limits): Metadata
   return found;
 }
 
-/** Another schema is refused before what only that one has. */
+/** A different schema is refused before its unknown fields are. */
 function checkSchema(text: string): void {
   const schema = integer(named("schema", text), "schema");
   if (schema === SCHEMA) return;
@@ -138,7 +138,7 @@ function checked(values: Map<string, Json>, limits: Limits): Metadata {
 
 type Outputs = ReturnType<typeof outputsFields>;
 
-/** The outputs, which contradict neither themselves nor the task. */
+/** The outputs, checked for consistency with each other and the task. */
 function declaredOutputs(found: Outputs | null, task: Task, classNames: readonly string[]): DeclaredOutputs {
   const o = found ?? outputsFields(new Map(), "outputs");
   const ofValues = [o.values, o.names, o.units].some((each) => each.length > 0);

@@ -1,5 +1,5 @@
 /**
- * A first reading of an ONNX file, before ONNX Runtime is handed its bytes.
+ * A first check of an ONNX file, before ONNX Runtime gets its bytes.
  *
  * The whole file is walked by the schema of `wire.ts`; weights are stepped over. What decides whether the file may
  * run is collected on the way: metadata, operators, functions, external data. As `onnx_file.py`.
@@ -42,7 +42,7 @@ export interface Operator {
   overload: string;
 }
 
-/** What an ONNX file holds, as far as is needed to judge it. */
+/** The parts of an ONNX file that are needed to check it. */
 export interface OnnxSummary {
   producer: string;
   producerVersion: string;

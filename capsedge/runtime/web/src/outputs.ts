@@ -1,4 +1,4 @@
-/** Where the answer of a model is: the outputs that hold scores, poses and values, as `predictions.py` finds them. */
+/** The outputs of a model that hold scores, poses and values, as `predictions.py` finds them. */
 import { CapsedgeError } from "./errors.js";
 import { ESCALATED, LENGTHS, LOGITS, POSES, type ScoreKind } from "./generated/spec.js";
 import { fits, type Port } from "./graph.js";
@@ -6,7 +6,7 @@ import type { Limits } from "./limits.js";
 import type { Metadata } from "./metadata.js";
 import { grouped, short } from "./text.js";
 
-/** The outputs that hold the answer; empty where there is none. */
+/** The outputs that hold the results; empty if there is none. */
 export interface OutputRoles {
   scores: string;
   kind: ScoreKind | "";
@@ -17,7 +17,7 @@ export interface OutputRoles {
 }
 
 /**
- * The answers of a file, whose metadata is compared with its graph.
+ * The outputs of a file, whose metadata is compared with its graph.
  *
  * @throws CapsedgeError `metadata` where the two do not fit, `limit` where the file fixes sizes that are too large.
  */
@@ -119,7 +119,7 @@ export function elements(port: Port): number | null {
   return port.shape.slice(1).reduce<number | null>((size, d) => (size === null || d === null ? null : size * d), 1);
 }
 
-/** A shape for people: `[N, 1, 28, 28]`. */
+/** A shape as text: `[N, 1, 28, 28]`. */
 export function shapeText(shape: readonly (number | null)[]): string {
   return `[${shape.map((size) => size ?? "N").join(", ")}]`;
 }

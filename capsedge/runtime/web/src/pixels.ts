@@ -1,4 +1,4 @@
-/** The images that a caller gives, as pixels: raw, or decoded and drawn by the browser. */
+/** The caller's images as pixels: raw, or decoded and drawn by the browser. */
 import { CapsedgeError, messageOf } from "./errors.js";
 import type { Limits } from "./limits.js";
 import type { Preprocessing } from "./preprocessing.js";
@@ -24,7 +24,7 @@ export interface Pixels {
   width: number;
   height: number;
   channels: number;
-  /** What a value is divided by to become a level 0..255; 1/255 for floats from 0 to 1. */
+  /** The divisor that turns a value into a level 0..255; 1/255 for floats from 0 to 1. */
   divisor: number;
 }
 
@@ -33,7 +33,7 @@ type Drawable = Exclude<ImageSource, RawImage | Blob>;
 /**
  * The pixels of an image of any kind.
  *
- * @throws CapsedgeError `input` where it is no image or does not fit the model, `limit` where it is too large.
+ * @throws CapsedgeError `input` if it is not an image or does not fit the model, `limit` where it is too large.
  */
 export async function pixelsOf(image: ImageSource, p: Preprocessing, limits: Limits): Promise<Pixels> {
   if (typeof Blob === "function" && image instanceof Blob) {

@@ -78,7 +78,7 @@ function scaled({ data, divisor }: Pixels, start: number, count: number): Float3
   return values;
 }
 
-/** Inverted in place, but for the alpha channel. */
+/** Inverted in place, except for the alpha channel. */
 function turn(values: Float32Array, channels: number, hasAlpha: boolean): void {
   const alpha = hasAlpha ? channels - 1 : channels;
   for (let k = 0; k < values.length; k++) if (k % channels !== alpha) values[k] = 255 - (values[k] as number);

@@ -1,8 +1,8 @@
 // capsedge in C++17: capsedge.h with owners and results. Header only; link libcapsedge. docs/how-to/libcapsedge.md has the guide.
 //
-// Owners (Session, Prediction) are move-only and close what they hold. Every call that can fail returns a Result: an
+// Owners (Session, Prediction) are move-only and close what they own. Every call that can fail returns a Result: an
 // Error, or the value. Nothing here throws, and the header compiles with -fno-exceptions. A program that prefers
-// exceptions asks for them call by call: value() throws capsedge::Exception where there is an error.
+// exceptions can use them for single calls: value() throws capsedge::Exception if there is an error.
 //
 //   auto session = capsedge::Session::open("model.onnx");
 //   if (!session) return complain(session.error().message);
@@ -90,7 +90,7 @@ class [[nodiscard]] Result<void> {
   Error error_;
 };
 
-// Values that belong to somebody else.
+// Values owned by something else.
 template <typename T>
 class View {
  public:
@@ -130,7 +130,7 @@ struct ValueName {
   std::string name, unit;  // "yaw", "degrees"
 };
 
-// The answers for a batch, and the memory to compute them in. One thread at a time.
+// The results for a batch, and the memory to compute them. For one thread at a time.
 class Prediction {
  public:
   static Result<Prediction> create() {
@@ -153,7 +153,7 @@ class Prediction {
     return done ? count : 0;
   }
 
-  // The answer for image `i`; an empty one where there is no such image.
+  // The result for image `i`; an empty one if there is no such image.
   ImageResult operator[](size_t i) const {
     capsedge_result r = CAPSEDGE_RESULT_INIT;
     if (!Result<void>(capsedge_prediction_result(handle_, i, &r))) return {};
@@ -219,7 +219,7 @@ class Session {
     if (Result<void> done(capsedge_value_name(handle_, index, &name, &unit)); !done) return done.error();
     return ValueName{name, unit};
   }
-  // A metadata property as it stands in the file; null where there is none of this name.
+  // A metadata property as stored in the file; null if there is none of this name.
   Result<const char*> property(const std::string& key) const {
     const char* value = nullptr;
     if (Result<void> done(capsedge_property(handle_, key.c_str(), &value)); !done) return done.error();
@@ -259,7 +259,7 @@ class Session {
     return values;
   }
 
-  // Into a prediction that is used again: nothing is allocated once it has seen a batch as large.
+  // Into a reused prediction: nothing is allocated once it has held a batch of this size.
   Result<void> predict(View<capsedge_image> images, Prediction& to, const PredictOptions& options = {}) const {
     return Result<void>(capsedge_predict(handle_, images.data(), images.size(), &options, to.handle()));
   }

@@ -1,4 +1,4 @@
-// What runs a model. One interface for all, so that nothing else of the library knows ONNX Runtime.
+// What runs a model: a common interface, so that the rest of the library does not depend on ONNX Runtime.
 #pragma once
 
 #include <memory>

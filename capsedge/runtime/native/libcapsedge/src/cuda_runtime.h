@@ -10,7 +10,7 @@ using CudaStream = void*;
 using CudaGraph = void*;  // executable
 using CudaEvent = void*;
 
-// Every function of it that fails throws Failure (CAPSEDGE_ENVIRONMENT) with CUDA's words.
+// Every function that fails throws Failure (CAPSEDGE_ENVIRONMENT) with CUDA's message.
 class Cuda {
  public:
   int device_count() const;
@@ -33,10 +33,10 @@ class Cuda {
   void synchronize(CudaStream stream) const;
   CudaEvent create_event() const;
   void destroy_event(CudaEvent event) const noexcept;
-  // Later work on the stream waits for what is on another; the host does not.
+  // Later work on the stream waits for the work on another; the host does not.
   void wait(CudaStream stream, CudaStream other, CudaEvent event) const;
 
-  // Records what `enqueue` puts on the stream; null and why where it cannot be recorded. The stream is usable
+  // Records what `enqueue` puts on the stream; null with the reason if it cannot be recorded. The stream is usable
   // afterwards either way.
   template <typename F>
   CudaGraph capture(CudaStream stream, std::string& why_not, F&& enqueue) const {
@@ -62,7 +62,7 @@ class Cuda {
 // One for the whole process. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
 const Cuda& cuda();
 
-// The GPU of the calling thread for a time; the caller's own choice comes back.
+// Sets the GPU of the calling thread; the caller's own choice is restored afterwards.
 class OnDevice {
  public:
   OnDevice(const Cuda& cuda, int device);
@@ -75,7 +75,7 @@ class OnDevice {
   int before_ = 0;
 };
 
-// The GPU's name by the driver; empty where the driver does not say.
+// The GPU's name as reported by the driver; empty if it reports none.
 std::string device_name(int device);
 
 }  // namespace capsedge::libcapsedge

@@ -14,7 +14,7 @@ namespace capsedge::libcapsedge {
 
 using spec::kReconstruction;
 
-// What it takes and draws.
+// Its input and output.
 struct DecoderSizes {
   int64_t classes = 0, pose = 0, channels = 0, height = 0, width = 0;
 
@@ -22,7 +22,7 @@ struct DecoderSizes {
   size_t picture() const { return static_cast<size_t>(channels * height * width); }
 };
 
-// Opened when it is first used; for any number of threads at once.
+// Opened on first use; may be used by any number of threads at once.
 class Decoder {
  public:
   using Open = std::function<std::unique_ptr<Backend>(std::string_view)>;

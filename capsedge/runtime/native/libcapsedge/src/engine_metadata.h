@@ -1,4 +1,5 @@
-// The metadata file of a TensorRT engine, in NAME.engine.json beside it: capsedge/runtime/engine_metadata.py, with the same rules and words.
+// The metadata file of a TensorRT engine, NAME.engine.json next to it: capsedge/runtime/engine_metadata.py, with the same
+// rules and words.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace capsedge::libcapsedge {
 
-// What an engine depends on; of a portable one, the GPU is empty.
+// What an engine depends on; for a portable one, the GPU is empty.
 struct Machine {
   std::string tensorrt, cuda, gpu, compute_capability, architecture;
 };

@@ -1,4 +1,4 @@
-// What goes wrong inside the library; capsedge.cpp turns it into a status.
+// Failures inside the library; capsedge.cpp turns them into statuses.
 #pragma once
 
 #include <exception>
@@ -11,8 +11,8 @@
 
 namespace capsedge::libcapsedge {
 
-// What failed, why, and what mends it: sentences for a person; the last two may be empty. They may quote files: each
-// becomes one line that does nothing to a terminal.
+// What failed, why, and how to fix it, in sentences; the last two may be empty. They may quote files: each becomes one
+// line that is safe to print on a terminal.
 class Failure : public std::exception {
  public:
   Failure(capsedge_code code, const std::string& what, const std::string& why, const std::string& fix)

@@ -1,6 +1,6 @@
-// Handles that can be checked. The caller holds a number, not an address: a place in a table, and how often that
-// place has been used. So a handle that is closed, or never was one, is told from an open one without reading through
-// it, and closing waits for nobody: the last call that is under way frees the object.
+// Handles that can be checked. The caller holds a number, not an address: a place in a table, and how often that place
+// has been used. So closed or invalid handles are detected without dereferencing them, and closing does not wait: the
+// last running call frees the object.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace capsedge::libcapsedge {
 
 static_assert(sizeof(void*) == 8, "handles are made for 64-bit addresses");
 
-// `kKind` (1 to 7) tells the tables of a process apart, `kHandle` is the type of the C interface.
+// `kKind` (1 to 7) distinguishes the tables of a process, `kHandle` is the type of the C interface.
 template <typename T, typename Handle, uint64_t kKind>
 class Handles {
  public:
@@ -40,7 +40,7 @@ class Handles {
     return reinterpret_cast<Handle*>(use << 16 | place << 4 | kKind);
   }
 
-  // The object for the time of a call.
+  // The object for the duration of a call.
   class Hold {
    public:
     Hold(Handles& table, Handle* handle) : table_(table), place_(table.enter(handle)) {}

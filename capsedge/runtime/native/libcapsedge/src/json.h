@@ -1,5 +1,5 @@
-// A strict reader of JSON (RFC 8259) for the metadata of a model: text in, a tree out, nothing written. Our own,
-// because the library is built with only a compiler; hence small, and with limits, since files are untrusted.
+// A strict reader of JSON (RFC 8259) for the metadata of a model: text in, a tree out, nothing written. It is our own,
+// because the library is built with nothing but a compiler; it is small, and has limits because files are untrusted.
 #pragma once
 
 #include <cstdint>

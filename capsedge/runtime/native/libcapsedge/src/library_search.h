@@ -1,4 +1,4 @@
-// Libraries that are opened at run time: where they may be, and words for where they are not.
+// Libraries that are opened at run time: where they may be, and the errors if they are not found.
 #pragma once
 
 #include <string>
@@ -18,14 +18,14 @@ struct LibraryPlaces {
 
 // The library that the caller named, else the one that the environment does (what is given and does not open is the
 // error), else the first of the places that opens. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
-// `refuses` says why one that opens is none for this machine, or nothing; the search goes on then.
+// `refuses` says why a library that opens does not suit this machine, or nothing; the search then continues.
 void* open_library(const LibraryPlaces& places, const std::string& named, std::string (*refuses)(void*) = nullptr);
 
 // The file that the name stands for: the library in a folder, a path, or what is open under a bare name; links resolved.
 // Empty: none.
 std::string library_file(const std::string& named, const char* file);
 
-// The file that a function of an open library is in, links resolved; empty where the loader does not say.
+// The file that a function of an open library is in, links resolved; empty if the loader does not report it.
 std::string file_of(const void* function);
 
 // The folder that this library is in.

@@ -52,7 +52,7 @@ Json value_of(const std::string& name, std::string_view text, Json::Kind kind, b
   }
 }
 
-// Another schema is refused before what only that one has.
+// A different schema is refused before its unknown fields are.
 void check_schema(const Texts& texts) {
   const auto found = texts.find("schema");
   if (found == texts.end()) throw JsonError("'schema' is missing");

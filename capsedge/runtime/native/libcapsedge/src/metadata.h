@@ -11,7 +11,7 @@
 
 namespace capsedge::libcapsedge {
 
-// Which outputs hold the answer, where that is not lengths or logits, and poses.
+// Which outputs hold scores, poses or values, if they are not named lengths, logits and poses.
 struct DeclaredOutputs {
   std::string scores, kind, poses;  // of a classification; kind: of spec::ScoreKind
   std::vector<std::string> values;  // of a regression

@@ -1,4 +1,5 @@
-// A first look into an ONNX file, before ONNX Runtime is handed its bytes: what capsedge/runtime/onnx_file/summary.py does in Python,
+// A first check of an ONNX file, before ONNX Runtime gets its bytes: what capsedge/runtime/onnx_file/summary.py does in
+// Python,
 // with the same limits and the same words.
 #pragma once
 
@@ -51,7 +52,7 @@ OnnxFile read_onnx(std::string_view bytes, const std::string& name);
 // (CAPSEDGE_ARTEFACT, CAPSEDGE_UNSUPPORTED).
 void check_harmless(const OnnxFile& file, const std::string& name);
 
-// The model with no other outputs than those named. Throws Failure (CAPSEDGE_USAGE) where it lacks one of them.
+// The model with only the named outputs. Throws Failure (CAPSEDGE_USAGE) where it lacks one of them.
 std::string keep_outputs(std::string_view bytes, const OnnxFile& file, const std::vector<std::string>& names,
                          const std::string& name);
 

@@ -16,7 +16,7 @@ struct OnnxRuntime {
   std::string version;
 };
 
-// One for the whole process, opened by the first call and never closed: its threads and statics outlive sessions.
+// One per process, opened by the first call and never closed, because its threads and statics outlive sessions.
 // `named`: the library or its folder, or empty. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
 const OnnxRuntime& onnxruntime(const std::string& named);
 

@@ -1,4 +1,4 @@
-// From a file, or its bytes, to a session.
+// Opens a session from a file or its bytes.
 #pragma once
 
 #include <memory>

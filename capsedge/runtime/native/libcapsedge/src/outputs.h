@@ -1,4 +1,4 @@
-// Where the answer of a model is: the outputs that hold scores, poses and values (capsedge/runtime/output_roles.py).
+// The outputs of a model that hold scores, poses and values (capsedge/runtime/output_roles.py).
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace capsedge::libcapsedge {
 
-// An output that holds a part of the answer.
+// An output that holds a part of the result.
 struct RoleOutput {
   size_t port = 0;
   std::vector<int64_t> shape;  // of one image

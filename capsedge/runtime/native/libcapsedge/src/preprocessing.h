@@ -32,7 +32,7 @@ struct Preprocessing {
   std::string wrong() const;
 };
 
-// Memory of the steps between, kept from image to image.
+// Memory of intermediate steps, reused from image to image.
 struct PrepareScratch {
   std::vector<float> row, tall, part, weights, planes;
 };

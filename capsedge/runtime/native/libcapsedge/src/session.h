@@ -1,4 +1,4 @@
-// A loaded model: the backend, the metadata, and the checks between the caller and both.
+// A loaded model: the backend, the metadata, and the checks of the caller's arguments.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace capsedge::libcapsedge {
 
-// What a file became when it was opened.
+// An opened file.
 struct Model {
   std::map<std::string, std::string> properties;
   std::optional<Metadata> metadata;
@@ -50,17 +50,17 @@ class Session {
   const Decoder& decoder() const;              // throws where the file has none
   Counters& counters() const { return counters_; }
 
-  // Checks the inputs and runs. Outputs get their types and shapes. With a stream: on memory of the GPU, whose values are
-  // not looked at, in the order of the stream.
+  // Checks the inputs and runs. Outputs get their types and shapes. With a stream: on GPU memory, whose values are not
+  // checked, in the order of the stream.
   void run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count,
            const GpuStream* stream = nullptr) const;
   void warm_up(int64_t batch, int32_t runs) const;
 
-  // Without checks, but counted: `images` rows.
+  // Without checks, except that there are `images` rows.
   void run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count, int64_t images,
                   const GpuStream* stream = nullptr) const;
 
-  // Sets type, rank, shape and bytes of an output for a batch; false where the file leaves more open than the batch.
+  // Sets type, rank, shape and bytes of an output for a batch; false if the file leaves sizes other than the batch open.
   bool shape_for(int64_t batch, Value& output) const;
 
  private:

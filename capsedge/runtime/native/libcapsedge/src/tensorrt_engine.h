@@ -54,7 +54,7 @@ class TensorRtEngine {
     engine_.reset();
     runtime_.reset();
   }
-  // Forgets the engine without calling TensorRT, where the GPU is gone or the process ends.
+  // Drops the engine without calling TensorRT, when the GPU is gone or the process ends.
   void abandon() noexcept;
 
   const std::string& version() const { return trt_.version; }

@@ -14,9 +14,9 @@ namespace capsedge::libcapsedge {
 class TensorRtLogger : public nvinfer1::ILogger {
  public:
   void log(Severity severity, const char* message) noexcept override;
-  // What TensorRT said last, for the reason of a status; said once.
+  // TensorRT's last message, for the reason of a status; returned once.
   std::string words();
-  // Forgets what was said of something else.
+  // Forgets messages about something else.
   void clear();
 
  private:

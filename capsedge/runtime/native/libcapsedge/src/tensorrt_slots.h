@@ -1,4 +1,4 @@
-// What runs of an engine happen in: so many at a time, each with a stream, buffers and CUDA graphs of its own.
+// Slots in which an engine runs: a limited number, each with its own stream, buffers and CUDA graphs.
 //
 // A graph belongs to the context that it was captured from, as that was then: TensorRT forbids to change the context
 // afterwards. So a slot has a context for each of the batches that it ran last, all of them in the same scratch memory,
@@ -37,7 +37,7 @@ class Slot {
   Slot& operator=(const Slot&) = delete;
 
   // Puts the inference on the stream. The first run of a batch is a plain one, as TensorRT wants; the second is
-  // captured, the others launch its graph. What cannot be captured runs plainly for good.
+  // captured, the others launch its graph. What cannot be captured always runs without a graph.
   void execute(int64_t batch, Capturing& capturing);
 
   // All of a slot's work is on its stream. Others wait for it, and it for others, without the host.
@@ -74,8 +74,8 @@ class Slots {
 
   Slots(const TensorRtEngine& engine, int64_t largest, size_t most);
 
-  // A slot that nobody else uses, for the time of a run; waits while all of them are in use. One that is not given back
-  // by `done` is thrown away.
+  // A free slot for the duration of a run; waits while all of them are in use. A slot that is not returned by `done` is
+  // discarded.
   class Turn {
    public:
     explicit Turn(Slots& slots) : slots_(slots), slot_(slots.take()) {}

@@ -1,4 +1,4 @@
-// Text from files, before a person sees it: capsedge/runtime/files/text.py.
+// Text from files, made safe to print: capsedge/runtime/files/text.py.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Typical input: spans of five measurements, outside of which there is nothing to see in an image (capsedge/runtime/typical_input.py).
+// Typical input: ranges of five measurements; an image outside of them is atypical (capsedge/runtime/typical_input.py).
 // docs/reference/metadata.md ("Nothing to see") specifies the rule. Built without contraction, as preprocessing.
 #pragma once
 
@@ -22,7 +22,7 @@ struct TypicalInput {
 // The typical input that a file's metadata states. Throws JsonError.
 TypicalInput typical_input_of(const Json& json);
 
-// Why there is nothing to see in a prepared image; null if there is something. The text is static.
+// Why a prepared image is atypical; null if it is typical. The text is static.
 const char* atypical_reason(const TypicalInput& typical, const Preprocessing& preprocessing, const float* image);
 
 }  // namespace capsedge::libcapsedge

@@ -1,4 +1,4 @@
-// The operators, apart from whoever calls them.
+// The operators, independent of their callers.
 #pragma once
 
 #include <memory>
