@@ -18,14 +18,16 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files.text import format_bytes, printable
 
 if TYPE_CHECKING:
-    from capsedge.exporters.c.build import CReport
+    from capsedge.exporters.c.write_c import CReport
     from capsedge.exporters.tensorrt.build import BuildReport
     from capsedge.exporters.tensorrt.engine_builder import Listener
 
 
 def _written(path: Path) -> list[Path]:
     """The engine and its metadata file, or a file of the folder; imported late, as metadata needs numpy."""
-    if path.is_dir():
+    from capsedge.runtime.files import reading
+
+    if reading.path_kind(path) == reading.FOLDER:
         return [path / "capsedge"]
     from capsedge.runtime.engine_metadata import metadata_path
 
@@ -209,8 +211,8 @@ def _build_c(
         what="Writing C needs the packages onnx and onnxscript.",
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
-    from capsedge.exporters.c.build import write_c
     from capsedge.exporters.c.fit import parse_fit
+    from capsedge.exporters.c.write_c import write_c
 
     written = write_c(
         model,

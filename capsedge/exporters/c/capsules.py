@@ -73,7 +73,7 @@ def _squash(program: Program, node: Node) -> list[Value]:
     epsilon = _numbers(float(given["epsilon"]))
     numbers = f"{x.size // size}, {size}, {epsilon}"
     code = f"caps_squash({program.pointer(x)}, {program.pointer(result)}, {numbers});"
-    program.step(code, [x], [result], kernels=["squash"], in_place=True)
+    program.step(code, [x], [result], kernels=["squash"], overwrites=True)
     return [result]
 
 

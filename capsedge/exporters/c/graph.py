@@ -11,7 +11,7 @@ from onnx import helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.exporters.c import capsules, elementwise, layers, movement
+from capsedge.exporters.c import capsules, layer_steps, movement, per_element
 from capsedge.exporters.c.node import Node, Translator
 from capsedge.exporters.c.program import (
     Buffer,
@@ -27,9 +27,9 @@ from capsedge.runtime.files.text import printable
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 TRANSLATORS: dict[str, Translator] = {
-    **elementwise.TRANSLATORS,
+    **per_element.TRANSLATORS,
     **movement.TRANSLATORS,
-    **layers.TRANSLATORS,
+    **layer_steps.TRANSLATORS,
     **capsules.TRANSLATORS,
 }
 FOLDED = 1 << 24  # most elements of a constant that is computed here

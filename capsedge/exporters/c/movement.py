@@ -157,10 +157,10 @@ def _gather(program: Program, node: Node) -> list[Value]:
         if index.ndim == 0:
             return [_with_axes(part, [k for k in range(len(x.shape)) if k != axis])]
         return [part if index.ndim == 1 else program.reshaped(part, shape)]
-    return [program.reshaped(_taken(program, x, axis, flat), shape)]
+    return [program.reshaped(_gathered(program, x, axis, flat), shape)]
 
 
-def _taken(program: Program, x: Value, axis: int, index: np.ndarray) -> Value:
+def _gathered(program: Program, x: Value, axis: int, index: np.ndarray) -> Value:
     """Elements at positions of an axis that a table gives."""
     x = program.ordered(x)
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
@@ -184,7 +184,7 @@ def _tile(program: Program, node: Node) -> list[Value]:
             x = (
                 x.expanded((*x.shape[:axis], times, *x.shape[axis + 1 :]))
                 if x.shape[axis] == 1
-                else _taken(program, x, axis, index)
+                else _gathered(program, x, axis, index)
             )
     return [x]
 
@@ -227,7 +227,7 @@ def _resize(program: Program, node: Node) -> list[Value]:
                 "floor": np.floor(at),
                 "ceil": np.ceil(at),
             }[rounding]
-            x = _taken(program, x, axis, np.clip(index, 0, source - 1).astype(np.int64))
+            x = _gathered(program, x, axis, np.clip(index, 0, source - 1).astype(np.int64))
             continue
         at = np.clip(at, 0, source - 1)
         low = np.minimum(np.floor(at), max(source - 2, 0)).astype(np.int64)
@@ -235,7 +235,7 @@ def _resize(program: Program, node: Node) -> list[Value]:
         columns = (-1, *(1,) * (len(x.shape) - 1 - axis))
         part = constant((at - low).astype(np.float32).reshape(columns))
         rest = constant((1 - (at - low)).astype(np.float32).reshape(columns))
-        pair = [_taken(program, x, axis, low), _taken(program, x, axis, high)]
+        pair = [_gathered(program, x, axis, low), _gathered(program, x, axis, high)]
         x = program.new(pair[0].shape)
         program.loops(x, [pair[0], rest, pair[1], part], "{0} * {1} + {2} * {3}")
     return [x]

@@ -112,7 +112,7 @@ def _shift(step: Step, size: int) -> int | None:
     """How far before a buffer of this size the result of a step may start; None if not over it at all."""
     if len(step.writes) != 1 or step.writes[0].external:
         return None
-    if step.in_place:
+    if step.overwrites:
         return 0 if step.writes[0].bytes == size else None
     if step.slide is None or _aligned(step.slide) >= size:
         return None

@@ -145,7 +145,7 @@ class Step:
         code: C, with the names of buffers; ``SCRATCH`` for the scratch memory.
         reads, writes: the buffers.
         scratch: bytes of scratch memory.
-        in_place: whether the result may take the place of a buffer of the same size that is read here last:
+        overwrites: whether the result may take the place of a buffer of the same size that is read here last:
             each element is read before it is written, and never again.
         slide: how many bytes before its input the result may start, over what is no longer read; None where
             they must be apart.
@@ -158,7 +158,7 @@ class Step:
     reads: list[Buffer]
     writes: list[Buffer]
     scratch: int = 0
-    in_place: bool = False
+    overwrites: bool = False
     slide: int | None = None
     node: str = ""
     operator: str = ""
@@ -197,7 +197,7 @@ class Program:
         *,
         kernels: Iterable[str] = (),
         scratch: int = 0,
-        in_place: bool = False,
+        overwrites: bool = False,
         slide: int | None = None,
         products: int = 0,
         constants: Iterable[str] = (),
@@ -210,7 +210,7 @@ class Program:
                 [v.buffer for v in reads if v.buffer is not None],
                 [v.buffer for v in writes if v.buffer is not None],
                 scratch,
-                in_place,
+                overwrites,
                 slide,
                 *self._node,
                 products,
@@ -287,7 +287,7 @@ class Program:
         flat = all(
             v.buffer is None or s == layout for v, s in zip(operands, strides[1:], strict=True)
         )
-        self.step(code, operands, [result], kernels=kernels, in_place=flat, constants=constants)
+        self.step(code, operands, [result], kernels=kernels, overwrites=flat, constants=constants)
 
 
 def merged(dims: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capsedge.exporters.c.build import CReport, write_c
+from capsedge.exporters.c.write_c import CReport, write_c
 
 STRICT = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", "-ffp-contract=off")
 

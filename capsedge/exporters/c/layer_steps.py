@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from capsedge.exporters.c.elementwise import elementwise
 from capsedge.exporters.c.node import Node, Translator
+from capsedge.exporters.c.per_element import elementwise
 from capsedge.exporters.c.program import Array, Program, Untranslatable, Value, constant, literal
 
 BLOCK = 8  # output channels that caps_conv_f32 computes together
@@ -527,7 +527,7 @@ def _layer_normalization(program: Program, node: Node) -> list[Value]:
         f"caps_normalize_rows({program.pointer(x)}, {program.pointer(result)}, {x.size // size}, {size}, "
         f"{names[0]}, {names[1]}, {epsilon});"
     )
-    program.step(code, [x], [result], kernels=["normalize"], in_place=True, constants=names)
+    program.step(code, [x], [result], kernels=["normalize"], overwrites=True, constants=names)
     return [result]
 
 

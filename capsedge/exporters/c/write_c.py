@@ -13,11 +13,11 @@ import onnx
 from capsedge import __version__
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, naming
-from capsedge.exporters.c.decoder import translate_decoder
 from capsedge.exporters.c.fit import check_fit
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
 from capsedge.exporters.c.program import Constants, Program, Value
+from capsedge.exporters.c.reconstruct import translate_decoder
 from capsedge.exporters.c.source import Function, Library, Output
 from capsedge.graph import proto
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
