@@ -2,7 +2,7 @@
 import type { OutputRoles } from "./outputs.js";
 import type { Decoder } from "./decoder.js";
 import type { Port } from "./graph.js";
-import { WIDTH, type Task } from "./generated/spec.js";
+import { WIDTH, type ScoreKind, type Task } from "./generated/spec.js";
 import type { Metadata } from "./metadata.js";
 import type { OnnxSummary } from "./onnx-file.js";
 import { declaredRange, type Preprocessing } from "./preprocessing.js";
@@ -32,7 +32,7 @@ export interface Description {
   /** What a regression estimates. */
   readonly values: readonly { readonly name: string; readonly unit: string }[];
   /** What scores are: lengths of capsules or probabilities; empty for a regression. */
-  readonly scoreKind: "length" | "probability" | "";
+  readonly scoreKind: Exclude<ScoreKind, "logits"> | "";
   /** The input of the graph. */
   readonly input: { readonly name: string; readonly type: string; readonly shape: readonly (number | null)[] };
   /** How an image becomes the input; null if the file does not state it. */

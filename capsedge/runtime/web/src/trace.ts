@@ -5,7 +5,7 @@ import type { Port } from "./graph.js";
 import type { Limits } from "./limits.js";
 import type { Outputs } from "./runner.js";
 import type { TraceLayer } from "./declared-fields.js";
-import type { TraceKind } from "./generated/spec.js";
+import type { TRACE_REQUIRED, TraceKind } from "./generated/spec.js";
 import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 
@@ -59,7 +59,7 @@ export function tracedLayers(layers: readonly TraceLayer[], outputs: Outputs): T
     const values = [...names].map(([kind, name]) => [kind, ofImage(outputs.get(name) as FloatArray)]);
     return {
       ...layer,
-      ...(Object.fromEntries(values) as Record<"couplings" | "poses" | "agreement", FloatArray> &
+      ...(Object.fromEntries(values) as Record<(typeof TRACE_REQUIRED)[number], FloatArray> &
         Partial<Record<TraceKind, FloatArray>>),
     };
   });
