@@ -76,6 +76,12 @@ def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]
             "computes variances, so it does not reduce to a matrix product.",
             "Export it with fewer iterations: --iters 1.",
         )
+    if any(ROUTING_OPERATORS[n.op_type].per_image(len(n.input)) for n in routed):
+        raise UnsupportedModelError(
+            "Couplings cannot be frozen where each image has its own mask or prior.",
+            "Their average would ignore which children an image has.",
+            "Export it without --freeze-couplings.",
+        )
     if not routed:
         raise UnsupportedModelError(
             "The file has no routing with couplings that can be frozen.",

@@ -35,16 +35,20 @@ class Value:
         name: its formal name.
         shape: the names of its dimensions, as in docs/reference/operators.md. The same name is the same size;
             ``N`` is the batch, ``...`` any dimensions. An input may have 1 in place of ``I``, or of the ``N``
-            of parents. ``H'`` and ``W'`` are positions of windows: see `WINDOWS_OF`.
+            of parents; one that is ``per_image``, in place of every dimension. ``H'`` and ``W'`` are
+            positions of windows: see `WINDOWS_OF`.
         type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
             ``b`` int8; ``B`` uint8.
         optional: whether a node may leave it out; only the last inputs of an operator are.
+        per_image: whether it changes the couplings of single images. The TensorRT plugins lack such inputs:
+            a node that has one runs as its function body there.
     """
 
     name: str
     shape: tuple[str, ...] = ()
     type: str = "T"
     optional: bool = False
+    per_image: bool = False
 
     @property
     def batched(self) -> bool:
@@ -151,6 +155,10 @@ class Operator:
         """Whether a node may have this many inputs."""
         return sum(not v.optional for v in self.inputs) <= count <= len(self.inputs)
 
+    def per_image(self, count: int) -> bool:
+        """Whether a node that has this many inputs has some `Value.per_image`."""
+        return any(v.per_image for v in self.inputs[:count])
+
     @property
     def output_names(self) -> tuple[str, ...]:
         """Formal names of the outputs."""
@@ -237,6 +245,10 @@ _SQUASH = Operator(
     plugin=True,
     per_element=4,
 )
+_PER_IMAGE = (
+    Value("image_prior", ("N", "I", "J"), optional=True, per_image=True),
+    Value("mask", ("N", "I"), optional=True, per_image=True),
+)
 _AGREEMENT = (
     Attribute("iterations", "int", 3),
     _flag("leaky"),
@@ -255,6 +267,7 @@ _DYNAMIC = Operator(
         Value("log_prior", ("I", "J")),
         Value("bias", ("J", "Pout")),
         Value("vote_bias", ("I", "J", "Pout"), optional=True),
+        *_PER_IMAGE,
     ),
     (Value("v", ("N", "J", "Pout")),),
     _AGREEMENT,
@@ -275,6 +288,7 @@ _VOTES = replace(
         Value("votes", ("N", "I", "J", "P")),
         Value("log_prior", ("I", "J")),
         Value("bias", ("J", "P")),
+        *_PER_IMAGE,
     ),
     outputs=(Value("v", ("N", "J", "P")),),
     torch="vote_routing",

@@ -186,7 +186,7 @@ class OrtFunctions:
 
         # Outputs are named apart from inputs: EMRouting has a pose and an activation on both sides.
         outputs = [f"out_{name}" for name in case.outputs]
-        free = batched(case.operator)
+        free = batched(case.operator, inputs)
         function = function_body(
             case.operator,
             [(None, *x.shape[1:]) if name in free else x.shape for name, x in inputs.items()],

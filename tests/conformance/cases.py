@@ -164,15 +164,16 @@ _PLAIN = {
 def _dynamic(
     n: int, i: int, j: int, pin: int, pout: int, iterations: int = 3, kind: str = "normal",
     one: int = 0, vote_bias: str = "none", prior: int = 1, bias: int = 1, heavy: bool = False,
-    **settings: Any,
+    history: str = "", **settings: Any,
 ) -> Case:  # fmt: skip
     """``one``: a weight for all children; ``vote_bias``: none, zeros, one for all, or one for each."""
+    more = {"history": history} if history else {}
     return Case(
         "DynamicRouting",
         {"N": n, "I": i, "J": j, "Pin": pin, "Pout": pout},
         {"iterations": iterations, **_PLAIN, **settings},
         kind,
-        {"one": one, "vote_bias": vote_bias, "prior": prior, "bias": bias},
+        {"one": one, "vote_bias": vote_bias, "prior": prior, "bias": bias, **more},
         heavy,
     )
 
@@ -264,20 +265,45 @@ def _dynamic_variant_cases() -> Iterator[Case]:
         yield case(n, 128, 10, 8, 16, 4, one=1, replace=1, normalize=1, **paper)
 
 
+_HISTORIES = ("masked", "full", "priors", "weights", "where", "every", "nan")
+
+
+def _dynamic_history_cases() -> Iterator[Case]:
+    """Priors and masks of each image: ragged lengths, nothing left, one child, padding that holds NaN."""
+    case = _dynamic
+    for number, (history, over) in enumerate(itertools.product(_HISTORIES, (0, 1))):
+        if over and history == "nan":
+            continue  # what is masked takes part in a softmax over the children
+        settings = {"over_children": over, "one": number % 2, "history": history}
+        for t in (1, 3):
+            yield case(5, 9, 4, 5, 8, t, **settings)
+        yield case(7, 70, 4, 8, 16, 2, vote_bias="one", **settings)
+        yield case(3, 1, 3, 4, 5, 3, **settings)
+    for number, settings in enumerate(_SETTINGS):
+        yield case(6, 13, 5, 4, 6, history=("masked", "weights")[number % 2], **settings)
+    yield case(0, 5, 4, 3, 6, history="masked")
+    # A recommender: 50 items, 4 interests.
+    yield case(16, 50, 4, 64, 64, history="masked", over_children=1, heavy=True)
+
+
 def _votes_cases() -> Iterator[Case]:
     def case(
         n: int, i: int, j: int, p: int, iterations: int = 3, kind: str = "normal", prior: int = 1,
-        bias: int = 1, heavy: bool = False, **settings: Any,
+        bias: int = 1, heavy: bool = False, history: str = "", **settings: Any,
     ) -> Case:  # fmt: skip
         return Case(
             "VoteRouting",
             {"N": n, "I": i, "J": j, "P": p},
             {"iterations": iterations, **_PLAIN, **settings},
             kind,
-            {"prior": prior, "bias": bias},
+            {"prior": prior, "bias": bias, **({"history": history} if history else {})},
             heavy,
         )
 
+    for history, over in itertools.product(_HISTORIES, (0, 1)):
+        if not over or history != "nan":
+            yield case(5, 9, 4, 8, history=history, over_children=over)
+            yield case(3, 70, 5, 16, 2, history=history, over_children=over)
     for number, settings in enumerate(_SETTINGS):
         yield case(2, 7, 3, 4, 1 + number % 3, **settings)
         yield case(7, 20, 10, 16, **settings)
@@ -584,7 +610,8 @@ def _normalization_cases() -> Iterator[Case]:
 def _quantized_routing_cases() -> Iterator[Case]:
     """A part of the cases of the float operators: every fourth, batches of 0 and 7, layers of models."""
     routing = (
-        _dynamic_cases(), _dynamic_variant_cases(), _em_cases(), _em_variant_cases(),
+        _dynamic_cases(), _dynamic_variant_cases(), _dynamic_history_cases(), _em_cases(),
+        _em_variant_cases(),
         _attention_cases(), _self_attention_cases(), _uniform_cases(),
     )  # fmt: skip
     for cases in routing:
@@ -643,6 +670,7 @@ BY_NAME = {
         *_squash_cases(),
         *_dynamic_cases(),
         *_dynamic_variant_cases(),
+        *_dynamic_history_cases(),
         *_votes_cases(),
         *_em_cases(),
         *_em_variant_cases(),
@@ -655,3 +683,5 @@ BY_NAME = {
     )
 }
 CASES = tuple(BY_NAME.values())
+# The CUDA kernels and the TensorRT plugins have no priors and masks of images.
+ON_GPU = tuple(case for case in CASES if not case.options.get("history"))

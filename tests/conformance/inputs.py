@@ -53,9 +53,11 @@ def _factors(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype:
     return np.full(shape, 10.0 if kind == "saturated" else votes_size(kind, dtype))
 
 
-def batched(operator: str) -> tuple[str, ...]:
-    """Names of the inputs whose first dimension is the batch."""
-    return tuple(value.name for value in OPERATORS[operator].inputs if value.batched)
+def batched(operator: str, arrays: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Names of the inputs whose first dimension is the batch, and not one for all images."""
+    values = [v for v in OPERATORS[operator].inputs if v.batched and v.name in arrays]
+    batch = len(arrays[values[0].name]) if values else 0
+    return tuple(v.name for v in values if not v.per_image or len(arrays[v.name]) == batch)
 
 
 def build(
@@ -176,25 +178,60 @@ def _dynamic(
         "log_prior": log_prior,
         "bias": bias,
     }
-    if s["vote_bias"] == "none":
-        return made
+    history = _history(rng, d, s, u, dtype)
+    if s["vote_bias"] == "none":  # what is left out is left out from the end
+        return {**made, **({"vote_bias": np.zeros((1, j, pout)), **history} if history else {})}
     vote_bias = 0.5 * rng.standard_normal((1 if s["vote_bias"] == "one" else i, j, pout))
     vote_bias *= s["vote_bias"] != "zeros"
     if kind == "ties":
         vote_bias[:] = vote_bias[:, :1]
-    return {**made, "vote_bias": vote_bias}
+    return {**made, "vote_bias": vote_bias, **history}
+
+
+def _history(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], poses: Array, dtype: str
+) -> dict[str, Array]:
+    """``image_prior`` and ``mask`` for histories of different lengths, of which one is empty.
+
+    ``history`` is one of the words below, or missing for neither; "nan" changes ``poses`` where there is
+    padding.
+    """
+    history = s.get("history")
+    if not history:
+        return {}
+    n, i, j = (d[k] for k in "NIJ")
+    here = np.arange(i) < (np.arange(n) * 7 % (i + 1))[:, None]  # the first image has none
+    if history == "full":
+        here[:] = True
+    mask = here.astype(np.float64)
+    none = np.zeros((1, 1, 1))
+    if history == "priors":
+        return {"image_prior": rng.standard_normal((n, i, j))}
+    if history == "weights":  # a mask that is no mask: factors of every size
+        return {"image_prior": rng.standard_normal((n, i, j)), "mask": rng.uniform(0, 2, (n, i))}
+    if (
+        history == "where"
+    ):  # agreements vanish beside the lowest number; FP32 rounds them beside float16's
+        lowest = -16.0 if dtype == "float16" else float(np.finfo(dtype).min)
+        return {"image_prior": np.where(here, 0.0, lowest)[..., None]}
+    if history == "every":  # the same for all images
+        return {"image_prior": rng.standard_normal((1, i, 1)), "mask": rng.uniform(0, 2, (1, i))}
+    if history == "nan":
+        poses[~here] = np.nan
+    return {"image_prior": none, "mask": mask}
 
 
 def _votes(
     rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
 ) -> dict[str, Array]:
     n, i, j, p = (d[k] for k in ("N", "I", "J", "P"))
-    without = {**s, "one": 0, "vote_bias": "none"}
+    without = {**s, "one": 0, "vote_bias": "none", "history": None}
     made = _dynamic(rng, {**d, "Pin": 1, "Pout": p}, without, kind, dtype)
     votes = rng.standard_normal((n, i, j, p)) * _factors(rng, (n, i, 1, 1), kind, dtype)
     if kind == "ties":
         votes[:] = votes[:, :, :1]
-    return {"votes": votes, "log_prior": made["log_prior"], "bias": made["bias"]}
+    given = {"votes": votes, "log_prior": made["log_prior"], "bias": made["bias"]}
+    return {**given, **_history(rng, d, s, votes, dtype)}
 
 
 def _em(

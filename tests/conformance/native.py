@@ -105,7 +105,7 @@ def one_node(
     """The file: opset 20, the node in domain ``capsedge``, the batch named ``N``, outputs without a shape."""
     from onnx import helper, numpy_helper
 
-    free = batched(operator)
+    free = batched(operator, inputs)
     outputs = [f"out_{name}" for name in OUTPUTS[operator]]
     elements = {k: helper.np_dtype_to_tensor_dtype(x.dtype) for k, x in inputs.items()}
     first = next(iter(elements.values()))

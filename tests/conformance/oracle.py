@@ -56,6 +56,9 @@ def vote_routing(
     votes: ArrayLike,
     log_prior: ArrayLike,
     bias: ArrayLike,
+    image_prior: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
     iterations: int,
     leaky: bool,
     over_children: bool,
@@ -68,20 +71,29 @@ def vote_routing(
     """Procedure 1 over votes ``[N, I, J, P]`` with what published networks do otherwise."""
     votes, log_prior, bias = map(_double, (votes, log_prior, bias))
     images, children, parents, size = votes.shape
+    prior = np.zeros((1, 1, 1)) if image_prior is None else _double(image_prior)
+    prior = np.broadcast_to(prior, (images, children, parents))
+    factors = np.ones((1, 1)) if mask is None else _double(mask)
+    factors = np.broadcast_to(factors, (images, children))
     v = np.zeros((images, parents, size))
     couplings = np.zeros((images, children, parents))
     for n in range(images):
-        b = log_prior.copy()
+        b = log_prior + prior[n]
         for iteration in range(iterations):
             if over_children:
                 for j in range(parents):
-                    couplings[n, :, j] = _softmax(b[:, j])
+                    couplings[n, :, j] = factors[n] * _softmax(b[:, j])
             else:
                 for i in range(children):
                     logits = np.append(b[i], 0.0) if leaky else b[i]
-                    couplings[n, i] = _softmax(logits)[:parents]
+                    couplings[n, i] = 0.0
+                    if factors[n, i]:  # else the child is not looked at
+                        couplings[n, i] = factors[n, i] * _softmax(logits)[:parents]
             for j in range(parents):
-                s = couplings[n, :, j] @ votes[n, :, j] + bias[j]
+                s = bias[j].copy()
+                for i in range(children):
+                    if factors[n, i] or over_children:
+                        s += couplings[n, i, j] * votes[n, i, j]
                 if elementwise:
                     v[n, j] = [_squash_vector(s[k : k + 1], epsilon)[0] for k in range(size)]
                 else:
@@ -101,6 +113,8 @@ def dynamic_routing(
     log_prior: ArrayLike,
     bias: ArrayLike,
     vote_bias: ArrayLike | None = None,
+    image_prior: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     **attributes: Any,
 ) -> tuple[Array, Array]:
     """``vote_routing`` over the votes ``W_ij u_i + c_ij``."""
@@ -113,7 +127,7 @@ def dynamic_routing(
         constant = constants[i if len(constants) > 1 else 0]
         for j in range(weight.shape[1]):
             votes[n, i, j] = own[j] @ u[n, i] + constant[j]
-    return vote_routing(votes, log_prior, bias, **attributes)
+    return vote_routing(votes, log_prior, bias, image_prior, mask, **attributes)
 
 
 def _em_position(

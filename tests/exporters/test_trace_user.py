@@ -54,7 +54,9 @@ def test_written_with_the_operators(tmp_path: Path):
         u = capsedge.ops.squash(u)
         zeros = torch.zeros(32, 3), torch.zeros(3, 8)
         settings = OPERATORS["DynamicRouting"].complete({"iterations": 2}).values()
-        wanted = unrolled.unroll("DynamicRouting", (u, model.weight, *zeros, None, *settings))
+        wanted = unrolled.unroll(
+            "DynamicRouting", (u, model.weight, *zeros, None, None, None, *settings)
+        )
         poses = model(IMAGES)["poses"]
     for kind in ("couplings", "poses", "agreement"):
         np.testing.assert_allclose(getattr(layer, kind), getattr(wanted, kind), atol=1e-5)

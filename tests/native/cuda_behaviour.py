@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from capsedge.runtime.backends.cuda import load_cuda
-from tests.conformance.cases import CASES, Case, make
+from tests.conformance.cases import ON_GPU, Case, make
 from tests.native import cuda_library
 from tests.native.cuda_library import Gpu, prepare
 
@@ -42,7 +42,7 @@ def library() -> ctypes.CDLL:
 
 def first(operator: str, **dims: int) -> Case:
     """The operator's first case with these sizes and at least one image."""
-    for case in CASES:
+    for case in ON_GPU:
         wanted = all(case.dims.get(name) == size for name, size in dims.items())
         if case.operator == operator and wanted and case.dims.get("N", 1) > 0:
             return case

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conformance import modes
-from tests.conformance.cases import CASES, Case
+from tests.conformance.cases import ON_GPU, Case
 from tests.conformance.cuda import CudaKernels
 from tests.native import cuda_library
 
@@ -33,7 +33,7 @@ def find() -> str | None:
 
 def chosen(operator: str) -> Sequence[Case]:
     """Small cases of different sizes, the first with more than one image."""
-    cases = [c for c in CASES if c.operator == operator and not c.heavy and c.kind == "normal"]
+    cases = [c for c in ON_GPU if c.operator == operator and not c.heavy and c.kind == "normal"]
     cases = [c for c in cases if c.dims.get("N", 1) > 0]
     cases.sort(key=lambda case: case.dims.get("N", 1) < 2)
     return cases[:: max(1, len(cases) // CASES_EACH)][:CASES_EACH]

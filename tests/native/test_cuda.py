@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 
 from tests.conformance import modes
-from tests.conformance.cases import CASES, Case, make
+from tests.conformance.cases import ON_GPU, Case, make
 from tests.conformance.cuda import CudaEmulated, CudaKernels
 from tests.conformance.selection import selected
 from tests.native import cuda_behaviour, cuda_library, cuda_sanitizer
 from tests.native.library import NativeError
 
-LIGHT = [c for c in CASES if not c.heavy and c.operator in cuda_library.OPERATORS]
+LIGHT = [c for c in ON_GPU if not c.heavy and c.operator in cuda_library.OPERATORS]
 # The slow run takes them all, the thorough one the hard kinds and a fifth of the rest.
 SAMPLE = [c for k, c in enumerate(LIGHT) if k % 5 == 0 or (c.kind != "normal" and k % 2 == 0)]
 
@@ -110,7 +110,7 @@ def test_source_on_the_host_sanitized(scheme: str) -> None:
 def of(operator: str, **dims: int) -> Case:
     return next(
         c
-        for c in CASES
+        for c in ON_GPU
         if c.operator == operator and all(c.dims.get(k) == v for k, v in dims.items())
     )
 
@@ -211,7 +211,7 @@ def test_what_no_cluster_holds_goes_without(host: ctypes.CDLL) -> None:
 
 @pytest.mark.thorough
 def test_sizes_of_published_models_have_kernels_of_their_own(host: ctypes.CDLL) -> None:
-    for case in CASES:
+    for case in ON_GPU:
         dims = case.dims
         if case.heavy and case.operator in cuda_library.OPERATIONS and dims.get("P") in (None, 16):
             layer = described(host, case, multiprocessors=8)
@@ -380,7 +380,7 @@ def test_nvcc_takes_the_source(architecture: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("scheme", cuda_library.SCHEMES)
 def test_gpu_whole_registry(gpu: ctypes.CDLL, scheme: str, dtype: str) -> None:
-    compare(CudaKernels(scheme), CASES, dtype)
+    compare(CudaKernels(scheme), ON_GPU, dtype)
 
 
 @pytest.mark.gpu

@@ -46,6 +46,14 @@ CONSTANT = (
     PLAIN,
     [zeros(2, 6, 8), zeros(1, 3, 4, 8), zeros(6, 3), zeros(3, 4), zeros(6, 3, 4)],
 )
+MASKED = (
+    "DynamicRouting",
+    PLAIN,
+    [
+        zeros(2, 6, 8), zeros(6, 3, 4, 8), zeros(6, 3), zeros(3, 4), zeros(1, 3, 4),
+        zeros(2, 6, 3), zeros(2, 6),
+    ],
+)  # fmt: skip
 VOTES = ("VoteRouting", PLAIN, [zeros(2, 6, 3, 4), zeros(6, 3), zeros(3, 4)])
 EM = (
     "EMRouting",
@@ -151,6 +159,8 @@ def test_wrong_attributes_are_named(
         (CONSTANT, 1, (2, 3, 4, 8), r"'weight' has shape \[2, 3, 4, 8\]: wanted \[6, J, Pout, 8\]"),
         (CONSTANT, 4, (2, 3, 4), r"'vote_bias' has shape \[2, 3, 4\]: wanted \[6, 3, 4\]"),
         (VOTES, 0, (2, 6, 3), r"'votes' has shape \[2, 6, 3\]: wanted \[N, I, J, P\]"),
+        (MASKED, 5, (3, 6, 3), r"'image_prior' has shape \[3, 6, 3\]: wanted \[2, 6, 3\]"),
+        (MASKED, 6, (2, 5), r"input 'mask' has shape \[2, 5\]: wanted \[2, 6\]"),
         (VOTES, 1, (6, 4), r"'log_prior' has shape \[6, 4\]: wanted \[6, 3\]"),
         (EM, 0, (2, 4, 4, 2, 15), r"EMRouting: pose size 15 is not a square number"),
         (EM, 1, (2, 4, 4, 3), r"input 'a' has shape \[2, 4, 4, 3\]: wanted \[2, 4, 4, 2\]"),
@@ -221,7 +231,8 @@ def test_shared_weights_want_a_window_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "count", "wanted"), [(CONSTANT, 3, "4 or 5"), (EM, 4, "5 or 6"), (VOTES, 2, "3")]
+    ("operator", "count", "wanted"),
+    [(CONSTANT, 3, "4 to 7"), (EM, 4, "5 or 6"), (VOTES, 2, "3 to 5")],
 )
 def test_missing_inputs_are_counted(
     operator: tuple[str, dict[str, Any], list[Array]], count: int, wanted: str

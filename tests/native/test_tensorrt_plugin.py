@@ -19,7 +19,7 @@ import pytest
 
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.spec.operators import OPERATORS
-from tests.conformance.cases import CASES, Case, make
+from tests.conformance.cases import ON_GPU, Case, make
 from tests.conformance.selection import selected
 from tests.native.cuda_library import UNITS
 from tests.native.library import output_shapes
@@ -31,7 +31,7 @@ SOURCES = ("attributes", "layers", "plugin", "library", "register")
 FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}
 BUILD, RUNTIME = 0, 1
-LIGHT = [c for c in CASES if not c.heavy and c.operator in PLUGINS and c.dims.get("N", 1) > 0]
+LIGHT = [c for c in ON_GPU if not c.heavy and c.operator in PLUGINS and c.dims.get("N", 1) > 0]
 
 
 class Field(ctypes.Structure):
@@ -400,7 +400,18 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
             [(2, 7, 5), (7, 3, 4, 5), (7, 3), (3, 4), (6, 3, 4)],
             "input 'vote_bias' has shape [6, 3, 4]: wanted [7, 3, 4]",
         ),
-        ("DynamicRouting", DYNAMIC, [(2, 7, 5), (7, 3, 4, 5), (7, 3)], "3 inputs: wanted 4 or 5"),
+        (
+            "DynamicRouting",
+            DYNAMIC,
+            [(2, 7, 5), (7, 3, 4, 5), (7, 3), (3, 4), (1, 3, 4), (2, 7, 1)],
+            "no input 'image_prior' or 'mask'",
+        ),
+        (
+            "DynamicRouting",
+            DYNAMIC,
+            [(2, 7, 5), (7, 3, 4, 5), (7, 3)],
+            "3 inputs: wanted 4 to 7",
+        ),
         ("EMRouting", EM, [POSE, POSE[:4], WEIGHT, (4,)], "4 inputs: wanted 5 or 6"),
         (
             "EMRouting",

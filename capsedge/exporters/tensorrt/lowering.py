@@ -87,13 +87,19 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     for node in operator_nodes(copy):
         body = bodies.get((node.op_type, node.overload))
         operator = operator_of(node.op_type)
+        per_image = operator in OPERATORS and OPERATORS[operator].per_image(len(node.input))
         # With zero parents only one product is left, which needs no plugin.
-        if operator in PLUGINS and not (body and without_parents(node, constants, {})):
+        if (
+            operator in PLUGINS
+            and not per_image
+            and not (body and without_parents(node, constants, {}))
+        ):
             kept.append(node)
         elif body is None:
+            lacks = "a plugin for its priors or mask of each image" if per_image else "a plugin"
             raise UnsupportedModelError(
                 f"The model's {operator} cannot be converted to TensorRT.",
-                "It has neither a plugin nor a function body.",
+                f"It has neither {lacks} nor a function body.",
                 "Export it with bodies: `capsedge export --ops auto`.",
             )
         else:
@@ -127,7 +133,7 @@ def check_plugin_limits(model: onnx.ModelProto) -> None:
     most = limit_of("cuda", "ITERATIONS")
     for node in operator_nodes(model):
         operator = OPERATORS.get(operator_of(node.op_type))
-        if operator is None or not operator.plugin:
+        if operator is None or not operator.plugin or operator.per_image(len(node.input)):
             continue
         iterations = operator.iterations(attributes_of(node))
         if iterations > most:
@@ -161,7 +167,11 @@ def _prepared(
 
 def has_plugins(model: onnx.ModelProto) -> bool:
     """Whether the plugin library could run any of the model's operators."""
-    return any(operator_of(node.op_type) in PLUGINS for node in operator_nodes(model))
+    return any(
+        operator_of(node.op_type) in PLUGINS
+        and not OPERATORS[operator_of(node.op_type)].per_image(len(node.input))
+        for node in operator_nodes(model)
+    )
 
 
 def check(model: onnx.ModelProto) -> None:

@@ -238,11 +238,11 @@ def agreement(
     """``scale · V_i · parent``: votes and parents (``N·S·M·P`` elements) give ``[N·S, M, I]``.
 
     Args:
-        sizes: S, M, I, P.
+        sizes: S, M, I, P; I is -1 where it is free, which needs S = 1.
     """
     s, m, i, p = sizes
     places = b.batched(s)
     column = b.reshape(parents, places, m, p, 1)
     if scale != 1.0:
         column = b.op("Mul", column, b.constant(scale))
-    return b.reshape(b.op("MatMul", v, column), places, m, i)
+    return b.reshape(b.op("MatMul", v, column), 0 if i == -1 else places, m, i)

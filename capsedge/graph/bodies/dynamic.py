@@ -10,7 +10,10 @@ from capsedge.graph.bodies.elementwise import squash, squash_elements
 
 @dataclass(frozen=True)
 class _Layer:
-    """Sizes and attributes."""
+    """Sizes and attributes; ``i`` is -1 where the number of children is free.
+
+    ``mask`` is the factor of the couplings ``[N or 1, 1, I or 1]``; empty for none.
+    """
 
     i: int
     j: int
@@ -23,6 +26,7 @@ class _Layer:
     elementwise: bool
     scale: float
     epsilon: float
+    mask: str
 
 
 def _layer(b: Body, i: int, j: int, out: int) -> _Layer:
@@ -39,11 +43,18 @@ def _layer(b: Body, i: int, j: int, out: int) -> _Layer:
         elementwise=bool(given["elementwise"]),
         scale=given["agreement_scale"],
         epsilon=given["epsilon"],
+        mask=b.op("Unsqueeze", b.input("mask"), b.ints([1])) if "mask" in b.shapes else "",
     )
 
 
 def _couplings(b: Body, logits: str, layer: _Layer) -> str:
-    """Couplings ``[., J, I]``; leaky routing has one more parent with logit zero, whose share is dropped."""
+    """Couplings ``[., J, I]``, masked."""
+    shares = _shares(b, logits, layer)
+    return b.op("Mul", shares, layer.mask) if layer.mask else shares
+
+
+def _shares(b: Body, logits: str, layer: _Layer) -> str:
+    """The softmax; leaky routing has one more parent with logit zero, whose share is dropped."""
     if layer.over_children:
         return b.op("Softmax", logits, axis=2)
     if not layer.leaky:
@@ -68,14 +79,41 @@ def _normalized(b: Body, s: str, layer: _Layer) -> str:
 
 def _shape_of_couplings(b: Body, first: str, layer: _Layer) -> str:
     """``[N, J, I]`` as a tensor."""
-    if b.batched() != -1:
+    if b.batched() != -1 and layer.i != -1:
         return b.ints([b.batched(), layer.j, layer.i])
-    return b.op("Concat", b.op("Shape", first, start=0, end=1), b.ints([layer.j, layer.i]), axis=0)
+    size = [b.op("Shape", first, start=k, end=k + 1) for k in (0, 1)]
+    return b.op("Concat", size[0], b.ints([layer.j]), size[1], axis=0)
 
 
-def _start_logits(b: Body, layer: _Layer) -> str:
-    """``[1, J, I]``: those of every image."""
-    return b.transpose(b.reshape(b.input("log_prior"), 1, layer.i, layer.j), 0, 2, 1)
+def _start_logits(b: Body, first: str, layer: _Layer) -> str:
+    """``[1, J, I]``: those of every image; with a prior of each ``[N, J, I]``."""
+    logits = b.transpose(b.op("Unsqueeze", b.input("log_prior"), b.ints([0])), 0, 2, 1)
+    rows = {b.shapes["log_prior"][0]}
+    if _per_image(b):
+        logits = b.op("Add", logits, b.transpose(b.input("image_prior"), 0, 2, 1))
+        rows.add(b.shapes["image_prior"][1])
+    if rows != {1} or layer.i == 1:
+        return logits
+    if layer.i != -1:
+        return b.op("Expand", logits, b.ints([1, layer.j, layer.i]))
+    size = b.op("Shape", first, start=1, end=2)
+    return b.op("Expand", logits, b.op("Concat", b.ints([1, layer.j]), size, axis=0))
+
+
+def _per_image(b: Body) -> bool:
+    return "image_prior" in b.shapes
+
+
+def _without_masked(b: Body, u: str, layer: _Layer) -> str:
+    """Poses or votes ``[N, I, ...]`` with zeros for children whose mask is 0.
+
+    Where parents compete for one child at a time, what it holds then reaches nothing, not even NaN.
+    """
+    if not layer.mask or layer.over_children:
+        return u
+    out = b.op("Equal", b.input("mask"), b.constant(0.0))
+    axes = list(range(2, len(next(iter(b.shapes.values())))))
+    return b.op("Where", b.op("Unsqueeze", out, b.ints(axes)), b.constant(0.0), u)
 
 
 def _single_pass(
@@ -124,7 +162,7 @@ def _keep(b: Body, u_hat: str, couplings: str, v: str, layer: _Layer) -> None:
         return
     i, j, out = layer.i, layer.j, layer.out
     agreements = agreement(b, u_hat, v, (1, j, i, out))
-    # The couplings of the first iteration are the same for every image.
+    # The couplings of the first iteration may be the same for every image.
     every = b.op("Expand", couplings, b.op("Shape", agreements))
     b.keep("couplings", every, j, i)
     b.keep("poses", v, j, out)
@@ -134,7 +172,7 @@ def _keep(b: Body, u_hat: str, couplings: str, v: str, layer: _Layer) -> None:
 def _results(b: Body, first: str, v: str, couplings: str, layer: _Layer) -> None:
     b.result("v", b.reshape(v, b.batched(), layer.j, layer.out))
     if b.couplings:
-        if layer.iterations == 1:  # the same for every image
+        if layer.iterations == 1:  # may be the same for every image
             couplings = b.op("Expand", couplings, _shape_of_couplings(b, first, layer))
         b.result("couplings", b.transpose(couplings, 0, 2, 1))
 
@@ -143,7 +181,8 @@ def _votes_of_shared(b: Body, u: str, weight_matrix: str, size: int, layer: _Lay
     """Votes ``[N, J, I, Pout]`` with one weight for all children: a single product."""
     flat = b.reshape(weight_matrix, size, layer.j * layer.out)
     v = b.op("MatMul", u, flat)
-    return b.transpose(b.reshape(v, b.batched(), layer.i, layer.j, layer.out), 0, 2, 1, 3)
+    children = (b.batched(), layer.i) if layer.i != -1 else (0, -1)
+    return b.transpose(b.reshape(v, *children, layer.j, layer.out), 0, 2, 1, 3)
 
 
 def build(b: Body) -> None:
@@ -152,17 +191,19 @@ def build(b: Body) -> None:
     Votes are ``[N, J, I, Pout]``, logits and couplings ``[N or 1, J, I]``.
     """
     own, j, out, size = (int(d or 0) for d in b.shapes["weight"])
-    layer = _layer(b, int(b.shapes["u"][1] or 0), j, out)
+    layer = _layer(b, int(b.shapes["u"][1] or (own if own > 1 else -1)), j, out)
     i = layer.i
-    u, weight, bias = b.input("u"), b.input("weight"), b.input("bias")
+    first = b.input("u")
+    u, weight, bias = _without_masked(b, first, layer), b.input("weight"), b.input("bias")
     weight_matrix = b.reshape(b.transpose(weight, 0, 3, 1, 2), own, size, j * out)
     bias = b.reshape(bias, j, 1, out)
     vote_bias = ""  # [J, I or 1, Pout]
     if "vote_bias" in b.shapes:
         vote_bias = b.transpose(b.input("vote_bias"), 1, 0, 2)
-    logits = _start_logits(b, layer)
+    logits = _start_logits(b, first, layer)
     couplings = b.keep_iteration_value(_couplings(b, logits, layer), "couplings")
-    if b.rewrites.first_pass_uniform and layer.iterations == 1:
+    alike = layer.i != -1 and not _per_image(b)  # the couplings of all images
+    if b.rewrites.first_pass_uniform and layer.iterations == 1 and alike:
         s = _single_pass(b, u, weight_matrix, couplings, own, size, layer)
         if vote_bias:
             column = b.reshape(couplings, j, i, 1)
@@ -182,11 +223,12 @@ def build(b: Body) -> None:
 
 def build_over_votes(b: Body) -> None:
     """Write the body of ``VoteRouting``, unrolled."""
-    layer = _layer(b, *(int(d or 0) for d in b.shapes["votes"][1:]))
+    i, j, out = b.shapes["votes"][1:]
+    layer = _layer(b, int(i or -1), int(j or 0), int(out or 0))
     given = b.input("votes")
-    u_hat = b.transpose(given, 0, 2, 1, 3)
+    u_hat = b.transpose(_without_masked(b, given, layer), 0, 2, 1, 3)
     bias = b.reshape(b.input("bias"), layer.j, 1, layer.out)
-    logits = _start_logits(b, layer)
+    logits = _start_logits(b, given, layer)
     couplings = b.keep_iteration_value(_couplings(b, logits, layer), "couplings")
     v, couplings = _iterate(b, u_hat, bias, logits, couplings, layer)
     _results(b, given, v, couplings, layer)

@@ -37,6 +37,7 @@ from capsedge.graph.fusion.layouts import (
     result_roles,
     vote_layouts,
 )
+from capsedge.graph.fusion.per_image import MORE, PerImage, Region, find_other_inputs, fit_per_image
 from capsedge.graph.fusion.values import Array, Values
 
 _ENDS = 24  # tensors after the last softmax that may be the result
@@ -56,6 +57,8 @@ class DynamicMatch:
         layout: of the result, ``[n, j, p]``.
         kind: what it computes.
         equivalence: of the match and the original nodes.
+        region: the original nodes.
+        per_image: what changes the couplings of single images.
     """
 
     votes: str
@@ -64,6 +67,8 @@ class DynamicMatch:
     layout: Layout
     kind: Dynamic
     equivalence: Equivalence
+    region: Region
+    per_image: tuple[PerImage, ...] = ()
 
 
 Roles = Callable[[Values, str, Softmax], Iterator[tuple[Layout, Dynamic]]]
@@ -96,13 +101,14 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
 
 def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> DynamicMatch:
     last = softmaxes[-1]
-    region = graph.determined(votes)
-    if last.name not in region:
-        raise NoMatch("its logits depend on more than the votes")
+    region = Region(graph, votes, find_other_inputs(graph, votes, last.name))
+    inside = region.determined()
+    if last.name not in inside:
+        raise NoMatch(MORE)
     shape = graph.shapes[votes]
-    ends = _ends(graph, region, last.name, graph.sizes[votes])
-    numbers = graph.numbers([votes], ends)
-    function = graph.function([votes], ends)
+    ends = _ends(graph, inside, last.name, graph.sizes[votes])
+    numbers = region.numbers(ends)
+    function = region.function(ends)
     rng = np.random.default_rng(1)
     tiny, large = _TINY * rng.standard_normal(shape), _LARGE * rng.standard_normal(shape)
     for scale in _SCALES:
@@ -116,7 +122,7 @@ def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> D
     at_large = dict(zip(ends, function(large), strict=True))
     repeated = graph.sizes[last.name] == graph.sizes[votes]
     guess = _second_stage(first, numbers, at_large, large, len(softmaxes), repeated)
-    single = graph.function([votes], [guess.end])
+    single = region.function([guess.end])
     guess = replace(guess, kind=_epsilon(single, guess, numbers, shape))
     wide = is_wide(single, large)
     verdict = check_equivalence(
@@ -131,7 +137,12 @@ def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> D
         raise NoMatch(
             f"dynamic routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
         )
-    return DynamicMatch(votes, guess.end, guess.roles, guess.layout, guess.kind, verdict)
+    per_image = fit_per_image(
+        region, guess.end, guess.layout, guess.roles, guess.kind, STRICT if wide else LOOSE
+    )
+    return DynamicMatch(
+        votes, guess.end, guess.roles, guess.layout, guess.kind, verdict, region, per_image
+    )
 
 
 def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:

@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.dynamic import DynamicMatch
 from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.equivalence import check_equivalence
-from capsedge.graph.fusion.formulas import Dynamic
+from capsedge.graph.fusion.formulas import LOWEST, Dynamic
 from capsedge.graph.fusion.layouts import Layout
+from capsedge.graph.fusion.per_image import PerImage
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, order_of
 
@@ -137,7 +139,7 @@ def emit_dynamic(
 def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
     if form.kind == match.kind:
         return
-    function = graph.function([match.votes], [match.result])
+    function = match.region.function([match.result])
     verdict = check_equivalence(
         lambda x: match.layout.read(function(x)[0]),
         lambda x: form(match.roles.read(x)),
@@ -176,6 +178,7 @@ def _over_votes(edit: Edit, match: DynamicMatch, form: Expressed) -> tuple[str, 
     prior = np.broadcast_to(form.kind.prior, (j, i)).T
     bias = np.broadcast_to(form.kind.bias, (j, p))
     inputs = [votes, edit.constant(prior, "log_prior"), edit.constant(bias, "bias")]
+    inputs += _per_image_inputs(edit, match.per_image, (n, i, j), None)
     (v,) = edit.capsule("VoteRouting", inputs, **_attributes(form.kind))
     return "VoteRouting", v
 
@@ -207,10 +210,53 @@ def _over_capsules(
         edit.constant(prior, "log_prior"),
         edit.constant(np.broadcast_to(form.kind.bias, (j, p)), "bias"),
     ]
-    if constant is not None:
-        inputs.append(edit.constant(_once(constant), "vote_bias"))
+    if constant is not None or match.per_image:
+        added = np.zeros((1, j, p)) if constant is None else _once(constant)
+        inputs.append(edit.constant(added, "vote_bias"))
+    inputs += _per_image_inputs(edit, match.per_image, (n, i, j), at)
     (v,) = edit.capsule("DynamicRouting", inputs, **_attributes(form.kind))
     return "DynamicRouting", v
+
+
+def _per_image_inputs(
+    edit: Edit, per_image: tuple[PerImage, ...], sizes: tuple[int, int, int], at: Array | None
+) -> list[str]:
+    """The inputs ``image_prior`` and ``mask``, as many as there are to be.
+
+    Args:
+        sizes: n, i, j.
+        at: the child of the votes that each child of the operator is; None where they are the same.
+    """
+    n, i, j = sizes
+    made: dict[bool, str] = {}
+    for each in per_image:
+        shape = (n, i, j) if len(each.layout.groups) == 3 else (n, i)
+        x = edit.read(_value(edit, each), each.layout, shape)
+        if at is not None and (at != np.arange(i)).any():
+            x = edit.op("Gather", [x, edit.constant(at, "children")], axis=1)
+        if each.prior and len(shape) == 2:
+            x = edit.describe(edit.reshape(x, (n, i, 1), 0), (n, i, 1))
+        if each.prior in made:
+            x = edit.op("Add" if each.prior else "Mul", [made[each.prior], x])
+        made[each.prior] = x
+    if not made:
+        return []
+    prior = made.get(True) or edit.constant(np.zeros((1, 1, 1)), "image_prior")
+    return [prior, *([made[False]] if False in made else [])]
+
+
+def _value(edit: Edit, term: PerImage) -> str:
+    """The tensor as FP32 numbers to add to logits or to multiply with couplings."""
+    kind, x = edit.graph.kind(term.name), term.name
+    if term.form == "value":
+        return x if kind == np.float32 else edit.op("Cast", [x], to=TensorProto.FLOAT)
+    inside = x if kind == np.bool_ else edit.op("Cast", [x], to=TensorProto.BOOL)
+    if term.form == "zero":
+        inside = edit.op("Not", [inside])
+    if not term.prior:
+        return edit.op("Cast", [inside], to=TensorProto.FLOAT)
+    values = [edit.constant(np.float32(v), name) for v, name in ((0.0, "in"), (LOWEST, "out"))]
+    return edit.op("Where", [inside, *values])
 
 
 def read_children(

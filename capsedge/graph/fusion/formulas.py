@@ -12,6 +12,7 @@ import numpy as np
 from capsedge.graph.fusion.values import Array
 
 _TINY = 1e-300
+LOWEST = -(2.0**32)  # prior of what is out: agreements are below its last digit in FP32
 OVER = {"j": (1,), "i": (2,), "ji": (1, 2)}
 
 
@@ -82,12 +83,20 @@ class Dynamic:
     normalize: bool = False
     norm_epsilon: float = 0.0
 
-    def __call__(self, votes: Array) -> Array:
-        """Parents ``[n, j, p]``."""
-        start = np.zeros((1, *votes.shape[1:3])) + self.prior
+    def __call__(
+        self, votes: Array, prior: Array | float = 0.0, mask: Array | float = 1.0
+    ) -> Array:
+        """Parents ``[n, j, p]``.
+
+        Args:
+            prior: added to the start logits, for ``[n, j, i]``.
+            mask: factor of the couplings, likewise.
+        """
+        start = np.zeros((1, *votes.shape[1:3])) + self.prior + prior
         b = start
         for t in range(self.iterations):
-            s = (self.couplings(b)[:, :, None] @ votes)[:, :, 0] + self.bias
+            c = self.couplings(np.where(start <= LOWEST / 2, LOWEST, b)) * mask
+            s = (c[:, :, None] @ votes)[:, :, 0] + self.bias
             v = self._squash(s)
             if t + 1 < self.iterations:
                 a = self.scale * (votes @ self._parents(s, v)[..., None])[..., 0]

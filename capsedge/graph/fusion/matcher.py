@@ -271,6 +271,7 @@ def _emit_dynamic(
         "leaky": "yes" if kind.leaky else "",
         "prior": "of the file" if kind.prior.any() else "",
         "bias": "of the file" if kind.bias.any() else "",
+        "couplings": " and ".join(map(str, match.per_image)),
     }
     if vote_source is not None:
         shared = (

@@ -211,7 +211,13 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
         NoMatch: they cannot be written, or save too little.
     """
     kind = match.kind
-    if kind.leaky or kind.batch_mean or kind.normalize or kind.form not in _FORMS:
+    if (
+        match.per_image
+        or kind.leaky
+        or kind.batch_mean
+        or kind.normalize
+        or kind.form not in _FORMS
+    ):
         raise NoMatch("it is not rewritten")
     edit = Edit(graph, tag)
     v = emit_standard_routing(edit, match.votes, match.roles, kind)

@@ -94,7 +94,7 @@ def _prior_and_bias(
     bias: Tensor | None,
     sizes: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Start logits ``[I, J]`` and bias ``[J, P]`` for ``sizes`` I, J, P: zeros where they are left out.
+    """Start logits ``[I or 1, J]`` and bias ``[J, P]`` for ``sizes`` I, J, P: zeros where they are left out.
 
     Raises:
         ShapeError: one has another shape.
@@ -102,9 +102,42 @@ def _prior_and_bias(
     i, j, p = sizes
     log_prior = like.new_zeros((i, j)) if log_prior is None else log_prior
     bias = like.new_zeros((j, p)) if bias is None else bias
-    expect_shape(name, "log_prior", log_prior, [i, j])
+    expect_shape(name, "log_prior", log_prior, [*_or_one(log_prior, (i,), 2), j])
     expect_shape(name, "bias", bias, [j, p])
     return log_prior, bias
+
+
+def _or_one(x: Tensor, sizes: tuple[int, ...], rank: int) -> list[int]:
+    """The first sizes that a tensor of this rank must have, where 1 stands for one value for all."""
+    found = x.shape if x.ndim == rank else sizes
+    return [1 if d == 1 else size for d, size in zip(found, sizes, strict=False)]
+
+
+def _per_image(
+    name: str,
+    like: Tensor,
+    image_prior: Tensor | None,
+    mask: Tensor | None,
+    sizes: tuple[int, int, int],
+) -> tuple[Tensor | None, Tensor | None]:
+    """What changes the couplings of single images, for ``sizes`` N, I, J: ``[N, I, J]`` and ``[N, I]``.
+
+    Where only the mask is given, the prior before it is zero, for a node leaves out inputs from the end.
+
+    Raises:
+        ShapeError: one has another shape.
+    """
+    n, i, j = sizes
+    if image_prior is not None:
+        if image_prior.ndim == 2:
+            image_prior = image_prior.unsqueeze(-1)
+        expect_shape(name, "image_prior", image_prior, _or_one(image_prior, (n, i, j), 3))
+    elif mask is not None:
+        image_prior = like.new_zeros((1, 1, 1))
+    if mask is not None:
+        mask = mask if mask.is_floating_point() else mask.to(like.dtype)
+        expect_shape(name, "mask", mask, _or_one(mask, (n, i), 2))
+    return image_prior, mask
 
 
 def _couplings(logits: Tensor, how: Agreement) -> Tensor:
@@ -122,14 +155,29 @@ def _squashed(s: Tensor, how: Agreement) -> Tensor:
     return _squash(s, -1, how.epsilon)
 
 
-def route(votes: Tensor, log_prior: Tensor, bias: Tensor, how: Agreement) -> tuple[Tensor, Tensor]:
+def route(
+    votes: Tensor,
+    log_prior: Tensor,
+    bias: Tensor,
+    image_prior: Tensor | None,
+    mask: Tensor | None,
+    how: Agreement,
+) -> tuple[Tensor, Tensor]:
     """Poses of the parents ``[N, J, P]`` and couplings ``[N, I, J]`` from votes ``[N, I, J, P]``.
 
-    All tensors have the type in which is computed.
+    All tensors but the last two are of the type in which is computed.
     """
+    if image_prior is not None:
+        log_prior = log_prior + image_prior.to(votes.dtype)
     logits = log_prior.expand(votes.shape[:3])
+    factor = None if mask is None else mask.to(votes.dtype).unsqueeze(-1)
+    if factor is not None and not how.over_children:
+        # Parents compete for one child at a time: what a masked child holds, were it NaN, reaches nothing.
+        votes = torch.where(factor.unsqueeze(-1) == 0, 0.0, votes)
     for iteration in range(how.iterations):
         c = _couplings(logits, how)
+        if factor is not None:
+            c = c * factor
         s = (c.unsqueeze(-1) * votes).sum(1) + bias
         v = _squashed(s, how)
         if iteration + 1 == how.iterations:
@@ -153,6 +201,8 @@ def _define(
     log_prior: Tensor,
     bias: Tensor,
     vote_bias: Tensor | None,
+    image_prior: Tensor | None,
+    mask: Tensor | None,
     iterations: int,
     leaky: bool,
     over_children: bool,
@@ -167,7 +217,7 @@ def _define(
     )
     dtype = accumulation_dtype(u)
     votes = dense_votes(u, weight, vote_bias)
-    v, c = route(votes, log_prior.to(dtype), bias.to(dtype), how)
+    v, c = route(votes, log_prior.to(dtype), bias.to(dtype), image_prior, mask, how)
     return v.to(u.dtype), c.to(u.dtype).contiguous()
 
 
@@ -197,7 +247,7 @@ def dense_outputs(u: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor
     return u.new_empty((n, j, out)), u.new_empty((n, i, j))
 
 
-_op = register("dynamic_routing", _define, dense_outputs, 5)
+_op = register("dynamic_routing", _define, dense_outputs, 7)
 
 
 def dynamic_routing(
@@ -207,6 +257,8 @@ def dynamic_routing(
     bias: Tensor | None = None,
     *,
     vote_bias: Tensor | None = None,
+    image_prior: Tensor | None = None,
+    mask: Tensor | None = None,
     iterations: int = 3,
     leaky: bool = False,
     softmax: SoftmaxOver = "parents",
@@ -225,10 +277,15 @@ def dynamic_routing(
         u: poses of the children ``[N, I, Pin]``.
         weight: ``[I, J, Pout, Pin]``, or ``[1, J, Pout, Pin]`` for one weight that all children share;
             the vote of child i for parent j is ``W_ij u_i``.
-        log_prior: start logits ``[I, J]`` (equation 3); zeros when left out.
+        log_prior: start logits ``[I, J]`` (equation 3), or ``[1, J]``; zeros when left out.
         bias: added to each parent's sum before squash ``[J, Pout]``; zeros when left out.
         vote_bias: constant added to the votes, ``W_ij u_i + c_ij``: ``[I, J, Pout]``, or
             ``[1, J, Pout]`` for all children alike; nothing when left out.
+        image_prior: added to the start logits of each image ``[N, I, J]``, or ``[N, I]``: the same for all
+            parents. A child of a history that is out has -2³² here where the softmax runs over the children.
+        mask: factor of the couplings of each child of an image ``[N, I]``, of any numeric type; after the
+            softmax, so that the couplings of what is left do not grow. Where the softmax runs over the
+            parents, what a child with mask 0 holds reaches nothing, not even NaN.
         iterations: ``T >= 1``.
         leaky: adds a parent "none of the above" with logit zero, whose share is dropped; not with a
             softmax over the children.
@@ -265,9 +322,15 @@ def dynamic_routing(
     if vote_bias is not None:
         one = vote_bias.ndim == 3 and vote_bias.shape[0] == 1
         expect_shape(name, "vote_bias", vote_bias, [1 if one else children, j, out])
-        tensors["vote_bias"] = vote_bias
+    image_prior, mask = _per_image(name, u, image_prior, mask, (u.shape[0], children, j))
+    if image_prior is not None and vote_bias is None:
+        vote_bias = u.new_zeros((1, j, out))  # a node leaves out inputs from the end
+    optional = {"vote_bias": vote_bias, "image_prior": image_prior, "mask": mask}
+    tensors |= {key: value for key, value in optional.items() if value is not None}
     expect_same_dtype(name, **tensors)
-    result: tuple[Tensor, Tensor] = _op(u, weight, log_prior, bias, vote_bias, *how.arguments())
+    result: tuple[Tensor, Tensor] = _op(
+        u, weight, log_prior, bias, vote_bias, image_prior, mask, *how.arguments()
+    )
     return result
 
 
@@ -278,6 +341,8 @@ def _define_votes(
     votes: Tensor,
     log_prior: Tensor,
     bias: Tensor,
+    image_prior: Tensor | None,
+    mask: Tensor | None,
     iterations: int,
     leaky: bool,
     over_children: bool,
@@ -291,7 +356,7 @@ def _define_votes(
     how = Agreement(
         iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
     )
-    v, c = route(votes.to(dtype), log_prior.to(dtype), bias.to(dtype), how)
+    v, c = route(votes.to(dtype), log_prior.to(dtype), bias.to(dtype), image_prior, mask, how)
     return v.to(votes.dtype), c.to(votes.dtype).contiguous()
 
 
@@ -300,7 +365,7 @@ def _fake_votes(votes: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return votes.new_empty((n, j, p)), votes.new_empty((n, i, j))
 
 
-_op_votes = register("vote_routing", _define_votes, _fake_votes, 3)
+_op_votes = register("vote_routing", _define_votes, _fake_votes, 5)
 
 
 def vote_routing(
@@ -308,6 +373,8 @@ def vote_routing(
     log_prior: Tensor | None = None,
     bias: Tensor | None = None,
     *,
+    image_prior: Tensor | None = None,
+    mask: Tensor | None = None,
     iterations: int = 3,
     leaky: bool = False,
     softmax: SoftmaxOver = "parents",
@@ -325,10 +392,10 @@ def vote_routing(
 
     Args:
         votes: ``[N, I, J, P]``: of each child for each parent.
-        log_prior: start logits ``[I, J]``; zeros when left out.
+        log_prior: start logits ``[I, J]``, or ``[1, J]``; zeros when left out.
         bias: added to each parent's sum before squash ``[J, P]``; zeros when left out.
-        iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon: as in
-            ``dynamic_routing``.
+        image_prior, mask, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale,
+            epsilon: as in ``dynamic_routing``.
 
     Returns:
         Poses of the parents ``[N, J, P]`` and the coupling coefficients of the last weighted sum
@@ -343,9 +410,15 @@ def vote_routing(
     expect_shape(name, "votes", votes, ["N", "I", "J", "P"])
     i, j, p = votes.shape[1:]
     log_prior, bias = _prior_and_bias(name, votes, log_prior, bias, (i, j, p))
-    expect_same_dtype(name, votes=votes, log_prior=log_prior, bias=bias)
+    image_prior, mask = _per_image(name, votes, image_prior, mask, (votes.shape[0], i, j))
+    tensors = {"votes": votes, "log_prior": log_prior, "bias": bias}
+    optional = {"image_prior": image_prior, "mask": mask}
+    tensors |= {key: value for key, value in optional.items() if value is not None}
+    expect_same_dtype(name, **tensors)
     how = checked(
         name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
     )
-    result: tuple[Tensor, Tensor] = _op_votes(votes, log_prior, bias, *how.arguments())
+    result: tuple[Tensor, Tensor] = _op_votes(
+        votes, log_prior, bias, image_prior, mask, *how.arguments()
+    )
     return result

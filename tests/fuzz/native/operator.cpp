@@ -87,11 +87,17 @@ std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int
   } else if (name.find("Dynamic") != std::string::npos) {
     add({n, i, pin}, floating);
     add_weight({b.below(2) ? 1 : i, m, pout, pin}, {m, pout});
-    add({i, m}, floating);
+    add({b.below(4) ? i : 1, m}, floating);
     add({m, pout}, floating);
-    if (b.below(2)) add({b.below(2) ? 1 : i, m, pout}, floating);
+    const uint64_t more = b.below(4);  // optional inputs
+    if (more > 0) add({b.below(2) ? 1 : i, m, pout}, floating);
+    if (more > 1) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i, b.below(2) ? 1 : m}, floating);
+    if (more > 2) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i}, floating);
   } else if (name == "VoteRouting") {
-    add({n, i, m, pout}, floating), add({i, m}, floating), add({m, pout}, floating);
+    add({n, i, m, pout}, floating), add({b.below(4) ? i : 1, m}, floating), add({m, pout}, floating);
+    const uint64_t more = b.below(3);
+    if (more > 0) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i, b.below(2) ? 1 : m}, floating);
+    if (more > 1) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i}, floating);
   } else if (name.find("SelfAttention") != std::string::npos) {
     add({n, i, pin}, floating);
     add_weight({i, m, pout, pin}, {m, pout});

@@ -38,26 +38,33 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
         "squash": (OPERATORS.squash, (t(3, 4, 5), 1, 1e-8)),
         "dynamic": (
             OPERATORS.dynamic_routing,
-            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, 3, False, *PAPER),
+            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, None, None, 3, False, *PAPER),
         ),
         "dynamic leaky": (
             OPERATORS.dynamic_routing,
-            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, 2, True, *PAPER),
+            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, None, None, 2, True, *PAPER),
         ),
         "dynamic one iteration": (
             OPERATORS.dynamic_routing,
-            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, 1, False, *PAPER),
+            (t(2, 4, 3), t(4, 2, 5, 3), t(4, 2), t(2, 5), None, None, None, 1, False, *PAPER),
         ),
         "dynamic over children, shared weight": (
             OPERATORS.dynamic_routing,
             (
-                t(2, 4, 3), t(1, 2, 5, 3), t(4, 2), t(2, 5), t(4, 2, 5),
+                t(2, 4, 3), t(1, 2, 5, 3), t(4, 2), t(2, 5), t(4, 2, 5), None, None,
                 3, False, True, True, False, False, 0.5, 1e-8,
+            ),
+        ),
+        "dynamic masked": (
+            OPERATORS.dynamic_routing,
+            (
+                t(2, 4, 3), t(4, 2, 5, 3), t(1, 2), t(2, 5), t(1, 2, 5), t(2, 4, 1), t(2, 4),
+                2, False, True, False, False, False, 1.0, 1e-8,
             ),
         ),
         "votes normalized": (
             OPERATORS.vote_routing,
-            (t(2, 4, 3, 5), t(4, 3), t(3, 5), 3, True, False, False, True, True, 1.0, 1e-8),
+            (t(2, 4, 3, 5), t(4, 3), t(3, 5), None, None, 3, True, False, False, True, True, 1.0, 1e-8),
         ),
         "em": (
             OPERATORS.em_routing,

@@ -18,9 +18,10 @@ size_t OperatorSpec::required_inputs() const {
 }
 
 std::string OperatorSpec::wanted_inputs() const {
-  std::string text = std::to_string(required_inputs());
-  for (size_t count = required_inputs() + 1; count <= inputs.size(); ++count) text += " or " + std::to_string(count);
-  return text;
+  const size_t least = required_inputs();
+  const std::string text = std::to_string(least);
+  if (least == inputs.size()) return text;
+  return text + (least + 1 == inputs.size() ? " or " : " to ") + std::to_string(inputs.size());
 }
 
 size_t OperatorSpec::input(std::string_view wanted) const {

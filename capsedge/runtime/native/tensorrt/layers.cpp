@@ -58,7 +58,10 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
   std::string why = check_count(inputs);
   if (!why.empty()) return why;
   layer = blank_layer(type);
-  if (op_ == OperatorId::kDynamicRouting) return set_dynamic(dims, inputs, layer);
+  const bool dynamic = op_ == OperatorId::kDynamicRouting;
+  if ((dynamic && inputs > 5) || (op_ == OperatorId::kVoteRouting && inputs > 3))
+    return "the plugin has no input 'image_prior' or 'mask': build with the function body, as capsedge build does";
+  if (dynamic) return set_dynamic(dims, inputs, layer);
   if (op_ == OperatorId::kVoteRouting) return set_votes(dims, layer);
   if (op_ == OperatorId::kSelfAttentionRouting) return set_self_attention(dims, layer);
   why = set_windows(dims, layer);

@@ -19,9 +19,65 @@ Agreement::Agreement(const Attributes& attributes)
   expect(!(leaky && over_children), name, "attributes 'leaky' and 'over_children' exclude each other");
 }
 
-Prior::Prior(const Tensor& tensor, const Level& level) : values(tensor, level, kSlack) {
+Prior::Prior(const Tensor& tensor, const Level& level)
+    : values(tensor, level, kSlack),
+      rows(tensor.shape.empty() ? 1 : tensor.shape[0]) {
   const float* first = values.data();
   zero = std::all_of(first, first + elements(tensor.shape), [](float x) { return x == 0; });
+}
+
+void expect_couplings(const char* op, const std::vector<Shape>& in, size_t log_prior, size_t first, int64_t images,
+                      int64_t children, int64_t parents) {
+  const auto one_or = [&](size_t index, size_t axis, int64_t size) {
+    return axis < in[index].size() && in[index][axis] == 1 ? 1 : size;
+  };
+  expect_shape(op, "log_prior", in[log_prior], {one_or(log_prior, 0, children), parents});
+  if (in.size() > first)
+    expect_shape(op, "image_prior", in[first],
+                 {one_or(first, 0, images), one_or(first, 1, children), one_or(first, 2, parents)});
+  if (in.size() > first + 1)
+    expect_shape(op, "mask", in[first + 1], {one_or(first + 1, 0, images), one_or(first + 1, 1, children)});
+}
+
+Couplings couplings_of(const Prior& prior, const std::vector<Tensor>& in, size_t first, int64_t children,
+                       int64_t parents, const Level& level) {
+  Couplings found{};
+  found.prior = prior.zero ? nullptr : prior.values.data();
+  std::optional<Floats> of_images;
+  Shape shape{1, 1, 1};
+  if (in.size() > first) {
+    of_images.emplace(in[first], level);
+    const float* begin = of_images->data();
+    shape = in[first].shape;
+    if (std::all_of(begin, begin + elements(shape), [](float x) { return x == 0; })) of_images.reset();
+  }
+  if (of_images || (found.prior && prior.rows < children)) {
+    const int64_t images = of_images ? shape[0] : 1, size = children * parents;
+    found.prior_stride = images > 1 ? size : 0;
+    found.made = Buffer(images * size + kSlack);
+    float* to = found.made.data();
+    std::fill(to + images * size, to + images * size + kSlack, 0.0f);
+    for (int64_t n = 0; n < images; ++n)
+      for (int64_t i = 0; i < children; ++i)
+        for (int64_t m = 0; m < parents; ++m) {
+          float value = found.prior ? found.prior[(prior.rows > 1 ? i * parents : 0) + m] : 0;
+          if (of_images) {
+            const int64_t row = n * shape[1] + (shape[1] > 1 ? i : 0);
+            value += of_images->data()[row * shape[2] + (shape[2] > 1 ? m : 0)];
+          }
+          *to++ = value;
+        }
+    found.prior = found.made.data();
+  }
+  if (in.size() > first + 1) {
+    const Floats given(in[first + 1], level);
+    const Shape& size = in[first + 1].shape;
+    found.mask_stride = size[0] > 1 ? children : 0;
+    found.mask = Buffer(size[0] * children);
+    for (int64_t k = 0; k < size[0] * children; ++k)
+      found.mask.data()[k] = given.data()[size[1] > 1 ? k : k / children];
+  }
+  return found;
 }
 
 void route_by_agreement(const Agreement& rule, const AgreementRun& run, const Level& level, const Threads& threads) {
@@ -36,7 +92,10 @@ void route_by_agreement(const Agreement& rule, const AgreementRun& run, const Le
     routing.groups.push_back(
         {run.pose + n * run.image_stride, n, static_cast<int>(std::min(run.units, run.images - n))});
   routing.scale = rule.scale;
-  routing.prior = run.prior.zero ? nullptr : run.prior.values.data();
+  routing.prior = run.couplings.prior;
+  routing.prior_stride = run.couplings.prior_stride;
+  routing.mask = run.couplings.mask.data();
+  routing.mask_stride = run.couplings.mask_stride;
   routing.leaky = rule.leaky;
   routing.over_children = rule.over_children;
   routing.replace = rule.replace;

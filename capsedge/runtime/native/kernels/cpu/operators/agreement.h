@@ -16,12 +16,29 @@ struct Agreement {
   float scale, epsilon;
 };
 
-// Start logits, with room for whole vectors behind them.
+// Start logits [I or 1][J], with room for whole vectors behind them.
 struct Prior {
   Prior(const Tensor& tensor, const Level& level);
   Floats values;
+  int64_t rows;
   bool zero;
 };
+
+// What changes the couplings of single images, each with room for whole vectors behind it.
+struct Couplings {
+  Buffer made;            // priors, where they are not `prior.values`
+  const float* prior;     // [N or 1][I][J], or null: all are zero
+  int64_t prior_stride;   // 0 where all images have the same
+  Buffer mask;            // [N or 1][I]; empty for none
+  int64_t mask_stride;
+};
+
+// Checks the shapes of the inputs from `first` on, image_prior [N, I, J] and mask [N, I] with 1 in place of any
+// dimension; of log_prior, [I or 1, J], too.
+void expect_couplings(const char* op, const std::vector<Shape>& in, size_t log_prior, size_t first, int64_t images,
+                      int64_t children, int64_t parents);
+Couplings couplings_of(const Prior& prior, const std::vector<Tensor>& in, size_t first, int64_t children,
+                       int64_t parents, const Level& level);
 
 // Routes `images` whose votes are planned, `units` at a time. pose: of all images, `image_stride` floats apart.
 struct AgreementRun {
@@ -29,7 +46,7 @@ struct AgreementRun {
   int64_t images, children, units, weight_floats;
   const float* pose;
   int64_t image_stride;
-  const Prior& prior;
+  const Couplings& couplings;
   const float* bias;  // [parents][pose elements]
   float* out;         // [images][parents][pose elements]
 };

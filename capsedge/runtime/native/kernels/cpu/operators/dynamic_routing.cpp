@@ -39,7 +39,7 @@ class DynamicRouting : public Operator {
     const auto own = [&](size_t index) { return !in[index].empty() && in[index][0] == 1 ? 1 : children; };
     expect_shape(name(), "weight", in[kWeight], {own(kWeight), "J", "Pout", in[kPose][2]});
     const int64_t parents = in[kWeight][1], size = in[kWeight][2];
-    expect_shape(name(), "log_prior", in[kPrior], {children, parents});
+    expect_couplings(name(), in, kPrior, kImagePrior, in[kPose][0], children, parents);
     expect_shape(name(), "bias", in[kBias], {parents, size});
     if (has_vote_bias(in)) expect_shape(name(), "vote_bias", in[kVoteBias], {own(kVoteBias), parents, size});
     return {{in[kPose][0], parents, size}};
@@ -65,6 +65,7 @@ class DynamicRouting : public Operator {
     const Floats pose(in[kPose], level), bias(in[kBias], level);
     std::optional<Prior> own_prior;
     const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
+    const Couplings couplings = couplings_of(prior, in, kImagePrior, children, parents, level);
     FloatOutput v(results[0], level);
 
     const bool one = weight_shape[0] < children;
@@ -82,15 +83,15 @@ class DynamicRouting : public Operator {
     }
     route_by_agreement(rule_,
                        {votes, images, children, units, weight_floats(in[kWeight]), pose.data(),
-                        children * size, prior, bias.data(), v.data()},
+                        children * size, couplings, bias.data(), v.data()},
                        level, threads);
     v.store();
   }
 
  private:
-  enum Input { kPose, kWeight, kPrior, kBias, kVoteBias };
+  enum Input { kPose, kWeight, kPrior, kBias, kVoteBias, kImagePrior };
 
-  // Whether the last input is there: of shapes or of tensors.
+  // Whether the input is there: of shapes or of tensors.
   template <typename X>
   static bool has_vote_bias(const std::vector<X>& in) {
     return in.size() > kVoteBias;

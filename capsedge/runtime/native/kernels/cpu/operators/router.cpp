@@ -54,6 +54,10 @@ class Run {
     p.query = t > 0 || r_.start ? query : nullptr;
     p.scale = r_.scale;
     p.prior = t > 0 && r_.replace ? nullptr : r_.prior;
+    if (p.prior) p.prior += group.unit * r_.prior_stride;
+    p.prior_stride = r_.prior_stride;
+    p.mask = r_.mask ? r_.mask + group.unit * r_.mask_stride : nullptr;
+    p.mask_stride = r_.mask_stride;
     p.leaky = r_.leaky;
     p.bias = p.query ? r_.bias : nullptr;
     p.kept = kept;

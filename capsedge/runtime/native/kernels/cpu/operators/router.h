@@ -22,7 +22,10 @@ struct Routing {
   std::vector<Group> groups;
   int64_t unit_stride;
   float scale;
-  const float* prior;  // or null
+  const float* prior;  // of the first unit, or null
+  int64_t prior_stride;
+  const float* mask;  // of the first unit, or null
+  int64_t mask_stride;
   bool leaky;
   bool over_children;  // the softmax is over the children; the sum that `finish` gets has its mass behind it
   bool replace;        // priors belong to the first pass only

@@ -5,7 +5,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kVotes, kPrior, kBias };
+enum Input { kVotes, kPrior, kBias, kImagePrior };
 
 class VoteRouting : public Operator {
  public:
@@ -13,7 +13,7 @@ class VoteRouting : public Operator {
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     expect_shape(name(), "votes", in[kVotes], {"N", "I", "J", "P"});
-    expect_shape(name(), "log_prior", in[kPrior], {in[kVotes][1], in[kVotes][2]});
+    expect_couplings(name(), in, kPrior, kImagePrior, in[kVotes][0], in[kVotes][1], in[kVotes][2]);
     expect_shape(name(), "bias", in[kBias], {in[kVotes][2], in[kVotes][3]});
     return {{in[kVotes][0], in[kVotes][2], in[kVotes][3]}};
   }
@@ -30,12 +30,13 @@ class VoteRouting : public Operator {
     const Floats given(in[kVotes], level), bias(in[kBias], level);
     std::optional<Prior> own_prior;
     const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
+    const Couplings couplings = couplings_of(prior, in, kImagePrior, children, parents, level);
     FloatOutput v(results[0], level);
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
     Votes votes = plan_votes(level, places, nullptr, parents * size, 1, 0, size, parents, 1);
     votes.given = true;
     route_by_agreement(rule_,
-                       {votes, images, children, 1, 0, given.data(), children * parents * size, prior, bias.data(),
+                       {votes, images, children, 1, 0, given.data(), children * parents * size, couplings, bias.data(),
                         v.data()},
                        level, threads);
     v.store();

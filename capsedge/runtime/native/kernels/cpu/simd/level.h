@@ -46,7 +46,8 @@ enum { kStrip = 32 };
 
 // One pass of logit-free routing over a range of children: sums[u][h][m] = Σ_i c_ium V_iumh with
 // c = softmax over m of prior_im + scale · Σ_h query_uhm V_iumh. Over the children i instead, the sums are those of
-// exp (logit - top), and behind them follow mass [lanes], Σ_i exp (logit - top), and top [lanes].
+// exp (logit - top), and behind them follow mass [lanes], Σ_i exp (logit - top), and top [lanes]. A mask multiplies
+// the couplings; the mass is that without it.
 struct RoutingPass {
   Votes votes;
   int first, last;       // children
@@ -55,7 +56,10 @@ struct RoutingPass {
   int64_t unit_stride;   // floats from one unit's window to the next
   const float* query;    // [units][pose elements][lanes], or null: no agreement yet
   float scale;
-  const float* prior;    // [children][parents] followed by kSlack floats, or null
+  const float* prior;    // of the first unit, [children][parents] followed by kSlack floats; or null
+  int64_t prior_stride;  // floats from one unit's to the next; 0 where all have the same
+  const float* mask;     // of the first unit, [children], or null
+  int64_t mask_stride;
   bool leaky;
   const float* bias;     // as prior: added to the couplings, only with a query; or null
   float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass

@@ -72,11 +72,13 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
 }
 
 // Logits of a block of children of one unit, [child][lanes]: agreements with the query, and priors, where there are any.
-CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, const float* votes, const float* query, int first, int count,
+CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float* votes, int first, int count,
                                   float* logits) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
-  const float* prior = pass.prior ? pass.prior + static_cast<int64_t>(first) * shape.parents : nullptr;
+  const float* query = pass.query ? pass.query + unit * pass.sum_stride : nullptr;
+  const float* prior =
+      pass.prior ? pass.prior + unit * pass.prior_stride + static_cast<int64_t>(first) * shape.parents : nullptr;
   if (query) {
     int c = 0;
     for (; c + 8 <= count; c += 8)
@@ -88,6 +90,8 @@ CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, const float* votes, c
   } else if (prior) {
     for (int c = 0; c < count; ++c)
       for (int v = 0; v < lanes; v += W) store(logits + c * lanes + v, load(prior + c * shape.parents + v));
+  } else {
+    for (int i = 0; i < count * lanes; i += W) store(logits + i, V{});
   }
 }
 
@@ -106,6 +110,13 @@ CAPSEDGE_INLINE void add_rows(const float* bias, int count, int parents, int lan
     }
 }
 
+// Zeros in place of the votes of children that the mask takes out: they may be NaN.
+CAPSEDGE_INLINE void clear_masked(const Votes& shape, const float* mask, int count, float* votes) {
+  for (int c = 0; c < count; ++c)
+    if (mask[c] == 0)
+      __builtin_memset(votes + c * shape.tile_stride, 0, sizeof(float) * shape.pose_elements * shape.parents);
+}
+
 static void route(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
@@ -113,19 +124,21 @@ static void route(const RoutingPass& pass) {
   float* couplings = pass.scratch;
   for (int64_t i = 0; i < pass.units * pass.sum_stride; i += W) store(pass.sums + i, V{});
   // With nothing to agree with and no priors all children share alike.
-  const bool uniform = pass.query == nullptr && pass.prior == nullptr;
+  const bool uniform = pass.query == nullptr && pass.prior == nullptr && pass.mask == nullptr;
   if (uniform) {
     for (int i = 0; i < kBlock * lanes; i += W) store(couplings + i, V{});
     softmax(kBlock, couplings, shape.parents, lanes, pass.leaky, nullptr);
   }
   for (int first = pass.first; first < pass.last; first += kBlock) {
     const int count = pass.last - first < kBlock ? pass.last - first : kBlock;
-    const float* votes = block_votes(pass, first, count);
+    float* votes = block_votes(pass, first, count);
     for (int u = 0; u < pass.units; ++u) {
-      const float* mine = votes + u * unit_votes;
+      float* mine = votes + u * unit_votes;
+      const float* mask = pass.mask ? pass.mask + u * pass.mask_stride + first : nullptr;
+      if (mask && !pass.have_kept) clear_masked(shape, mask, count, mine);
       if (!uniform) {
-        block_logits(pass, mine, pass.query ? pass.query + u * pass.sum_stride : nullptr, first, count, couplings);
-        softmax(count, couplings, shape.parents, lanes, pass.leaky, nullptr);
+        block_logits(pass, u, mine, first, count, couplings);
+        softmax(count, couplings, shape.parents, lanes, pass.leaky, mask);
       }
       if (pass.bias) add_rows(pass.bias + static_cast<int64_t>(first) * shape.parents, count, shape.parents, lanes, couplings);
       block_sums(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
@@ -188,8 +201,16 @@ static void route_over_children(const RoutingPass& pass) {
         float* mass = sums + shape.pose_elements * lanes;
         for (int v = 0; v < lanes; v += W) store(mass + v, load(mass + v) + static_cast<float>(count));
       } else {
-        block_logits(pass, mine, pass.query ? pass.query + u * pass.sum_stride : nullptr, first, count, shares);
+        block_logits(pass, u, mine, first, count, shares);
         shares_of_top(shape, count, shares, sums);
+      }
+      if (pass.mask) {
+        const float* mask = pass.mask + u * pass.mask_stride + first;
+        for (int c = 0; c < count; ++c)
+          for (int v = 0; v < lanes; v += W) {
+            float* at = shares + c * lanes + v;
+            store(at, uniform ? splat(mask[c]) : load(at) * mask[c]);
+          }
       }
       block_sums(shape, count, mine, shares, sums);
     }

@@ -1,0 +1,83 @@
+"""Networks over histories, as recommenders are written: the interests of a user by routing.
+
+Small, and in other words than those of torch-rechub (ComiRec-DR and MIND), deepmatch and funrec, whose three
+ways to apply a mask they have.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Mask = Literal["after", "before", "parents", "none"]
+OUT = float(-(2**31))
+
+
+class Interests(nn.Module):
+    """Interests ``[N, J, D]`` of items ``[N, I, D]`` and a mask ``[N, I]`` of those that count.
+
+    Args:
+        mask: ``after`` the softmax over the children (torch-rechub), ``before`` it (deepmatch), after a
+            softmax over the ``parents``, or not at all.
+        weights: one matrix for ``each`` item and interest, for ``each interest``, or ``one``.
+        given: start logits ``[N, J, I]`` are a further input, in the place of random ones.
+    """
+
+    def __init__(
+        self,
+        items: int = 7,
+        size: int = 6,
+        interests: int = 4,
+        mask: Mask = "after",
+        weights: Literal["each", "each interest", "one"] = "each",
+        given: bool = False,
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.items, self.size, self.interests = items, size, interests
+        self.mask, self.weights, self.given = mask, weights, given
+        rows = size if weights == "one" else interests * size
+        shape = (1, items, rows, size) if weights == "each" else (rows, size)
+        self.weight = nn.Parameter(torch.randn(shape) * size**-0.5)
+
+    def votes(self, items: Tensor) -> Tensor:
+        if self.weights == "each":  # as the authors write it: a product by broadcasting, and a sum
+            votes = torch.sum(self.weight * items.unsqueeze(2), dim=3)
+        else:
+            votes = functional.linear(items, self.weight)
+        if self.weights == "one":
+            votes = votes.repeat(1, 1, self.interests)
+        votes = votes.reshape(-1, self.items, self.interests, self.size)
+        return votes.transpose(1, 2).contiguous()
+
+    def forward(self, items: Tensor, mask: Tensor, logits: Tensor | None = None) -> Tensor:
+        votes = self.votes(items)
+        if logits is None:
+            logits = torch.zeros(len(items), self.interests, self.items)
+        for t in range(3):
+            seen = mask.unsqueeze(1).repeat(1, self.interests, 1)
+            if self.mask == "before":
+                shares = torch.where(seen == 0, torch.full_like(logits, OUT), logits).softmax(-1)
+            elif self.mask == "parents":
+                shares = logits.softmax(1) * seen.float()
+            else:
+                shares = logits.softmax(-1)
+            if self.mask == "after":
+                shares = torch.where(torch.eq(seen, 0), torch.zeros_like(shares), shares)
+            interests = torch.matmul(shares.unsqueeze(2), votes)
+            norm = interests.square().sum(-1, keepdim=True)
+            interests = norm / (1 + norm) / torch.sqrt(norm + 1e-9) * interests
+            if t < 2:
+                change = torch.matmul(votes, interests.transpose(2, 3))
+                logits = logits + change.reshape(-1, self.interests, self.items)
+        return interests.reshape(-1, self.interests, self.size)
+
+    def example(self, batch: int = 3) -> tuple[Tensor, ...]:
+        """Items, a mask of ragged lengths of which the first is none, and logits."""
+        torch.manual_seed(batch)
+        here = torch.arange(self.items) < (torch.arange(batch) * 3 % (self.items + 1))[:, None]
+        given = (torch.randn(batch, self.interests, self.items),) if self.given else ()
+        return (torch.randn(batch, self.items, self.size), here.long(), *given)

@@ -1,0 +1,149 @@
+"""Routing over histories in foreign files: three ways to mask, and logits that come in."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.formulas import LOWEST, Dynamic
+from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
+from capsedge.graph.fusion.per_image import find_other_inputs
+from capsedge.graph.fusion.values import Values
+from capsedge.runtime.backends.native_library import find_library
+from tests.graph.fusion.histories import Interests
+
+NAMES = ("items", "mask", "logits")
+
+
+def exported(module: Interests) -> bytes:
+    stream = io.BytesIO()
+    example = module.eval().example()
+    names = list(NAMES[: len(example)])
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, example, stream, dynamo=False, opset_version=17, input_names=names,
+            output_names=["interests"], dynamic_axes={name: {0: "N"} for name in names},
+        )  # fmt: skip
+    return stream.getvalue()
+
+
+def run(model: bytes, feeds: dict[str, Any], *, fused: bool) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if fused:
+        options.register_custom_ops_library(str(find_library()))
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    found: np.ndarray = session.run(None, feeds)[0]
+    return found
+
+
+def checked(module: Interests) -> OptimizedGraph:
+    """The optimized file, after comparing it with the module: bodies and kernels, several batches."""
+    result = optimize_model(exported(module))
+    for batch in (1, 5):
+        example = module.example(batch)
+        with torch.no_grad():
+            wanted = module(*example).numpy()
+        feeds = {name: x.numpy() for name, x in zip(NAMES, example, strict=False)}
+        for fused in (False, True):
+            found = run(result.model, feeds, fused=fused)
+            np.testing.assert_allclose(found, wanted, atol=2e-6, rtol=1e-4)
+    return result
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("settings", "couplings"),
+    [
+        ({}, "a mask after the softmax"),
+        ({"mask": "before"}, "a mask before the softmax"),
+        ({"mask": "parents", "weights": "each interest"}, "factors of each image"),
+        (
+            {"weights": "one", "given": True},
+            "priors of each image and a mask after the softmax",
+        ),
+        (
+            {"mask": "before", "weights": "each interest", "given": True},
+            "a mask before the softmax and priors of each image",
+        ),
+    ],
+)
+def test_masks_and_given_logits(settings: dict[str, Any], couplings: str) -> None:
+    (fused,) = checked(Interests(**settings)).fusion.fused
+    assert fused.operator == "DynamicRouting"
+    assert fused.parameters["couplings"] == couplings
+    assert ("softmax" in fused.parameters) == (settings.get("mask") != "parents")
+
+
+@pytest.mark.thorough
+def test_without_a_mask_the_operator_has_no_more_inputs() -> None:
+    result = optimize_model(exported(Interests(mask="none")))
+    (node,) = [
+        n for n in onnx.load_from_string(result.model).graph.node if n.op_type == "DynamicRouting"
+    ]
+    assert len(node.input) == 4
+
+
+def test_what_is_out_does_not_feel_agreements() -> None:
+    votes = np.random.default_rng(1).standard_normal((2, 3, 4, 5))
+    prior = np.zeros((2, 1, 4))
+    prior[0] = LOWEST
+    prior[1, :, 2:] = LOWEST
+    routed = Dynamic(iterations=3, over="i", epsilon=1e-8)
+    whole, part = routed(votes, prior), routed(votes[1:, :, :2])
+    np.testing.assert_allclose(whole[1:], part, rtol=1e-12)
+    mean = Dynamic(over="i", epsilon=1e-8)(votes[:1])
+    np.testing.assert_allclose(whole[:1], mean, rtol=1e-12)
+
+
+def graph_of(*nodes: onnx.NodeProto) -> Values:
+    """Routing once over votes ``x [2, 3, 4, 5]`` beside an input ``m [2, 4]``."""
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 4, 5]),
+        helper.make_tensor_value_info("m", TensorProto.FLOAT, [2, 4]),
+    ]
+    ones = helper.make_tensor("one", TensorProto.INT64, [1], [1])
+    last = helper.make_tensor("last", TensorProto.INT64, [1], [-1])
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(list(nodes), "g", inputs, outputs, [ones, last])
+    return Values(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    )
+
+
+def test_the_smallest_tensor_is_found_and_its_neutral_value() -> None:
+    op = helper.make_node
+    graph = graph_of(
+        op("ReduceSum", ["x", "last"], ["b"], keepdims=0),
+        op("Unsqueeze", ["m", "one"], ["wide"]),
+        op("Add", ["b", "wide"], ["logits"]),
+        op("Softmax", ["logits"], ["c"]),
+        op("Unsqueeze", ["c", "last"], ["cc"]),
+        op("Mul", ["cc", "x"], ["y"]),
+    )
+    (other,) = find_other_inputs(graph, "x", "c")
+    assert (other.name, other.neutral) == ("wide", 0.0)
+
+
+def test_other_things_beside_the_votes_are_named() -> None:
+    op = helper.make_node
+    graph = graph_of(
+        op("ReduceSum", ["x", "last"], ["b"], keepdims=0),
+        op("Unsqueeze", ["m", "one"], ["wide"]),
+        op("Pow", ["b", "wide"], ["logits"]),
+        op("Softmax", ["logits"], ["c"]),
+        op("Unsqueeze", ["c", "last"], ["cc"]),
+        op("Mul", ["cc", "x"], ["y"]),
+    )
+    with pytest.raises(NoMatch, match="its logits depend on more than the votes"):
+        find_other_inputs(graph, "x", "c")
