@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import bar
-from capsedge.cli._output import log, print_json, require, say
+from capsedge.cli._output import log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_DATA, READS_OR_NAME, PathRole
+from capsedge.errors import UsageError
 
 
 def _written(folder: Path) -> list[Path]:
@@ -25,21 +27,24 @@ Model = Annotated[
     Option(
         "--model",
         help=(
-            "Name of a model, such as digits-em (an unknown name lists all models), or a "
-            "checkpoint whose architecture is trained from random weights. By default, for a "
-            "folder with one sub-folder per class, a small model for its images."
+            "Name of a model, such as digits-em (see --list), or a checkpoint whose architecture "
+            "is trained from random weights. By default, for a folder with one sub-folder per "
+            "class, a small model for its images."
         ),
     ),
     READS_OR_NAME,
 ]
+Listed = Annotated[
+    bool, Option("--list", help="List the models: parameters, input, size of the weights.")
+]
 Data = Annotated[
-    Path,
+    Path | None,
     Option(
         "--data",
         help=(
             "Data set folder: MNIST-like idx files, CIFAR-10 Python batches, train.npz and "
             "test.npz, or train/ and test/ with one sub-folder of images per class. Without "
-            "separate test images: one sub-folder per class, or one npz file."
+            "separate test images: one sub-folder per class, or one npz file. Required, except with --list."
         ),
     ),
     READS_DATA,
@@ -53,9 +58,11 @@ Size = Annotated[
     ),
 ]
 Output = Annotated[
-    Path,
+    Path | None,
     Option(
-        "-o", "--output", help="Folder of the run: checkpoint, history, state, confusion matrix."
+        "-o",
+        "--output",
+        help="Folder of the run: checkpoint, history, state, confusion matrix. Required, except with --list.",
     ),
     PathRole(written=_written, creates=True),
 ]
@@ -120,9 +127,10 @@ _ACCURACIES = {
 
 
 def command(
-    data: Data,
-    output: Output,
+    data: Data = None,
+    output: Output = None,
     model: Model = None,
+    listed: Listed = False,
     size: Size = None,
     iters: _options.Iterations = None,
     epochs: Epochs = 10,
@@ -149,6 +157,16 @@ def command(
     Writes model.safetensors, history.jsonl and the state that --resume continues from.
     """
     require("torch", what="Training needs torch.", fix="pip install 'capsedge[export]'")
+    if listed:
+        _list(as_json)
+        return
+    if data is None or output is None:
+        missing = "--data" if data is None else "--output"
+        raise UsageError(
+            f"{missing} is missing.",
+            "",
+            "Run `capsedge train --data FOLDER -o RUN`, or `capsedge train --list` for the models.",
+        )
     from capsedge.models.training.recipe import Recipe
     from capsedge.models.training.run import train_model
 
@@ -183,6 +201,29 @@ def command(
         say(checkpoint)
         source, target = shlex.quote(str(checkpoint)), shlex.quote(str(output / "model.onnx"))
         log("next:", f"  capsedge export --checkpoint {source} -o {target}")
+
+
+def _list(as_json: bool) -> None:
+    """The models of the registry: what they take, and how large they are."""
+    from capsedge.models.sizes import model_sizes
+
+    models = model_sizes()
+    if as_json:
+        print_json({"schema": 1, "models": [asdict(each) for each in models]})
+        return
+    rows = [
+        [
+            each.name, f"{each.parameters:,}", f"{each.height}x{each.width}x{each.channels}",
+            str(each.classes), each.routing, f"{each.int8_bytes / 1e6:.1f} MB",
+            "microcontroller (2 MB)" if each.fits_flash else "phone, Raspberry Pi, PC",
+            "trained" if each.trained else "",
+        ]
+        for each in models
+    ]  # fmt: skip
+    columns = [
+        "name", "parameters", "input", "classes", "routing", "a byte each", "fits", "weights",
+    ]  # fmt: skip
+    print_table("Models", columns, rows, essential=("name", "parameters", "input"))
 
 
 def _log_epoch(line: dict[str, Any], epochs: int, done: int) -> None:

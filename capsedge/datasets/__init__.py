@@ -4,7 +4,7 @@ Every reader checks sizes against `capsedge.spec.limits` before it allocates, an
 whatever it cannot read.
 """
 
-from capsedge.datasets.class_folders import class_names, colour_of
+from capsedge.datasets.class_folders import class_names, colour_of, side_of
 from capsedge.datasets.image_set import ImageSet, from_iterable
 from capsedge.datasets.read import read_images, read_split
 from capsedge.datasets.regression_targets import read_targets, typical_input_from
@@ -17,5 +17,6 @@ __all__ = [
     "read_images",
     "read_split",
     "read_targets",
+    "side_of",
     "typical_input_from",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,18 +53,33 @@ def colour_of(source: Path | str, sample: int = 200) -> bool:
     Raises:
         UsageError: a folder cannot be read.
     """
-    inside, _ = classes_of(Path(source), "train")
-    files = [file for name in _classes_in(inside) for file in images_below(inside / name)]
-    for file in files[:: max(1, len(files) // sample)]:
-        try:
-            pixels = read_image(file)
-        except UsageError:
-            continue
+    for pixels in _sampled(Path(source), sample):
         if pixels.ndim == 3 and pixels.shape[2] >= 3:
             rgb = pixels[..., :3].astype(np.int16)
             if int(np.ptp(rgb, axis=2).max()) > _GREY:
                 return True
     return False
+
+
+def side_of(source: Path | str, sample: int = 50) -> int:
+    """The median of the shorter side in pixels, of images chosen as in `colour_of`; 0 without images.
+
+    Raises:
+        UsageError: a folder cannot be read.
+    """
+    sides = [min(pixels.shape[:2]) for pixels in _sampled(Path(source), sample)]
+    return int(np.median(sides)) if sides else 0
+
+
+def _sampled(source: Path, count: int) -> Iterator[NDArray[Any]]:
+    """About so many of the training images, evenly spaced, without those that cannot be read."""
+    inside, _ = classes_of(source, "train")
+    files = [file for name in _classes_in(inside) for file in images_below(inside / name)]
+    for file in files[:: max(1, len(files) // count)]:
+        try:
+            yield read_image(file)
+        except UsageError:
+            continue
 
 
 def classes_of(source: Path, split: str) -> tuple[Path, str]:

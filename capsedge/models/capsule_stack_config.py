@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -142,3 +144,8 @@ class CapsuleStackConfig(ModelConfig):
             )
         if not (0 < self.epsilon < math.inf and 0 < self.offset < math.inf):
             raise UsageError("The offset and epsilon of a squash must be finite numbers above 0.")
+
+    def with_classes(self, names: Sequence[str]) -> ModelConfig:
+        """See ``ModelConfig``: the last layer has a capsule for each."""
+        last = dataclasses.replace(self.routed[-1], capsules=len(names))
+        return self.replace(class_names=tuple(names), routed=(*self.routed[:-1], last))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -229,6 +230,20 @@ class ModelConfig:
     def replace(self, **changes: Any) -> ModelConfig:
         """The same configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def with_classes(self, names: Sequence[str]) -> ModelConfig:
+        """The same configuration for other classes, as many as there are names.
+
+        Raises:
+            UsageError: the network has no classes: it estimates values.
+        """
+        if self.task == REGRESSION:
+            raise UsageError(
+                f"A network of the architecture {self.architecture} estimates values.",
+                "It has no classes.",
+                "Choose another model.",
+            )
+        return self.replace(class_names=tuple(names))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that ``config_from_dict`` reads back."""

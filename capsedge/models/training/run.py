@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from capsedge.datasets import ImageSet, class_names, colour_of, read_split
+from capsedge.datasets import ImageSet, class_names, read_split
 from capsedge.datasets.class_folders import classes_of
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.models import CapsuleModel, get_config
@@ -86,7 +86,9 @@ def train_model(
         ArtefactError: a checkpoint or the run to resume is damaged.
         EnvironmentProblem: the disk is full; the epochs before are kept.
     """
-    model = model or default_model(data)
+    if model is None:
+        model, usual = user_images.default_model(data)
+        size = size or usual
     given = _shape(model)
     config = user_images.fitted(given, data, size)
     if iterations is not None:
@@ -97,6 +99,8 @@ def train_model(
     training = read_split(data, "train", config.preprocessing, limit)
     own = config.preprocessing != given.preprocessing or config.class_names != given.class_names
     if own:
+        if recipe.pairs == "none":  # a folder tells one class of each image
+            config = config.replace(task="single-label")
         user_images.check_classes(config.class_names, training, log)
     measured = test = _held_out(data, config, limit, log)
     if class_names(data):
@@ -227,27 +231,12 @@ def _divided(
     return training, validation, test
 
 
-def default_model(data: Path) -> str:
-    """A small network for the images of a folder with one sub-folder per class.
-
-    Raises:
-        UsageError: it is no such folder.
-    """
-    if not class_names(data):
-        raise UsageError(
-            f"{data} does not determine which model to train.",
-            "A model is chosen only for a folder with one sub-folder of images per class.",
-            "Choose one with --model; an unknown name prints the list.",
-        )
-    return user_images.DEFAULT_COLOUR if colour_of(data) else user_images.DEFAULT_GREY
-
-
 def _described(config: ModelConfig) -> str:
     """What was taken from the images."""
     prep = config.preprocessing
     kind = "grey" if prep.channels == 1 else "colour"
     shown = ", ".join(config.class_names[:10]) + (", ..." if config.classes > 10 else "")
-    return f"{config.classes} classes ({shown}); {kind}, resized to {prep.height}x{prep.width}"
+    return f"{config.classes} classes ({shown}); {kind}, resized to {prep.height}x{prep.width} (--size)"
 
 
 def _shape(model: str) -> ModelConfig:

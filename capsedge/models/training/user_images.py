@@ -9,14 +9,35 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets import ImageSet, class_names, colour_of
+from capsedge.datasets import ImageSet, class_names, colour_of, side_of
 from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 
-DEFAULT_COLOUR, DEFAULT_GREY = "attention-cifar10-small", "digits-attention"
+SMALL_GREY, OTHER = "digits-attention", "attention-cifar10-small"  # models without --model
+SMALL, LARGER = 48, 64  # pixels: images of a shorter side are small; the input for others
 TEST_SHARE, VALIDATION_SHARE = 0.15, 0.1
 FEW = 10  # images of a class, below which it is named
 _CHUNK = 4096  # images whose values are summed at once
+
+
+def default_model(data: Path) -> tuple[str, int | None]:
+    """A small network for the images of a folder with one sub-folder per class.
+
+    Returns:
+        The name of the model, and the size of its input; None for the model's own.
+
+    Raises:
+        UsageError: it is no such folder.
+    """
+    if not class_names(data):
+        raise UsageError(
+            f"{data} does not determine which model to train.",
+            "A model is chosen only for a folder with one sub-folder of images per class.",
+            "Choose one with --model (see capsedge train --list).",
+        )
+    if side_of(data) >= SMALL:
+        return OTHER, LARGER
+    return OTHER if colour_of(data) else SMALL_GREY, None
 
 
 def fitted(config: ModelConfig, data: Path, size: int | None) -> ModelConfig:
@@ -54,7 +75,7 @@ def fitted(config: ModelConfig, data: Path, size: int | None) -> ModelConfig:
         std=(1.0,),
         per_image="",
     )
-    return config.replace(class_names=names, preprocessing=prep)
+    return config.with_classes(names).replace(preprocessing=prep)
 
 
 def normalized(config: ModelConfig, images: NDArray[np.uint8]) -> ModelConfig:

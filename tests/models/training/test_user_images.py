@@ -9,16 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from capsedge.datasets import ImageSet, class_names, colour_of, read_split
+from capsedge.datasets import ImageSet, class_names, colour_of, read_split, side_of
 from capsedge.errors import UsageError
-from capsedge.models import build, get_config
+from capsedge.models import MODELS, build, get_config
+from capsedge.models.capsule_stack_config import CapsuleStackConfig, RoutedLayer, StemLayer
 from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig, PSCapsNetConfig, ResNet
+from capsedge.models.fsanet_config import FSANetConfig
 from capsedge.models.training import user_images
 from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.recipe import Recipe
-from capsedge.models.training.run import default_model, train_model
+from capsedge.models.training.run import train_model
+from tests.exporters.nets import CONFIGS
+from tests.tables import table
 
 
 def pictures(folder: Path, classes: dict[str, int], colour: bool = False, first: int = 0) -> Path:
@@ -41,11 +47,20 @@ def test_classes_and_colours_are_those_of_the_folder(tmp_path: Path) -> None:
     assert class_names(grey) == ("10", "a", "b é")
     assert class_names(colour) == ("x", "y")
     assert (colour_of(grey), colour_of(colour)) == (False, True)
-    assert default_model(grey) == user_images.DEFAULT_GREY
-    assert default_model(colour) == user_images.DEFAULT_COLOUR
+    assert user_images.default_model(grey) == (user_images.SMALL_GREY, None)
+    assert user_images.default_model(colour) == (user_images.OTHER, None)
     config = user_images.fitted(get_config("digits-em"), colour, None)
     assert (config.classes, config.preprocessing.channels) == (2, 3)
     assert build(config).config.class_names == ("x", "y")
+
+
+def test_larger_images_keep_more_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for k, side in enumerate((40, 60, 90)):
+        Image.fromarray(np.zeros((100, side), np.uint8)).save(tmp_path / "a" / f"{k}.png")
+    (tmp_path / "a" / "9.png").write_bytes(b"broken")
+    assert side_of(tmp_path) == 60
+    assert user_images.default_model(tmp_path) == (user_images.OTHER, user_images.LARGER)
 
 
 def test_other_data_has_no_classes_of_its_own(tmp_path: Path) -> None:
@@ -59,7 +74,7 @@ def test_other_data_has_no_classes_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--size does not apply"):
         user_images.fitted(config, tmp_path, 20)
     with pytest.raises(UsageError, match="--model"):
-        default_model(tmp_path)
+        user_images.default_model(tmp_path)
 
 
 def test_a_model_for_these_classes_keeps_its_preprocessing(tmp_path: Path) -> None:
@@ -68,15 +83,42 @@ def test_a_model_for_these_classes_keeps_its_preprocessing(tmp_path: Path) -> No
     assert user_images.fitted(config, digits, None) is config
 
 
-@pytest.mark.parametrize(
-    "name", ["capsnet-mnist", "digits-em", "digits-attention", "em-smallnorb-small"]
+SMALL = {"preprocessing": get_config("digits-em").preprocessing, "class_names": ("a", "b")}
+NETWORKS: dict[str, ModelConfig] = {
+    **MODELS,
+    "deep-caps": DeepCapsConfig(**SMALL, stem=(Conv(8, 3, 1, 1),), primary_types=2),
+    "self-attention": CONFIGS["self-attention"],
+    "pscapsnet": PSCapsNetConfig(**SMALL, stem=ResNet(((8, 1, 1),)), primary_dim=4),
+    "capsule-stack": CapsuleStackConfig(
+        **SMALL,
+        layers=(StemLayer("conv", 8, (9, 9), (4, 4)),),
+        primary_dim=8,
+        routed=(RoutedLayer(2, 4),),
+    ),
+}
+
+
+@pytest.mark.thorough
+@table(
+    "name, classes, channels",
+    [(name, classes, 1 + 2 * (classes > 2)) for name in NETWORKS for classes in (2, 12, 100)],
 )
-def test_every_kind_of_network_takes_any_number_of_classes(tmp_path: Path, name: str) -> None:
-    names = tuple(f"class {k}" for k in range(23))
-    config = get_config(name)
-    prep = replace(config.preprocessing, channels=3, mean=(0.0,), std=(1.0,))
-    network = build(config.replace(class_names=names, preprocessing=prep))
-    assert network.config.classes == 23
+def test_every_network_takes_any_number_of_classes(name: str, classes: int, channels: int) -> None:
+    """Shapes alone: nothing is computed, so that the largest networks cost nothing."""
+    config = NETWORKS[name]
+    prep = replace(config.preprocessing, channels=channels, mean=(0.0,), std=(1.0,))
+    names = tuple(f"class {k}" for k in range(classes))
+    with torch.device("meta"):
+        network = build(config.with_classes(names).replace(preprocessing=prep, iterations=1)).eval()
+        scores = network(torch.empty(2, *prep.shape)).scores
+    assert scores.shape == (2, classes)
+
+
+def test_a_network_without_classes_is_refused() -> None:
+    config = FSANetConfig(preprocessing=get_config("attention-cifar10-small").preprocessing)
+    with pytest.raises(UsageError, match="estimates values"):
+        config.with_classes(("a", "b"))
+    assert NETWORKS["capsule-stack"].with_classes("abc").classes == 3
 
 
 def test_images_lie_deeper_and_hidden_files_are_none(tmp_path: Path) -> None:
@@ -199,7 +241,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert "22 training images, 2 validation images, 3 test images" in text
     assert f"test accuracy of epoch 1, which is kept: {done.test_accuracy:.4f} (3 images)" in text
     assert "4 test images are left out: they are training images too" in text
-    assert "2 classes (a dog, cat); grey, resized to 28x28" in text
+    assert "2 classes (a dog, cat); grey, resized to 28x28 (--size)" in text
     assert "batches of 2: there are 22 training images" in text
     assert "right, by class:" in text
     config = load_checkpoint(made).config
