@@ -37,10 +37,12 @@ def test_torch_comes_from_another_index_on_request_and_nothing_else_does() -> No
     assert f"make demo TORCH_INDEX={CPU}" in (ROOT / "README.md").read_text()
 
 
-def test_ci_runs_the_commands_of_the_readme_first() -> None:
+def test_ci_runs_the_commands_of_the_readme_and_each_test_once() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     targets = [
         found[1] for line in lines if (found := re.match(r"(?:if .*; then )?make ([\w-]+)", line))
     ]
-    assert targets == ["demo", "test", "runtimes", "web", "test-all", "docs", "test-nvidia"]
+    assert targets == ["demo", "runtimes", "web", "test", "docs", "test-nvidia"]
+    after = lines[lines.index("make test") :]
+    assert '.venv/bin/python -m pytest -n auto --dist worksteal -m "thorough and not slow"' in after
     assert not [line for line in lines[: lines.index("make demo")] if "tools/" in line]
