@@ -247,15 +247,15 @@ def check_above_chance(
     nothing, and they only warn.
 
     Args:
-        accuracy: share of correct answers.
-        images: how many were judged.
+        accuracy: share of correct decisions.
+        images: number of images compared.
         classes: how many there are to guess from.
-        scores: the output that was judged by.
+        scores: the output that was compared.
         data: where the labels come from.
         what: the network.
 
     Raises:
-        UsageError: its answers are those of chance.
+        UsageError: its decisions are no better than chance.
     """
     if classes < 2 or not images:
         return []
@@ -338,7 +338,7 @@ class ErrorCount:
 
     Args:
         name: of the output.
-        columns: whether results are ``[n, K]`` whose K values are judged each by its own range.
+        columns: whether results are ``[n, K]``, with each of the K values compared relative to its own range.
     """
 
     def __init__(self, name: str, columns: bool) -> None:

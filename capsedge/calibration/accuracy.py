@@ -49,11 +49,11 @@ class Criterion:
     """The outputs that decide whether a file is as good as its source.
 
     Attributes:
-        scores: the output whose largest value is the answer; None to compare numbers.
+        scores: the output whose largest value decides the class; None to compare numbers.
         numbers: outputs that are compared by number; none where there are scores.
-        multi_label: whether an answer is the set of classes with a score of at least ``threshold``.
+        multi_label: whether a decision is the set of classes with a score of at least ``threshold``.
         threshold: of the scores.
-        reason: why these, for a person.
+        reason: the reason for this choice, as text.
         batched: whether the first axis of ``numbers`` counts samples; otherwise each run is one sample.
     """
 
@@ -171,8 +171,8 @@ class Gate:
     """The loss that a file is allowed.
 
     Attributes:
-        max_drop: points: of accuracy lost; without labels of answers changed; for numbers the mean error in
-            per cent of the output's range. None for the default of each, `DEFAULT_MAX_DROP`.
+        max_drop: percentage points: of accuracy lost; without labels, of decisions changed; for numbers, the
+            mean error in per cent of the output's range. None for the default of each, `DEFAULT_MAX_DROP`.
         max_error: for numbers, the largest error in per cent of the output's range.
     """
 
@@ -251,7 +251,7 @@ class Outcome:
         reference: the source's accuracy; None without labels.
         agreement: share of equal decisions; 1 where numbers are compared.
         error: root mean squared difference of the scores; of numbers as a share of their range.
-        largest_changed_margin: the largest margin of the source's answers that changed; 0 if none did.
+        largest_changed_margin: the largest margin among the source's decisions that changed; 0 if none did.
         median_margin: the median of all of the source's margins.
         outputs: the errors of outputs that are compared by number.
     """
@@ -320,7 +320,7 @@ class Outcome:
 def criterion_outputs(
     session: Session, data: ImageSet, criterion: Criterion, progress: Progress | None = None
 ) -> CriterionOutputs:
-    """The judged outputs of all samples.
+    """The outputs of all samples that are compared.
 
     Raises:
         ArtefactError: a score is NaN or infinite.
@@ -387,7 +387,7 @@ def compare(
     Args:
         reference, artefact: of the source and of the file.
         data: the samples, with labels where they are known.
-        criterion: what the answers are.
+        criterion: the outputs that decide.
 
     Raises:
         ArtefactError: the file computes NaN or infinite values where its source does not.

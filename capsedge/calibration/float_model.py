@@ -68,7 +68,7 @@ class FloatModel:
         session: a session that runs it.
         metadata: of the file; None for a file of another tool.
         model: the graph.
-        criterion: what files made from it are judged by.
+        criterion: the criterion for files made from it.
 
     Raises:
         ArtefactError: the file is quantized already, or damaged.
@@ -113,7 +113,7 @@ class FloatModel:
 
     @property
     def criterion_in_words(self) -> str:
-        """The outputs that are judged, in words."""
+        """The outputs that are compared, in words."""
         judge = self.criterion
         if judge.scores is not None:
             return f"the class of {judge.scores} ({judge.reason})"
@@ -192,7 +192,7 @@ class FloatModel:
         decide.
 
         Raises:
-            UsageError: the FP32 file answers no better than guesses.
+            UsageError: the FP32 file is no more accurate than chance.
         """
         found = self.criterion_outputs(data, progress)
         accuracy = evaluate.compare(found, found, data, self.criterion).reference

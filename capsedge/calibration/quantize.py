@@ -366,9 +366,9 @@ def quantize(
 ) -> QuantizationReport:
     """Quantize a model, subject to a gate.
 
-    Without labels the gate is on the agreement with FP32: the share of answers that change, none of which
-    FP32 may have given with more than its median margin. Outputs that decide no class (a regression, a file
-    of another tool) are compared by number: mean and largest error in per cent of the output's range.
+    Without labels, the gate is on the agreement with FP32: the share of decisions that change, none of which
+    may have had more than FP32's median margin. Outputs that decide no class (a regression, a file of another
+    tool) are compared by number: mean and largest error in per cent of the output's range.
 
     Args:
         model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
@@ -398,7 +398,7 @@ def quantize(
         The settings and measurements; ``report.model`` is the file's bytes.
 
     Raises:
-        UsageError: an argument or the images are wrong, or the file would be judged on calibration images.
+        UsageError: an argument or the images are wrong, or the file would be evaluated on calibration images.
         ParityError: more was lost than the gate allows. Its ``report`` is the
             `QuantizationReport`; the file is kept as ``PATH.rejected``.
         ArtefactError: the model or the table is damaged or stale, or the model is quantized already.

@@ -63,7 +63,7 @@ def require(*packages: str, what: str, fix: str) -> None:
 
 
 def report(error: CapsedgeError, as_json: bool) -> None:
-    """Print an error for a person (stderr), and also as JSON (stdout) where JSON was requested."""
+    """Print an error as text (stderr), and also as JSON (stdout) if JSON was requested."""
     if as_json:
         document = {
             "error": error.what,
@@ -78,7 +78,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
 
 
 def log_error(error: CapsedgeError) -> None:
-    """Print an error for a person: what failed, why, details, and the fix, one line each."""
+    """Print an error as text: what failed, why, details, and the fix, one line each."""
     what, *more = (part for part in (error.what, error.why, *error.details, error.command) if part)
     log(f"error: {what}", *more)
 

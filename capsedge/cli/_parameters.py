@@ -17,7 +17,7 @@ class Option:
         names: such as ``-o`` and ``--output``; ``--on/--no-on`` for a switch that is on by default.
         help: what it is for.
         min, max: bounds of a number.
-        metavar: what stands for its value in the help; by default the type.
+        metavar: placeholder of its value in the help; by default the type.
         panel: the heading under which the help lists it.
     """
 

@@ -32,7 +32,7 @@ def _local_model(text: str) -> Path | None:
 
 
 def _written(output: Path) -> list[Path]:
-    """What is written last: the file, or the mark of a complete folder of parts."""
+    """The path that is written last: the file, or the marker of a complete folder of parts."""
     from capsedge.serving.batch.journal import SUCCESS, is_file
 
     return [output if is_file(str(output)) else output / SUCCESS]
@@ -137,7 +137,7 @@ def command(
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Say how an interrupted run goes on."""
+    """Say how to continue an interrupted run."""
     try:
         yield
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ def _flag(name: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class ConfigOptions:
-    """What is printed; everything, as a table, if nothing is chosen."""
+    """The chosen facts; everything, as a table, if nothing is chosen."""
 
     cflags: Annotated[bool, _flag("cflags", "Flags for the compiler.")] = False
     libs: Annotated[bool, _flag("libs", "Flags for the linker, --rpath included.")] = False
@@ -67,7 +67,7 @@ def command(options: ConfigOptions, as_json: _options.Json = False) -> None:
 
 
 def _paths() -> dict[str, str]:
-    """What is there without a compiled library."""
+    """The facts that are available without a compiled library."""
     from capsedge.runtime.zoo import default_model, samples_folder
 
     return {"models": str(default_model().parent), "samples": str(samples_folder())}

@@ -82,7 +82,7 @@ def web(
 
 
 def show(made: WebDeployment) -> None:
-    """Print a report for a person."""
+    """Print a report as text."""
     rows = [("folder", f"{made.output}, {len(made.files)} files, {format_bytes(made.bytes)}")]
     rows.append(("first visit", f"loads at most {format_bytes(made.first_visit)}"))
     for model in made.models:

@@ -440,7 +440,7 @@ def _rewrites_in_words(rewrites: dict[str, str]) -> str:
 
 
 def _print_fusion(report: ExportReport) -> None:
-    """What became of the user's own routing."""
+    """The result of fusing the user's own routing."""
     for found in report.fusion.fused:
         read = ", ".join(f"{k} {v}" for k, v in found.parameters.items())
         say(f"fused {found.operator}: {read}")

@@ -190,7 +190,7 @@ def _log_hints(found: Classified) -> None:
 
 
 def _print_table(session: Session | Ensemble, found: Classified, asked: bool) -> None:
-    """The answers; of an image with nothing to see only those that were asked for or drawn."""
+    """The predictions; for an atypical image, only those that were asked for or drawn."""
     from capsedge.cli._output import print_table
 
     _, name, ops = _facts(session)

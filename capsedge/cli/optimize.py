@@ -1,4 +1,4 @@
-"""``capsedge optimize``: fuses the routing of any ONNX file, cleans the rest, proves the whole."""
+"""``capsedge optimize``: fuses the routing of any ONNX file, cleans up the rest, verifies the result."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _log_round(number: int, done: Round) -> None:
 
 
 def show(report: PruningReport) -> None:
-    """Print a report for a person."""
+    """Print a report as text."""
     before, after = report.before, report.after
     rows = [
         ("file", str(report.output)),

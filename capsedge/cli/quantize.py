@@ -238,7 +238,7 @@ def _show_damage(found: Sequence[Damage]) -> None:
 
 
 def show(report: QuantizationReport) -> None:
-    """Print a report for a person."""
+    """Print a report as text."""
     rows = [
         ("file", str(report.output)),
         ("precision", f"{report.precision} for {report.target}"),
@@ -271,7 +271,7 @@ def show(report: QuantizationReport) -> None:
 
 
 def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
-    """What was lost, and what was allowed."""
+    """The loss, and the allowed loss."""
     o, allowed = report.outcome, f"allowed {report.max_drop:g}"
     if o.outputs:
         most = f"allowed {report.gate.max_error:g}"

@@ -89,7 +89,7 @@ class Arrays:
         """An array of numbers.
 
         Args:
-            count: the first so many along the first axis; all with None.
+            count: maximum number of entries along the first axis; None for all.
 
         Raises:
             UsageError: it is not there, damaged, too large, or of another type.
@@ -105,7 +105,7 @@ def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
     """The array of an npy file.
 
     Args:
-        count: the first so many along the first axis; all with None.
+        count: maximum number of entries along the first axis; None for all.
 
     Raises:
         UsageError: the file is missing, damaged, too large, or of another type.
@@ -255,7 +255,7 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
     """Read an idx file of unsigned bytes.
 
     Args:
-        count: the first so many along the first axis; all with None.
+        count: maximum number of entries along the first axis; None for all.
 
     Raises:
         UsageError: the file is missing, damaged, too large, or holds another type.
@@ -309,7 +309,7 @@ def _filled(
 
 
 class _Gunzip:
-    """What a gzip file unpacks to, no more of it than is asked for."""
+    """The content of a gzip file, unpacked only as far as requested."""
 
     def __init__(self, file: BufferedReader, path: Path) -> None:
         self._file, self._path = file, path

@@ -1,4 +1,4 @@
-"""Folders of images: those of one class or none, and one sub-folder per class."""
+"""Folders of images: of one class or none, or with one sub-folder per class."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def side_of(source: Path | str, sample: int = 50) -> int:
 
 
 def _sampled(source: Path, count: int) -> Iterator[NDArray[Any]]:
-    """About so many of the training images, evenly spaced, without those that cannot be read."""
+    """About this many training images, evenly spaced, without unreadable ones."""
     inside, _ = classes_of(source, "train")
     files = [file for name in _classes_in(inside) for file in images_below(inside / name)]
     for file in files[:: max(1, len(files) // count)]:

@@ -396,7 +396,7 @@ def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
 
 
 def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedModelError:
-    """What stopped torch, with the user's line and the way out.
+    """What stopped torch, with the user's line and the fix.
 
     Args:
         lines: those that make a number of a free batch; None where the batch is fixed.

@@ -234,7 +234,7 @@ def export(
 
 
 class _Prepared(NamedTuple):
-    """What a module became at a batch."""
+    """A module captured at a batch size."""
 
     subject: Subject
     description: Description
@@ -245,7 +245,7 @@ class _Prepared(NamedTuple):
 
 
 def _no_metadata(model: nn.Module, checkpoint_sha256: str) -> ModelMetadata:
-    """What a file states before anything is known of its network."""
+    """The metadata of a file before anything is known of its network."""
     name = type(model).__name__
     return ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
 
@@ -258,7 +258,7 @@ def _described(
     declared: ModelMetadata,
     path: Path,
 ) -> tuple[DescribedModel | None, tuple[str, ...]]:
-    """The file with its metadata; None if it stays as it is; and notes.
+    """The file with its metadata, None if it is unchanged; and notes.
 
     A traced network of the user's own that nobody described may be none of images, for which there is no
     metadata; its trace is then outputs as any other.
@@ -373,7 +373,7 @@ def to_graph(
 def _again(
     subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, fuse: bool
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    """The graph made anew in another way, for `diagnose`."""
+    """The graph captured again in another way, for `diagnose`."""
     if batch is not None:
         subject = dataclasses.replace(subject, example=sized(subject.example, batch))
     made = to_graph(subject, opset, batch, rewrites, fuse=fuse)
@@ -383,7 +383,7 @@ def _again(
 def _cases(
     subject: Subject, batch: int | None, user_inputs: Sequence[Tensor]
 ) -> tuple[list[checks.Case], tuple[str, ...]]:
-    """What is compared, and what to say of hard inputs that a module of the user's own does not take."""
+    """The comparisons, and notes on hard inputs that a user's module does not accept."""
     batches = subject.batches if batch is None else (batch,)
     given = checks.user_cases(user_inputs, batches) if user_inputs else []
     hard, notes = checks.input_cases(subject.example, batches), tuple[str, ...]()

@@ -237,7 +237,7 @@ def diagnose(
     cases: Sequence[Case],
     report: ExportReport,
 ) -> str:
-    """Where the worst required difference comes from, in a sentence or two; empty if that cannot be told."""
+    """The origin of the worst required difference, in a sentence or two; empty if it cannot be determined."""
     failed = [p for p in report.parity if not p.passed and not p.outside]
     worst = max(failed, key=lambda p: p.excess)
     case = next(c for c in cases if c[0] == worst.case)

@@ -1,6 +1,6 @@
 """Check that two runs of a user's module on the same input agree.
 
-Nothing can be proven of a module that draws random numbers.
+The results of a module that draws random numbers cannot be compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
     """Refuse a module whose result is not a function of its input.
 
     PyTorch's random operations are known by their tag, whoever calls them, so that numbers from a generator
-    that the code seeds are found as well: they are replaced by others, and the answer must not change.
+    that the code seeds are found as well: they are replaced by others, and the result must not change.
 
     Args:
         module: in the mode in which it is used; its classes and state explain the error.

@@ -105,7 +105,7 @@ def with_scores(
 def _outputs(
     subject: Subject, images: NDArray[np.float32], batch: int | None
 ) -> dict[str, NDArray[np.float32]]:
-    """What the module computes of images ``[n, ...]``; those with the images as their first axis."""
+    """The module's results for images ``[n, ...]``, as far as they have the images as their first axis."""
     size = batch or 8
     parts: dict[str, list[Tensor]] = {}
     for start in range(0, len(images), size):

@@ -30,7 +30,7 @@ def explain_module_errors(
         made: the graph and the program that it was made of, as soon as there are any: they lead to the line.
 
     Raises:
-        UnsupportedModelError: in the place of the other; an error of this package stays as it is.
+        UnsupportedModelError: in place of the other error; errors of this package are left unchanged.
     """
     try:
         yield

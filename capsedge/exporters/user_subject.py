@@ -140,7 +140,7 @@ def _input_names(module: nn.Module, count: int) -> tuple[str, ...]:
 def _flat(
     module: nn.Module, tensors: tuple[Tensor, ...], batch: int | None
 ) -> tuple[Flat, tuple[str, ...]]:
-    """The module made flat, and the names of its outputs; judged at the batches that it must take."""
+    """The flattened module, and the names of its outputs; checked at the batch sizes that it must accept."""
     if batch is not None and batch > 1:
         result = _run(module, sized(tensors, batch), batch)
         _check_repeatable(module, tensors, batch)
@@ -172,7 +172,8 @@ def _flat(
 def _at_module_batch(
     module: nn.Module, tensors: tuple[Tensor, ...], failure: CapsedgeError
 ) -> CapsedgeError:
-    """What to say of a module that works neither at batch 1 nor at 2: at which batch it does, if any.
+    """The error for a module that works neither at batch 1 nor at batch 2, with the batch at which it does,
+    if any.
 
     Tried are the rows of the example, what the code calls a batch, and the numbers in the line that fails.
     """
@@ -223,7 +224,7 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
 
 
 def _check_repeatable(module: nn.Module, tensors: tuple[Tensor, ...], batch: int) -> None:
-    """Refuse a module whose answers are drawn, before anything else is said of it."""
+    """Refuse a module whose results are random, before any other check."""
     cases = sized(tensors, batch), _drawn(tensors, batch)
     check_repeatable(module, lambda inputs: _run(module, tuple(inputs), batch), cases)
 
@@ -288,7 +289,7 @@ def _check_alone(
     """Refuse a free batch to a module that computes something else of one image than of several.
 
     Raises:
-        NoFreeBatch: it fails, or its outputs have other shapes, but for a batch axis dropped at the end.
+        NoFreeBatch: it fails, or its outputs have other shapes, except for a batch axis dropped at the end.
         UnsupportedModelError: the same, and images depend on each other.
     """
     fix = "Change that line, or fix a batch that the module supports, with batch=2 (--batch 2)."
@@ -318,7 +319,7 @@ def _check_alone(
 
 
 def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str, ...]) -> None:
-    """Refuse a module in which an image's answer depends on the others in its batch.
+    """Refuse a module in which the result for an image depends on the others in its batch.
 
     Raises:
         UnsupportedModelError: it does; the error names a line that reduces over the batch.
@@ -343,7 +344,7 @@ def _check_images_independent(
     """The same of a module that takes no image alone: half of a batch is exchanged for other images.
 
     Raises:
-        UnsupportedModelError: the answers of the other half change.
+        UnsupportedModelError: the results for the other half change.
     """
     flat, kept = Flat(module), (batch + 1) // 2
     one, other = _drawn(tensors, batch), _drawn(tensors, batch, seed=8)
@@ -363,7 +364,7 @@ def _check_images_independent(
 
 
 def _differing(actual: Tensor, expected: Tensor, exact: bool) -> float | None:
-    """How far apart answers are that should be one, beyond rounding; None where they are one."""
+    """The difference between results that should be equal, beyond rounding; None if they are equal."""
     a, b = actual.double(), expected.double()
     if a.shape != b.shape or not b.numel() or not torch.isfinite(b).all():
         return None
@@ -374,7 +375,7 @@ def _differing(actual: Tensor, expected: Tensor, exact: bool) -> float | None:
 def _dependent(
     flat: Flat, tensors: tuple[Tensor, ...], batch: int, why: str, way_out: str
 ) -> UnsupportedModelError:
-    """What to say where images depend on each other."""
+    """The error for images that depend on each other."""
     with reductions_over_batch(batch) as lines, torch.no_grad():
         flat(*sized(tensors, batch))
     return UnsupportedModelError(

@@ -232,7 +232,7 @@ class TracedGraph(Traced):
 
 
 class _Inputs:
-    """What the routing nodes of a graph read.
+    """The inputs of a graph's routing nodes.
 
     Args:
         model: a graph of ``capsedge`` nodes without functions.
@@ -300,7 +300,7 @@ def _call(node: onnx.NodeProto, values: Mapping[str, np.ndarray], exact: bool) -
 def traced_graph(
     module: nn.Module, model: onnx.ModelProto, example: Sequence[Tensor], not_fused: FusionReport
 ) -> tuple[Traced, onnx.ModelProto]:
-    """What a trace of a module's graph has.
+    """The contents of a trace of a module's graph.
 
     Args:
         module: returns the outputs of the file.
@@ -346,7 +346,7 @@ def _located(
     model: onnx.ModelProto,
     feeds: Mapping[str, np.ndarray],
 ) -> TraceLayer:
-    """A layer whose parents see all children, with the map that these lie on, where that is found."""
+    """A layer whose parents see all children, with the map on which the children lie, if it is found."""
     known = layer.child_grid is not None and min(layer.child_grid) > 1
     if (
         known
@@ -393,7 +393,7 @@ def _names(
 
 
 def _layer_key(number: int, call: RoutingCall) -> object:
-    """What the passes of a layer have in common."""
+    """The common properties of a layer's passes."""
     if not ROUTING_OPERATORS[call.operator].first_pass or call.weight is None:
         return number
     return call.outputs[0].shape, _content(call.weight)

@@ -97,7 +97,7 @@ def lower(
         fuse: whether routing in standard operators is made capsule operators where the module has none
             of these.
         write_trace: writes the values of every iteration into the graph; None for no trace.
-        progress: told what takes long.
+        progress: called before steps that take long.
 
     Raises:
         UnsupportedModelError: it draws random numbers, or a shape depends on more than the batch.
@@ -177,8 +177,8 @@ def fuse_routing(
 ) -> tuple[onnx.ModelProto, FusionReport, tuple[str, ...]]:
     """A model with its routing fused and without function bodies, what was found, and notes.
 
-    The work is that of ``capsedge.optimize``, and so is its proof against the model that comes in. A model
-    that has capsule operators stays as it is.
+    The work is that of ``capsedge.optimize``, including the comparison with the original model. A model that
+    already has capsule operators is left unchanged.
 
     Args:
         progress: called with a description of each step.

@@ -23,8 +23,8 @@ class Target:
 
     Attributes:
         name: of the runtime.
-        batch: the batch that its files are fixed to unless told otherwise; None for a free one.
-        opset: of its files unless told otherwise, and the newest that its converter was tested with.
+        batch: the batch to which its files are fixed by default; None for a free one.
+        opset: the default opset of its files, and the newest that its converter was tested with.
         reason: of a fixed batch.
     """
 
@@ -117,7 +117,7 @@ def fit_to_runtime(model: onnx.ModelProto, runtime: str) -> None:
 
 
 def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A copy of a model of standard operators with its free batch fixed; one that is fixed stays as it is."""
+    """A copy of a model of standard operators with its free batch fixed; a fixed one is left unchanged."""
     copy = copy_of(model)
     free = {
         d.dim_param

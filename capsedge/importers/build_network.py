@@ -37,7 +37,7 @@ def network(
         notes: what was assumed is added to them.
 
     Raises:
-        UsageError: answers are missing, all of which it names; or one does not fit.
+        UsageError: choices are missing, all of which are named, or one does not fit.
         ArtefactError: the weights are not those of the configuration, or not finite.
     """
     names = family.names(weights.tensors)
@@ -83,7 +83,7 @@ def _configured(
     """The configuration.
 
     Raises:
-        UsageError: answers are missing, or one does not fit.
+        UsageError: choices are missing, or one does not fit.
     """
     try:
         return family.configure(family, sizes, choices, notes)

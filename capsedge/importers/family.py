@@ -28,8 +28,8 @@ class MissingChoice(UsageError):
 
     Args:
         what: the question.
-        why: why the file does not tell, and where the answer usually stands.
-        option: that gives the answer on the command line.
+        why: why the file does not record it, and where it can usually be found.
+        option: option that makes the choice on the command line.
         argument: that gives it in Python.
         assumed: fields of `Answers` that let the configuration go on, so that further questions are found;
             empty if it cannot.
@@ -78,7 +78,7 @@ class Weights:
         format: what the file is, in words.
         config: the model's configuration that the file stores (Keras); None if it has none.
         lambdas: names of the configuration's Lambda layers, whose code is never run.
-        notes: what was left out or unwrapped, for a person.
+        notes: remarks on what was left out or unwrapped.
     """
 
     tensors: Mapping[str, Floats]
@@ -189,7 +189,7 @@ class Family:
         keys: patterns of the tensors that are always there (`capsedge.importers.family`); or, for networks
             of a varying number of layers, a function that returns those for a file's shapes.
         optional: groups of tensors that may be there.
-        configure: the configuration, of the sizes and the answers; the notes that it adds say what was
+        configure: makes the configuration from the sizes and the choices; the notes that it adds say what was
             assumed.
         convert: the package's tensors, by name, of the file's and the configuration.
         iterations: the number in the author's code, where it is fixed there; None where it is asked for.
@@ -200,7 +200,7 @@ class Family:
         counted: regular expression of layers that are counted from wherever a session began, with the groups
             ``name`` and ``number``; they are counted from 0 here.
         data_sets: that the author's code reads.
-        variants: functions that the file cannot tell apart; empty if there is only one.
+        variants: functions that the file does not distinguish; empty if there is only one.
         variant: the default; empty if it is asked for.
         variant_at: how a user finds out.
         by_configuration: identifies files by the configuration that they store, instead of by ``keys``.
@@ -349,7 +349,7 @@ def size_of(
 ) -> tuple[int, int]:
     """Height and width of the input of a network that takes any.
 
-    As the user says, or as in the author's data set with so many classes and channels.
+    As chosen by the user, or as in the author's data set with this many classes and channels.
 
     Raises:
         UsageError: nobody says.
@@ -486,10 +486,10 @@ def images_and_classes(
 
     Args:
         count: of classes.
-        size: height and width, where the weights tell them.
+        size: height and width, if the weights determine them.
 
     Raises:
-        UsageError: an answer is missing, or does not fit the network.
+        UsageError: a choice is missing, or does not fit the network.
     """
     size = size or size_of(family, count, channels, choices, notes)
     return {

@@ -102,7 +102,7 @@ class Walk:
         self.texts: dict[str, dict[str, str | list[str]]] = {}
 
     def group(self, group: h5g.GroupID, path: str) -> None:
-        """Take in a group and what lies in it.
+        """Read a group and its content.
 
         Raises:
             Refused: it holds something else than groups, arrays of numbers and hard links to them.

@@ -40,7 +40,7 @@ class Identified:
 
     @property
     def in_words(self) -> str:
-        """What it was identified by."""
+        """How it was identified."""
         first = [key for key in self.fit.matched if not key.endswith("bias")][-1:]
         sizes = ", ".join(f"{letter}={n}" for letter, n in self.fit.sizes.items())
         return f"{len(self.fit.matched)} keys ({', '.join(first)} ...) and their shapes ({sizes})"

@@ -209,7 +209,7 @@ def _identified(weights: Weights, family: str | None, choices: ImportChoices) ->
     """The family of a file.
 
     Raises:
-        UsageError: it fits several; the error also names the answers that each of them misses.
+        UsageError: it fits several; the error also names the choices that each of them needs.
     """
     try:
         return identify(weights, family)

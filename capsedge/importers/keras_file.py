@@ -85,7 +85,7 @@ def content_of(ended: SandboxResult) -> Hdf5:
     """The content that the process answered with.
 
     Raises:
-        BadHdf5: it refused the file, or did not answer as it should.
+        BadHdf5: it refused the file, or returned an invalid result.
     """
     if ended.exit_code is None:
         raise BadHdf5(f"reading it takes over {limits.KERAS_SECONDS} s")

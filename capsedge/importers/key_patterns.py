@@ -1,4 +1,4 @@
-"""Define patterns of keys and shapes, and tell how far a file fits them.
+"""Define patterns of keys and shapes, and measure how well a file fits them.
 
 ``{"conv1.weight": "C A K K"}`` says that there is a tensor ``conv1.weight`` with four axes, the last two
 equal. A letter has one size in the whole file; a number is itself. ``{D}`` in a key stands for 0, 1, 2 ...

@@ -1,4 +1,4 @@
-"""Measure an imported network on data, beside the networks that it might be mistaken for."""
+"""Measure an imported network on data, along with the networks that it might be confused with."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Measured:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should not overlook."""
+        """Warnings for the user."""
         own = _in_words(self.accuracy, float(np.mean([*self.errors.values()] or [0.0])), self.units)
         return (
             *(

@@ -161,7 +161,7 @@ class ReferenceCheck:
 
 @dataclass(frozen=True)
 class _BothOutputs:
-    """The answers of both to all inputs ``[N, ...]``, and the names of the inputs."""
+    """The results of both for all inputs ``[N, ...]``, and the names of the inputs."""
 
     output: str
     ours: NDArray[Any]
@@ -209,7 +209,7 @@ def compare(
 
 
 def _check_repeatable(module: nn.Module, inputs: Inputs, batch: int) -> None:
-    """Refuse code whose answers are drawn."""
+    """Refuse code whose results are random."""
 
     def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         with on_cpu():
@@ -221,7 +221,7 @@ def _check_repeatable(module: nn.Module, inputs: Inputs, batch: int) -> None:
 
 
 def _fixed(module: nn.Module) -> str:
-    """Fix the windows of fractional max pooling, which PyTorch draws anew at every call; what was fixed."""
+    """Fix the windows of fractional max pooling, which PyTorch draws at every call."""
     pools = [m for m in module.modules() if isinstance(m, nn.FractionalMaxPool2d)]
     for pool in pools:
         pool.register_forward_pre_hook(_sampled)

@@ -20,7 +20,7 @@ class FSANetConfig(ModelConfig):
     Attributes:
         value_names, units: of the values.
         ranges: the largest size of each value.
-        scorings: one part for each, whose mean is the answer. How a part scores the places of its maps:
+        scorings: one part for each; the result is their mean. How a part scores the places of its maps:
             ``convolution`` (1x1, sigmoid), ``variance`` of the channels, ``uniform``, or ``none``: every
             place is a capsule.
         rows: capsules are mixed from the features of ``positions`` (the paper), or from ``channels``:

@@ -176,7 +176,7 @@ def make_stem(
 
 
 def _activation_and_norm(conv: Conv) -> list[nn.Module]:
-    """What follows a convolution of the stem."""
+    """The layers after a convolution of the stem."""
     made: list[nn.Module] = []
     if conv.activation != "linear":
         made.append(nn.LeakyReLU(conv.leak) if conv.leak else _ACTIVATIONS[conv.activation]())

@@ -152,7 +152,7 @@ class _File(BufferedReader):
 
 
 def _value(file: BufferedReader | io.BytesIO, most: int) -> Any:
-    """What torch reads, if its tensors have at most so many bytes.
+    """The value that torch reads, if its tensors have at most this many bytes.
 
     Raises:
         BadPickle, NotPlain: it is refused.

@@ -121,7 +121,7 @@ def node_lines(node: torch.fx.Node) -> Iterator[str]:
 
 
 def code_location(filename: str, number: int) -> str:
-    """A line of code for a person."""
+    """A line of code as text."""
     code = linecache.getline(filename, number).strip()
     return f"{Path(filename).name}:{number}" + (f": {code}" if code else "")
 

@@ -216,7 +216,7 @@ def _attribute(code: ModuleType, where: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _running(what: str, made: Any = None) -> Iterator[None]:
-    """Errors of the user's code are told with the user's lines.
+    """Errors of the user's code are reported with the user's lines.
 
     Args:
         made: the class or function that is called, for its arguments.

@@ -303,7 +303,7 @@ def _large_branch(
 
 
 def _small_branch(outputs: list[onnx.ValueInfoProto], named: Mapping[str, str]) -> onnx.GraphProto:
-    """The small network's outputs as they are."""
+    """The small network's outputs, unchanged."""
     results = [_as(output, f"{OPERATOR_OUTPUTS}short_way_{output.name}") for output in outputs]
     nodes = [
         _node("Identity", [named[o.name]], r.name) for o, r in zip(outputs, results, strict=True)
@@ -327,7 +327,7 @@ def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, those of subgraphs included."""
+    """All nodes, including those of subgraphs."""
     for node in graph.node:
         yield node
         for inner in _graphs(node):
@@ -342,7 +342,7 @@ def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _values(graph: onnx.GraphProto) -> list[str]:
-    """The names of all tensors, those of subgraphs included."""
+    """The names of all tensors, including those of subgraphs."""
     found: dict[str, None] = {}
     for each in _all_graphs(graph):
         found |= dict.fromkeys(v.name for v in (*each.input, *each.initializer, *each.output))

@@ -318,7 +318,9 @@ def _weights(cells: int) -> Floats:
 
 
 def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
-    """Images ``[N, H, W, C]`` read at places between pixels, bilinear; beyond the edge its pixels go on."""
+    """Images ``[N, H, W, C]`` sampled bilinearly between pixels; the edge pixels are repeated beyond the
+    edge.
+    """
     count, height, width = images.shape[:3]
     rows, columns = np.clip(rows, 0, height - 1), np.clip(columns, 0, width - 1)
     top, left = rows.astype(np.intp), columns.astype(np.intp)

@@ -108,7 +108,7 @@ def choose_thresholds(
     below the least value seen.
 
     Args:
-        usual: images like those that the cascade will answer.
+        usual: images like those that the cascade will see.
         copies: augmented copies of them.
         allowed: largest number of changed decisions among both that are not escalated; more, as few as
             possible, where ``most_share`` demands it.

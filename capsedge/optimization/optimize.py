@@ -139,10 +139,10 @@ def optimize(
         model: a file, or its bytes.
         path: the file to write; none by default.
         measure: seconds to measure before and after for; 0 for not at all.
-        batch: ``free`` makes a fixed batch free where that can be proven, ``keep`` leaves it, a number
+        batch: ``free`` makes a fixed batch free if the results stay the same, ``keep`` leaves it, a number
             fixes it.
-        class_names, preprocessing, task, outputs: what the new file says of itself, as for `export`. If no
-            routing is fused and no number of images is given, the file stays as it is otherwise.
+        class_names, preprocessing, task, outputs: the metadata of the new file, as for `export`. If no
+            routing is fused and no number of images is given, the rest of the file is left unchanged.
         typical: images as in training (`capsedge.datasets.typical_input_from`): predictions then report
             images that are unlike all of them.
         progress: called with a description of each step.
@@ -241,7 +241,7 @@ def _optimized(
     batch: Batch,
     progress: Progress,
 ) -> tuple[dict[str, Any], bytes]:
-    """As `_run_optimizer`; a file that is only to be described and has no routing stays as it is."""
+    """As `_run_optimizer`; a file without routing that only gets metadata is left unchanged."""
     only_described = bool(description) and not isinstance(batch, int)
     try:
         document, better = _run_optimizer(data, name, batch, progress)

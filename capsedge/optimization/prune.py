@@ -162,9 +162,9 @@ def prune(
         checkpoint: of ``capsedge train`` or ``capsedge import``.
         output: the ``.safetensors`` file to write.
         data: data set folder with labels.
-        limit: only the first so many images of each split.
+        limit: maximum number of images of each split.
         target_speedup, max_drop, criterion, epochs, learning_rate, fast, seed: as of `Request`.
-        resume: go on with the rounds that ``OUTPUT.pruning`` holds.
+        resume: continue the rounds in ``OUTPUT.pruning``.
         progress: as `capsedge.models.training.train.train` takes it, for each round.
         round_done: called with the number and the figures of every round.
 

@@ -37,7 +37,7 @@ def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Pruni
     """Read and divide the training images; the test images are not touched.
 
     Args:
-        limit: only the first so many images.
+        limit: maximum number of images.
 
     Raises:
         UsageError: they cannot be read, have no labels, or are too few.
@@ -96,7 +96,7 @@ class Evaluator:
         decide.
 
         Raises:
-            UsageError: the parent answers no better than guesses.
+            UsageError: the parent is no more accurate than chance.
         """
         labels = self._data.labels
         if self._multi_label or labels is None:

@@ -86,7 +86,7 @@ _BY_CHANNEL: dict[type[nn.Module], dict[str, int]] = {
 
 
 def groups(model: CapsuleModel) -> list[Group]:
-    """What can be removed from a model, from its input to its output.
+    """The units that can be removed from a model, from its input to its output.
 
     Raises:
         UnsupportedModelError: the family has no structure that is known here.

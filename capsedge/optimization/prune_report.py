@@ -33,7 +33,7 @@ class Round:
     Attributes:
         multiply_adds: after pruning, per image.
         units: how many of how many units stay, such as ``40 of 256``, by group.
-        held_out: share of correct answers on held-out training images after fine-tuning.
+        held_out: share of correct decisions on held-out training images after fine-tuning.
         drop: points lost on these against the parent.
     """
 

@@ -139,7 +139,7 @@ def sweep(
         grid: the candidates.
         limit: largest number of test images, drawn at random.
         threads: threads of one inference.
-        keep: folder for the files; a sweep that was interrupted goes on there.
+        keep: folder for the files; an interrupted sweep continues there.
         progress: called with a description of each step.
 
     Raises:

@@ -106,7 +106,7 @@ COUPLINGS = (ROUTED, FROZEN)
 
 @dataclass(frozen=True)
 class Kind:
-    """What distinguishes a candidate.
+    """The properties that distinguish a candidate.
 
     Attributes:
         model: name of the checkpoint.

@@ -418,7 +418,7 @@ def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
     """Read an engine's metadata file and compare it with this machine.
 
     Args:
-        path: the engine; its metadata file lies beside it.
+        path: the engine; its metadata file is next to it.
         device: number of the GPU that it would run on.
 
     Raises:

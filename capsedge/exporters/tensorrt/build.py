@@ -140,7 +140,7 @@ def write_engine(
     Args:
         source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
         target: the engine, ``*.engine``; its metadata file goes beside it.
-        report: told the progress: share, phase, seconds left.
+        report: called with the progress: share, phase, seconds left.
         shown: name of the file in the command that builds the engine again; ``source`` by default.
 
     Raises:

@@ -80,4 +80,4 @@ class FusionReport:
 
 
 class NoMatch(Exception):
-    """What was looked at is no operator of this package; the message is the reason, for a person."""
+    """The candidate is not an operator of this package; the message is the reason, as text."""

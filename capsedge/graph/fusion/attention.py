@@ -224,7 +224,7 @@ def check_attention(
 def fit_uniform(graph: Values, result: str) -> Iterator[AttentionMatch]:
     """The uniform passes that a layer normalization may belong to.
 
-    There may be several: equal couplings do not tell which axis counts the parents.
+    There may be several, because equal couplings do not show which axis counts the parents.
     """
     node = graph.maker[result]
     vote_source = node.input[0]

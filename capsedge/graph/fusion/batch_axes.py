@@ -95,7 +95,7 @@ class BatchFreeing:
     # What rules ask.
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, at the batch as it is."""
+        """The shape of a tensor, at the file's own batch."""
         return self.graph.shapes[name]
 
     def images(self, batch_axis: BatchAxis) -> int:
@@ -133,7 +133,7 @@ class BatchFreeing:
             self.batch_axes[name] = batch_axes[min(k, len(batch_axes) - 1)]
 
     def put(self, op_type: str, inputs: Sequence[str], batch_axis: BatchAxis) -> None:
-        """Another node in the place of this one."""
+        """Another node that replaces this one."""
         self.nodes.append(
             helper.make_node(op_type, list(inputs), [self.node.output[0]], name=self.node.name)
         )

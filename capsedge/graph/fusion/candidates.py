@@ -98,7 +98,7 @@ def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
 def _sum_of(
     graph: Values, terms: str, maker: onnx.NodeProto | None, softmaxes: Container[str]
 ) -> str | None:
-    """What a node makes, where that is the sum of these exponentials, or products with some."""
+    """The result of a node, if it is the sum of these exponentials or of products with them."""
     if maker is None or maker.op_type not in _SUMS or maker.input[0] != terms:
         return None
     near, read = [terms], set[str]()

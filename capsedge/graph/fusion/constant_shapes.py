@@ -77,7 +77,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
 
 def _constant(runs: list[Array], target: bool) -> Array | None:
-    """What runs at several batches say that a value is; None where it is not constant."""
+    """A value as found by runs at several batch sizes; None if it is not constant."""
     first = runs[0]
     if any(r.shape != first.shape or r.dtype != first.dtype for r in runs):
         return None

@@ -2,10 +2,10 @@
 
 The procedure is fitted in stages:
 
-1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. That tells the
-   axes, the softmax's axis, prior and bias.
-2. Large votes: iterations, whether logits accumulate, what agreements are with, and their scale.
-3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by relative differences.
+1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. This determines the
+axes, the softmax's axis, the prior and the bias. 2. Large votes: iterations, whether logits accumulate, what
+agreements are with, and their scale. 3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by relative
+differences.
 
 Priors, biases, scales and epsilons are the constants that the region reads. Where nothing fits, parents are
 tried in groups: elements of a pose with logits of their own, positions that a softmax or a squash runs over.
@@ -85,7 +85,7 @@ class _Guess:
 
 
 def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicMatch:
-    """What dynamic routing the softmaxes make over the votes.
+    """The dynamic routing that the softmaxes compute over the votes.
 
     Raises:
         NoMatch: none that agrees.

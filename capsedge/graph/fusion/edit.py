@@ -93,7 +93,7 @@ class Edit:
         return name
 
     def reshape(self, x: str, shape: Sequence[int], batch: int | None, output: str = "") -> str:
-        """Reshape, -1 in the place of the batch where it is free."""
+        """Reshape, with -1 for a free batch."""
         wanted = [-1 if k == batch and self.graph.free else d for k, d in enumerate(shape)]
         stored = self.constant(
             np.array(wanted, np.int64), "to_" + "_".join(map(str, wanted)).replace("-1", "N")

@@ -1,9 +1,9 @@
 """Fit and write EMRouting.
 
 Votes and activations are given; passes are fitted one by one against the region's own tensors. The first
-means tell the axes and which tensor holds the activations. Then, pass by pass, the argument of each logistic
-function tells the inverse temperature and the betas. Epsilon comes last, from children that hardly act and
-votes that nearly agree.
+means determine the axes and the tensor with the activations. Then, pass by pass, the argument of each
+logistic function determines the inverse temperature and the betas. Epsilon comes last, from children that
+hardly act and votes that nearly agree.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class _Base:
     constants: Mapping[str, Array]
 
     def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> EMMatch:
-        """What ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some positions are.
+        """The kind of ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some
+        positions.
 
         Raises:
             NoMatch: none that agrees.
@@ -326,7 +327,7 @@ def check_em(
 
 
 def best_em(original: Routing, kinds: list[EM], sizes: tuple[int, ...]) -> EM:
-    """The kind that agrees best with an original; of large votes it is judged at a few positions."""
+    """The kind that agrees best with an original; large votes are compared at a few positions only."""
     few, cases = screening_cases(hard_cases, sizes)
     ran = [
         (name, tuple(g[few] for g in given), tuple(w[few] for w in original(*given)))

@@ -95,7 +95,7 @@ def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
 
 
 def _other(kind: Dynamic, pose: int) -> str:
-    """What a kind has that no operator has; empty where there is nothing."""
+    """The property of a kind that no operator supports; empty if there is none."""
     if kind.group > 1 and pose == 1:
         return "one logit for each element of a pose"
     features = {
@@ -115,7 +115,7 @@ def emit_dynamic(
     """The nodes.
 
     Args:
-        vote_source: where the votes come from; None routes the votes as they are given.
+        vote_source: the source of the votes; None routes the given votes.
 
     Raises:
         NoMatch: no operator computes the same.

@@ -136,7 +136,7 @@ def is_wide(function: Function, x: Array) -> bool:
 
 
 def poses_last(function: Function, axis: int) -> Callable[[Array], Array]:
-    """A function of a graph whose poses lie along an axis, as one of poses along the last."""
+    """Turns a function of a graph with poses along some axis into one with poses along the last axis."""
     return lambda x: np.moveaxis(function(np.moveaxis(x, -1, axis))[0], axis, -1)
 
 

@@ -1,4 +1,4 @@
-"""Run pieces of a foreign graph as they are in ONNX Runtime, in FP32 or with their nodes in FP64."""
+"""Run pieces of another tool's graph unchanged in ONNX Runtime, in FP32 or with their nodes in FP64."""
 
 from __future__ import annotations
 

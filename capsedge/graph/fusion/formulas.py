@@ -1,6 +1,6 @@
 """The routing procedures over given votes ``U [n, j, i, p]``, with the variations found in other code.
 
-Formulas and sources: docs/reference/operators.md. What is particular to other code stands in the hypotheses.
+Formulas and sources: docs/reference/operators.md. The peculiarities of other code are in the hypotheses.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Dynamic:
         return squash(vectors, self.form, self.epsilon).reshape(s.shape)
 
     def _parents(self, s: Array, v: Array) -> Array:
-        """What votes are compared with."""
+        """The reference for votes."""
         if not self.normalize:
             return v
         square = (s * s).sum(-1, keepdims=True)

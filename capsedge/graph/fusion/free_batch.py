@@ -87,7 +87,7 @@ def _in_name_only(graph: Values) -> str:
 
 
 def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
-    """The model with a free batch, proven.
+    """The model with a free batch, after a comparison.
 
     Raises:
         NoMatch: why there is none.

@@ -65,7 +65,7 @@ def windows_of(vote_source: VoteSource) -> Windows:
 def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> Windows:
     """A window over all cells, over types of one position where the cells are counted by no grid.
 
-    What shares weights over a grid is seen by ``shared_grids``.
+    Weights shared over a grid are found by ``shared_grids``.
     """
     if sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
         raise NoMatch(
@@ -150,7 +150,7 @@ def shared_grids(vote_source: VoteSource) -> list[Windows]:
 def matrices(weight: Array) -> tuple[Array, bool] | None:
     """Weights of square matrix poses ``[j, i, √P, √P]`` with ``V = pose·W``; None where they are none.
 
-    The second value tells that it is ``V = W·pose``: then all poses are their transposes.
+    The second value says that it is ``V = W·pose``, in which case all poses are transposed.
     """
     j, i, p, q = weight.shape
     side = math.isqrt(p)
@@ -168,7 +168,8 @@ def matrices(weight: Array) -> tuple[Array, bool] | None:
 
 
 def coordinates_of(constant: Array, windows: Windows, transposed: bool = False) -> Array | None:
-    """What is added to the votes of each cell ``[H, W, P]``, where that is all that a constant part is.
+    """The values added to the votes of each cell ``[H, W, P]``, if the constant part consists of nothing
+    else.
 
     Args:
         constant: part of the votes ``[positions, j, i, p]``.
@@ -293,7 +294,7 @@ def turned(edit: Edit, x: str, shape: tuple[int, ...]) -> str:
 
 
 def read_activations(edit: Edit, acting: VoteSource, children: Children) -> str:
-    """``[N, H, W, C]``, the activation of the cell that holds a child's pose in the place of that pose."""
+    """``[N, H, W, C]``, with the activation of each child at the position of its pose."""
     windows = children.windows
     grid = windows.grid
     number = np.ravel_multi_index(tuple(np.moveaxis(windows.coordinates, -1, 0)), grid)

@@ -57,7 +57,7 @@ def find_replacements(model: onnx.ModelProto) -> tuple[list[Replacement], list[N
 
 
 def _with_note_of_integers(graph: Values, edit: Edit, match: FusedOperator) -> FusedOperator:
-    """What to say of a weight that was stored in integers: the operator has the same numbers in FP32."""
+    """The note on a weight that was stored in integers: the operator has the same numbers in FP32."""
     reads = [name for name in edit.reads if name in graph.sources]
     if any(graph.is_quantized(c) for c in graph.between(reads, edit.results)[1]):
         note = f"{match.operator}: the weight was stored in integers and is in FP32 now, with the same values"

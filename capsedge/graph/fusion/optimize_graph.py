@@ -64,7 +64,7 @@ class OptimizedGraph:
     Attributes:
         model: the file.
         fusion: what was fused, and what was not.
-        notes: of the clean-up and of the file, for a person.
+        notes: remarks on the clean-up and the file.
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
         batch: ``free``, or the number that the file is fixed to.
@@ -108,7 +108,7 @@ def optimize_model(
     Args:
         data: of a file that ``read_harmless`` took.
         stage: called with a description of each step.
-        batch: ``free`` where that can be proven, ``keep`` what the file has, or a number.
+        batch: ``free`` if the results stay the same, ``keep`` for the file's own, or a number.
 
     Raises:
         UnsupportedModelError: its opset is too old, or it cannot be converted or run, or have that batch.
@@ -260,7 +260,7 @@ def _unrouted(fusion: FusionReport, not_fused: Sequence[NotFused]) -> list[str]:
 
 
 def _original(data: bytes, source: onnx.ModelProto) -> tuple[Original, list[str]]:
-    """What the new file is compared with, and what to say of it."""
+    """The reference for the new file, and notes on it."""
     exact, count = _with_exact_sigmoids(source)
     if not count:
         return Original(data), []
@@ -280,7 +280,7 @@ def _values(model: onnx.ModelProto) -> Values:
 
 
 def _unprovable(comparisons: list[Comparison]) -> ParityError:
-    """What to say of a file that cannot be changed."""
+    """The error for a file that cannot be changed."""
     worst = max(comparisons, key=lambda c: c.excess)
     if worst.case == NOWHERE:
         return ParityError(

@@ -112,7 +112,7 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
     An input that the original does not run on (an index beyond its table) is none of its inputs.
 
     A file in FP16 is compared with what it would give in FP32: the new file may be as far from that as the
-    original is. An output of the original that is nowhere finite proves nothing: its excess is infinite.
+    original is. An output of the original that is never finite cannot be compared: its excess is infinite.
 
     Args:
         original: the file as it came.

@@ -95,7 +95,7 @@ def configure(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing, or the file leaves the strides open.
+        UsageError: a choice is missing, or the file leaves the strides open.
     """
     last = max(int(k[1:]) for k in sizes if re.fullmatch(r"C\d+", k))
     layers = [k for k in range(last) if f"K{k}" in sizes]

@@ -57,7 +57,7 @@ def configure(
         dialect: fields of the configuration.
 
     Raises:
-        UsageError: an answer is missing or does not fit the file.
+        UsageError: a choice is missing or does not fit the file.
     """
     fields = {**dialect, **variant_of(family, choices, notes), **choices.fields}
     size = _size(family, sizes, choices, notes)
@@ -90,10 +90,11 @@ def _types(sizes: Sizes) -> int:
 def _size(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> tuple[int, int]:
-    """Height and width of the input: from the answers, the decoder, the author's data sets, or the only ones.
+    """Height and width of the input: from the user's choices, the decoder, the author's data sets, or the
+    only possible ones.
 
     Raises:
-        UsageError: the file leaves several, or the answer does not fit it.
+        UsageError: the file allows several, or the choice does not fit it.
     """
     places = sizes["I"] // _types(sizes)
     if choices.size is not None:

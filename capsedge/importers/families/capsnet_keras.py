@@ -304,7 +304,7 @@ def _configure_chain(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing or does not fit the file.
+        UsageError: a choice is missing or does not fit the file.
         UnsupportedModelError: a layer is not known.
     """
     stored = _chain(choices.stored or {})

@@ -41,7 +41,7 @@ def _configure(
     """The configuration; ``dialect`` are its fields.
 
     Raises:
-        UsageError: an answer is missing.
+        UsageError: a choice is missing.
     """
     if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         notes.append(

@@ -82,7 +82,7 @@ def _configure_fixcaps(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing or does not fit the file.
+        UsageError: a choice is missing or does not fit the file.
     """
     # Of the data sets with images of one size, the one with so many classes.
     own = tuple(d for d in family.data_sets if len(d.classes) == sizes["J"])
@@ -248,7 +248,7 @@ def _configure_hr(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing or does not fit the file.
+        UsageError: a choice is missing or does not fit the file.
     """
     config = CapsNetConfig(
         **images_and_classes(family, sizes["J"], sizes["A"], choices, notes),

@@ -110,7 +110,7 @@ def _convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
 
 
 def _stages(weights: Mapping[str, Floats], config: FSANetConfig) -> Tensors:
-    """What makes the stages' features."""
+    """The computation of the stages' features."""
     order = [4, 5, 6, 7, 0, 1, 2, 3, *range(8, config.capsule_dim)]
     if not isinstance(config, PooledFSANetConfig):
         return {"weight": weights["ssr_Cap_model/caps/W"].swapaxes(0, 1)[:, :, order]}

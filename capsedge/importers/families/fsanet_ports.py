@@ -49,7 +49,7 @@ def _configure_torch(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing or does not fit the file.
+        UsageError: a choice is missing or does not fit the file.
     """
     fields = dict(variant_of(family, choices, notes))
     scoring = "convolution" if "F1" in sizes else "variance"
@@ -264,7 +264,7 @@ def _nearest(members: tuple[Family, ...], shapes: Shapes) -> Patterns:
 
 
 def _groups(named: Mapping[str, _T]) -> dict[int, dict[str, _T]]:
-    """What belongs to each member."""
+    """The parts of each member."""
     found: dict[int, dict[str, _T]] = {}
     for name, value in named.items():
         if match := _MEMBER.fullmatch(name):
@@ -278,7 +278,7 @@ def _configure_ensemble(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing, or the networks differ in more than their scoring.
+        UsageError: a choice is missing, or the networks differ in more than their scoring.
     """
     own: dict[int, dict[str, int]] = {}
     for word, size in sizes.items():

@@ -43,10 +43,10 @@ def _configured(
     stem: Conv,
     kernels: tuple[int, int],
 ) -> MatrixCapsulesConfig:
-    """What both families have in common.
+    """The common parts of both families.
 
     Raises:
-        UsageError: an answer is missing or does not fit the file.
+        UsageError: a choice is missing or does not fit the file.
     """
     return MatrixCapsulesConfig(
         **images_and_classes(family, sizes["E"], sizes["I"], choices, notes),
@@ -72,7 +72,7 @@ def _configure_yl_1993(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing, or the layers' sizes are not those of square windows.
+        UsageError: a choice is missing, or the layers' sizes are not those of square windows.
     """
     stem = Conv(sizes["A"], 5, 2, 2, batch_norm="R" in sizes, norm_epsilon=1e-3)
     kernels = (_kernel(sizes["M1"], sizes["B"]), _kernel(sizes["M2"], sizes["C"]))
@@ -178,7 +178,7 @@ def _configure_yuxianmeng(
     """The configuration.
 
     Raises:
-        UsageError: an answer is missing or does not fit the file.
+        UsageError: a choice is missing or does not fit the file.
     """
     kernels = (sizes["K"], sizes["L"])
     config = _configured(family, sizes, choices, notes, Conv(sizes["A"], 5, 2), kernels)

@@ -126,7 +126,7 @@ def _define(
 def added_coordinates(
     pose: Tensor, coordinates: Tensor | None, coordinate_addition: bool
 ) -> Tensor | None:
-    """What is added to the votes ``[1, H, W, 1, P]``; None for nothing."""
+    """The values added to the votes ``[1, H, W, 1, P]``; None for nothing."""
     if coordinates is not None:
         return coordinates[None, :, :, None]
     if not coordinate_addition:

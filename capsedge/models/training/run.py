@@ -73,12 +73,12 @@ def train_model(
         size: rows and columns of the input; the model's own by default.
         iterations: of routing; the model's own by default.
         init: checkpoint whose weights the run begins with.
-        limit: only the first so many images of each split.
+        limit: maximum number of images of each split.
         threads: of torch; its own choice by default.
         patience: epochs without a more accurate one on the validation images, after which training ends; half
             of all epochs by default, 0 never ends it.
-        resume: go on with the run that the folder holds.
-        log: told in words what is trained on.
+        resume: continue the run in the folder.
+        log: called with a description of the training data.
         progress, epoch_done: as `train` takes them.
 
     Raises:

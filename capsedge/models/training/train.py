@@ -208,7 +208,7 @@ def train(
         test: images that are not trained on, to measure accuracy on after every epoch; without them, it is
             measured on the training images. If their split is ``validation``, they choose the epoch that is
             kept.
-        initial: a trained model of the same configuration to go on from; fresh weights when left out.
+        initial: a trained model of the same configuration to start from; random weights by default.
 
     Raises:
         UsageError: images or the initial model do not fit, the folder cannot be written, or it holds a run
@@ -276,7 +276,7 @@ class _Run:
         best: the average after the epoch that was most accurate on the validation images; None without such.
         history: one line per epoch done.
         images: digest of what is trained on and of what chooses.
-        typical_input: what the training images are like; None if they do not tell.
+        typical_input: the properties of the training images; None if they are not conclusive.
     """
 
     config: ModelConfig

@@ -246,7 +246,7 @@ class Event:
         start: microseconds since the profiler was started.
         duration: microseconds, including the cost of timing.
         provider: the part of the backend that ran it.
-        origin: what else the backend tells of the nodes that it was made from.
+        origin: further information of the backend on the nodes from which it was made.
         outputs: element type and shape of each output, where the backend reports them.
         arena: bytes requested from ONNX Runtime's allocator and in use after it, its inputs included;
             None where they are not reported.
@@ -266,11 +266,11 @@ class Event:
 
 @dataclass
 class Recording:
-    """What a backend's profiler reported.
+    """The report of a backend's profiler.
 
     Attributes:
         runs: the operators of each run, in order.
-        graph: the optimized graph that ran; None if the backend does not tell.
+        graph: the optimized graph that ran; None if the backend does not report it.
         timed_on_host: whether the durations include the profiler's own work; on a GPU operators are queued,
             which hides it.
     """
@@ -299,7 +299,7 @@ class ProfiledRuns(Protocol):
 
 @runtime_checkable
 class ProfiledBackend(Backend, Protocol):
-    """A backend that also tells how long each operator takes."""
+    """A backend that also reports how long each operator takes."""
 
     def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
         """The model, ready for repeated runs on these inputs.

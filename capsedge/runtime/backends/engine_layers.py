@@ -200,7 +200,7 @@ def _from_arrow(line: str) -> Layer | None:
 def fill(layers: Sequence[Layer], other: Iterable[Layer]) -> list[Layer]:
     """Layers whose unknown types are taken from the layers of the same name in another source.
 
-    If the first source has no layers at all, those of the other are returned.
+    If the first source has no layers, those of the other are returned.
     """
     named = {layer.name: layer for layer in other}
     if not layers:

@@ -122,8 +122,8 @@ class OnnxRuntimeBackend:
         data: the ONNX file.
         path: its name in errors.
         settings: how it runs.
-        metadata: what the file states of itself.
-        mixed: whether routing that no library runs stands beside the operators.
+        metadata: the metadata of the file.
+        mixed: whether there is also routing that no library runs.
 
     Raises:
         EnvironmentProblem: ONNX Runtime or the provider is missing, or the library does not load into it.

@@ -181,9 +181,9 @@ def keep_to_itself(options: Any) -> None:
 def multiply_exactly(options: Any) -> None:
     """Keep products of bytes from saturating.
 
-    On x86 processors without VNNI, ONNX Runtime's kernels for uint8 times int8 saturate, and INT8 files
-    give wrong answers. There, integer operators get their int8 weights as uint8, whose slower kernels are
-    exact, and operators between DequantizeLinear and QuantizeLinear run in floating point.
+    On x86 processors without VNNI, ONNX Runtime's kernels for uint8 times int8 saturate, and INT8 files give
+    wrong results. There, integer operators get their int8 weights as uint8, whose slower kernels are exact,
+    and operators between DequantizeLinear and QuantizeLinear run in floating point.
     """
     if saturates_products_of_bytes():
         options.add_session_config_entry("session.x64quantprecision", "1")

@@ -39,7 +39,7 @@ class TensorRTBackend:
     """An engine on one GPU.
 
     Args:
-        path: the engine; its metadata file lies beside it.
+        path: the engine; its metadata file is next to it.
         device: number of the GPU.
         contexts: calls that run at the same time, each with its own memory; others wait.
         graphs: whether to capture CUDA graphs.
@@ -306,7 +306,9 @@ class ProfiledEngine:
         self._engine.cuda.synchronize(self._slot.stream)
 
     def finish(self) -> Recording:
-        """What TensorRT reported. It tells only durations, so layers begin where the one before ends."""
+        """What TensorRT reported. It reports only durations, so each layer begins where the previous one
+        ends.
+        """
         layers = {layer.name: layer for layer in self._engine.layers(self._batch)}
         runs, at = [], 0.0
         for run in self._runs:

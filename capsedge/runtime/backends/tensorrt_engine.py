@@ -40,7 +40,7 @@ class LoadedEngine:
     """An engine, checked against its metadata file and this machine, then loaded.
 
     Args:
-        path: the engine; its metadata file lies beside it.
+        path: the engine; its metadata file is next to it.
         device: number of the GPU. The methods must be called inside ``cuda.on(device)``.
 
     Attributes:
