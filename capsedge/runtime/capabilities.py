@@ -15,7 +15,7 @@ from capsedge.spec.vocabularies import RECONSTRUCTION, REGRESSION
 
 
 class Capabilities:
-    """What a model can do. Each method raises the reason why not, with what mends it.
+    """What a model can do. Each method raises the reason why not, with the fix.
 
     Args:
         path: the file, for errors.

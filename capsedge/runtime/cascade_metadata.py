@@ -1,4 +1,4 @@
-"""A cascade: a small network answers, and escalates what it is unsure of to a large one.
+"""A cascade: a small network decides, and escalates the images that it is unsure of to a large one.
 
 docs/how-to/cascade.md explains it; docs/reference/metadata.md specifies what a file states.
 """

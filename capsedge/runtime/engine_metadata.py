@@ -1,7 +1,7 @@
 """Read the metadata file of an engine: what it is, its build, whether it fits this machine.
 
 ``NAME.engine`` holds only TensorRT's bytes; everything that the runtime must know before it passes them to
-TensorRT is in ``NAME.engine.json`` beside it.
+TensorRT is in ``NAME.engine.json`` next to it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def metadata_path(engine: Path) -> Path:
 
 
 def write(engine: Path, metadata: EngineMetadata) -> None:
-    """Write a metadata file beside its engine."""
+    """Write a metadata file next to its engine."""
     write_text(metadata_path(engine), metadata.to_json())
 
 

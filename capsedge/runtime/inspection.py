@@ -132,7 +132,7 @@ def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
     """Inspect an ONNX file from any tool, or a safetensors checkpoint.
 
     Args:
-        path: the file; its content tells its kind, not its name.
+        path: the file; its kind is determined by its content, not its name.
         batches: batch sizes for which the votes' memory is computed.
 
     Raises:

@@ -135,7 +135,7 @@ class Check:
         status: ``ok``, ``missing`` or ``broken``.
         found: version, path or the reason.
         cost: what is lost without it; empty when it is there.
-        fix: the command that mends it; empty when it is there.
+        fix: the command that fixes it; empty if nothing is missing.
     """
 
     name: str

@@ -155,7 +155,7 @@ class ModelMetadata:
         calibration: what the precision was calibrated with; empty for FP32.
         checkpoint_sha256: checksum of the checkpoint file; empty if there was none.
         parity: the measurements of the comparison at export.
-        outputs: which outputs hold the answer; None for ``lengths`` or ``logits``, and ``poses``.
+        outputs: which outputs hold the results; None for ``lengths`` or ``logits``, and ``poses``.
         origin: where imported weights come from, as the file claims; None for others.
         typical_input: what images as in training are like; None if the file does not state it.
         cascade: the two networks of a cascade; None for others. The rest describes the large one.

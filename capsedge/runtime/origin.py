@@ -121,7 +121,7 @@ class Pruned:
         criterion: ``exact``, ``taylor`` or ``look-ahead``.
         units: how many of how many units stay, such as ``40 of 256``, by group.
         multiply_adds: of the parent and of this network, per image.
-        grandparent: what the parent says of itself, if it was pruned too.
+        grandparent: the parent's own origin, if it was pruned too.
     """
 
     parent: str
@@ -166,7 +166,8 @@ class Pruned:
 
 
 def pruned_of(path: Path | str) -> Pruned | None:
-    """What a checkpoint was pruned from; None if it was not, or is no safetensors file.
+    """The checkpoint from which a checkpoint was pruned; None if it was not pruned, or is not a safetensors
+    file.
 
     Raises:
         UsageError, ArtefactError: it cannot be read.

@@ -89,7 +89,7 @@ class OutputRoles:
 
         Raises:
             UsageError: a number is wrong, or the model has no classes to choose from.
-            ArtefactError: the file does not state what its answer is.
+            ArtefactError: the file does not state its results.
         """
         declared = self._image_input.metadata.outputs
         if declared is not None and declared.values:

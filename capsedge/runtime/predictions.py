@@ -152,7 +152,7 @@ class Prediction(Summarized):
 
 
 class Predictor(Protocol):
-    """What predicts: a `Session`, and an `Ensemble` of several."""
+    """The base of everything that predicts: a `Session`, and an `Ensemble` of several."""
 
     def predict(
         self,

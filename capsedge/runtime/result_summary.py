@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a result shows of itself. All texts are made harmless here.
+    """The summary that a result displays. All texts are made harmless here.
 
     Attributes:
         title: the kind of result.
@@ -157,12 +157,12 @@ def save_figure(figure: Any, path: Path) -> None:
 def inline_svg(figure: Any, label: str) -> str:
     """A figure as an ``<svg>`` element for an HTML page; the same figure gives the same text.
 
-    What is black in the figure has the colour of the page's text, and letters have its font; there is no
+    Black in the figure becomes the colour of the page's text, and letters use its font; there is no
     background, no link and no address. Charts must keep within their axes: nothing is clipped.
 
     Args:
         figure: a matplotlib figure; texts of gids that begin with `TIP` become tooltips.
-        label: what a screen reader says of it.
+        label: the text for screen readers.
     """
     import matplotlib
 

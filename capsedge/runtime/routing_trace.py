@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class TraceLayer:
-    """What a file states of a routed layer and its trace.
+    """The metadata of a routed layer and its trace.
 
     Attributes:
         name: of the layer, such as ``classes``.
@@ -64,7 +64,7 @@ class TraceLayer:
 
     @property
     def dense(self) -> bool:
-        """Whether the parents lie on no map."""
+        """Whether the parents are not on a map."""
         return self.grid == (1, 1)
 
 

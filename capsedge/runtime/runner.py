@@ -1,4 +1,4 @@
-"""Running a loaded model on arrays as they are."""
+"""Run a loaded model on prepared arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHUNK = 64  # images per run of a model with a free batch; bounds memory
 
 
 class Runner:
-    """A backend on arrays as they are: what is checked before, padded and cut after.
+    """Runs a backend on prepared arrays: checks and pads them before, and trims the outputs after.
 
     Args:
         path: the file, for errors.

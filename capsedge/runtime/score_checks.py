@@ -35,7 +35,7 @@ class Probes:
 
     Attributes:
         images: in the layout of the input.
-        inside: rows in the range of pixels; the others lie beyond it, where classes differ more.
+        inside: rows within the range of pixels; the others are beyond it, where classes differ more.
         noise: rows of noise.
     """
 
@@ -180,7 +180,7 @@ def check_computed(choice: ScoresChoice) -> None:
 
 
 def kind_of(scores: NDArray[Any]) -> str:
-    """What scores are, by their values: probabilities add up to one, lengths lie between 0 and 1."""
+    """The kind of scores, by their values: probabilities add up to one, lengths are between 0 and 1."""
     if (scores < 0).any() or (scores > 1).any():
         return "logits"
     whole = scores.shape[1] > 1 and np.allclose(scores.sum(axis=1), 1, atol=1e-3)

@@ -35,7 +35,7 @@ class ScoresChoice:
         form: what it holds, `AS_IT_IS`, `FLAT` or `CAPSULES`.
         classes: how many.
         poses: the output with the capsules that the scores are the lengths of; empty if there is none.
-        reason: why this one, for a person.
+        reason: the reason for this choice, as text.
     """
 
     output: str
@@ -90,7 +90,7 @@ class _Candidate:
 
 
 def shape_fault(name: str, sizes: Sequence[int | str | None], classes: int = 0) -> str:
-    """What is wrong with the shape of scores, without the batch; empty if they are ``[N, classes]``.
+    """The fault in the shape of scores, without the batch; empty if they are ``[N, classes]``.
 
     Args:
         classes: how many there are; 0 where that is not known.
@@ -130,7 +130,8 @@ def choose_scores(
         adds: whether the caller can add lengths to the network, as export does.
 
     Raises:
-        UsageError: there is none, or several may be meant; it says which option or line of code answers.
+        UsageError: there is none, or the choice is ambiguous; the error names the option or line of code that
+            decides.
     """
 
     def fits(count: int) -> bool:
@@ -190,7 +191,7 @@ def choose_scores(
 
 
 def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
-    """Whether an output has the shape of at least so many scores, or of as many capsules; pictures have not.
+    """Whether an output has the shape of at least this many scores or capsules, which pictures do not.
 
     Args:
         images: as of `choose`.
@@ -356,7 +357,7 @@ def _decide_alike(a: Array, b: Array) -> bool:
 
 
 def _squashed(c: _Candidate, inside: NDArray[np.bool_] | None) -> bool:
-    """Whether lengths are at most 1, as those of capsules that stand for probabilities."""
+    """Whether lengths are at most 1, like those of capsules that represent probabilities."""
     lengths = c.scores if inside is None else c.scores[inside]
     return bool((lengths[np.isfinite(lengths)] <= 1 + 1e-4).all())
 

@@ -87,7 +87,7 @@ class Session(Summarized):
 
     @cached_property
     def can(self) -> Capabilities:
-        """What the file can do beside running and predicting, and why it cannot."""
+        """What the file supports besides running and predicting, or the reason why not."""
         whole = self.backend.engine_metadata is not None
         return Capabilities(self.path, self.image_input, self.outputs, self._decoder, whole)
 

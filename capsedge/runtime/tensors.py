@@ -21,7 +21,7 @@ LARGEST = float(limits.INPUT_MAGNITUDE)
 
 
 class SupportsArray(Protocol):
-    """What numpy can read: arrays of torch, TensorFlow, JAX, pandas and others."""
+    """Anything that numpy can read: arrays of torch, TensorFlow, JAX, pandas and others."""
 
     def __array__(self) -> NDArray[Any]: ...
 
@@ -146,7 +146,7 @@ def shape_fits(actual: Sequence[int], declared: Sequence[int | str | None]) -> b
 
 
 def _small(array: NDArray[Any], bound: float) -> bool:
-    """Whether the sum of squares tells that all values are below ``bound``; never if one is NaN or infinite.
+    """Whether the sum of squares shows that all values are below ``bound``; never if one is NaN or infinite.
 
     One pass without copies, after which ordinary arrays need no closer look. Between passes numpy waits for
     the interpreter, which in a busy server takes longer than the pass.

@@ -51,7 +51,7 @@ class Measurements:
         roughness: mean squared difference of neighbours, over twice the variance: 1 for white noise, 0 for
             what changes slowly (von Neumann 1941, for two dimensions).
         frame_level: mean of the outermost pixels, less the mean of all, in standard deviations.
-        frame_contrast: standard deviation of the outermost pixels, in those of all.
+        frame_contrast: standard deviation of the outermost pixels, relative to that of all pixels.
     """
 
     contrast: float
@@ -63,7 +63,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class TypicalInput:
-    """What images as in training are like: an image outside of one of the spans has nothing to see.
+    """The properties of images like those of training; an image outside one of the spans is atypical.
 
     Attributes:
         contrast, level, roughness, frame_level, frame_contrast: smallest and largest value.
@@ -180,8 +180,8 @@ def _frame(shape: tuple[int, ...], layout: str) -> NDArray[np.intp]:
 def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = "") -> TypicalInput:
     """The criterion of prepared images ``[C, H, W]`` as in training: what they span, and 5 % more.
 
-    Blank images among them are left out. Every bound is moved outwards by 5 % of its span, the lower one of
-    the contrast by 5 % of itself.
+    Blank images among them are left out. Every bound is moved outwards by 5 % of its span, and the lower
+    bound of the contrast by 5 % of its value.
 
     Raises:
         ValueError: there are fewer than 100 images, or they have fewer than 3 pixels a side.

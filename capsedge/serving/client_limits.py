@@ -129,7 +129,7 @@ class _Refused(Exception):
 
 
 class _Gone(Exception):
-    """The client has gone away before its request was whole, or does not take its answer."""
+    """The client has disconnected before its request was complete, or does not read its response."""
 
 
 class Guard:

@@ -72,7 +72,7 @@ def fit_attention(graph: Values, votes: str, softmax: Softmax) -> AttentionMatch
     """The pass that a softmax belongs to.
 
     Raises:
-        NoMatch: none that agrees.
+        NoMatch: no kind agrees.
     """
     size, couplings = graph.sizes[votes], graph.sizes[softmax.name]
     if size % couplings or size == couplings:

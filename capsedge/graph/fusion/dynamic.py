@@ -88,7 +88,7 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
     """The dynamic routing that the softmaxes compute over the votes.
 
     Raises:
-        NoMatch: none that agrees.
+        NoMatch: no kind agrees.
     """
     try:
         return _fit(graph, votes, softmaxes, _single)

@@ -88,7 +88,7 @@ def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
     """The EM routing that the softmaxes compute over the votes.
 
     Raises:
-        NoMatch: none that agrees.
+        NoMatch: no kind agrees.
     """
     last = softmaxes[-1]
     below = graph.after(votes)
@@ -167,7 +167,7 @@ class _Base:
         positions.
 
         Raises:
-            NoMatch: none that agrees.
+            NoMatch: no kind agrees.
         """
         reason = NoMatch("no pass")
         for ones_first in (False, True):

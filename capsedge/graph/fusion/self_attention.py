@@ -60,7 +60,7 @@ def fit_self_attention(graph: Values, votes: str, softmax: Softmax) -> SelfAtten
     """The pass that a softmax belongs to.
 
     Raises:
-        NoMatch: none that agrees.
+        NoMatch: no kind agrees.
     """
     size, couplings = graph.sizes[votes], graph.sizes[softmax.name]
     region = graph.determined(votes)

@@ -1,7 +1,7 @@
 """Define what a session needs from a backend: `Backend`, its ports, capabilities and options.
 
-Every backend is a `Backend`. What only some can do is a protocol of its own (`DeviceBackend`,
-`PartialBackend`, `ProfiledBackend`); callers test for it with ``isinstance``.
+Every backend is a `Backend`. Capabilities that only some backends have are separate protocols
+(`DeviceBackend`, `PartialBackend`, `ProfiledBackend`); callers test for it with ``isinstance``.
 """
 
 from __future__ import annotations

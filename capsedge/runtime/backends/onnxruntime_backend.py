@@ -1,8 +1,8 @@
 """Run models with ONNX Runtime, plain or with its profiler.
 
-For `capsedge.load`, this module makes the sessions. On a GPU they are given the host's arrays as they are: an
-IO binding and copies through pinned memory took longer on an H100 (1.2 to 2 times). Profiling's plain peers,
-the exporter's checks and the readers of executed precision make sessions of their own; the import contract
+For `capsedge.load`, this module makes the sessions. On a GPU, sessions get the host's arrays directly: an IO
+binding and copies through pinned memory took longer on an H100 (1.2 to 2 times). Profiling's plain peers, the
+exporter's checks and the readers of executed precision make sessions of their own; the import contract
 ``packages`` in pyproject.toml lists them all.
 """
 

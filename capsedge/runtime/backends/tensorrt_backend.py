@@ -1,7 +1,7 @@
 """Run TensorRT engines on arrays in host or GPU memory, plain or with TensorRT's profiler.
 
-When profiling, TensorRT times layers one after another, without a CUDA graph; the plain runs beside
-them use no graph either. Neither copies between host and GPU.
+When profiling, TensorRT times layers one after another, without a CUDA graph; the plain runs for comparison
+use no graph either. Neither copies between host and GPU.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Format:
 
     Attributes:
         key: a short name for programs.
-        name: for a person, with its article: ``a Keras model (HDF5)``.
+        name: as text, with its article: ``a Keras model (HDF5)``.
         fix: what to do with it, in Python; ``{path}`` stands for its name.
         command: what to do with it, on the command line; ``{path}`` stands for its name.
     """
@@ -187,7 +187,7 @@ _FLATBUFFERS = {b"TFL3": "tflite", b"ORTM": "ort"}
 
 
 def identify_path(path: Path | str) -> Format | None:
-    """What a file or folder is; None where nothing is known.
+    """The kind of a file or folder; None if it is unknown.
 
     Raises:
         UsageError: it does not exist or cannot be read.
@@ -214,14 +214,14 @@ def is_engine(path: Path | str) -> bool:
 
 
 def identify_content(content: bytes) -> Format | None:
-    """What the whole content of a file is; None where nothing is known."""
+    """The kind of a file by its whole content; None if it is unknown."""
     if content.startswith(b"PK"):
         return _FORMATS[_archive(io.BufferedReader(io.BytesIO(content)))]
     return identify_bytes(content[:HEAD_BYTES])
 
 
 def identify_bytes(head: bytes) -> Format | None:
-    """What a file is by its first bytes (`HEAD_BYTES` of them are enough); None where nothing is known.
+    """The kind of a file by its first bytes (`HEAD_BYTES` of them are enough); None if it is unknown.
 
     A zip archive is not looked into.
     """

@@ -35,7 +35,7 @@ class Malformed(ValueError):
 
 
 def read(path: Path, most: int = limits.JSON_VALUES) -> Any:
-    """The JSON document in a file, of at most so many values.
+    """The JSON document in a file, with at most this many values.
 
     Raises:
         UsageError: it cannot be read.

@@ -139,10 +139,11 @@ def open_regular_file(path: Path | str, fix: str = "Check the path.") -> Iterato
 
 
 def path_kind(path: Path | str) -> str | None:
-    """What a path leads to: ``file``, ``folder``, ``pipe``, ``socket`` or ``device``; None for nothing.
+    """The kind of what is at a path: ``file``, ``folder``, ``pipe``, ``socket`` or ``device``; None for
+    nothing.
 
     Raises:
-        UsageError: the system refuses to tell, for instance below a folder that may not be searched.
+        UsageError: the system does not say, for example below a folder that may not be searched.
     """
     with readable_errors(path):
         try:

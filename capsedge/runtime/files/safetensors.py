@@ -1,4 +1,4 @@
-"""Read the header of a safetensors file, and what a checkpoint says of itself.
+"""Read the header of a safetensors file, and the metadata of a checkpoint.
 
 The header is checked here before the library ``safetensors``, which accepts headers of up to 100 MB,
 sees the file.
@@ -140,7 +140,7 @@ def field_of(
     """The same of a file; None for one that is not named ``.safetensors``.
 
     Args:
-        lacking: what the file does not tell where the value is damaged, for the error.
+        lacking: what the file fails to record if the value is damaged, for the error.
         fix: what mends it.
 
     Raises:

@@ -42,7 +42,7 @@ class SandboxLimits:
     Attributes:
         seconds: of wall-clock time.
         memory: bytes of address space, of which libraries take a part; in a fork, on top of the parent's.
-        output: bytes of its answer.
+        output: maximum number of bytes of its result.
     """
 
     seconds: int
@@ -115,7 +115,7 @@ def run_in_sandbox(
 
 
 class _Process(Protocol):
-    """What is needed of `subprocess.Popen`."""
+    """The parts of `subprocess.Popen` that are needed."""
 
     def wait(self, timeout: float | None = None) -> int: ...
 

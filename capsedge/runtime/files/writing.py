@@ -261,9 +261,10 @@ def writable_errors(target: Path | str, what: str = "") -> Iterator[None]:
 
 @contextmanager
 def _replacing(target: Path, fresh: bool) -> Iterator[int]:
-    """A new file beside a place, open and locked; it is renamed when the block ends, and removed if it fails.
+    """A new file next to the target, open and locked; it is renamed when the block ends, and removed if it
+    fails.
 
-    The lock tells other processes that it is in use; ``_remove_stale`` removes those without one.
+    The lock shows other processes that it is in use; ``_remove_stale`` removes those without one.
     """
     # The kernel applies the umask. A file that replaces another stays private until it has the other's mode.
     mode = 0o666 if fresh else 0o600
@@ -481,7 +482,9 @@ def path_error(value: object, expected: str) -> UsageError:
 
 
 def type_in_words(value: object) -> str:
-    """What a value is, in words; frameworks' types are told by what they have, so none is imported."""
+    """A description of a value. The types of frameworks are recognized by their attributes, so none is
+    imported.
+    """
     if value is None or isinstance(value, (str, os.PathLike)):
         return "None" if value is None else "a path"
     if isinstance(value, type):

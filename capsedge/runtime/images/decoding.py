@@ -86,7 +86,7 @@ def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
 
 
 def stream_bytes(file: SupportsRead, name: str) -> bytes:
-    """What an open binary file holds from its position on, up to a byte over the limit of `decode`.
+    """The content of an open binary file from its position on, up to a byte over the limit of `decode`.
 
     Raises:
         UsageError: it is opened as text, is empty or cannot be read.

@@ -65,8 +65,8 @@ class ImageReader:
     Attributes:
         preprocessing: of the model.
         invert: for dark ink on a light background.
-        layout: axes of arrays, such as ``NCHW``; None tells them from the shape.
-        prepared: whether floats are the model's input already; None tells it from shape and values.
+        layout: axes of arrays, such as ``NCHW``; None infers them from the shape.
+        prepared: whether floats already are the model's input; None infers it from shape and values.
     """
 
     preprocessing: Preprocessing
@@ -100,7 +100,7 @@ class ImageReader:
                 count += 1
 
     def batch(self, source: object) -> Floats | None:
-        """An array that is the model's input as it is, ``[N, C, H, W]`` in its layout; None for others."""
+        """An array that already is the model's input, ``[N, C, H, W]`` in its layout; None for others."""
         return self._as_prepared(source, "the array") if isinstance(source, np.ndarray) else None
 
     def one(self, source: object) -> NDArray[np.float32]:
@@ -228,7 +228,7 @@ class ImageInput:
     def reader(
         self, invert: bool = False, layout: str | None = None, prepared: bool | None = None
     ) -> ImageReader:
-        """What reads images by the preprocessing of the file.
+        """Reads images by the preprocessing of the file.
 
         Raises:
             UsageError: the arguments do not fit each other.
@@ -248,7 +248,7 @@ class ImageInput:
 
         Args:
             images, invert, layout, prepared: as for `Session.predict`. Without preprocessing in the file,
-                floats ``[N, C, H, W]`` are taken as they are.
+                floats ``[N, C, H, W]`` are used unchanged.
 
         Raises:
             UsageError, ShapeError: an argument is wrong, at once; an image is, where it is reached.
@@ -314,7 +314,7 @@ def read_for_members(readers: Sequence[ImageReader], source: object) -> Iterator
 
 
 def declared_range(p: Preprocessing) -> tuple[float, float]:
-    """The lowest and the highest value of the input that preprocessing makes of pixels."""
+    """The lowest and the highest value that preprocessing produces from pixels."""
     if p.per_image == "standardize":
         most = math.sqrt(p.height * p.width * p.channels)
         return -most, most
@@ -368,7 +368,7 @@ def _check_declared(values: Floats, p: Preprocessing, name: str) -> None:
 
 
 def on_host(source: object, name: str = "the array") -> object:
-    """An array of any library as numpy's; anything else as it is.
+    """An array of any library as a numpy array; anything else unchanged.
 
     Raises:
         UsageError: the array cannot be copied to the host.
@@ -386,7 +386,7 @@ def _is_file(item: object) -> bool:
 
 
 def _items(source: object) -> Iterator[object]:
-    """The single items of what is given: of folders, iterables and arrays of paths; others as they are."""
+    """The single items of folders, iterables and arrays of paths; anything else unchanged."""
     if isinstance(source, (str, os.PathLike)):
         yield from _files(source)
         return

@@ -194,7 +194,7 @@ def channel_counts(wanted: int) -> tuple[int, ...]:
 
 
 def of_type(value: object) -> str:
-    """What a value is that is not an image, as the end of a sentence."""
+    """A description of a value that is not an image, as the end of a sentence."""
     return "is None" if value is None else f"has the type {type(value).__name__}"
 
 
@@ -349,7 +349,7 @@ def pixel_batch(
     Args:
         array: one image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, or several with ``N`` in front.
         preprocessing: of the model.
-        layout: one of the names above, with or without the ``N``; None tells it from the shape.
+        layout: one of the names above, with or without the ``N``; None infers it from the shape.
         name: the name in errors.
 
     Raises:

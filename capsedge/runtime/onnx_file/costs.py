@@ -156,7 +156,7 @@ class Sizes:
         return tuple(numbers) if all(isinstance(d, int) for d in numbers) else None  # type: ignore[arg-type]
 
     def _number(self, name: str) -> int | None:
-        """What a name stands for, or a multiple of one: ``N``, ``36*N``."""
+        """The value of a name, or of a multiple of one: ``N``, ``36*N``."""
         if name in self._numbers:
             return self._numbers[name]
         multiple = _MULTIPLE.fullmatch(name)

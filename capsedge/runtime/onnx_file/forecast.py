@@ -239,7 +239,7 @@ class Planner:
         self._order: list[tuple[int, int]] = []  # of the same, sorted
 
     def take(self, buffer: int, count: int) -> None:
-        """Place a buffer of so many bytes.
+        """Place a buffer of this many bytes.
 
         Raises:
             UnsupportedModelError: too many are alive at once.

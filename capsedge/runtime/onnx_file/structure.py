@@ -101,7 +101,7 @@ class Graph:
             yield from node.bodies
 
     def walk(self) -> Iterator[Node]:
-        """All nodes, those of nested bodies included."""
+        """All nodes, including those of nested bodies."""
         for node in self.nodes:
             yield node
             for body in node.bodies:
@@ -150,7 +150,7 @@ def read_structure(path: Path | str) -> Structure:
 
 
 class _Reader(Wire):
-    """Reads files that `summarize` has judged. Field numbers are those of onnx.proto3."""
+    """Reads files that `summarize` has accepted. Field numbers are those of onnx.proto3."""
 
     def read(self) -> tuple[Graph, list[Graph]]:
         graph, functions = Graph(), []

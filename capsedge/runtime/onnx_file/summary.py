@@ -1,8 +1,8 @@
 """Read what the runtime must know of an ONNX file, with only the standard library.
 
-The device has no ``onnx`` package, and an untrusted file must be judged before ONNX Runtime gets its
-bytes. So the wire format (``wire``) is walked here, weights are stepped over, and only metadata,
-``capsedge`` nodes, functions and external data are collected.
+The device has no ``onnx`` package, and an untrusted file must be checked before ONNX Runtime gets its bytes.
+So the wire format (``wire``) is walked here, weights are stepped over, and only metadata, ``capsedge`` nodes,
+functions and external data are collected.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
 
 @dataclass
 class OnnxSummary:
-    """What an ONNX file holds, as far as the runtime needs it.
+    """The content of an ONNX file, as far as the runtime needs it.
 
     Attributes:
         ir_version: version of the file format.
@@ -57,8 +57,8 @@ class OnnxSummary:
         capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
         capsedge_functions: ``(type, overload)`` of every function body of that domain.
         unnamed_inputs: types of the ``capsedge`` nodes with an input of no name.
-        overloaded: ``(domain, name)`` of functions that only their overload tells apart.
-        external: names of tensors whose data lies in another file.
+        overloaded: ``(domain, name)`` of functions that differ only in their overload.
+        external: names of tensors whose data is in another file.
         operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
         functions: domain and name of every function.
         expanded_routing: whether routing is written in standard operators, as for couplings that are an

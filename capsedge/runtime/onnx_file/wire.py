@@ -19,7 +19,7 @@ _WIRES = {"int64": VARINT, "int32": VARINT, "float": FIXED32, "double": FIXED64}
 
 
 class Field(NamedTuple):
-    """The field that a tag stands for.
+    """The field of a tag.
 
     Attributes:
         number: of the field.
@@ -128,7 +128,7 @@ class Wire:
                 yield number, a, b
 
     def spans(self, start: int, end: int, *numbers: int) -> list[tuple[int, int]]:
-        """Where the length-delimited fields of some numbers lie, in order."""
+        """The positions of the length-delimited fields with some numbers, in order."""
         return [
             (a, b) for n, wire, a, b in self.fields(start, end) if wire == BYTES and n in numbers
         ]
@@ -182,7 +182,7 @@ class Wire:
 
 
 class Walker(Wire):
-    """Goes through a whole message by the schema, and tells of the messages that it finds.
+    """Walks through a whole message by the schema, and reports the messages that it finds.
 
     Attributes:
         visited: names of the messages that ``take`` is called for, with the fields of which one must be
@@ -248,7 +248,7 @@ def number_of(found: FieldValues, number: int) -> int:
 
 
 def length_delimited(number: int, content: bytes) -> bytes:
-    """A field of text, bytes or a message, as it is written."""
+    """An encoded field of text, bytes or a message."""
     return _varint(number << 3 | BYTES) + _varint(len(content)) + content
 
 

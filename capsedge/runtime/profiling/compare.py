@@ -55,7 +55,7 @@ class Entrant:
 
     Attributes:
         name: its name in reports.
-        specification: the specification of its worker; inputs and answer are filled in here.
+        specification: the specification of its worker; inputs and result are filled in here.
         computes: the model that it computes; the outputs of entrants with the same model are compared.
         command: what starts its worker, before the specification.
         tolerance: of its difference from the first entrant with the same model; beyond it is not timed.

@@ -216,7 +216,7 @@ def time_operators(
     """Run a model with and without its backend's profiler, in turns.
 
     Raises:
-        UsageError: the backend tells no times of its operators.
+        UsageError: the backend does not report operator times.
     """
     backend = session.backend
     if not isinstance(backend, ProfiledBackend):
@@ -304,8 +304,9 @@ def _assemble(
 def _locations(
     path: Path, recording: Recording, run: Sequence[Event]
 ) -> tuple[Graph | None, list[Location], list[str]]:
-    """The operators of a run as a graph, if the backend tells it; and of each its place, and its network in
-    a cascade."""
+    """The operators of a run as a graph, if the backend reports it; and for each its place, and its network
+    in a cascade.
+    """
     none = [""] * len(run)
     if (
         recording.graph is None

@@ -273,7 +273,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _charts(run: Run, peaks: Peaks | None) -> list[Chart]:
-    """What the picture shows of a run; the page adds the series."""
+    """The part of a run that the picture shows; the page adds the series."""
     beyond = f", {run.beyond_p99} beyond p99" if run.beyond_p99 else ""
     charts = [
         Chart(

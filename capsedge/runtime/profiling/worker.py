@@ -253,7 +253,7 @@ def load_ort(s: Specification) -> tuple[Run, str]:
 
 
 def _harmless(model: str, options: Any) -> str | bytes:
-    """What ONNX Runtime loads: with this package, bytes that were checked and cannot open other files."""
+    """The model for ONNX Runtime: with this package, checked bytes that cannot open other files."""
     try:
         from capsedge.runtime.backends.onnxruntime_session import keep_to_itself
         from capsedge.runtime.onnx_file.summary import read_harmless
@@ -418,7 +418,7 @@ def main(loaders: Mapping[str, Loader] = LOADERS) -> None:
 
 
 def _parts(error: Exception, s: Specification) -> list[str]:
-    """What failed, why, and the remedy."""
+    """What failed, why, and the fix."""
     if hasattr(error, "what"):  # of this package
         return [error.what, getattr(error, "why", ""), getattr(error, "fix", "")]
     text = " ".join(str(error).split())[:600]

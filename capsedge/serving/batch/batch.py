@@ -193,7 +193,7 @@ def batch(
 
 
 def _session(model: Any, content: ModelBytes | None, options: _Options) -> Session:
-    """The session of this process, which on a cluster tells what the table looks like."""
+    """The session of this process, which on a cluster determines the columns of the table."""
     if options.cluster is not None and options.device not in (None, "cpu"):
         raise UsageError(
             f"device is '{options.device}' on a cluster.",
@@ -212,7 +212,7 @@ def _session(model: Any, content: ModelBytes | None, options: _Options) -> Sessi
 def _plan(
     session: Session, content: ModelBytes | None, source: ImageSource, options: _Options
 ) -> dict[str, Any]:
-    """What decides every bit of the table, besides the parts."""
+    """What determines every bit of the table, besides the parts."""
     return {
         "format": FORMAT,
         "model": sha256(session.path) if content is None else content.sha256,

@@ -35,7 +35,7 @@ class PartTask:
         source: of the parts.
         threads: CPUs of one worker.
         ops, outputs, invert: as for `capsedge.batch`.
-        versions: of what computes, as `versions` tells them; workers must have the same.
+        versions: versions of what computes, from `versions`; workers must have the same.
     """
 
     source: ImageSource
@@ -134,7 +134,7 @@ class PartWorker:
 
         Returns:
             Of each its ``number``, ``table`` as the content of a parquet file, and ``counts`` as JSON, or the
-            ``problem`` that a `CapsedgeError` tells: Ray would keep its text alone.
+            The ``problem`` behind a `CapsedgeError`: Ray would keep only its text.
         """
         done: dict[str, list[Any]] = {"number": [], "table": [], "counts": [], "problem": []}
         for text in batch["part"]:
@@ -185,7 +185,7 @@ def versions(session: Session) -> str:
 
 
 def _check_versions(here: str, expected: str) -> None:
-    """Refuse a worker whose answers may differ from those of the others.
+    """Refuse a worker whose results may differ from those of the others.
 
     Raises:
         EnvironmentProblem: it has other versions.
@@ -260,7 +260,7 @@ def _workers(ray: Any, threads: int, parts: int) -> Any:
     """As many workers as there are CPUs for, and work.
 
     Raises:
-        UsageError: no machine has so many CPUs.
+        UsageError: no machine has this many CPUs.
     """
     cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     fitting = sum(int(count // threads) for count in cpus)

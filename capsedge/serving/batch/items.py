@@ -39,7 +39,7 @@ class Part:
         start: where it begins, in the units of the format: a row, a row group, a byte.
         stop: where it ends, in the same units; None for the end of the file.
         row: number of its first image in the file, where the format numbers them.
-        rows: its images; None if only reading tells.
+        rows: its images; None if they are not known before reading.
         names: the files that it consists of, for a folder of images.
         error: why the file cannot be read; empty if it can.
     """

@@ -2,7 +2,7 @@
 
 The folder holds ``_plan.json`` (what is computed, by checksums), for each part ``part-000000.parquet`` and
 ``_part-000000.json`` (its checksum and counts), and at the end ``_SUCCESS``. If the output is one file, the
-folder lies beside it and is removed once the parts are merged.
+folder is next to it and is removed once the parts are merged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDER_SUFFIX = ".parts"
 
 @dataclass(frozen=True)
 class _Record:
-    """What is known of a finished part, as JSON in a file of its own.
+    """The facts about a finished part, as JSON in a separate file.
 
     Attributes:
         plan: the digest of the plan.
@@ -73,7 +73,7 @@ class Journal:
         """Lock the folder; returns the numbers of the complete parts that are already there.
 
         Args:
-            resume: go on with an unfinished run.
+            resume: continue an unfinished run.
             force: replace what an earlier run wrote.
 
         Raises:

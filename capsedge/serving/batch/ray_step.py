@@ -100,7 +100,7 @@ class Predictor:
         return [*label, *numbers, "atypical", "error"]
 
     def _values(self, name: str, rows: Sequence[Row]) -> NDArray[Any]:
-        """A column of the answers ``[N, ...]``."""
+        """A column of the results ``[N, ...]``."""
         found = [row.get(name) for row in rows]
         if name in _TEXTS:
             return np.array(["" if value is None else value for value in found], object)
@@ -140,7 +140,7 @@ def _session(model: Any, threads: int | None, options: dict[str, Any]) -> Sessio
 
 
 def _black(session: Session) -> NDArray[Any]:
-    """A black image ``[H, W, C]``, whose answer tells the shapes of the columns."""
+    """A black image ``[H, W, C]``, whose result determines the shapes of the columns."""
     metadata = session.metadata
     assert metadata is not None  # the answerer refuses other files
     assert metadata.preprocessing is not None

@@ -152,7 +152,7 @@ def encodable(name: str) -> str:
 
 
 def _shaped(image: Any, p: Preprocessing) -> Any:
-    """A list of values in the shape that the model takes; anything else as it is.
+    """A list of values in the model's input shape; anything else unchanged.
 
     Raises:
         UsageError: it has another number of values.
@@ -255,7 +255,7 @@ def merge(parts: Iterable[bytes], target: BinaryIO, schema: Any, plan: str) -> i
 
     Args:
         parts: the content of each.
-        plan: what the table states of itself.
+        plan: the metadata of the table.
 
     Raises:
         BadParquet: a part is damaged.

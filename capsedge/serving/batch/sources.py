@@ -198,7 +198,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where an array lies in a file."""
+    """The position of an array in a file."""
 
     start: int
     dtype: np.dtype[Any]
@@ -292,7 +292,7 @@ def _file(storage: Storage, column: str) -> ImageSource:
 
 
 def _unpacked(start: bytes) -> bytes:
-    """What the beginning of a gzip file unpacks to."""
+    """The unpacked beginning of a gzip file."""
     try:
         return zlib.decompressobj(wbits=31).decompress(start, 4096)
     except zlib.error:

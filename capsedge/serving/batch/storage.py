@@ -43,7 +43,7 @@ def is_remote(address: str) -> bool:
 
 
 def plain(address: str) -> str:
-    """The path in an address of this machine's files, such as ``file:///photos``; any other as it is."""
+    """The path in an address of this machine's files, such as ``file:///photos``; any other unchanged."""
     scheme = _SCHEME.match(address)
     return address if scheme is None or is_remote(address) else unquote(address[scheme.end() :])
 
@@ -122,7 +122,7 @@ class Storage:
             ) from error
 
     def kind(self) -> str | None:
-        """What is there: ``file`` or ``folder``; None for nothing.
+        """The kind of what is there: ``file`` or ``folder``; None for nothing.
 
         Raises:
             UsageError: it cannot be reached, or is neither.
@@ -296,7 +296,7 @@ class PartStore:
                 yield remote
 
     def get(self, name: str, most: int) -> bytes:
-        """The content of a file; of one with more than ``most`` bytes, so many and one more.
+        """The content of a file; of a larger one, ``most`` bytes and one more.
 
         Raises:
             UsageError: it cannot be read.

@@ -303,7 +303,7 @@ class Tars:
         return [Part(0, file, a, b) for a, b in pairwise(cuts)]
 
     def read(self, part: Part) -> Iterator[Item]:
-        """The images of a part; a damaged archive ends with an error in the place of the rest."""
+        """The images of a part; a damaged archive ends with an error in place of the rest."""
         if part.error:
             yield Item(part.file, error=part.error)
             return
@@ -320,7 +320,7 @@ class Tars:
 
 
 def _until_torn(stream: Stream) -> Iterator[Member]:
-    """The members of an archive as far as it is whole."""
+    """The members of an archive, as far as it is intact."""
     try:
         yield from members(stream)
     except BadTar:

@@ -75,7 +75,7 @@ export interface Cascade {
   readonly share: number;
 }
 
-/** What a file states of a routed layer and its trace. */
+/** The metadata of a routed layer and its trace. */
 export interface TraceLayer {
   readonly name: string;
   readonly routing: string;

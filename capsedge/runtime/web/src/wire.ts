@@ -13,7 +13,7 @@ export const BYTES = 2;
 export const FIXED32 = 5;
 const WIRES: Record<string, number> = { int64: VARINT, int32: VARINT, float: FIXED32, double: FIXED64 };
 
-/** The field that a tag stands for. */
+/** The field of a tag. */
 export interface FieldType {
   number: number;
   /** Its bit among the fields that stand at most once; 0 for a repeated one. */

@@ -1,6 +1,6 @@
 """Classify images through ctypes, with only the standard library: LIBRARY MODEL IMAGE.png...
 
-What a program in any language with a C interface does; the structures are those of capsedge.h.
+An example for any language with a C interface; the structures are those of capsedge.h.
 """
 
 from __future__ import annotations
