@@ -262,10 +262,9 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
     """
     with open_regular_file(path) as file:
         stored = file_size(file)
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        content: BufferedReader | _Gunzip = _Gunzip(file, path) if packed else file
-        head = _filled(content, bytearray(4))
+        content = content_of(file, path)
+        packed = isinstance(content, Gunzip)
+        head = filled(content, bytearray(4))
         if (
             len(head) < 4
             or bytes(head[:3]) != bytes((0, 0, _UNSIGNED_BYTE))
@@ -277,7 +276,7 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
                 "Pass an idx, npz or image file, or a data set folder.",
             )
         axes = head[3]
-        dimensions = _filled(content, bytearray(4 * axes))
+        dimensions = filled(content, bytearray(4 * axes))
         if len(dimensions) < 4 * axes:
             raise UsageError(f"{path} is incomplete.", "It ends in its header.", "Get a new copy.")
         shape = struct.unpack(f">{axes}I", dimensions)
@@ -288,18 +287,25 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         if not packed and expected > stored:
             raise UsageError(f"{path} is incomplete.", f"{stored:,} bytes of {expected:,}.")
         data = np.empty(expected, np.uint8)
-        found = len(_filled(content, data.data))
+        found = len(filled(content, data.data))
         if found < expected:
             raise UsageError(f"{path} is incomplete.", f"{found:,} bytes of {expected:,}.")
-        if not partly and _filled(content, bytearray(1)):
+        if not partly and filled(content, bytearray(1)):
             raise UsageError(
                 f"{path} is not an idx file.", f"It has data after its {expected:,} bytes."
             )
     return data.reshape(shape)
 
 
-def _filled(
-    content: BufferedReader | _Gunzip, target: bytearray | memoryview
+def content_of(file: BufferedReader, path: Path) -> BufferedReader | Gunzip:
+    """What an open file holds, unpacked if it is a gzip file."""
+    packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return Gunzip(file, path) if packed else file
+
+
+def filled(
+    content: BufferedReader | Gunzip, target: bytearray | memoryview
 ) -> bytearray | memoryview:
     """The target as far as there is content for it."""
     at, view = 0, memoryview(target)
@@ -308,7 +314,7 @@ def _filled(
     return target[:at]
 
 
-class _Gunzip:
+class Gunzip:
     """The content of a gzip file, unpacked only as far as requested."""
 
     def __init__(self, file: BufferedReader, path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets import array_files, cifar
+from capsedge.datasets import array_files, cifar, smallnorb, svhn
 from capsedge.datasets.array_files import check_bytes
 from capsedge.datasets.class_folders import (
     NAMES,
@@ -102,7 +102,8 @@ def read_split(
 
     Args:
         source: a folder with MNIST-like idx files (``train-images-idx3-ubyte[.gz]`` and so on), with the
-            python batches of CIFAR-10 (``data_batch_1`` and so on), with ``train.npz`` / ``test.npz``
+            python batches of CIFAR-10 (``data_batch_1`` and so on), with the files of smallNORB or those of
+            SVHN (``train_32x32.mat``), with ``train.npz`` / ``test.npz``
             (or ``train_*.npz``), with ``train/`` and ``test/`` folders of images, one sub-folder per class;
             or one npz file with ``images`` and ``labels``.
         split: ``train``, ``test`` or ``validation``; without test images, a validation split is taken for
@@ -131,6 +132,11 @@ def read_split(
     batches = [n for n in names if n.startswith(_CIFAR_STEMS[split])]
     if batches:
         return replace(_cifar(source, batches, limit), split=split)
+    for module in (smallnorb, svhn):
+        if file := module.file_of(names, split):
+            found_images, labels = module.read(source / file, limit)
+            whole = limit is None or len(found_images) < limit
+            return ImageSet(source.name, found_images, labels, split=split, whole=whole)
     for name in NAMES[split]:
         archives = [n for n in names if n.startswith(name) and n.endswith(".npz")]
         if archives:
@@ -154,7 +160,11 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
             f"Arrange them as {layout}; or save an npz file with 'images' and 'labels' "
             "(docs/reference/data.md).",
         )
-    given = sorted(n for n in list_folder(source) if n.split(".")[0].split("_")[0] in SPLITS)
+    given = sorted(
+        n
+        for n in list_folder(source)
+        if n.split(".")[0].split("_")[0] in SPLITS or n.startswith("smallnorb-")
+    )
     if inside == source and given:
         names = " or ".join(NAMES[split][:2])
         return UsageError(
@@ -164,8 +174,8 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
         )
     return UsageError(
         f"{inside} holds no data in a known format.",
-        "Supported formats: MNIST idx files, CIFAR-10 Python batches, train.npz and test.npz, and "
-        "one sub-folder of images per class.",
+        "Supported formats: MNIST idx files, CIFAR-10 Python batches, the files of smallNORB and "
+        "SVHN, train.npz and test.npz, and one sub-folder of images per class.",
         f"Arrange images as {layout}, or use one of the other formats (docs/reference/data.md).",
     )
 

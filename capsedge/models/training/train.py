@@ -464,7 +464,10 @@ def batch_loss(
     config = model.config
     if recipe.pairs == "none":
         x = centre(images, config)
-        if recipe.rotate or recipe.zoom:
+        if images.shape[2] > x.shape[2] and not (recipe.rotate or recipe.zoom):
+            # A window of a larger image: pixels of the image come in, not zeros.
+            x = centre(augment.shift(images, recipe.shift, rng), config)
+        elif recipe.rotate or recipe.zoom:
             x = augment.affine(
                 x,
                 (x.shape[2], x.shape[3]),

@@ -395,6 +395,20 @@ def test_fast_runs_resume_like_others_and_old_runs_still_do(tmp_path: Path) -> N
     train(CONFIG, recipe, data, None, tmp_path, resume=True)
 
 
+def test_windows_of_larger_images_have_no_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many pixels as the image has to spare come in from its own, not zeros."""
+    config = get_config("digits-attention")
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(losses, "normalize", lambda x, _: seen.append(x) or x)
+    ramp = torch.arange(1.0, 33).expand(64, 1, 32, 32)
+    recipe = replace(RECIPE, shift=2)
+    labels = torch.zeros(64, dtype=torch.long)
+    batch_loss(build(config), ramp, labels, recipe, torch.Generator().manual_seed(0), 0.0)
+    assert seen[0].shape == (64, 1, 28, 28)
+    assert seen[0][:, 0, 0, 0].unique().tolist() == [1, 2, 3, 4, 5]
+    assert float(seen[0].max()) == 32
+
+
 def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
     from capsedge.models.training.run import train_model
 
