@@ -283,6 +283,10 @@ def _check_batch_axis(module: nn.Module, outputs: Mapping[str, Tensor]) -> None:
         )
 
 
+# What torch says of a batch norm in training mode and a batch of one.
+_BATCH_STATISTICS = "Expected more than 1 value per channel when training"
+
+
 def _check_alone(
     module: nn.Module, tensors: tuple[Tensor, ...], several: Mapping[str, Tensor]
 ) -> None:
@@ -299,6 +303,14 @@ def _check_alone(
     try:
         alone = _run(module, sized(tensors, 1), 1)
     except UnsupportedModelError as error:
+        if _BATCH_STATISTICS in error.why:
+            raise UnsupportedModelError(
+                "A batch norm of the module is in training mode.",
+                f"It takes mean and deviation from the batch, which one image does not have: {error.why}",
+                "Create it in __init__, so that model.eval() switches it to evaluation mode; "
+                "F.batch_norm takes training=self.training.",
+                details=error.details,
+            ) from error
         why, details = error.why, [*error.details, *squeezes]
     else:
         shapes = {name: alone[name].shape if name in alone else None for name in several}

@@ -158,6 +158,18 @@ class OneAtATime(FixedBatch):
         return super().forward(x)[:, places]
 
 
+class Normalized(nn.Module):
+    """Makes a batch norm in every run, which stays in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = nn.BatchNorm1d(6)(self.linear(x))
+        return found
+
+
 class Total(Own):
     """An output without the batch."""
 

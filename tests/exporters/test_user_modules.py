@@ -148,6 +148,13 @@ def test_a_batch_of_one_in_the_code_is_free(tmp_path: Path) -> None:
     np.testing.assert_allclose(session.run({"x": images.numpy()})["output"], wanted, atol=1e-6)
 
 
+def test_a_batch_norm_in_training_mode(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="A batch norm of the module is in") as caught:
+        exported(nets.Normalized(), tmp_path / "m.onnx")
+    assert any("nn.BatchNorm1d(6)(" in line for line in caught.value.details)
+    assert "model.eval()" in caught.value.fix
+
+
 def test_an_output_without_the_batch(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="does not begin with the batch"):
         exported(nets.Total(), tmp_path / "m.onnx")
