@@ -19,17 +19,10 @@ from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
 from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited, message
 from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input
+from capsedge.spec import onnx_wire
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
 _CHUNK = 64  # poses per run; bounds memory
-
-# Field numbers of onnx.proto3.
-_MODEL_GRAPH, _MODEL_METADATA = 7, 14
-_GRAPH_NODE, _GRAPH_NAME, _GRAPH_TENSOR = 1, 2, 5
-_GRAPH_INPUT, _GRAPH_OUTPUT, _GRAPH_VALUE = 11, 12, 13
-_NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
-_TENSOR_NAME, _VALUE_NAME, _VALUE_TYPE = 8, 1, 2
-_ATTRIBUTE_GRAPHS = (6, 11)
 
 # They leave the elements and their order alone.
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
@@ -227,26 +220,35 @@ class _Graph(Wire):
         self.values: dict[str, _Span] = {}
         self.makers: dict[str, _Node] = {}
         for number, a, b in self.messages(0, len(data)):
-            if number == _MODEL_GRAPH:
+            if number == onnx_wire.MODEL_GRAPH:
                 self._read(a, b)
 
     def _read(self, start: int, end: int) -> None:
         for number, a, b in self.messages(start, end):
-            if number == _GRAPH_NAME:
+            if number == onnx_wire.GRAPH_NAME:
                 self.name = a, b
-            elif number == _GRAPH_NODE:
+            elif number == onnx_wire.GRAPH_NODE:
                 self._node(a, b)
-            elif number == _GRAPH_TENSOR:
-                self.tensors[self.first_text(a, b, _TENSOR_NAME)] = a, b
-            elif number in (_GRAPH_OUTPUT, _GRAPH_VALUE):
-                self.values[self.first_text(a, b, _VALUE_NAME)] = a, b
+            elif number == onnx_wire.GRAPH_TENSOR:
+                self.tensors[self.first_text(a, b, onnx_wire.TENSOR_NAME)] = a, b
+            elif number in (onnx_wire.GRAPH_OUTPUT, onnx_wire.GRAPH_VALUE):
+                self.values[self.first_text(a, b, onnx_wire.VALUE_NAME)] = a, b
 
     def _node(self, start: int, end: int) -> None:
         inputs, outputs, types, domains = self.texts(
-            start, end, _NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN
+            start,
+            end,
+            onnx_wire.NODE_INPUT,
+            onnx_wire.NODE_OUTPUT,
+            onnx_wire.NODE_TYPE,
+            onnx_wire.NODE_DOMAIN,
         )
-        attributes = self.spans(start, end, _NODE_ATTRIBUTE)
-        graphs = [span for a, b in attributes for span in self.spans(a, b, *_ATTRIBUTE_GRAPHS)]
+        attributes = self.spans(start, end, onnx_wire.NODE_ATTRIBUTE)
+        graphs = [
+            span
+            for a, b in attributes
+            for span in self.spans(a, b, onnx_wire.ATTRIBUTE_GRAPH, onnx_wire.ATTRIBUTE_GRAPHS)
+        ]
         node = _Node((start, end), inputs, outputs, "".join(types), "".join(domains), bool(graphs))
         self.nodes.append(node)
         self.makers.update(dict.fromkeys(filter(None, node.outputs), node))
@@ -295,8 +297,12 @@ class _Graph(Wire):
         types = [self.makers[v].type for v in self.same_elements(start) if v in self.makers]
         if not reshaped or "Cast" in types[: self.same_elements(start).index(name)]:
             return b""
-        types_of = [self.data[a:b] for a, b in self.spans(*self.values[start], _VALUE_TYPE)]
-        return message([(_VALUE_NAME, name.encode()), *((_VALUE_TYPE, t) for t in types_of)])
+        types_of = [
+            self.data[a:b] for a, b in self.spans(*self.values[start], onnx_wire.VALUE_TYPE)
+        ]
+        return message(
+            [(onnx_wire.VALUE_NAME, name.encode()), *((onnx_wire.VALUE_TYPE, t) for t in types_of)]
+        )
 
 
 def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
@@ -336,18 +342,20 @@ def _assembled(
     graph: _Graph, nodes: list[_Node], read: Collection[str], described: bytes, end: str
 ) -> bytes:
     data = graph.data
-    parts = [(_GRAPH_NODE, node.span) for node in nodes]
-    parts.append((_GRAPH_NAME, graph.name))
-    parts += [(_GRAPH_TENSOR, span) for name, span in graph.tensors.items() if name in read]
-    parts.append((_GRAPH_OUTPUT, graph.values[end]))
+    parts = [(onnx_wire.GRAPH_NODE, node.span) for node in nodes]
+    parts.append((onnx_wire.GRAPH_NAME, graph.name))
+    parts += [
+        (onnx_wire.GRAPH_TENSOR, span) for name, span in graph.tensors.items() if name in read
+    ]
+    parts.append((onnx_wire.GRAPH_OUTPUT, graph.values[end]))
     content = message([(number, data[a:b]) for number, (a, b) in parts])
-    content += length_delimited(_GRAPH_INPUT, described)
+    content += length_delimited(onnx_wire.GRAPH_INPUT, described)
     model, at = [], 0
     for number, kind, _, b in graph.fields(0, len(data)):
         after = b if kind == BYTES else graph.end_of_number(at)
-        if number == _MODEL_GRAPH:
+        if number == onnx_wire.MODEL_GRAPH:
             model.append(length_delimited(number, content))
-        elif number != _MODEL_METADATA:
+        elif number != onnx_wire.MODEL_METADATA:
             model.append(data[at:after])
         at = after
     return b"".join(model)

@@ -12,6 +12,25 @@ from __future__ import annotations
 DOMAIN = "capsedge"
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
 
+# The fields that readers pick out, by the message and what they hold.
+MODEL_IR, MODEL_PRODUCER, MODEL_PRODUCER_VERSION = 1, 2, 3
+MODEL_GRAPH, MODEL_OPSET, MODEL_METADATA, MODEL_FUNCTION = 7, 8, 14, 25
+GRAPH_NODE, GRAPH_NAME, GRAPH_TENSOR = 1, 2, 5
+GRAPH_INPUT, GRAPH_OUTPUT, GRAPH_VALUE = 11, 12, 13
+NODE_INPUT, NODE_OUTPUT, NODE_NAME, NODE_TYPE = 1, 2, 3, 4
+NODE_ATTRIBUTE, NODE_DOMAIN, NODE_OVERLOAD = 5, 7, 8
+ATTRIBUTE_NAME, ATTRIBUTE_FLOAT, ATTRIBUTE_INTEGER, ATTRIBUTE_TEXT = 1, 2, 3, 4
+ATTRIBUTE_TENSOR, ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 5, 6, 11
+ATTRIBUTE_FLOATS, ATTRIBUTE_INTEGERS = 7, 8
+TENSOR_SIZES, TENSOR_TYPE, TENSOR_NAME, TENSOR_EXTERNAL, TENSOR_LOCATION = 1, 2, 8, 13, 14
+FUNCTION_NAME, FUNCTION_NODE, FUNCTION_DOMAIN, FUNCTION_OVERLOAD = 1, 7, 10, 13
+OPSET_DOMAIN, OPSET_VERSION = 1, 2
+ENTRY_KEY, ENTRY_VALUE = 1, 2  # of metadata
+VALUE_NAME, VALUE_TYPE = 1, 2
+TYPE_TENSOR, ELEMENT_TYPE, TENSOR_SHAPE = 1, 1, 2  # of a value: its type is a tensor's
+SHAPE_DIMENSION, DIMENSION_SIZE, DIMENSION_NAME = 1, 1, 2
+FIELD_NUMBERS = {name: value for name, value in globals().items() if type(value) is int}
+
 SCHEMA = """
 ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,
     8 OperatorSetIdProto*, 14 StringStringEntryProto*, 20 TrainingInfoProto*, 25 FunctionProto*,

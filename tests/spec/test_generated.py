@@ -12,6 +12,7 @@ import pytest
 from capsedge.spec import exit_codes, limits
 from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, Field
 from capsedge.spec.limits import DIFFERENCES, LIMITS, OPTIONS, limit_of
+from capsedge.spec.onnx_wire import DOMAINS, FIELD_NUMBERS, SCHEMA
 from capsedge.spec.operators import OPERATORS
 from capsedge.spec.vocabularies import OUTPUT_NAMES, VOCABULARIES
 from tests.conftest import ROOT
@@ -59,6 +60,20 @@ def test_amounts_are_for_people(value: str, said: str) -> None:
     assert amount(LIMITS[value]) == said
 
 
+def test_fields_are_those_of_the_messages() -> None:
+    rows = re.findall(r"^(\w+) (.*(?:\n    .*)*)", SCHEMA, re.MULTILINE)
+    numbers = {name: set(map(int, re.findall(r"\b(\d+) ", text))) for name, text in rows}
+    names = {
+        "Entry": "StringStringEntryProto",
+        "Opset": "OperatorSetIdProto",
+        "Value": "ValueInfoProto",
+    }
+    names |= {"Shape": "TensorShapeProto", "Dimension": "Dimension", "Element": "Tensor"}
+    for name, number in FIELD_NUMBERS.items():
+        first = name.split("_")[0].capitalize()
+        assert number in numbers[names.get(first, f"{first}Proto")], name
+
+
 # --- No fact twice ---
 
 
@@ -91,6 +106,7 @@ SETS: Mapping[str, frozenset[str]] = {
     **{f"inputs of {o.name}": frozenset(o.input_names) for o in OPERATORS.values()},
     **{name: frozenset(kinds) - {""} for name, kinds in VOCABULARIES.items()},
     "outputs": frozenset(OUTPUT_NAMES),
+    "domains": frozenset(DOMAINS) - {""},
     "properties": frozenset(field.name for field in FIELDS),
     "fields of an engine": frozenset(field.name for field in ENGINE_FIELDS),
     **{
@@ -106,6 +122,7 @@ KNOWN = {
         *(*chain(*SETS.values()), *fields_of(FIELDS), *fields_of(ENGINE_FIELDS)),
         *(value.name for o in OPERATORS.values() for value in o.outputs),
         *(name for name in vars(exit_codes.ExitCode) if name.isupper()),
+        *FIELD_NUMBERS,
     )
 }
 # Names that mean something else, too: a wire type, a processor's feature, a plugin's own field.
@@ -114,6 +131,7 @@ _CONSTANT = re.compile(
     r"\b(k[A-Z]\w*|[A-Z][A-Z0-9_]{2,})(?:\[\w*\])?(?:\s*:[^=;]+)?(?:\s*=\s*(?=[-\d\"'{\[])|(?=\{))"
     r"|#define\s+(\w+)\s+(?=[-\d\"'{(])"
 )
+_NUMBER = re.compile(r"\w\.(number [!=]==? [1-9]\d*)")  # of a field of ONNX
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _WORD = r"[\"']([\w. -]*)[\"']"
 _LIST = re.compile(rf"{_WORD}(?:\s*[,|]\s*{_WORD})+")
@@ -126,6 +144,7 @@ def copies(text: str) -> Iterator[str]:
         name = constant[1] or constant[2]
         if words(name) in KNOWN - OTHERS:
             yield name
+    yield from _NUMBER.findall(code)
     for listed in _LIST.finditer(code):
         found = set(re.findall(_WORD, listed[0]))
         yield from (
@@ -152,6 +171,7 @@ def test_no_fact_stands_in_code_by_hand() -> None:
         ('const AGREEMENT_SCALE = "agreement_scale";', "AGREEMENT_SCALE"),
         ("constexpr float kAgreementScale{1.0f}, kRows = 3;", "kAgreementScale"),
         ('static const char kTypicalInput[] = "capsedge.typical_input";', "kTypicalInput"),
+        ("if (field.number == 14) {", "number == 14"),
         ("enum Code { OK, USAGE = 2 };", "USAGE"),
         ('export type Resize = "stretch" | "pad" | "crop";', 'Resize: "stretch" | "pad" | "crop"'),
         (

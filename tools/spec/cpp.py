@@ -16,7 +16,7 @@ from capsedge.spec.fields import (
     Field,
 )
 from capsedge.spec.limits import DIFFERENCES, LIMITS
-from capsedge.spec.onnx_wire import DOMAIN, DOMAINS
+from capsedge.spec.onnx_wire import DOMAIN, DOMAINS, FIELD_NUMBERS
 from capsedge.spec.onnx_wire import SCHEMA as ONNX_WIRE
 from capsedge.spec.vocabularies import OUTPUT_NAMES, VOCABULARIES
 
@@ -69,13 +69,18 @@ def onnx_wire() -> str:
     """``generated/onnx_wire.h``."""
     return header(
         "The messages of ONNX: capsedge/spec/onnx_wire.py says what it means.",
-        [],
+        ["<cstdint>"],
         in_namespace(
             "spec",
             f'constexpr char kDomain[] = "{DOMAIN}";  // of the operators\n'
             "// Domains of operators that run.\n"
             f"constexpr const char* kDomains[] = {{{', '.join(_quoted(name) for name in DOMAINS)}}};\n\n"
             f'constexpr char kOnnxWire[] = R"({ONNX_WIRE})";\n',
+        )
+        + "\n// Numbers of fields.\n"
+        + in_namespace(
+            "fields",
+            _joined(f"constexpr uint64_t k{_camel(n)} = {k};" for n, k in FIELD_NUMBERS.items()),
         ),
     )
 

@@ -25,7 +25,6 @@ def table() -> str:
         f'    {{"{name}", "{size}", "{window}", {axis}}},\n'
         for name, (size, window, axis) in WINDOWS_OF.items()
     )
-    largest = max(len(value.shape) for o in OPERATORS.values() for value in (*o.inputs, *o.outputs))
     body = (
         "using spec::kDomain;  // the TensorRT plugins' namespace, too\n"
         f'constexpr char kPluginVersion[] = "{PLUGIN_VERSION}";\n'
@@ -34,7 +33,6 @@ def table() -> str:
         f'constexpr char kInstancesKey[] = "{INSTANCES_KEY}";\n\n'
         f"enum class OperatorId {{\n{_joined(f'  k{name},' for name in OPERATORS)}}};\n"
         f"constexpr size_t kOperatorCount = {len(OPERATORS)};\n\n"
-        f"static_assert(kOperatorDimensions >= {largest});\n"
         "constexpr WindowPositions kWindowPositions[] = {\n"
         f"{windows}}};\n\n"
         "inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{\n"
@@ -45,6 +43,31 @@ def table() -> str:
         ['"generated/onnx_wire.h"'],
         "namespace capsedge {\n\n" + body + "\n}  // namespace capsedge\n",
     )
+
+
+def sizes() -> str:
+    """``generated/operator_sizes.h``."""
+    every = OPERATORS.values()
+    most = {
+        "Inputs": max(len(o.inputs) for o in every),
+        "Outputs": max(len(o.outputs) for o in every),
+        "Dimensions": max(len(v.shape) for o in every for v in (*o.inputs, *o.outputs)),
+        "Attributes": max(len(o.attributes) for o in every),
+        "Integers": max(len(_integers(a)) for o in every for a in o.attributes),
+    }
+    return header(
+        "How long the lists of kernels/operators.h are: as the longest of any operator.",
+        ["<cstddef>"],
+        "namespace capsedge {\n\n"
+        + _joined(f"constexpr size_t kMost{name} = {size};" for name, size in most.items())
+        + "\n}  // namespace capsedge\n",
+    )
+
+
+def _integers(a: Attribute) -> list[int]:
+    """Those of its default."""
+    given = a.default if isinstance(a.default, tuple) else (a.default,)
+    return [v for v in given if isinstance(v, int)]
 
 
 def _operator(o: Operator) -> str:
@@ -66,8 +89,7 @@ def _value(value: Value) -> str:
 
 def _attribute(a: Attribute) -> str:
     required, flag = (str(found).lower() for found in (a.default is None, a.flag))
-    given = a.default if isinstance(a.default, tuple) else (a.default,)
-    integers = ", ".join(str(v) for v in given if isinstance(v, int))
+    integers = ", ".join(map(str, _integers(a)))
     number = f"{a.default!r}f" if isinstance(a.default, float) else "0"
     kind = f"AttributeType::{_TYPES[a.type]}"
     return f'{{"{a.name}", {kind}, {required}, {flag}, {{{integers}}}, {number}}}'

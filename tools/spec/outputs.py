@@ -19,6 +19,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     f"{_NATIVE}/generated/limits.h": cpp.limits,
     f"{_NATIVE}/generated/metadata.h": cpp.metadata,
     f"{_NATIVE}/generated/onnx_wire.h": cpp.onnx_wire,
+    f"{_NATIVE}/generated/operator_sizes.h": cpp_operators.sizes,
     f"{_NATIVE}/generated/operators.h": cpp_operators.table,
     "capsedge/runtime/web/src/generated/spec.ts": typescript.module,
     "capsedge/runtime/web/src/generated/metadata.ts": typescript_metadata.module,

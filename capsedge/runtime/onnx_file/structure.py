@@ -16,7 +16,7 @@ from typing import Any
 from capsedge.errors import ArtefactError
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
 from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire
-from capsedge.spec import limits
+from capsedge.spec import limits, onnx_wire
 from capsedge.spec.operators import DOMAIN, operator_of
 
 # TensorProto.DataType: name and bits of an element.
@@ -150,14 +150,14 @@ def read_structure(path: Path | str) -> Structure:
 
 
 class _Reader(Wire):
-    """Reads files that `summarize` has accepted. Field numbers are those of onnx.proto3."""
+    """Reads files that `summarize` has accepted."""
 
     def read(self) -> tuple[Graph, list[Graph]]:
         graph, functions = Graph(), []
         for number, a, b in self.messages(0, len(self.data)):
-            if number == 7:
+            if number == onnx_wire.MODEL_GRAPH:
                 graph = self.read_graph(a, b, 0)
-            elif number == 25:
+            elif number == onnx_wire.MODEL_FUNCTION:
                 functions.append(self.read_function(a, b))
         return graph, functions
 
@@ -189,11 +189,11 @@ class _Reader(Wire):
         dims: list[int] = []
         name, kind = "", "undefined"
         for number, wire, a, b in self.fields(start, end):
-            if number == 1:
+            if number == onnx_wire.TENSOR_SIZES:
                 dims += self.integers(wire, a, b)
-            elif number == 2:
+            elif number == onnx_wire.TENSOR_TYPE:
                 kind = _type(a)
-            elif number == 8 and wire == BYTES:
+            elif number == onnx_wire.TENSOR_NAME and wire == BYTES:
                 name = self.text(a, b)
         if any(d < 0 for d in dims):
             raise Malformed(f"tensor '{name}' has a negative dimension")
@@ -202,28 +202,32 @@ class _Reader(Wire):
     def read_value(self, start: int, end: int) -> Value:
         name, kind, shape = "", "not a tensor", None
         for number, a, b in self.messages(start, end):
-            if number == 1:
+            if number == onnx_wire.VALUE_NAME:
                 name = self.text(a, b)
-            elif number == 2:
+            elif number == onnx_wire.VALUE_TYPE:
                 for part, c, d in self.messages(a, b):
-                    if part == 1:
+                    if part == onnx_wire.TYPE_TENSOR:
                         kind, shape = self.tensor_type(c, d)
         return Value(name, kind, shape and _countable(name, shape))
 
     def tensor_type(self, start: int, end: int) -> tuple[str, Shape | None]:
         kind, shape = "undefined", None
         for number, wire, a, b in self.fields(start, end):
-            if number == 1:
+            if number == onnx_wire.ELEMENT_TYPE:
                 kind = _type(a)
-            elif number == 2 and wire == BYTES:
-                shape = tuple(self.dimension(c, d) for n, c, d in self.messages(a, b) if n == 1)
+            elif number == onnx_wire.TENSOR_SHAPE and wire == BYTES:
+                shape = tuple(
+                    self.dimension(c, d)
+                    for n, c, d in self.messages(a, b)
+                    if n == onnx_wire.SHAPE_DIMENSION
+                )
         return kind, shape
 
     def dimension(self, start: int, end: int) -> int | str:
         for number, wire, a, b in self.fields(start, end):
-            if number == 1 and wire != BYTES:
+            if number == onnx_wire.DIMENSION_SIZE and wire != BYTES:
                 return a if a < 2**63 else "?"  # -1 of tools that do not know
-            if number == 2 and wire == BYTES:
+            if number == onnx_wire.DIMENSION_NAME and wire == BYTES:
                 return self.text(a, b) or "?"
         return "?"
 
@@ -233,48 +237,55 @@ class _Reader(Wire):
         numbers: list[Any] = []
         bodies: list[Graph] = []
         for number, wire, a, b in self.fields(start, end):
-            if number == 3:
+            if number == onnx_wire.ATTRIBUTE_INTEGER:
                 content = _signed(a)
-            elif number == 8 and len(numbers) < LONGEST_LIST:
+            elif number == onnx_wire.ATTRIBUTE_INTEGERS and len(numbers) < LONGEST_LIST:
                 numbers += self.integers(wire, a, b)
-            elif number == 2:
+            elif number == onnx_wire.ATTRIBUTE_FLOAT:
                 content = self.floats(a, b)[0]
-            elif number == 7 and len(numbers) < LONGEST_LIST:
+            elif number == onnx_wire.ATTRIBUTE_FLOATS and len(numbers) < LONGEST_LIST:
                 numbers += self.floats(a, b)
             elif wire != BYTES:
                 continue
-            elif number == 1:
+            elif number == onnx_wire.ATTRIBUTE_NAME:
                 name = self.text(a, b)
-            elif number == 4:
+            elif number == onnx_wire.ATTRIBUTE_TEXT:
                 content = self.data[a:b].decode("utf-8", "replace")
-            elif number == 5:
+            elif number == onnx_wire.ATTRIBUTE_TENSOR:
                 content = self.read_tensor(a, b)
-            elif number in (6, 11):
+            elif number in (onnx_wire.ATTRIBUTE_GRAPH, onnx_wire.ATTRIBUTE_GRAPHS):
                 bodies.append(self.read_graph(a, b, depth + 1))
         return name, numbers or content, bodies
 
     def read_node(self, start: int, end: int, depth: int) -> Node:
-        text = {3: "", 4: "", 7: "", 8: ""}
+        names = (
+            onnx_wire.NODE_NAME,
+            onnx_wire.NODE_TYPE,
+            onnx_wire.NODE_DOMAIN,
+            onnx_wire.NODE_OVERLOAD,
+        )
+        text = dict.fromkeys(names, "")
         inputs: list[str] = []
         outputs: list[str] = []
         attributes: dict[str, Any] = {}
         bodies: list[Graph] = []
         for number, a, b in self.messages(start, end):
-            if number == 1:
+            if number == onnx_wire.NODE_INPUT:
                 inputs.append(self.text(a, b))
-            elif number == 2:
+            elif number == onnx_wire.NODE_OUTPUT:
                 outputs.append(self.text(a, b))
-            elif number == 5:
+            elif number == onnx_wire.NODE_ATTRIBUTE:
                 name, content, nested = self.read_attribute(a, b, depth)
                 attributes[name] = content
                 bodies += nested
             elif number in text:
                 text[number] = self.text(a, b)
+        name, kind, domain, overload = text.values()
         return Node(
-            op=text[4],
-            domain="" if text[7] == "ai.onnx" else text[7],
-            overload=text[8],
-            name=text[3],
+            op=kind,
+            domain="" if domain == "ai.onnx" else domain,
+            overload=overload,
+            name=name,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
             attributes=attributes,
@@ -286,32 +297,32 @@ class _Reader(Wire):
             raise Malformed(f"its graphs are nested more than {DEEPEST} deep")
         graph = Graph()
         for number, a, b in self.messages(start, end):
-            if number == 1:
+            if number == onnx_wire.GRAPH_NODE:
                 self.count_node()
                 graph.nodes.append(self.read_node(a, b, depth))
-            elif number == 2:
+            elif number == onnx_wire.GRAPH_NAME:
                 graph.name = self.text(a, b)
-            elif number == 5:
+            elif number == onnx_wire.GRAPH_TENSOR:
                 graph.initializers.append(self.read_tensor(a, b))
-            elif number == 11:
+            elif number == onnx_wire.GRAPH_INPUT:
                 graph.inputs.append(self.read_value(a, b))
-            elif number == 12:
+            elif number == onnx_wire.GRAPH_OUTPUT:
                 graph.outputs.append(self.read_value(a, b))
-            elif number == 13:
+            elif number == onnx_wire.GRAPH_VALUE:
                 graph.values.append(self.read_value(a, b))
         return graph
 
     def read_function(self, start: int, end: int) -> Graph:
         graph = Graph()
         for number, a, b in self.messages(start, end):
-            if number == 1:
+            if number == onnx_wire.FUNCTION_NAME:
                 graph.name = self.text(a, b)
-            elif number == 7:
+            elif number == onnx_wire.FUNCTION_NODE:
                 self.count_node()
                 graph.nodes.append(self.read_node(a, b, 0))
-            elif number == 10:
+            elif number == onnx_wire.FUNCTION_DOMAIN:
                 graph.domain = self.text(a, b)
-            elif number == 13:
+            elif number == onnx_wire.FUNCTION_OVERLOAD:
                 graph.overload = self.text(a, b)
         return graph
 

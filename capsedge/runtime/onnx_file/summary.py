@@ -24,22 +24,13 @@ from capsedge.runtime.onnx_file.wire import (
     Walker,
     number_of,
 )
-from capsedge.spec import limits
+from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import DOMAINS
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
 
 _ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
-
-# Field numbers of onnx.proto3.
-_MODEL_IR, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION, _MODEL_GRAPH, _MODEL_OPSET = 1, 2, 3, 7, 8
-_MODEL_METADATA = 14
-_NODE_INPUT, _NODE_OUTPUT, _NODE_TYPE, _NODE_DOMAIN, _NODE_OVERLOAD = 1, 2, 4, 7, 8
-_TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
-_FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD = 1, 10, 13
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2
-_OPSET_DOMAIN, _OPSET_VERSION = 1, 2
 
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
 _EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
@@ -232,7 +223,7 @@ class _Summarizer(Walker):
     visited: ClassVar[Mapping[str, frozenset[int]]] = {
         "NodeProto": frozenset(),
         # The runtime uses only the location; a tensor has no other reason to name a file.
-        "TensorProto": frozenset((_TENSOR_EXTERNAL, _TENSOR_LOCATION)),
+        "TensorProto": frozenset((onnx_wire.TENSOR_EXTERNAL, onnx_wire.TENSOR_LOCATION)),
         "FunctionProto": frozenset(),
         "OperatorSetIdProto": frozenset(),
         "StringStringEntryProto": frozenset(),
@@ -249,11 +240,11 @@ class _Summarizer(Walker):
             raise Malformed("it is also a file of ONNX Runtime's own format")
         found = self.walk(MODEL, 0, len(self.data))
         summary = self.summary
-        summary.ir_version = number_of(found, _MODEL_IR)
+        summary.ir_version = number_of(found, onnx_wire.MODEL_IR)
         summary.producer, summary.producer_version = self.text_of(
-            found, _MODEL_PRODUCER, _MODEL_PRODUCER_VERSION
+            found, onnx_wire.MODEL_PRODUCER, onnx_wire.MODEL_PRODUCER_VERSION
         )
-        summary.has_graph = _MODEL_GRAPH in found
+        summary.has_graph = onnx_wire.MODEL_GRAPH in found
         return summary
 
     def take(
@@ -270,31 +261,31 @@ class _Summarizer(Walker):
             self._tensor(found)
         elif message.name == "FunctionProto":
             self._function(found)
-        elif parent is MODEL and number == _MODEL_OPSET:
-            (domain,) = self.text_of(found, _OPSET_DOMAIN)
-            self.summary.opsets[domain] = number_of(found, _OPSET_VERSION)
-        elif parent is MODEL and number == _MODEL_METADATA:
-            key, value = self.text_of(found, _ENTRY_KEY, _ENTRY_VALUE)
+        elif parent is MODEL and number == onnx_wire.MODEL_OPSET:
+            (domain,) = self.text_of(found, onnx_wire.OPSET_DOMAIN)
+            self.summary.opsets[domain] = number_of(found, onnx_wire.OPSET_VERSION)
+        elif parent is MODEL and number == onnx_wire.MODEL_METADATA:
+            key, value = self.text_of(found, onnx_wire.ENTRY_KEY, onnx_wire.ENTRY_VALUE)
             self.summary.metadata[key] = value
 
     def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
         self.nodes += 1
         if self.nodes > limits.GRAPH_NODES:
             raise Malformed(f"it has more than {limits.GRAPH_NODES:,} nodes")
-        kind, domain = self.text_of(found, _NODE_TYPE, _NODE_DOMAIN)
+        kind, domain = self.text_of(found, onnx_wire.NODE_TYPE, onnx_wire.NODE_DOMAIN)
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:
-            (overload,) = self.text_of(found, _NODE_OVERLOAD)
+            (overload,) = self.text_of(found, onnx_wire.NODE_OVERLOAD)
             self.summary.capsedge_nodes.append((kind, overload))
-            if any(a == b for a, b in self.spans(*within, _NODE_INPUT)):
+            if any(a == b for a, b in self.spans(*within, onnx_wire.NODE_INPUT)):
                 self.summary.unnamed_inputs.add(kind)
-        output = found.get(_NODE_OUTPUT)
+        output = found.get(onnx_wire.NODE_OUTPUT)
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
             self.summary.expanded_routing = True
 
     def _function(self, found: FieldValues) -> None:
         name, domain, overload = self.text_of(
-            found, _FUNCTION_NAME, _FUNCTION_DOMAIN, _FUNCTION_OVERLOAD
+            found, onnx_wire.FUNCTION_NAME, onnx_wire.FUNCTION_DOMAIN, onnx_wire.FUNCTION_OVERLOAD
         )
         self.summary.functions.add((domain, name))
         if self.overloads.setdefault((domain, name), overload) != overload:
@@ -303,5 +294,5 @@ class _Summarizer(Walker):
             self.summary.capsedge_functions.add((name, overload))
 
     def _tensor(self, found: FieldValues) -> None:
-        if _TENSOR_EXTERNAL in found or found.get(_TENSOR_LOCATION):
-            self.summary.external += self.text_of(found, _TENSOR_NAME)
+        if onnx_wire.TENSOR_EXTERNAL in found or found.get(onnx_wire.TENSOR_LOCATION):
+            self.summary.external += self.text_of(found, onnx_wire.TENSOR_NAME)

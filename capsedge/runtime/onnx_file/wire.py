@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from capsedge.spec import limits
+from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import SCHEMA
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -267,9 +267,6 @@ def _varint(value: int) -> bytes:
 
 # --- Replacing the metadata in a file's bytes ---
 
-_MODEL_METADATA = 14  # of ModelProto, repeated
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2
-
 
 def with_properties(
     data: bytes, properties: Mapping[str, str], prefix: str | tuple[str, ...]
@@ -280,23 +277,25 @@ def with_properties(
         data: an ONNX file that `onnx_file.summarize` has accepted.
     """
     wire = Wire(data)
-    entries = message([(_MODEL_METADATA, _entry(k, v)) for k, v in properties.items()])
+    entries = message([(onnx_wire.MODEL_METADATA, _entry(k, v)) for k, v in properties.items()])
     before: list[bytes] = []
     after: list[bytes] = []  # fields of higher numbers follow the metadata, as protobuf writes them
     start = 0
     for number, kind, a, b in wire.fields(0, len(data)):
         end = b if kind == BYTES else wire.end_of_number(start)
-        ours = number == _MODEL_METADATA and _key(wire, a, b).startswith(prefix)
+        ours = number == onnx_wire.MODEL_METADATA and _key(wire, a, b).startswith(prefix)
         if not ours:
-            (after if after or number > _MODEL_METADATA else before).append(data[start:end])
+            (after if after or number > onnx_wire.MODEL_METADATA else before).append(
+                data[start:end]
+            )
         start = end
     return b"".join((*before, entries, *after))
 
 
 def _key(wire: Wire, start: int, end: int) -> str:
     spans = {number: (a, b) for number, a, b in wire.messages(start, end)}
-    return wire.text(*spans[_ENTRY_KEY]) if _ENTRY_KEY in spans else ""
+    return wire.text(*spans[onnx_wire.ENTRY_KEY]) if onnx_wire.ENTRY_KEY in spans else ""
 
 
 def _entry(key: str, value: str) -> bytes:
-    return message(((_ENTRY_KEY, key.encode()), (_ENTRY_VALUE, value.encode())))
+    return message(((onnx_wire.ENTRY_KEY, key.encode()), (onnx_wire.ENTRY_VALUE, value.encode())))

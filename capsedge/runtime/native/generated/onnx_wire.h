@@ -2,6 +2,8 @@
 // The messages of ONNX: capsedge/spec/onnx_wire.py says what it means.
 #pragma once
 
+#include <cstdint>
+
 namespace capsedge::spec {
 
 constexpr char kDomain[] = "capsedge";  // of the operators
@@ -51,3 +53,59 @@ DeviceConfigurationProto 1 string, 2 int32, 3 string*
 )";
 
 }  // namespace capsedge::spec
+
+// Numbers of fields.
+namespace capsedge::fields {
+
+constexpr uint64_t kModelIr = 1;
+constexpr uint64_t kModelProducer = 2;
+constexpr uint64_t kModelProducerVersion = 3;
+constexpr uint64_t kModelGraph = 7;
+constexpr uint64_t kModelOpset = 8;
+constexpr uint64_t kModelMetadata = 14;
+constexpr uint64_t kModelFunction = 25;
+constexpr uint64_t kGraphNode = 1;
+constexpr uint64_t kGraphName = 2;
+constexpr uint64_t kGraphTensor = 5;
+constexpr uint64_t kGraphInput = 11;
+constexpr uint64_t kGraphOutput = 12;
+constexpr uint64_t kGraphValue = 13;
+constexpr uint64_t kNodeInput = 1;
+constexpr uint64_t kNodeOutput = 2;
+constexpr uint64_t kNodeName = 3;
+constexpr uint64_t kNodeType = 4;
+constexpr uint64_t kNodeAttribute = 5;
+constexpr uint64_t kNodeDomain = 7;
+constexpr uint64_t kNodeOverload = 8;
+constexpr uint64_t kAttributeName = 1;
+constexpr uint64_t kAttributeFloat = 2;
+constexpr uint64_t kAttributeInteger = 3;
+constexpr uint64_t kAttributeText = 4;
+constexpr uint64_t kAttributeTensor = 5;
+constexpr uint64_t kAttributeGraph = 6;
+constexpr uint64_t kAttributeGraphs = 11;
+constexpr uint64_t kAttributeFloats = 7;
+constexpr uint64_t kAttributeIntegers = 8;
+constexpr uint64_t kTensorSizes = 1;
+constexpr uint64_t kTensorType = 2;
+constexpr uint64_t kTensorName = 8;
+constexpr uint64_t kTensorExternal = 13;
+constexpr uint64_t kTensorLocation = 14;
+constexpr uint64_t kFunctionName = 1;
+constexpr uint64_t kFunctionNode = 7;
+constexpr uint64_t kFunctionDomain = 10;
+constexpr uint64_t kFunctionOverload = 13;
+constexpr uint64_t kOpsetDomain = 1;
+constexpr uint64_t kOpsetVersion = 2;
+constexpr uint64_t kEntryKey = 1;
+constexpr uint64_t kEntryValue = 2;
+constexpr uint64_t kValueName = 1;
+constexpr uint64_t kValueType = 2;
+constexpr uint64_t kTypeTensor = 1;
+constexpr uint64_t kElementType = 1;
+constexpr uint64_t kTensorShape = 2;
+constexpr uint64_t kShapeDimension = 1;
+constexpr uint64_t kDimensionSize = 1;
+constexpr uint64_t kDimensionName = 2;
+
+}  // namespace capsedge::fields

@@ -30,7 +30,6 @@ enum class OperatorId {
 };
 constexpr size_t kOperatorCount = 14;
 
-static_assert(kOperatorDimensions >= 6);
 constexpr WindowPositions kWindowPositions[] = {
     {"H'", "H", "Kh", 0},
     {"W'", "W", "Kw", 1},

@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "generated/operator_sizes.h"
+
 namespace capsedge {
 
 // A list of at most N values, usable at compile time.
@@ -31,8 +33,6 @@ class FixedList {
   size_t size_ = 0;
 };
 
-constexpr size_t kOperatorDimensions = 6;
-
 // An input or output. The letter of its type: T float or float16, the same for all T of a node; f float, i int32,
 // b int8, B uint8. Outputs have the type of the first input.
 struct Parameter {
@@ -40,7 +40,7 @@ struct Parameter {
   char type = 'T';
   bool optional = false;  // whether a node may leave it out; only the last inputs are
   // The names of its dimensions: the same name is the same size, and ... any dimensions.
-  FixedList<const char*, kOperatorDimensions> shape;
+  FixedList<const char*, kMostDimensions> shape;
 };
 
 enum class AttributeType { kInt, kFloat, kInts, kFloats };
@@ -51,7 +51,7 @@ struct AttributeSpec {
   bool required = false;
   bool flag = false;  // whether it is 0 or 1
   // The default: one integer, several, or a number.
-  FixedList<int64_t, 4> integers;
+  FixedList<int64_t, kMostIntegers> integers;
   float number = 0;
 
   constexpr bool is_integer() const { return type == AttributeType::kInt || type == AttributeType::kInts; }
@@ -74,9 +74,9 @@ struct OperatorSpec {
   const char* name = nullptr;
   const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
   bool plugin = false;              // whether TensorRT's plugin library has it
-  FixedList<Parameter, 9> inputs;
-  FixedList<Parameter, 2> outputs;
-  FixedList<AttributeSpec, 8> attributes;
+  FixedList<Parameter, kMostInputs> inputs;
+  FixedList<Parameter, kMostOutputs> outputs;
+  FixedList<AttributeSpec, kMostAttributes> attributes;
 
   // How many inputs a node has at least; it may have as many as are listed.
   size_t required_inputs() const;

@@ -1,32 +1,35 @@
 /** The main graph of an ONNX file that `summarize` has accepted: its inputs and outputs, nodes and weights. */
 import { Malformed } from "./errors.js";
-import { DIMENSIONS } from "./generated/spec.js";
+import {
+  DIMENSIONS,
+  MODEL_GRAPH,
+  GRAPH_NODE,
+  GRAPH_NAME,
+  GRAPH_TENSOR,
+  GRAPH_INPUT,
+  GRAPH_OUTPUT,
+  GRAPH_VALUE,
+  NODE_INPUT,
+  NODE_OUTPUT,
+  NODE_TYPE,
+  NODE_ATTRIBUTE,
+  NODE_DOMAIN,
+  TENSOR_NAME,
+  VALUE_NAME,
+  VALUE_TYPE,
+  TYPE_TENSOR,
+  TENSOR_SHAPE,
+  SHAPE_DIMENSION,
+  DIMENSION_SIZE,
+  ELEMENT_TYPE,
+  ATTRIBUTE_GRAPH,
+  ATTRIBUTE_GRAPHS,
+} from "./generated/spec.js";
 import type { Limits } from "./limits.js";
 import { short } from "./text.js";
 import { BYTES, Wire, type Field } from "./wire.js";
 
-// Field numbers of onnx.proto3.
-const MODEL_GRAPH = 7;
-const GRAPH_NODE = 1;
-const GRAPH_NAME = 2;
-const GRAPH_TENSOR = 5;
-const GRAPH_INPUT = 11;
-const GRAPH_OUTPUT = 12;
-const GRAPH_VALUE = 13;
-const NODE_INPUT = 1;
-const NODE_OUTPUT = 2;
-const NODE_TYPE = 4;
-const NODE_ATTRIBUTE = 5;
-const NODE_DOMAIN = 7;
-const TENSOR_NAME = 8;
-export const VALUE_NAME = 1;
-export const VALUE_TYPE = 2;
-const ATTRIBUTE_GRAPHS = [6, 11];
-const TYPE_TENSOR = 1;
-const TENSOR_ELEMENT = 1;
-const TENSOR_SHAPE = 2;
-const SHAPE_DIMENSION = 1;
-const DIMENSION_SIZE = 1;
+const HOLDS_GRAPHS: readonly number[] = [ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS];
 
 // TensorProto.DataType, by the names of ONNX Runtime's tensors, with the bytes of an element.
 const TYPES: Record<number, [name: string, bytes: number]> = {
@@ -123,7 +126,7 @@ export class Graph extends Wire {
       else if (field.number === NODE_DOMAIN) node.domain = this.text(field.start, field.end);
       else if (field.number === NODE_ATTRIBUTE) {
         for (const inner of this.fields(field.start, field.end))
-          node.holdsGraphs ||= ATTRIBUTE_GRAPHS.includes(inner.number);
+          node.holdsGraphs ||= HOLDS_GRAPHS.includes(inner.number);
       }
     }
     this.nodes.push(node);
@@ -145,7 +148,7 @@ export class Graph extends Wire {
 
   private readTensorType(tensor: Span, port: Port): void {
     for (const field of this.fields(tensor.start, tensor.end)) {
-      if (field.number === TENSOR_ELEMENT) [port.type, port.width] = TYPES[field.value] ?? ["", 1];
+      if (field.number === ELEMENT_TYPE) [port.type, port.width] = TYPES[field.value] ?? ["", 1];
       else if (field.number === TENSOR_SHAPE) {
         for (const dimension of this.within(field, SHAPE_DIMENSION)) port.shape.push(this.size(dimension));
         if (port.shape.length > DIMENSIONS)

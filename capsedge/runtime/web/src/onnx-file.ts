@@ -6,34 +6,34 @@
  */
 import { CapsedgeError, Malformed } from "./errors.js";
 import { identify } from "./formats.js";
-import { WIRE_DEPTH } from "./generated/spec.js";
+import {
+  WIRE_DEPTH,
+  MODEL_IR,
+  MODEL_PRODUCER,
+  MODEL_PRODUCER_VERSION,
+  MODEL_GRAPH,
+  MODEL_METADATA,
+  NODE_INPUT,
+  NODE_TYPE,
+  NODE_DOMAIN,
+  NODE_OVERLOAD,
+  TENSOR_NAME,
+  TENSOR_EXTERNAL,
+  TENSOR_LOCATION,
+  FUNCTION_NAME,
+  FUNCTION_DOMAIN,
+  FUNCTION_OVERLOAD,
+  ENTRY_KEY,
+  ENTRY_VALUE,
+  DOMAIN,
+  DOMAINS,
+} from "./generated/spec.js";
 import type { Limits } from "./limits.js";
 import { grouped, printable, short } from "./text.js";
 import { MODEL, Wire, isNarrow, type Field, type FieldType, type MessageType } from "./wire.js";
 
-const DOMAIN = "capsedge";
-const DOMAINS = ["", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN];
 const COMPILED = "EPContext"; // a node that holds or names what a device's compiler made
 const ORT_FORMAT = [0x4f, 0x52, 0x54, 0x4d]; // "ORTM" in bytes 4 to 8: ONNX Runtime's other format
-
-// Field numbers of onnx.proto3.
-const MODEL_IR = 1;
-const MODEL_PRODUCER = 2;
-const MODEL_PRODUCER_VERSION = 3;
-const MODEL_GRAPH = 7;
-const MODEL_METADATA = 14;
-const NODE_INPUT = 1;
-const NODE_TYPE = 4;
-const NODE_DOMAIN = 7;
-const NODE_OVERLOAD = 8;
-const TENSOR_NAME = 8;
-const TENSOR_EXTERNAL = 13;
-const TENSOR_LOCATION = 14;
-const FUNCTION_NAME = 1;
-const FUNCTION_DOMAIN = 10;
-const FUNCTION_OVERLOAD = 13;
-const ENTRY_KEY = 1;
-const ENTRY_VALUE = 2;
 
 /** An operator or a function: its domain (`ai.onnx` is empty), its type, and the overload of one of capsedge. */
 export interface Operator {

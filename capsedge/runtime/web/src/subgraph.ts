@@ -1,15 +1,18 @@
 /** The part of an ONNX file that computes one output from a value of the graph, as a file of its own: `decoder.py`. */
 import { Malformed } from "./errors.js";
-import { VALUE_NAME, VALUE_TYPE, type Graph, type GraphNode, type Span } from "./graph.js";
+import type { Graph, GraphNode, Span } from "./graph.js";
+import {
+  MODEL_GRAPH,
+  MODEL_METADATA,
+  GRAPH_NODE,
+  GRAPH_NAME,
+  GRAPH_TENSOR,
+  GRAPH_INPUT,
+  GRAPH_OUTPUT,
+  VALUE_NAME,
+  VALUE_TYPE,
+} from "./generated/spec.js";
 import { lengthDelimited } from "./wire.js";
-
-const MODEL_GRAPH = 7;
-const MODEL_METADATA = 14;
-const GRAPH_NODE = 1;
-const GRAPH_NAME = 2;
-const GRAPH_TENSOR = 5;
-const GRAPH_INPUT = 11;
-const GRAPH_OUTPUT = 12;
 
 // They leave the elements and their order alone.
 const VIEWS = ["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];

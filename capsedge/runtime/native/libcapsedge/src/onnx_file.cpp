@@ -14,6 +14,8 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
+using namespace fields;
+
 constexpr char kCompiled[] = "EPContext";
 // Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
 
@@ -134,9 +136,9 @@ class Walker {
     if (data_.substr(std::min<size_t>(4, data_.size()), 4) == "ORTM")
       throw Malformed("it is also a file of ONNX Runtime's own format");
     const Found found = walk(model_message(), {0, data_.size()}, 0, Place::kModel);
-    file_.producer = text(found, 2);
-    file_.producer_version = text(found, 3);
-    if (!found.has(7) || found[1].number == 0) throw Malformed("it has no graph");
+    file_.producer = text(found, kModelProducer);
+    file_.producer_version = text(found, kModelProducerVersion);
+    if (!found.has(kModelGraph) || found[kModelIr].number == 0) throw Malformed("it has no graph");
   }
 
  private:
@@ -192,7 +194,7 @@ class Walker {
         throw Malformed("a " + message.name + " has a number of over 32 bits in field " + std::to_string(f.number));
       found.values[f.number] = {f.wire, f.value, f.span};
       if (field.message == nullptr) return;
-      const bool main = place == Place::kModel && f.number == 7;
+      const bool main = place == Place::kModel && f.number == kModelGraph;
       note(f, *field.message, walk(*field.message, f.span, depth + 1, main ? Place::kMainGraph : Place::kElsewhere), place);
     });
     return found;
@@ -204,37 +206,38 @@ class Walker {
       node(found, field.span);
     } else if (message.name == "TensorProto") {
       // The runtime goes by the location alone; a tensor that names a file has no other reason to.
-      if (found.has(13) || found[14].number != 0) file_.external.push_back(text(found, 8));
+      if (found.has(kTensorExternal) || found[kTensorLocation].number != 0)
+        file_.external.push_back(text(found, kTensorName));
     } else if (message.name == "FunctionProto") {
-      const std::string name = text(found, 1), domain = text(found, 10);
+      const std::string name = text(found, kFunctionName), domain = text(found, kFunctionDomain);
       file_.functions.insert({domain, name});
-      const std::string overload = text(found, 13);
+      const std::string overload = text(found, kFunctionOverload);
       if (domain == kDomain) file_.capsedge_functions.insert({name, overload});
       if (overloads_.emplace(NodeType{domain, name}, overload).first->second != overload)
         file_.overloaded.insert({domain, name});
-    } else if (parent == Place::kModel && field.number == 7) {
+    } else if (parent == Place::kModel && field.number == kModelGraph) {
       file_.graph_field = {field.start, field.span.end};
       file_.graph = field.span;
-    } else if (parent == Place::kModel && field.number == 8) {
-      text(found, 1);  // an operator set's domain
-    } else if (parent == Place::kModel && field.number == 14) {
-      file_.metadata[text(found, 1)] = text(found, 2);
-    } else if (parent == Place::kMainGraph && field.number == 12) {
-      file_.outputs.push_back({text(found, 1), {field.start, field.span.end}});
+    } else if (parent == Place::kModel && field.number == kModelOpset) {
+      text(found, kOpsetDomain);  // an operator set's domain
+    } else if (parent == Place::kModel && field.number == kModelMetadata) {
+      file_.metadata[text(found, kEntryKey)] = text(found, kEntryValue);
+    } else if (parent == Place::kMainGraph && field.number == kGraphOutput) {
+      file_.outputs.push_back({text(found, kValueName), {field.start, field.span.end}});
     }
   }
 
   void node(const Found& found, Span within) {
     if (++nodes_ > limits::kGraphNodes) throw Malformed("it has more than " + std::to_string(limits::kGraphNodes) + " nodes");
-    const std::string type = text(found, 4), domain = text(found, 7);
+    const std::string type = text(found, kNodeType), domain = text(found, kNodeDomain);
     file_.operators.insert({domain == "ai.onnx" ? "" : domain, type});
     if (domain == kDomain) {
-      file_.capsedge_nodes.push_back({type, text(found, 8)});
+      file_.capsedge_nodes.push_back({type, text(found, kNodeOverload)});
       each(within, [&](const Field& f) {
-        if (f.number == 1 && f.span.start == f.span.end) file_.unnamed_inputs.insert(type);
+        if (f.number == kNodeInput && f.span.start == f.span.end) file_.unnamed_inputs.insert(type);
       });
     }
-    if (is_expanded_pose(held(found, 2))) file_.expanded_routing = true;
+    if (is_expanded_pose(held(found, kNodeOutput))) file_.expanded_routing = true;
   }
 
   uint64_t varint(size_t& at, size_t end) const {

@@ -7,15 +7,14 @@
 #include <set>
 #include <vector>
 
+#include "generated/onnx_wire.h"
+
 namespace capsedge::libcapsedge {
 
 namespace {
 
-// Field numbers of onnx.proto3.
-constexpr uint64_t kModelGraph = 7, kModelMetadata = 14;
-constexpr uint64_t kGraphNode = 1, kGraphName = 2, kGraphTensor = 5, kGraphInput = 11, kGraphOutput = 12, kGraphValue = 13;
-constexpr uint64_t kNodeInput = 1, kNodeOutput = 2, kNodeType = 4, kNodeAttribute = 5, kNodeDomain = 7;
-constexpr uint64_t kTensorName = 8, kValueName = 1, kValueType = 2, kAttributeGraph = 6, kAttributeGraphs = 11;
+using namespace fields;
+
 constexpr int kMostViews = 8;  // from the output back
 
 // They leave the elements and their order alone.

@@ -191,3 +191,65 @@ FunctionProto 1 string, 4 string*, 5 string*, 6 string*, 7 NodeProto*, 8 string,
     14 StringStringEntryProto*
 DeviceConfigurationProto 1 string, 2 int32, 3 string*
 `;
+export const DOMAIN = "capsedge"; // of the operators
+/** Domains of operators that run. */
+export const DOMAINS: readonly string[] = [
+  "",
+  "ai.onnx",
+  "ai.onnx.ml",
+  "com.microsoft",
+  "com.microsoft.nchwc",
+  "capsedge",
+];
+
+// Numbers of fields.
+export const MODEL_IR = 1;
+export const MODEL_PRODUCER = 2;
+export const MODEL_PRODUCER_VERSION = 3;
+export const MODEL_GRAPH = 7;
+export const MODEL_OPSET = 8;
+export const MODEL_METADATA = 14;
+export const MODEL_FUNCTION = 25;
+export const GRAPH_NODE = 1;
+export const GRAPH_NAME = 2;
+export const GRAPH_TENSOR = 5;
+export const GRAPH_INPUT = 11;
+export const GRAPH_OUTPUT = 12;
+export const GRAPH_VALUE = 13;
+export const NODE_INPUT = 1;
+export const NODE_OUTPUT = 2;
+export const NODE_NAME = 3;
+export const NODE_TYPE = 4;
+export const NODE_ATTRIBUTE = 5;
+export const NODE_DOMAIN = 7;
+export const NODE_OVERLOAD = 8;
+export const ATTRIBUTE_NAME = 1;
+export const ATTRIBUTE_FLOAT = 2;
+export const ATTRIBUTE_INTEGER = 3;
+export const ATTRIBUTE_TEXT = 4;
+export const ATTRIBUTE_TENSOR = 5;
+export const ATTRIBUTE_GRAPH = 6;
+export const ATTRIBUTE_GRAPHS = 11;
+export const ATTRIBUTE_FLOATS = 7;
+export const ATTRIBUTE_INTEGERS = 8;
+export const TENSOR_SIZES = 1;
+export const TENSOR_TYPE = 2;
+export const TENSOR_NAME = 8;
+export const TENSOR_EXTERNAL = 13;
+export const TENSOR_LOCATION = 14;
+export const FUNCTION_NAME = 1;
+export const FUNCTION_NODE = 7;
+export const FUNCTION_DOMAIN = 10;
+export const FUNCTION_OVERLOAD = 13;
+export const OPSET_DOMAIN = 1;
+export const OPSET_VERSION = 2;
+export const ENTRY_KEY = 1;
+export const ENTRY_VALUE = 2;
+export const VALUE_NAME = 1;
+export const VALUE_TYPE = 2;
+export const TYPE_TENSOR = 1;
+export const ELEMENT_TYPE = 1;
+export const TENSOR_SHAPE = 2;
+export const SHAPE_DIMENSION = 1;
+export const DIMENSION_SIZE = 1;
+export const DIMENSION_NAME = 2;
