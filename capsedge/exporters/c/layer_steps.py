@@ -238,7 +238,7 @@ def _quantized_convolution(program: Program, node: Node) -> list[Value]:
     numbers += [rows, chunk, int(x_zero.reshape(-1)[0]), int(y_zero.reshape(-1)[0])]
     struct = _struct("caps_conv_q8_t", numbers)
     names = [program.constants.add(v) for v in (packed, bias, factor)]
-    scratch = 2 * chunk * 2 + (2 * bias.size * 4 if rows < kh else 0)
+    scratch = 4 * chunk + (chunk if inside % 4 else 0) + (2 * bias.size * 4 if rows < kh else 0)
     result, images = _images(program, x, (g.n, m, *g.out), "uint8")
     for image, out in images:
         pointers = [program.pointer(image), *names, program.pointer(out), "SCRATCH"]

@@ -20,11 +20,16 @@ CAPS_INLINE void caps_attention_SUFFIX(const caps_windows *c, const float *pose,
       }
       for (j = 0; j < parents; j++) {
         float sum = 0.0f;
+        CAPS_UNROLL
         for (h = j * size; h < (j + 1) * size; h++) sum += votes[h] * parent[h];
         couplings[j] = sum * agreement;
       }
       caps_softmax(couplings, parents, 1, 0);
-      for (j = 0; j < parents; j++) for (h = j * size; h < (j + 1) * size; h++) sums[h] += couplings[j] * votes[h];
+      for (j = 0; j < parents; j++) {
+        const float share = couplings[j];
+        CAPS_UNROLL
+        for (h = j * size; h < (j + 1) * size; h++) sums[h] += share * votes[h];
+      }
     }
     if (!parent) for (h = 0; h < all; h++) sums[h] *= 1.0f / (float)parents;
     else parent += all;

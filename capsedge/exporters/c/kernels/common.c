@@ -19,6 +19,15 @@
 #define CAPS_FUNCTION static
 #endif
 
+/* Before a loop of few and known steps: compilers unroll it at -O2 too. */
+#if defined(__clang__)
+#define CAPS_UNROLL _Pragma("clang loop unroll_count(8)")
+#elif defined(__GNUC__)
+#define CAPS_UNROLL _Pragma("GCC unroll 8")
+#else
+#define CAPS_UNROLL
+#endif
+
 /* Four floats in one register. A lane computes what the portable code computes, in the same order. */
 #if defined(__GNUC__) && !defined(CAPS_PORTABLE) &&                                                            \
     (defined(__SSE2__) || defined(__wasm_simd128__) || (defined(__ARM_NEON) && defined(__aarch64__)) ||        \

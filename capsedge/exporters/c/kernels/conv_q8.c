@@ -21,49 +21,24 @@ CAPS_INLINE uint8_t caps_requantize(int32_t sum, float factor, int32_t zero) {
 
 #if defined(__ARM_FEATURE_SIMD32) && !defined(__ARM_FEATURE_MVE) && !defined(CAPS_PORTABLE)
 #define CAPS_DSP 1
-typedef int16_t caps_pixel; /* pixels 0, 2, 1, 3 of four, as SXTB16 unpacks weights */
+typedef int16_t caps_pixel; /* fours of two pixels in turn, each in the order 0, 2, 1, 3 in which SXTB16 unpacks weights */
 #else
 typedef uint8_t caps_pixel;
 #endif
 
 /* n bytes from x, or of value where x is NULL, to p. */
-CAPS_INLINE caps_pixel *caps_fill(caps_pixel *p, const uint8_t *x, int value, int n) {
-#if defined(CAPS_DSP)
-  (void)value;
-  for (; n >= 4; n -= 4, x += 4, p += 4) {
-    uint32_t four, even, odd;
-    memcpy(&four, x, 4);
-    __asm__("uxtb16 %0, %1" : "=r"(even) : "r"(four));
-    __asm__("uxtb16 %0, %1, ror #8" : "=r"(odd) : "r"(four));
-    memcpy(p, &even, 4);
-    memcpy(p + 2, &odd, 4);
-  }
-  return p;
-#else
+CAPS_INLINE uint8_t *caps_fill(uint8_t *p, const uint8_t *x, int value, int n) {
   if (x) memcpy(p, x, (size_t)n);
   else memset(p, value, (size_t)n);
   return p + n;
-#endif
 }
 
-/* Rows first to first + rows of the window of output position o. */
-CAPS_INLINE void caps_chunk(const caps_conv_q8_t *c, const uint8_t *x, int o, int first, caps_pixel *p) {
+/* Rows first to first + rows of the window of output position o, one after another. */
+CAPS_INLINE void caps_bytes(const caps_conv_q8_t *c, const uint8_t *x, int o, int first, uint8_t *p) {
   const int y0 = o / c->out_w * c->stride_h - c->top, x0 = o % c->out_w * c->stride_w - c->left;
   const int last = first + c->rows < c->kernel_h ? first + c->rows : c->kernel_h;
-  caps_pixel *const end = p + c->chunk;
-  int ky, kx, k;
-#if defined(CAPS_DSP)
-  const int whole = (c->channels & 3) == 0;
-  int n = 0;
-  for (ky = first; ky < last; ky++) for (kx = 0; kx < c->kernel_w; kx++) {
-    const int yy = y0 + ky * c->dilation_h, xx = x0 + kx * c->dilation_w;
-    const int inside = yy >= 0 && xx >= 0 && yy < c->height && xx < c->width;
-    const uint8_t *q = x + (yy * c->width + xx) * c->channels;
-    if (whole && inside) { caps_fill(p + n, q, 0, c->channels); n += c->channels; }
-    else for (k = 0; k < c->channels; k++, n++) p[(n & ~3) | (n & 1) << 1 | (n & 2) >> 1] = inside ? q[k] : (int16_t)c->x_zero;
-  }
-  for (; p + n < end; n++) p[(n & ~3) | (n & 1) << 1 | (n & 2) >> 1] = 0;
-#else
+  uint8_t *const end = p + c->chunk;
+  int ky, kx;
   for (ky = first; ky < last; ky++) {
     const int yy = y0 + ky * c->dilation_h;
     if (yy >= 0 && yy < c->height && x0 >= 0 && c->dilation_w == 1 && x0 + c->kernel_w <= c->width) {
@@ -76,7 +51,49 @@ CAPS_INLINE void caps_chunk(const caps_conv_q8_t *c, const uint8_t *x, int o, in
       p = caps_fill(p, inside ? x + (yy * c->width + xx) * c->channels : 0, c->x_zero, c->channels);
     }
   }
-  for (k = (int)(end - p); k > 0; k--) *p++ = 0;
+  memset(p, 0, (size_t)(end - p));
+}
+
+#if defined(CAPS_DSP)
+/* n bytes as 16-bit numbers of one of two pixels. */
+CAPS_INLINE int16_t *caps_widen(int16_t *p, const uint8_t *x, int n) {
+  for (; n > 0; n -= 4, x += 4, p += 8) {
+    uint32_t four, even, odd;
+    memcpy(&four, x, 4);
+    __asm__("uxtb16 %0, %1" : "=r"(even) : "r"(four));
+    __asm__("uxtb16 %0, %1, ror #8" : "=r"(odd) : "r"(four));
+    memcpy(p, &even, 4);
+    memcpy(p + 2, &odd, 4);
+  }
+  return p;
+}
+#endif
+
+/* The same for one of two pixels as caps_dot reads them; bytes is of use where channels are no multiple of 4. */
+CAPS_INLINE void caps_chunk(const caps_conv_q8_t *c, const uint8_t *x, int o, int first, caps_pixel *p, uint8_t *bytes) {
+#if defined(CAPS_DSP)
+  const int y0 = o / c->out_w * c->stride_h - c->top, x0 = o % c->out_w * c->stride_w - c->left;
+  const int last = first + c->rows < c->kernel_h ? first + c->rows : c->kernel_h;
+  int16_t *const end = p + 2 * c->chunk;
+  int ky, kx, k;
+  if (c->channels & 3) {
+    caps_bytes(c, x, o, first, bytes);
+    caps_widen(p, bytes, c->chunk);
+    return;
+  }
+  for (ky = first; ky < last; ky++) for (kx = 0; kx < c->kernel_w; kx++) {
+    const int yy = y0 + ky * c->dilation_h, xx = x0 + kx * c->dilation_w;
+    if (yy >= 0 && xx >= 0 && yy < c->height && xx < c->width) {
+      p = caps_widen(p, x + (yy * c->width + xx) * c->channels, c->channels);
+    } else {
+      const int16_t zero[4] = {(int16_t)c->x_zero, (int16_t)c->x_zero, (int16_t)c->x_zero, (int16_t)c->x_zero};
+      for (k = c->channels; k > 0; k -= 4, p += 8) memcpy(p, zero, sizeof zero);
+    }
+  }
+  for (; p < end; p += 8) memset(p, 0, 8);
+#else
+  (void)bytes;
+  caps_bytes(c, x, o, first, p);
 #endif
 }
 
@@ -85,27 +102,23 @@ CAPS_INLINE void caps_dot(const caps_pixel *p, const caps_pixel *q, const int8_t
 #if defined(CAPS_DSP)
   int32_t s0 = s[0], s1 = s[1], s2 = s[2], s3 = s[3];
   const int8_t *const end = w + 2 * n;
-#define CAPS_STEP(k)                                                                                            \
-  {                                                                                                             \
-    uint32_t p0, p1, q0, q1, f, g;                                                                              \
-    memcpy(&p0, p + k, 4); memcpy(&p1, p + k + 2, 4);                                                           \
-    memcpy(&q0, q + k, 4); memcpy(&q1, q + k + 2, 4);                                                           \
-    memcpy(&f, w + k, 4);                                                                                       \
-    __asm__("sxtb16 %0, %1" : "=r"(g) : "r"(f));                                                                \
-    __asm__("sxtb16 %0, %1, ror #8" : "=r"(f) : "r"(f));                                                        \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s0) : "r"(p0), "r"(g));                                               \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s2) : "r"(q0), "r"(g));                                               \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s0) : "r"(p1), "r"(f));                                               \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s2) : "r"(q1), "r"(f));                                               \
-    memcpy(&f, w + 16 + k, 4);                                                                                  \
-    __asm__("sxtb16 %0, %1" : "=r"(g) : "r"(f));                                                                \
-    __asm__("sxtb16 %0, %1, ror #8" : "=r"(f) : "r"(f));                                                        \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s1) : "r"(p0), "r"(g));                                               \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s3) : "r"(q0), "r"(g));                                               \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s1) : "r"(p1), "r"(f));                                               \
-    __asm__("smlad %0, %1, %2, %0" : "+r"(s3) : "r"(q1), "r"(f));                                               \
+  (void)q;
+#define CAPS_STEP(k)                                                                                             \
+  "ldrd %[p0], %[p1], [%[p]], #8\n ldrd %[q0], %[q1], [%[p]], #8\n"                                             \
+  "ldr %[g], [%[w], #" #k "]\n sxtb16 %[f], %[g]\n sxtb16 %[g], %[g], ror #8\n"                                 \
+  "smlad %[s0], %[p0], %[f], %[s0]\n smlad %[s2], %[q0], %[f], %[s2]\n"                                         \
+  "smlad %[s0], %[p1], %[g], %[s0]\n smlad %[s2], %[q1], %[g], %[s2]\n"                                         \
+  "ldr %[g], [%[w], #16+" #k "]\n sxtb16 %[f], %[g]\n sxtb16 %[g], %[g], ror #8\n"                              \
+  "smlad %[s1], %[p0], %[f], %[s1]\n smlad %[s3], %[q0], %[f], %[s3]\n"                                         \
+  "smlad %[s1], %[p1], %[g], %[s1]\n smlad %[s3], %[q1], %[g], %[s3]\n"
+  for (; w < end; w += 32) {
+    uint32_t p0, p1, q0, q1, f, g;
+    __asm__ volatile(CAPS_STEP(0) CAPS_STEP(4) CAPS_STEP(8) CAPS_STEP(12)
+                     : [s0] "+r"(s0), [s1] "+r"(s1), [s2] "+r"(s2), [s3] "+r"(s3), [p] "+r"(p), [p0] "=&r"(p0),
+                       [p1] "=&r"(p1), [q0] "=&r"(q0), [q1] "=&r"(q1), [f] "=&r"(f), [g] "=&r"(g)
+                     : [w] "r"(w)
+                     : "memory");
   }
-  for (; w < end; w += 32, p += 16, q += 16) { CAPS_STEP(0) CAPS_STEP(4) CAPS_STEP(8) CAPS_STEP(12) }
 #undef CAPS_STEP
   s[0] = s0; s[1] = s1; s[2] = s2; s[3] = s3;
 #elif defined(__SSE4_1__) && !defined(CAPS_PORTABLE)
@@ -168,11 +181,16 @@ CAPS_INLINE void caps_dot(const caps_pixel *p, const caps_pixel *q, const int8_t
 }
 
 /* Weights [outputs/2][chunks][chunk/16][2][16]; the bias holds -x_zero times the sum of the weights. Scratch: a chunk of
-   2 pixels, and the sums of 2 pixels if there are several chunks. */
+   2 pixels in 16 bits, its bytes where channels are no multiple of 4, the sums of 2 pixels if there are several chunks. */
 CAPS_FUNCTION void caps_conv_q8(const caps_conv_q8_t *c, const uint8_t *x, const int8_t *w, const int32_t *bias,
                                 const float *factor, uint8_t *y, void *scratch) {
+#if defined(CAPS_DSP)
+  caps_pixel *const p = (caps_pixel *)scratch, *const q = p + 4;
+#else
   caps_pixel *const p = (caps_pixel *)scratch, *const q = p + c->chunk;
-  int32_t *const sums = (int32_t *)(void *)((int16_t *)scratch + 2 * c->chunk);
+#endif
+  uint8_t *const bytes = (uint8_t *)((int16_t *)scratch + 2 * c->chunk);
+  int32_t *const sums = (int32_t *)(void *)(bytes + (c->channels & 3 ? c->chunk : 0));
   const int positions = c->out_h * c->out_w, per_pair = (c->kernel_h + c->rows - 1) / c->rows * 2 * c->chunk;
   int o, m, first, done;
   for (o = 0; o < positions; o += 2) {
@@ -181,8 +199,8 @@ CAPS_FUNCTION void caps_conv_q8(const caps_conv_q8_t *c, const uint8_t *x, const
     for (first = 0, done = 0; first < c->kernel_h; first += c->rows, done += 2 * c->chunk) {
       const int8_t *v = w + done;
       const int last = first + c->rows >= c->kernel_h;
-      caps_chunk(c, x, o, first, p);
-      caps_chunk(c, x, next, first, q);
+      caps_chunk(c, x, o, first, p, bytes);
+      caps_chunk(c, x, next, first, q, bytes);
       for (m = 0; m < c->outputs; m += 2, v += per_pair) {
         int32_t s[4];
         if (first) memcpy(s, sums + 2 * m, sizeof s);

@@ -20,6 +20,7 @@ CAPS_INLINE void caps_dynamic_SUFFIX(const float *u, const WEIGHT *w, const floa
       for (k = 0; k < all; k += 4) {
         float a0 = 0.0f, a1 = 0.0f, a2 = 0.0f, a3 = 0.0f;
         if (uniform) { a0 = out[k]; a1 = out[k + 1]; a2 = out[k + 2]; a3 = out[k + 3]; }
+        CAPS_UNROLL
         for (d = 0; d < depth; d++, f += 4) {
           a0 += x[d] * (float)f[0]; a1 += x[d] * (float)f[1]; a2 += x[d] * (float)f[2]; a3 += x[d] * (float)f[3];
         }
@@ -28,11 +29,18 @@ CAPS_INLINE void caps_dynamic_SUFFIX(const float *u, const WEIGHT *w, const floa
       if (uniform) continue;
       for (j = 0; j < parents; j++) {
         float sum = 0.0f;
-        if (t) for (k = 0; k < size; k++) sum += votes[j * size + k] * total[j * size + k];
+        if (t) {
+          CAPS_UNROLL
+          for (k = 0; k < size; k++) sum += votes[j * size + k] * total[j * size + k];
+        }
         couplings[j] = prior ? sum + prior[i * parents + j] : sum;
       }
       caps_softmax(couplings, parents, 1, leaky);
-      for (j = 0; j < parents; j++) for (k = 0; k < size; k++) sums[j * size + k] += couplings[j] * votes[j * size + k];
+      for (j = 0; j < parents; j++) {
+        const float share = couplings[j];
+        CAPS_UNROLL
+        for (k = 0; k < size; k++) sums[j * size + k] += share * votes[j * size + k];
+      }
     }
     for (k = 0; k < all; k++) {
       if (uniform) sums[k] *= 1.0f / (float)parents;

@@ -44,6 +44,7 @@ CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, co
         if (t) {
           for (j = 0; j < parents; j++) {
             float distance = 0.0f;
+            CAPS_UNROLL
             for (h = j * size; h < (j + 1) * size; h++) {
               const float d = votes[h] - mean[h];
               distance += d * d * variance[h];
@@ -55,6 +56,7 @@ CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, co
         for (j = 0; j < parents; j++) {
           const float f = ri[j] *= share;
           mass[j] += f;
+          CAPS_UNROLL
           for (h = j * size; h < (j + 1) * size; h++) pose_out[h] += f * votes[h];
         }
       }
@@ -64,9 +66,13 @@ CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, co
       for (i = 0; i < children; i++) {
         const float *const ri = r + i * parents;
         caps_em_votes_SUFFIX(c, e->centres, coordinates, pose, w, scale, votes, caps_child(c, oy, ox, i), i);
-        for (j = 0; j < parents; j++) for (h = j * size; h < (j + 1) * size; h++) {
-          const float d = votes[h] - mean[h];
-          variance[h] += ri[j] * d * d;
+        for (j = 0; j < parents; j++) {
+          const float share = ri[j];
+          CAPS_UNROLL
+          for (h = j * size; h < (j + 1) * size; h++) {
+            const float d = votes[h] - mean[h];
+            variance[h] += share * d * d;
+          }
         }
       }
       for (j = 0; j < parents; j++) {

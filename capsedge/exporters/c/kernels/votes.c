@@ -7,13 +7,16 @@ CAPS_FUNCTION void caps_votes_SUFFIX(const float *pose, const WEIGHT *w, const f
     const float p0 = pose[0], p1 = pose[1], p2 = pose[2], p3 = pose[3], p4 = pose[4], p5 = pose[5], p6 = pose[6];
     const float p7 = pose[7], p8 = pose[8], p9 = pose[9], pa = pose[10], pb = pose[11], pc = pose[12], pd = pose[13];
     const float pe = pose[14], pf = pose[15];
-    for (j = 0; j < parents; j++, w += 16, v += 16) for (b = 0; b < 4; b++) {
-      float x0 = (float)w[b], x1 = (float)w[4 + b], x2 = (float)w[8 + b], x3 = (float)w[12 + b];
-      if (scale) { const float f = *scale++; x0 *= f; x1 *= f; x2 *= f; x3 *= f; }
-      v[b] = p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3;
-      v[4 + b] = p4 * x0 + p5 * x1 + p6 * x2 + p7 * x3;
-      v[8 + b] = p8 * x0 + p9 * x1 + pa * x2 + pb * x3;
-      v[12 + b] = pc * x0 + pd * x1 + pe * x2 + pf * x3;
+    for (j = 0; j < parents; j++, w += 16, v += 16) {
+      CAPS_UNROLL
+      for (b = 0; b < 4; b++) {
+        const float f = scale ? *scale++ : 1.0f;
+        const float x0 = (float)w[b] * f, x1 = (float)w[4 + b] * f, x2 = (float)w[8 + b] * f, x3 = (float)w[12 + b] * f;
+        v[b] = p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3;
+        v[4 + b] = p4 * x0 + p5 * x1 + p6 * x2 + p7 * x3;
+        v[8 + b] = p8 * x0 + p9 * x1 + pa * x2 + pb * x3;
+        v[12 + b] = pc * x0 + pd * x1 + pe * x2 + pf * x3;
+      }
     }
     return;
   }
