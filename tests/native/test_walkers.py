@@ -29,13 +29,18 @@ Walk = Callable[[bytes], "Facts | None"]
 
 @pytest.fixture(scope="module")
 def in_c(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    return built(tmp_path_factory.mktemp("walk"))
+
+
+def built(folder: Path) -> Walk:
+    """The walker in C++, with the headers of ``folder/generated`` in place of the package's, if any."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler: apt-get install g++")
-    library = tmp_path_factory.mktemp("walk") / "walk.so"
+    library = folder / "walk.so"
     source = NATIVE / "libcapsedge" / "src"
     subprocess.run(
-        [compiler, "-std=c++17", "-O0", "-shared", "-fPIC",
+        [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{folder}",
          f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}",
          str(ROOT / "tests" / "native" / "walk.cpp"),
          *(str(source / f"{name}.cpp") for name in ("onnx_file", "text", "values")), "-o", str(library)],
@@ -144,6 +149,35 @@ def test_vectors(in_c: Walk) -> None:
     assert not [case.name for case in cases if in_c(case.data) != case.facts]
     for case in cases:
         check(case.data, in_c)
+
+
+@pytest.mark.thorough
+def test_the_generated_tables_are_what_is_read(tmp_path: Path) -> None:
+    """With a limit, a field's number, a domain and a message changed in them, other files are taken."""
+    tables = tmp_path / "generated"
+    shutil.copytree(NATIVE / "generated", tables)
+    for name, old, new in (
+        ("limits.h", "kWireDepth = 100;", "kWireDepth = 3;"),
+        ("onnx_wire.h", "kNodeType = 4;", "kNodeType = 3;"),
+        ("onnx_wire.h", '"ai.onnx.ml", ', '"else.where", '),
+        (
+            "onnx_wire.h",
+            "\nNodeProto 1 string*, 2 string*, 3 string,",
+            "\nNodeProto 1 string*, 2 string*,",
+        ),
+    ):
+        text = (tables / name).read_text()
+        assert text.count(old) == 1, old
+        (tables / name).write_text(text.replace(old, new))
+    walk = built(tmp_path)
+    node = field(1, b"x") + field(2, b"y")
+    deep = field(5, field(1, b"a") + field(5, field(8, b"w")))
+    other = field(7, b"ai.onnx.ml")
+    assert walk(model(field(1, node))) == {("operator", "", "")}
+    assert walk(model(field(1, node + field(3, b"Relu")))) is None
+    assert walk(model(field(1, node + deep))) is None
+    assert ("harmful", "5", "") in (walk(model(field(1, node + other))) or set())
+    assert in_python(model(field(1, node + deep))) is not None
 
 
 def test_what_is_honest_is_taken(in_c: Walk) -> None:
