@@ -83,13 +83,11 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
     u, weight = program.ordered(values["u"]), _array(values, "weight")
     n, children, depth = u.shape
     own, parents, size, _ = weight.shape
-    if own != children:
-        weight = np.broadcast_to(weight, (children, *weight.shape[1:]))
     everything = parents * size
     padded = -(-everything // 4) * 4
-    if padded != everything:
-        raise Untranslatable(f"{parents} parents of {size} elements, which are no multiple of 4")
-    packed = weight.reshape(children, everything // 4, 4, depth).transpose(0, 1, 3, 2)
+    flat = np.zeros((own, padded, depth), weight.dtype)
+    flat[:, :everything] = weight.reshape(own, everything, depth)
+    packed = flat.reshape(own, padded // 4, 4, depth).transpose(0, 1, 3, 2)
     prior = np.broadcast_to(_array(values, "log_prior"), (children, parents)).astype(np.float32)
     names = [program.constants.add(packed)]
     scale = _scale(program, values, names)
@@ -105,14 +103,16 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
     suffix = _suffix(values)
     for k in range(n):
         x, y = (program.pointer(v.sliced(0, k, k + 1)) for v in (u, result))
-        numbers = _numbers(children, parents, size, depth, given["iterations"], given["leaky"])
+        numbers = _numbers(
+            children, parents, size, depth, given["iterations"], given["leaky"], int(own == 1)
+        )
         ends = _numbers(float(given["agreement_scale"]), float(given["epsilon"]))
         code = (
             f"caps_dynamic_{suffix}({x}, {names[0]}, {scale}, {priors}, {program.constants.add(bias)}, {y}, "
             f"(float *)SCRATCH, {numbers}, {ends});"
         )
         program.step(
-            code, [u], [result], kernels=[f"dynamic_{suffix}"], scratch=4 * (3 * everything + parents),
+            code, [u], [result], kernels=[f"dynamic_{suffix}"], scratch=4 * (3 * padded + parents),
             products=given["iterations"] * children * everything * (depth + 2), constants=names,
         )  # fmt: skip
     return [result]

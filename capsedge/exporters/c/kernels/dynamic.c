@@ -1,13 +1,15 @@
 /* variants: f32 q8 */
 /* uses: softmax squash */
 /* Routing by agreement. Votes are computed again in every pass, child by child; logits are the agreement with the sum of
-   all parents so far (total). Weights [I][J*P/4][D][4]; scratch: votes, sums, total J*P each, couplings J. */
+   all parents so far (total). Weights [I][J*P/4][D][4], J*P padded to a multiple of 4; scratch: votes, sums and total, so
+   padded, and couplings J. */
 CAPS_INLINE void caps_dynamic_SUFFIX(const float *u, const WEIGHT *w, const float *scale, const float *prior,
                                      const float *bias, float *v, float *scratch, const int children, const int parents,
-                                     const int size, const int depth, const int iterations, const int leaky,
+                                     const int size, const int depth, const int iterations, const int leaky, const int shared,
                                      const float agreement, const float epsilon) {
-  const int all = parents * size;
-  float *const votes = scratch, *const sums = votes + all, *const total = sums + all, *const couplings = total + all;
+  const int all = parents * size, padded = (all + 3) / 4 * 4;
+  float *const votes = scratch, *const sums = votes + padded, *const total = sums + padded;
+  float *const couplings = total + padded;
   int t, i, j, k, d;
   memset(total, 0, sizeof(float) * (size_t)all);
   for (t = 0; t < iterations; t++) {
@@ -15,9 +17,10 @@ CAPS_INLINE void caps_dynamic_SUFFIX(const float *u, const WEIGHT *w, const floa
     const float *x = u;
     const int uniform = !t && !prior && !leaky; /* all couplings are 1/J: children add up without votes of their own */
     float *const out = uniform ? sums : votes;
-    memset(sums, 0, sizeof(float) * (size_t)all);
+    memset(sums, 0, sizeof(float) * (size_t)padded);
     for (i = 0; i < children; i++, x += depth) {
-      for (k = 0; k < all; k += 4) {
+      if (shared) f = w; /* one weight for all children */
+      for (k = 0; k < padded; k += 4) {
         float a0 = 0.0f, a1 = 0.0f, a2 = 0.0f, a3 = 0.0f;
         if (uniform) { a0 = out[k]; a1 = out[k + 1]; a2 = out[k + 2]; a3 = out[k + 3]; }
         CAPS_UNROLL
