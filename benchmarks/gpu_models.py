@@ -53,13 +53,14 @@ def model_rows(
     import torch
 
     from capsedge.exporters.export import export
+    from capsedge.exporters.export_options import ExportOptions
     from capsedge.models import build, get_config
 
     name, _, iterations = model.partition(":")
     torch.manual_seed(0)
     network = build(get_config(name), iterations=int(iterations)).eval()
     file = folder / f"{name}-{iterations}.onnx"
-    export(network, file, ops="portable")
+    export(network, file, ExportOptions(ops="portable"))
     network = network.cuda()
     prepared = network.config.preprocessing
     shape = (prepared.channels, prepared.height, prepared.width)

@@ -60,7 +60,7 @@ def prepare(model: str, folder: Path, batch: int) -> np.ndarray:
     import torch
 
     from capsedge.exporters.export import export
-    from capsedge.graph import Rewrites
+    from capsedge.exporters.export_options import REWRITES, ExportOptions
     from capsedge.models import build
     from capsedge.models.checkpoint import save_checkpoint
 
@@ -70,8 +70,8 @@ def prepare(model: str, folder: Path, batch: int) -> np.ndarray:
     built = build(name, iterations=int(iterations)).eval()
     save_checkpoint(built, folder / "model.safetensors")
     export(built, folder / "auto.onnx")
-    export(built, folder / "rewritten.onnx", ops="portable")
-    export(built, folder / "plain.onnx", ops="portable", rewrites=Rewrites.none())
+    export(built, folder / "rewritten.onnx", ExportOptions(ops="portable"))
+    export(built, folder / "plain.onnx", ExportOptions(ops="portable", no_rewrite=tuple(REWRITES)))
     p = built.config.preprocessing
     rng = np.random.default_rng(0)
     return rng.random((batch, p.channels, p.height, p.width), dtype=np.float32)

@@ -155,12 +155,13 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     import capsedge
     from capsedge.datasets import from_iterable
     from capsedge.exporters.export import export
+    from capsedge.exporters.export_options import ExportOptions
     from capsedge.models.find import find_model
 
     source = find_model(model).model
     fused, portable = folder / f"{model}.onnx", folder / f"{model}.portable.onnx"
     export(source, fused)
-    export(source, portable, target="litert")
+    export(source, portable, ExportOptions(target="litert"))
     session = capsedge.load(fused, threads=2)
     rng = np.random.default_rng(0)
     shape = [d for d in session.inputs[0].shape[1:] if isinstance(d, int)]

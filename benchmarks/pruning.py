@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import capsedge
 from benchmarks.common import machine
 from capsedge.datasets import ImageSet, read_images
-from capsedge.graph import Rewrites
+from capsedge.exporters.export_options import REWRITES
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.runtime.session import Session
 
@@ -63,7 +63,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All files, with the parent's plain export in front."""
     model = load_checkpoint(options.parent)
     plain = folder / "plain.onnx"
-    capsedge.export(model, plain, ops="portable", rewrites=Rewrites.none())
+    capsedge.export(
+        model, plain, capsedge.ExportOptions(ops="portable", no_rewrite=tuple(REWRITES))
+    )
     files = {PLAIN: plain, **{path.name: path for path in options.files}}
     sessions = {n: capsedge.load(path, threads=options.threads) for n, path in files.items()}
     shape = model.config.preprocessing.shape

@@ -74,7 +74,7 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> np.ndarray
 
     from capsedge.datasets import ImageSet
     from capsedge.exporters.export import export
-    from capsedge.graph import Rewrites
+    from capsedge.exporters.export_options import REWRITES, ExportOptions
     from capsedge.models import build
     from capsedge.models.checkpoint import load_checkpoint
     from capsedge.runtime.zoo import zoo_checkpoints
@@ -83,7 +83,7 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> np.ndarray
     trained = {path.stem: path for path in zoo_checkpoints()}
     model = load_checkpoint(trained[name]) if name in trained else build(name).eval()
     export(model, folder / "fp32.onnx")
-    export(model, folder / "plain.onnx", ops="portable", rewrites=Rewrites.none())
+    export(model, folder / "plain.onnx", ExportOptions(ops="portable", no_rewrite=tuple(REWRITES)))
     p = model.config.preprocessing
     rng = np.random.default_rng(0)
     if calibration is None:

@@ -15,7 +15,6 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import torch
 
 from benchmarks.common import machine
 from capsedge.exporters.export import export
-from capsedge.graph import Rewrites
+from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.models import build
 
 
@@ -45,10 +44,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
-    variants = {"with": Rewrites(), "without": Rewrites.none()}
+    variants = {"with": (), "without": tuple(REWRITES)}
     if options.each:
-        for name in asdict(Rewrites()):
-            variants[f"without {name.replace('_', '-')}"] = replace(Rewrites(), **{name: False})
+        variants |= {f"without {name}": (name,) for name in REWRITES}
     torch.manual_seed(0)
     model = build(options.model, iterations=options.iters).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,21 +55,27 @@ def main() -> None:
 
 
 def measure(
-    model: Any, variants: dict[str, Rewrites], folder: Path, options: argparse.Namespace
+    model: Any, variants: dict[str, tuple[str, ...]], folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Export every variant, check that they agree, and time them in turns."""
     rng = np.random.default_rng(0)
     p = model.config.preprocessing
     images = rng.random((options.batch, p.channels, p.height, p.width)).astype(np.float32)
     runs: dict[str, Any] = {}
-    for name, rewrites in variants.items():
+    for name, left_out in variants.items():
         file = folder / f"{len(runs)}.onnx"
-        export(model, file, ops=options.ops, rewrites=rewrites, batch=options.batch)
+        export(
+            model, file, ExportOptions(ops=options.ops, batch=options.batch, no_rewrite=left_out)
+        )
         session = _onnxruntime(file, options.threads)
         runs[f"onnxruntime, {name}"] = lambda s=session: s.run(None, {"images": images})
         if options.openvino:
             portable = folder / f"{len(runs)}-portable.onnx"
-            export(model, portable, ops="portable", rewrites=rewrites, batch=options.batch)
+            export(
+                model,
+                portable,
+                ExportOptions(ops="portable", batch=options.batch, no_rewrite=left_out),
+            )
             compiled = _openvino(portable, options.threads)
             runs[f"openvino, {name}"] = lambda c=compiled: list(c(images).values())
     wanted = next(iter(runs.values()))()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from capsedge.exporters.export import export
+    from capsedge.exporters.export_options import ExportOptions
     from capsedge.exporters.export_report import ExportReport
     from capsedge.exporters.tensorrt.build import BuildReport, build
     from capsedge.importers.import_checkpoint import ImportReport, import_checkpoint
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.profiling.profile import ProfileReport, profile
     from capsedge.runtime.routing_trace import Trace, TracedLayer
     from capsedge.runtime.session import Session
+    from capsedge.runtime.user_metadata import Description
     from capsedge.serving.batch.batch import BatchReport, batch
     from capsedge.serving.deploy.deployment import KServeDeployment, TritonDeployment, WebDeployment
     from capsedge.serving.deploy.kserve import deploy_kserve
@@ -79,7 +81,9 @@ _HOMES = {
     "EngineInspection": "capsedge.runtime.inspection",
     "Outputs": "capsedge.runtime.metadata",
     "Preprocessing": "capsedge.runtime.metadata",
+    "Description": "capsedge.runtime.user_metadata",
     "export": "capsedge.exporters.export",
+    "ExportOptions": "capsedge.exporters.export_options",
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.quantize",
     "QuantizationReport": "capsedge.calibration.quantization_report",
@@ -126,11 +130,13 @@ __all__ = [
     "CapsedgeError",
     "CascadeReport",
     "Certificate",
+    "Description",
     "EngineInspection",
     "Ensemble",
     "EnsembleCertificate",
     "EnvironmentProblem",
     "ExitCode",
+    "ExportOptions",
     "ExportReport",
     "ImportReport",
     "Inspection",

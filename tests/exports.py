@@ -29,6 +29,17 @@ class Exported(NamedTuple):
     report: ExportReport
 
 
+def arguments(**given: Any) -> dict[str, Any]:
+    """The options of an export and what its file says of itself, by name, as the arguments of `export`."""
+    import capsedge
+
+    found: dict[str, Any] = {}
+    for name, kind in (("options", capsedge.ExportOptions), ("description", capsedge.Description)):
+        own = {k: given.pop(k) for k in [*given] if k in kind.__dataclass_fields__}
+        found |= {name: kind(**own)} if own else {}
+    return found | given
+
+
 class Exports:
     """Call it with a network and the options of `capsedge.export`; equal calls get the same file.
 
@@ -62,7 +73,8 @@ class Exports:
             if not report.exists():
                 folder.mkdir(exist_ok=True)
                 save_checkpoint(model, checkpoint)
-                made = capsedge.export(model, path, checkpoint_sha256=sha256(checkpoint), **options)
+                given = arguments(checkpoint_sha256=sha256(checkpoint), **options)
+                made = capsedge.export(model, path, **given)
                 path.chmod(0o444)
                 checkpoint.chmod(0o444)
                 report.write_bytes(pickle.dumps(made))

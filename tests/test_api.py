@@ -75,7 +75,7 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
 ) -> None:
     target = tmp_path / "m.onnx"
     with pytest.raises(capsedge.ParityError) as caught:
-        capsedge.export(network("em"), target, atol=1e-12, rtol=0.0)
+        capsedge.export(network("em"), target, capsedge.ExportOptions(tolerance=(1e-12, 0.0)))
     report = caught.value.report
     assert isinstance(report, capsedge.ExportReport)
     assert not report.passed

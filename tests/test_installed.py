@@ -83,7 +83,7 @@ VERBS: dict[str, tuple[list[str], int]] = {
     "inspect": (["inspect", MODEL, "--forecast"], 0),
     "see": (["see", MODEL, SAMPLE, "-o", "{out}/seen.png"], 0),
     "doctor": (["doctor"], 0),
-    "config": (["config", "--cflags", "--libs"], 0),
+    "config": (["config", "cflags", "libs"], 0),
     "profile": (["profile", MODEL, "--iterations", "5", "--duration", "0.1"], 0),
     "import": (
         ["import", "{data}/weights.pth", "--iters", "3", "-o", "{out}/new.safetensors"], 0

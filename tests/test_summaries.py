@@ -24,8 +24,8 @@ def path(exported: Exports) -> Path:
 
 
 def test_an_export(exported: Exports) -> None:
-    report = replace(exported(network("dynamic")).report, path=Path("other.onnx"), dry_run=True)
-    assert repr(report).startswith("<ExportReport other.onnx: ")
+    report = replace(exported(network("dynamic")).report, path=None)
+    assert repr(report).startswith("<ExportReport dry run: ")
     assert "PASSED" in repr(report)
     assert "not written (dry run)" in shown(report).text
 

@@ -55,6 +55,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
         for c in CALLS
         for k in STRANGE
         if k != "a value of type list" or c not in ("import_checkpoint", "load", "verify")
+        if k != "None" or c != "where export writes"  # a dry run
     ],
 )
 def test_what_is_not_a_file_is_named(call: str, kind: str) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import capsedge
 from capsedge.datasets import ImageSet, read_images, read_split
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.evaluate import evaluation_pairs, normalize, to_input
@@ -74,7 +75,7 @@ def test_the_file_is_the_export_of_its_checkpoint(name: str, tmp_path: Path) -> 
     assert metadata.routing == model.config.routing
     again = tmp_path / "again.onnx"
     extra = ("reconstruction",) if model.decoder is not None else ()
-    export(model, again, extra_outputs=extra)
+    export(model, again, ExportOptions(extra_outputs=extra))
     assert onnx.load(again).graph == onnx.load(str(zoo_model(name))).graph
 
 
@@ -124,7 +125,7 @@ def test_parity_on_mnist(
 
     auto, portable = tmp_path / "auto.onnx", tmp_path / "portable.onnx"
     export(model, auto)
-    export(model, portable, ops="portable")
+    export(model, portable, ExportOptions(ops="portable"))
     images, name = x.numpy(), model.score_name
     found: dict[str, Scores] = {}
     for kind, path, ops in (

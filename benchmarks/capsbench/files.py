@@ -128,7 +128,7 @@ class Files:
 
     def _fp32(self, form: str) -> Path:
         from capsedge.exporters.export import export
-        from capsedge.graph import Rewrites
+        from capsedge.exporters.export_options import REWRITES, ExportOptions
 
         path = self._folder / f"{form}{'.pt2' if form == 'program' else '.onnx'}"
         if form == "checkpoint":
@@ -138,9 +138,9 @@ class Files:
         if form == "fused":
             export(self.model, path)
         elif form == "plain":
-            export(self.model, path, ops="portable", rewrites=Rewrites.none())
+            export(self.model, path, ExportOptions(ops="portable", no_rewrite=tuple(REWRITES)))
         elif form == "single":
-            export(self.model, path, target="litert")
+            export(self.model, path, ExportOptions(target="litert"))
         else:
             write_program(self.model, self.images[:1], path)
         return path

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -21,6 +22,7 @@ from capsedge.cli._output import say
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
+from capsedge.options import bounds, within, words
 
 NAME = "capsedge"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -40,48 +42,53 @@ class Value(_Kind):
     Attributes:
         kind: `str`, `Path`, `int` or `float`.
         low, high: the bounds of a number.
+        choices: the words that a text can be; any if empty.
+        listed: whether it is a tuple of values, separated by commas.
     """
 
-    def __init__(self, kind: type, low: float | None, high: float | None) -> None:
-        self.kind, self.low, self.high = kind, low, high
+    def __init__(self, kind: type, declared: Option | Argument, listed: bool = False) -> None:
+        self.kind, self.listed, self.choices = kind, listed, declared.choices
+        self.low, self.high = getattr(declared, "min", None), getattr(declared, "max", None)
+        self._parse = getattr(declared, "parse", None) or kind
         self.name = {str: "text", Path: "path", int: "integer", float: "number"}[kind]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """The text of the command line as a value of the kind."""
+        if self.listed:
+            return tuple(self._converted(word, param) for word in words(value))
+        return self._converted(value, param)
+
+    def _converted(self, value: Any, param: Any) -> Any:
+        if self.choices and value not in self.choices:
+            raise UsageError(
+                f"Invalid {_label(param)} {value!s:.40}.",
+                "",
+                f"Choose one of: {', '.join(self.choices)}.",
+            )
         try:
-            found = self.kind(value)
+            found = self._parse(value)
+        except UsageError:
+            raise
         except (ValueError, TypeError):
             self._refuse(value, param)
-        bounds = (self.low, self.high)
-        if any(bound is not None for bound in bounds):
-            # Written so that NaN is refused.
-            above, below = (
-                b is None or c for b, c in zip(bounds, self._within(found), strict=True)
-            )
-            if not (above and below):
-                self._refuse(value, param)
+        if not within(found, self.low, self.high):
+            self._refuse(value, param)
         return found
-
-    def _within(self, found: Any) -> tuple[bool, bool]:
-        low, high = self.low, self.high
-        return low is None or found >= low, high is None or found <= high
 
     def _refuse(self, value: object, param: Any) -> NoReturn:
         raise UsageError(
             f"Invalid {_label(param)} {value}.",
-            f"It takes {'a whole number' if self.kind is int else 'a number'}{self.bounds()}.",
+            f"It takes {'a whole number' if self.kind is int else 'a number'}{self._bounds()}.",
             f"For example: {_label(param)} {self._example(param)}."
             if isinstance(param, VerbOption)
             else "",
         )
 
-    def bounds(self) -> str:
-        """The bounds in words, after the kind of number."""
-        if self.low is not None and self.high is not None:
-            return f" from {self.low:g} to {self.high:g}"
-        if self.low is not None:
-            return f" of at least {self.low:g}"
-        return "" if self.high is None else f" of at most {self.high:g}"
+    def _bounds(self) -> str:
+        if self.low is None and self.high is None:
+            return ""
+        between = self.low is not None and self.high is not None
+        return f" {'' if between else 'of '}{bounds(self.low, self.high)}"
 
     def _example(self, param: Any) -> str:
         default = param.preset
@@ -250,11 +257,11 @@ def _command(path: str, verb: Verb) -> Command:
     signature = inspect.signature(declared, eval_str=True)
     parameters = [_parameter(path, parameter) for parameter in signature.parameters.values()]
     judged = _paths.checked_paths(declared)
-    presets = {p.name: p.preset for p in parameters}
+    by_name = {p.name: p for p in parameters}
 
     @functools.wraps(declared)
     def run(**values: Any) -> None:
-        judged(**{name: _value(value, presets[name]) for name, value in values.items()})
+        judged(**{name: _value(value, by_name[name]) for name, value in values.items()})
 
     return Command(
         path.rpartition(" ")[2],
@@ -266,11 +273,17 @@ def _command(path: str, verb: Verb) -> Command:
     )
 
 
-def _value(value: Any, preset: Any) -> Any:
-    """What a verb receives: a list for several values, its default for none."""
+def _value(value: Any, parameter: VerbOption | VerbArgument) -> Any:
+    """What a verb receives: a list or a tuple for several values, its default for none."""
     if value is None or value == ():
-        return preset
-    return list(value) if isinstance(value, tuple) else value
+        return parameter.preset
+    if getattr(parameter.type, "listed", False):
+        return tuple(itertools.chain.from_iterable(value))
+    return list(value) if isinstance(value, tuple) and _repeated(parameter) else value
+
+
+def _repeated(parameter: VerbOption | VerbArgument) -> bool:
+    return parameter.nargs != 1 or bool(getattr(parameter, "multiple", False))
 
 
 def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgument:
@@ -279,23 +292,26 @@ def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgu
     required = parameter.default is parameter.empty
     preset = None if required else parameter.default
     kinds = [k for k in typing.get_args(kind) if k is not type(None)]
-    if kinds and typing.get_origin(kind) is not list:
+    if kinds and typing.get_origin(kind) not in (list, tuple):
         (kind,) = kinds  # of `X | None`
-    several = typing.get_origin(kind) is list
-    kind = typing.get_args(kind)[0] if several else kind
+    origin = typing.get_origin(kind)
+    kind = typing.get_args(kind)[0] if origin in (list, tuple) else kind
     settings: dict[str, Any] = {
         "required": required,
         "shell_complete": functools.partial(_complete, path),
     }
     if isinstance(declared, Argument):
-        settings |= {"type": Value(kind, None, None), "nargs": -1 if several else 1}
+        settings |= {"type": Value(kind, declared), "nargs": -1 if origin is list else 1}
         return VerbArgument(declared, parameter.name, preset, **settings)
     settings["help"] = declared.help
     if kind is bool:
         return VerbOption(
             declared, parameter.name, preset, is_flag=True, default=preset, **settings
         )
-    settings |= {"type": Value(kind, declared.min, declared.max), "multiple": several}
+    settings |= {
+        "type": Value(kind, declared, listed=origin is tuple),
+        "multiple": origin in (list, tuple),
+    }
     return VerbOption(declared, parameter.name, preset, **settings)
 
 
@@ -305,8 +321,7 @@ def _complete(
     """What a shell offers for a parameter."""
     from capsedge.cli._completion import offered
 
-    is_path = isinstance(param.type, Value) and param.type.kind is Path
-    return offered(path, str(param.name), is_path, ctx, start)
+    return offered(path, param, ctx, start)
 
 
 def _label(param: click.Parameter) -> str:

@@ -100,12 +100,6 @@ def _boards(_: click.Context) -> Iterable[str]:
     return DEVICES
 
 
-def _rewrites(_: click.Context) -> Iterable[str]:
-    from capsedge.cli.export import REWRITES
-
-    return REWRITES
-
-
 # By the name of a parameter; where verbs differ, by verb and parameter.
 NAMES: Mapping[str, Known] = {
     "criterion": ("taylor", "look-ahead"),
@@ -113,23 +107,15 @@ NAMES: Mapping[str, Known] = {
     "family": tuple(_VARIANTS),
     "method": ("minmax", "percentile", "entropy", "mse"),
     "name": _trained,
-    "no_rewrite": _rewrites,
     "ops": words.OPS,
-    "order": words.ORDERS,
     "pairs": ("none", "overlap", "diverse"),
-    "per_image": words.PER_IMAGE[1:],
-    "pixel_range": tuple(words.PIXEL_RANGES),
     "plugin": words.PLUGIN_CHOICES,
     "precision": words.QUANTIZE_PRECISIONS,
     "prefer": ("size", "speed"),
     "provider": words.PROVIDERS,
-    "resize": words.RESIZE_RULES,
     "routing": words.ZOO_ROUTINGS,
-    "runtime": words.RUNTIMES,
     "schedule": ("one-cycle", "exponential", "multistep"),
-    "score_kind": words.SCORE_KINDS,
     "target": words.QUANTIZE_TARGETS,
-    "task": ("classification", *words.TASKS[1:]),
     "variant": _variants,
     "batch cluster": ("auto",),
     "batch model": _trained,
@@ -154,7 +140,6 @@ NAMES: Mapping[str, Known] = {
 # Several names that commas separate.
 LISTS: Mapping[str, Known] = {
     "compare": words.PEERS,
-    "extra": words.EXTRA_OUTPUTS,
     "what": (
         *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
         *("responsibilities", "capsules", "hardest"),
@@ -184,18 +169,21 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("module", "reference_code"), ("py",)),
     "files": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors", "npz", "h5", "keras"),
     "file": (*_MODEL_FILES, "safetensors"),
-    "inputs": ("npz", "npy"),
+    **dict.fromkeys(("inputs", "check_inputs"), ("npz", "npy")),
     "key_map": ("toml",),
     "weights": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors"),
 }
 
 
 def offered(
-    verb: str, parameter: str, is_path: bool, ctx: click.Context, incomplete: str
+    verb: str, parameter: click.Parameter, ctx: click.Context, incomplete: str
 ) -> list[CompletionItem]:
     """What a shell offers for a parameter that has been typed so far."""
-    keys = (f"{verb} {parameter}", parameter)
+    keys = (f"{verb} {parameter.name}", str(parameter.name))
     lists, names = (next((t[k] for k in keys if k in t), ()) for t in (LISTS, NAMES))
+    is_path = getattr(parameter.type, "kind", None) is Path
+    if choices := getattr(parameter.type, "choices", ()):
+        lists, names = (choices, ()) if getattr(parameter.type, "listed", False) else ((), choices)
     before, comma, start = incomplete.rpartition(",") if lists else ("", "", incomplete)
     known = lists or names
     found = [

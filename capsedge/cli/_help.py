@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,15 @@ _GATES = "Limits"
 # none is under "Options". Groups that several verbs declare in the same way name themselves (`Option.panel`).
 _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("threads", "ops", "device", "provider"), _RUNNING),
-    **dict.fromkeys(("atol", "rtol", "min_agreement", "max_drop", "max_error"), _GATES),
+    **dict.fromkeys(
+        ("atol", "rtol", "tolerance", "min_agreement", "max_drop", "max_error"), _GATES
+    ),
     **dict.fromkeys(("batch cluster", "serve batch", "serve wait", "sweep threads"), _RUNNING),
-    **dict.fromkeys(("cascade max_share", "export inputs"), _GATES),
+    **dict.fromkeys(("cascade max_share", "export check_inputs"), _GATES),
     **dict.fromkeys(("export ops", "quantize ops", "deploy triton ops"), "Options"),
     **dict.fromkeys(("train threads", "prune threads", "deploy triton device"), "Options"),
     **dict.fromkeys(
-        (f"export {n}" for n in ("model", "checkpoint", "routing", "iters")), "Network"
+        (f"export {n}" for n in ("model", "checkpoint", "routing", "iterations")), "Network"
     ),
     **dict.fromkeys(
         (f"export {n}" for n in ("freeze_couplings", "calib_data", "calib_images")),
@@ -179,15 +182,30 @@ def _explained_parameter(parameter: Any) -> str:
     if getattr(parameter, "multiple", False):
         notes.append("repeatable")
     low, high = (getattr(parameter.type, name, None) for name in ("low", "high"))
+    if words := _unmentioned(parameter):
+        notes.append(", ".join(words))
     if low is not None or high is not None:
         notes.append(
             ("" if low is None else f"{low:g} <= ")
             + _KINDS[parameter.type.name]
             + ("" if high is None else f" <= {high:g}")
         )
-    preset = getattr(parameter, "preset", None)
-    if preset not in (None, "", False) and not getattr(parameter, "is_flag", False):
+    if preset := shown_default(parameter):
         notes.append(f"default: {preset}")
     if parameter.required:
         notes.append("required")
     return f"{parameter.help}  [{'; '.join(notes)}]" if notes else str(parameter.help)
+
+
+def _unmentioned(parameter: Any) -> tuple[str, ...]:
+    """The choices of a parameter, unless its help explains them one by one."""
+    choices: tuple[str, ...] = getattr(parameter.type, "choices", ())
+    return () if set(choices) <= set(re.findall(r"[\w-]+", parameter.help or "")) else choices
+
+
+def shown_default(parameter: Any) -> str:
+    """The default as it is typed; empty for none."""
+    preset = getattr(parameter, "preset", None)
+    if preset in (None, "", False, ()) or getattr(parameter, "is_flag", False):
+        return ""
+    return ",".join(f"{part:g}" for part in preset) if isinstance(preset, tuple) else str(preset)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from capsedge.cli._options import words
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS_DATA, READS_LIST
+from capsedge.cli._paths import READS_DATA
 from capsedge.errors import UsageError
+from capsedge.options import Options, option, words
 from capsedge.runtime.files import reading
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import (
@@ -25,92 +25,93 @@ from capsedge.spec.vocabularies import (
 _PANEL = "Metadata of the file"
 
 
-def _option(name: str, text: str) -> Any:
-    return Option(f"--{name}", help=text, panel=_PANEL)
-
-
 Typical = Annotated[
     Path | None,
-    _option(
-        "typical-data",
-        "Images like those of training: a data set folder, npz, idx or images. The file then "
+    Option(
+        "--typical-data",
+        help="Images like those of training: a data set folder, npz, idx or images. The file then "
         "recognizes images without visible content.",
+        panel=_PANEL,
     ),
     READS_DATA,
 ]
 
 
 @dataclass(frozen=True)
-class MetadataOptions:
+class MetadataOptions(Options):
     """The metadata of a file."""
 
-    classes: Annotated[
-        Path | None,
-        _option("classes", "Names of the classes: a text file with one per line, or a,b,c."),
-        READS_LIST,
-    ] = None
-    task: Annotated[str | None, _option("task", "classification, multi-label or regression.")] = (
-        None
+    classes: Path | None = option(
+        None,
+        "Names of the classes: a text file with one per line, or a,b,c.",
+        path="list",
+        panel=_PANEL,
     )
-    size: Annotated[
-        str | None,
-        _option(
-            "size", "Input height and width, such as 28x28; by default those that the graph fixes."
-        ),
-    ] = None
-    pixel_range: Annotated[
-        str | None,
-        _option("range", "Pixels in training: 0-1 (the default), 0-255 or -1-1."),
-    ] = None
-    mean: Annotated[
-        str | None,
-        _option(
-            "mean", "Mean to subtract, on the scale of --range: one number, or one per channel."
-        ),
-    ] = None
-    std: Annotated[str | None, _option("std", "Standard deviation to divide by, after --mean.")] = (
-        None
+    task: str | None = option(
+        None,
+        "classification (or single-label), multi-label or regression.",
+        choices=TASK_CHOICES,
+        panel=_PANEL,
     )
-    per_image: Annotated[
-        str | None,
-        _option(
-            "per-image",
-            "Normalize each image by itself: standardize, or min-max (stretch to the full range).",
-        ),
-    ] = None
-    order: Annotated[
-        str | None, _option("order", "Order of the input's channels: RGB, or BGR as in OpenCV.")
-    ] = None
-    resize: Annotated[
-        str | None,
-        _option(
-            "resize", "How images are brought to the input size: stretch, pad, crop or center."
-        ),
-    ] = None
-    scores: Annotated[
-        str | None,
-        _option("scores", "Output that decides the class, if it is not called lengths or logits."),
-    ] = None
-    score_kind: Annotated[
-        str | None,
-        _option(
-            "score-kind",
-            "What that output holds: length, logits or probability; by default inferred from its values.",
-        ),
-    ] = None
-    poses: Annotated[
-        str | None,
-        _option("poses", "Output with a pose for each class, if it is not called poses."),
-    ] = None
-    values: Annotated[
-        str | None, _option("values", "Outputs that hold a regression's values; all by default.")
-    ] = None
-    outputs: Annotated[
-        str | None, _option("outputs", "Names of a regression's values, such as yaw,pitch,roll.")
-    ] = None
-    units: Annotated[
-        str | None, _option("units", "Their units: one for all, such as degrees, or one for each.")
-    ] = None
+    size: str | None = option(
+        None,
+        "Input height and width, such as 28x28; by default those that the graph fixes.",
+        panel=_PANEL,
+    )
+    pixel_range: str | None = option(
+        None,
+        "Pixels in training: 0-1 (the default), 0-255 or -1-1.",
+        "--range",
+        choices=tuple(PIXEL_RANGES),
+        panel=_PANEL,
+    )
+    mean: str | None = option(
+        None,
+        "Mean to subtract, on the scale of --range: one number, or one per channel.",
+        panel=_PANEL,
+    )
+    std: str | None = option(None, "Standard deviation to divide by, after --mean.", panel=_PANEL)
+    per_image: str | None = option(
+        None,
+        "Normalize each image by itself: standardize, or min-max (stretch to the full range).",
+        choices=PER_IMAGE[1:],
+        panel=_PANEL,
+    )
+    order: str | None = option(
+        None,
+        "Order of the input's channels: RGB, or BGR as in OpenCV.",
+        choices=ORDERS,
+        panel=_PANEL,
+    )
+    resize: str | None = option(
+        None,
+        "How images are brought to the input size: stretch, pad, crop or center.",
+        choices=RESIZE_RULES,
+        panel=_PANEL,
+    )
+    scores: str | None = option(
+        None,
+        "Output that decides the class, if it is not called lengths or logits.",
+        panel=_PANEL,
+    )
+    score_kind: str | None = option(
+        None,
+        "What that output holds: length, logits or probability; by default inferred from its values.",
+        choices=SCORE_KINDS,
+        panel=_PANEL,
+    )
+    poses: str | None = option(
+        None, "Output with a pose for each class, if it is not called poses.", panel=_PANEL
+    )
+    values: str | None = option(
+        None, "Outputs that hold a regression's values; all by default.", panel=_PANEL
+    )
+    outputs: str | None = option(
+        None, "Names of a regression's values, such as yaw,pitch,roll.", panel=_PANEL
+    )
+    units: str | None = option(
+        None, "Their units: one for all, such as degrees, or one for each.", panel=_PANEL
+    )
 
     def keywords(self) -> dict[str, Any]:
         """The keywords ``class_names``, ``preprocessing``, ``task`` and ``outputs`` of `capsedge.export`.
@@ -124,8 +125,6 @@ class MetadataOptions:
 def _keywords(**options: Any) -> dict[str, Any]:
     from capsedge.runtime.metadata import Outputs
 
-    _known("task", options["task"], TASK_CHOICES)
-    _known("score-kind", options["score_kind"], SCORE_KINDS)
     lists = {name: _list(name, options[name]) for name in ("values", "outputs", "units")}
     outputs = Outputs(
         options["scores"] or "", options["score_kind"] or "", options["poses"] or "",
@@ -138,11 +137,6 @@ def _keywords(**options: Any) -> dict[str, Any]:
         "outputs": outputs if outputs != Outputs() else None,
     }
     return {name: value for name, value in declared.items() if value is not None}
-
-
-def _known(option: str, value: str | None, known: tuple[str, ...]) -> None:
-    if value is not None and value not in known:
-        raise UsageError(f"Invalid --{option} {value}.", "", f"Choose one of: {', '.join(known)}.")
 
 
 def _list(option: str, text: str | None) -> tuple[str, ...]:
@@ -208,7 +202,6 @@ def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
         changes["height"], changes["width"] = _size(options["size"])
     if any(options[name] is not None for name in ("pixel_range", "mean", "std")):
         chosen = "0-1" if options["pixel_range"] is None else options["pixel_range"]
-        _known("range", chosen, tuple(PIXEL_RANGES))
         scale, offset = PIXEL_RANGES[chosen]
         mean = _numbers("mean", "0" if options["mean"] is None else options["mean"])
         std = _numbers("std", "1" if options["std"] is None else options["std"])
@@ -217,8 +210,7 @@ def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
                 "Invalid --std 0.", "Pixels are divided by this value.", "Use another number."
             )
         changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
-    for name, known in (("per_image", PER_IMAGE[1:]), ("order", ORDERS), ("resize", RESIZE_RULES)):
-        _known(name.replace("_", "-"), options[name], known)
+    for name in ("per_image", "order", "resize"):
         if options[name] is not None:
             changes[name] = options[name]
     if options["per_image"] == "standardize":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import sys
-import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, READS_CODE, PathRole
+from capsedge.cli._paths import READS, ROLES, PathRole
 from capsedge.errors import UsageError
+from capsedge.options import Declared, Options, declared, option
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
@@ -105,11 +104,6 @@ def iteration_counts(text: str) -> list[int]:
     return found
 
 
-def words(text: str) -> list[str]:
-    """The words of an option that takes several, separated by commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def exclude(**options: object) -> None:
     """Refuse options that cannot be used together.
 
@@ -127,46 +121,45 @@ def exclude(**options: object) -> None:
         )
 
 
-# --- Groups of options: the fields of a dataclass, which a verb takes as one parameter ---
+# --- Dataclasses of options, each of which a verb takes as one parameter ---
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The verb with an option for each field of the parameters that are dataclasses.
-
-    A field is declared as a parameter is: ``name: Annotated[kind, Option(...)] = default``.
-    """
+    """The verb with an option for each field of the parameters that are dataclasses of options."""
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
-    declared = inspect.signature(command, eval_str=True).parameters
-    groups: dict[str, Any] = {
-        n: p.annotation for n, p in declared.items() if dataclasses.is_dataclass(p.annotation)
+    given = inspect.signature(command, eval_str=True).parameters
+    groups = {
+        name: [each for each in declared(p.annotation) if each.option.names]
+        for name, p in given.items()
+        if isinstance(p.annotation, type) and issubclass(p.annotation, Options)
     }
     parameters: list[inspect.Parameter] = []
-    for parameter in declared.values():
-        if parameter.name not in groups:
-            parameters.append(parameter)
-            continue
-        kind = groups[parameter.name]
-        options = typing.get_type_hints(kind, include_extras=True)
-        parameters += [
-            inspect.Parameter(
-                f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=options[f.name]
-            )
-            for f in dataclasses.fields(kind)
-        ]
+    for parameter in given.values():
+        own = [_parameter(each) for each in groups.get(parameter.name, ())]
+        parameters += own or [parameter.replace(kind=parameter.KEYWORD_ONLY)]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
         made = {
-            name: kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
-            for name, kind in groups.items()
+            name: given[name].annotation(**{each.name: values.pop(each.name) for each in group})
+            for name, group in groups.items()
         }
         command(**values, **made)
 
     del run.__wrapped__  # its signature is another
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return run
+
+
+def _parameter(each: Declared) -> inspect.Parameter:
+    """A field of a dataclass of options as a parameter of a verb."""
+    kind: Any = str if each.option.parse else each.kind
+    kind = tuple[kind, ...] if each.several else kind
+    roles = [ROLES[each.option.path]] if each.option.path else []
+    annotation = Annotated[(kind, each.option, *roles)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(each.name, keyword, default=each.default, annotation=annotation)
 
 
 # --- Options that name a network of the user's own, for the verbs that run PyTorch ---
@@ -175,38 +168,27 @@ _PANEL = "Your own network"
 
 
 @dataclass(frozen=True)
-class UserModuleOptions:
+class UserModuleOptions(Options):
     """``--module`` and its companion options."""
 
-    module: Annotated[
-        str | None,
-        Option(
-            "--module",
-            help=(
-                "Your own PyTorch code, which is run: capsnet.py:CapsNet or "
-                "package.module:CapsNet. The name is a class, or a function that returns a module."
-            ),
-            panel=_PANEL,
-        ),
-        READS_CODE,
-    ] = None
-    weights: Annotated[
-        Path | None,
-        Option(
-            "--weights",
-            help="Weights for --module: .pt, .pth, .tar, .chkpt, .ckpt, .bin or .safetensors.",
-            panel=_PANEL,
-        ),
-        READS,
-    ] = None
-    args: Annotated[
-        str,
-        Option(
-            "--args",
-            help="Arguments of --module as JSON: an object of named arguments, or an array.",
-            panel=_PANEL,
-        ),
-    ] = ""
+    module: str | None = option(
+        None,
+        "Your own PyTorch code, which is run: capsnet.py:CapsNet or package.module:CapsNet. The name is a "
+        "class, or a function that returns a module.",
+        panel=_PANEL,
+        path="code",
+    )
+    weights: Path | None = option(
+        None,
+        "Weights for --module: .pt, .pth, .tar, .chkpt, .ckpt, .bin or .safetensors.",
+        panel=_PANEL,
+        path="reads",
+    )
+    args: str = option(
+        "",
+        "Arguments of --module as JSON: an object of named arguments, or an array.",
+        panel=_PANEL,
+    )
 
     def spec(self, **others: object) -> UserModuleSpec | None:
         """The user's module; None without ``--module``.

@@ -134,7 +134,7 @@ VERBS = {
         "config:command",
         "Print flags and folders for building C and C++ programs.",
         LOOK,
-        "gcc main.c $(capsedge config --cflags --libs)",
+        "gcc main.c $(capsedge config cflags libs)",
     ),
     "doctor": Verb(
         "doctor:command",

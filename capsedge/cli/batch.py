@@ -14,6 +14,7 @@ from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
 from capsedge.cli.infer import Invert, Provider
 from capsedge.errors import ExitCode
+from capsedge.options import words
 
 _LINES = 10_000  # images between lines of progress, where their number is not known
 
@@ -112,7 +113,7 @@ def command(
     # Ray prints messages of the cluster, and standard output is for the result.
     with redirect_stdout(sys.stderr), _progress() as progress, _resumable():
         report = batch(
-            model, source, output, column=column, outputs=_options.words(outputs), invert=invert,
+            model, source, output, column=column, outputs=words(outputs), invert=invert,
             resume=resume, force=force, cluster=cluster, threads=threads, ops=ops, device=device,
             provider=provider, progress=progress,
         )  # fmt: skip

@@ -3,50 +3,39 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import grouped
-from capsedge.cli._parameters import Option
+from capsedge.cli._parameters import Argument
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.native_library import Embedding
 
 
-def _flag(name: str, text: str) -> Any:
-    return Option(f"--{name}", help=text)
-
-
-@dataclass(frozen=True)
-class ConfigOptions:
-    """The chosen facts; everything, as a table, if nothing is chosen."""
-
-    cflags: Annotated[bool, _flag("cflags", "Flags for the compiler.")] = False
-    libs: Annotated[bool, _flag("libs", "Flags for the linker, --rpath included.")] = False
-    rpath: Annotated[
-        bool, _flag("rpath", "Linker flag by which programs find the library at run time.")
-    ] = False
-    includedir: Annotated[bool, _flag("includedir", "Folder of the headers.")] = False
-    libdir: Annotated[bool, _flag("libdir", "Folder of libcapsedge.so.")] = False
-    cmakedir: Annotated[bool, _flag("cmakedir", "Folder for -Dcapsedge_DIR=.")] = False
-    pkgconfigdir: Annotated[bool, _flag("pkgconfigdir", "Folder for PKG_CONFIG_PATH.")] = False
-    examples: Annotated[bool, _flag("examples", "Folder of the example programs.")] = False
-    models: Annotated[bool, _flag("models", "Folder of the ONNX files of the package.")] = False
-    samples: Annotated[bool, _flag("samples", "Folder of the package's sample images.")] = False
-    version: Annotated[bool, _flag("version", "Version of headers and library.")] = False
-
-
+WORDS = (
+    *("cflags", "libs", "rpath", "includedir", "libdir", "cmakedir", "pkgconfigdir", "examples"),
+    *("models", "samples", "version"),
+)
 FLAGS = ("cflags", "libs", "rpath")  # printed on one line, quoted for a shell
+Words = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="WORD...",
+        help="cflags: flags for the compiler; libs: for the linker, with rpath, by which programs find the "
+        "library at run time; the folders includedir (headers), libdir (libcapsedge.so), cmakedir (for "
+        "-Dcapsedge_DIR=), pkgconfigdir (for PKG_CONFIG_PATH), examples (programs), models (ONNX files) and "
+        "samples (images); version: of headers and library. Without a word, all as a table.",
+        choices=WORDS,
+    ),
+]
 
 
-@grouped
-def command(options: ConfigOptions, as_json: _options.Json = False) -> None:
+def command(words: Words = None, as_json: _options.Json = False) -> None:
     """Print flags and folders for building C and C++ programs.
 
-    Flags are printed on one line, quoted for a shell: cc app.c $(capsedge config --cflags --libs).
+    Flags are printed on one line, quoted for a shell: cc app.c $(capsedge config cflags libs).
     """
-    chosen = [name for name, on in vars(options).items() if on]
+    chosen = [word for word in WORDS if word in (words or ())]
     places = _paths()
     if chosen and not set(chosen) - set(places) and not as_json:
         for name in chosen:

@@ -20,6 +20,7 @@ from capsedge.cli._paths import (
     file_or_name,
 )
 from capsedge.errors import UsageError
+from capsedge.options import words
 from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def kserve(
         output,
         storage=storage,
         name=name,
-        models=_options.words(load),
+        models=words(load),
         cpus=cpus,
         memory=memory,
         replicas=_range(replicas),

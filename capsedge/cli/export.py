@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from capsedge.cli import _options
 from capsedge.cli._metadata_options import MetadataOptions, Typical
 from capsedge.cli._options import UserModuleOptions, grouped
 from capsedge.cli._output import log, print_json, require, say, stage_reporter
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, READS_ARRAYS, READS_DATA, WRITES
+from capsedge.cli._paths import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
+from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.graph.fusion import by_reason
+from capsedge.options import Options, option
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
     from capsedge.models.user_module import UserModuleSpec
+    from capsedge.runtime.user_metadata import Description
 
-REWRITES = {
-    "first-pass": "first_pass_uniform",
-    "light-cone": "light_cone",
-    "dead-update": "dead_update",
-    "logit-free": "logit_free",
-}
 Routing = Annotated[
     str | None,
     Option("--routing", help="Which of the zoo's models: dynamic (the default), em or attention."),
@@ -34,20 +31,6 @@ Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The ONNX file; MODEL.onnx by default."),
     WRITES,
-]
-Extra = Annotated[
-    str,
-    Option(
-        "--with",
-        help=(
-            "Additional outputs, separated by commas: reconstruction, couplings, trace; with "
-            "--module only trace."
-        ),
-    ),
-]
-NoRewrite = Annotated[
-    list[str] | None,
-    Option("--no-rewrite", help=f"Leave out an exact rewrite: {', '.join(REWRITES)}."),
 ]
 Example = Annotated[
     str | None,
@@ -64,91 +47,32 @@ Example = Annotated[
 DryRun = Annotated[bool, Option("--dry-run", help="Do everything except write the file.")]
 
 
-@dataclass(frozen=True)
-class FormOptions:
-    """The form of the file."""
-
-    runtime: Annotated[
-        str | None,
-        Option(
-            "--for",
-            help=(
-                "Write the file for another runtime: openvino, litert or mnn. Sets --ops, --batch "
-                "and --opset."
-            ),
+CheckInputs = Annotated[
+    Path | None,
+    Option(
+        "--inputs",
+        help=(
+            "Your own inputs, .npy or .npz, batch first. They are compared too, and for hard "
+            "cases outside their range, a difference is only a warning."
         ),
-    ] = None
-    opset: Annotated[int | None, Option("--opset", help="ONNX opset, 18 to 21; 20 by default.")] = (
-        None
-    )
-    ops: Annotated[
-        str | None,
-        Option(
-            "--ops",
-            help="auto (the default): capsule operators with function bodies; fused: without bodies; "
-            "portable: standard operators only.",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None, Option("--batch", min=1, help="Fixed batch size, instead of a free one.")
-    ] = None
-    dynamic_batch: Annotated[
-        bool, Option("--dynamic-batch", help="Free batch size (the default).")
-    ] = False
-
-    def resolved(self) -> dict[str, Any]:
-        """The arguments of ``export``."""
-        from capsedge.graph.target_runtimes import resolve
-
-        _options.exclude(dynamic_batch=self.dynamic_batch, batch=self.batch)
-        found = resolve(self.runtime, self.ops, self.opset, self.batch, self.dynamic_batch)
-        return dict(zip(("ops", "opset", "batch"), found, strict=True))
+    ),
+    READS,
+]
 
 
 @dataclass(frozen=True)
-class ToleranceOptions:
-    """The comparison with PyTorch."""
-
-    atol: Annotated[float, Option("--atol", help="Absolute tolerance of the comparison.")] = 1e-5
-    rtol: Annotated[float, Option("--rtol", help="Tolerance relative to the length of a pose.")] = (
-        1e-4
-    )
-    inputs: Annotated[
-        Path | None,
-        Option(
-            "--inputs",
-            help=(
-                "Your own inputs, .npy or .npz, batch first. They are compared too, and for hard "
-                "cases outside their range, a difference is only a warning."
-            ),
-        ),
-        READS,
-    ] = None
-
-
-@dataclass(frozen=True)
-class FrozenOptions:
+class FrozenOptions(Options):
     """Frozen couplings, an approximation."""
 
-    freeze_couplings: Annotated[
-        bool,
-        Option(
-            "--freeze-couplings",
-            help=(
-                "Replace the routing by couplings averaged over --calib-data: an approximation, "
-                "whose error is measured."
-            ),
-        ),
-    ] = False
-    calib_data: Annotated[
-        Path | None,
-        Option("--calib-data", help="Data set folder, npz, idx or images for --freeze-couplings."),
-        READS_DATA,
-    ] = None
-    calib_images: Annotated[
-        int,
-        Option("--calib-images", min=2, help="Number of images drawn from --calib-data."),
-    ] = 512
+    freeze_couplings: bool = option(
+        False,
+        "Replace the routing by couplings averaged over --calib-data: an approximation, whose error is "
+        "measured.",
+    )
+    calib_data: Path | None = option(
+        None, "Data set folder, npz, idx or images for --freeze-couplings.", path="data"
+    )
+    calib_images: int = option(512, "Number of images drawn from --calib-data.", min=2)
 
     def check(self, converted: bool) -> None:
         """Refuse what does not go together.
@@ -165,27 +89,24 @@ class FrozenOptions:
         if self.freeze_couplings and converted:
             raise UsageError(
                 "Frozen couplings need a file with capsule operators.",
-                "--dry-run does not write it, and --ops portable, --ops fused and --for convert it.",
-                "Leave out --dry-run, --ops and --for.",
+                "--dry-run does not write it, and --ops portable, --ops fused and --target convert it.",
+                "Leave out --dry-run, --ops and --target.",
             )
 
 
 @grouped
 def command(
     user_module: UserModuleOptions,
-    form: FormOptions,
-    comparison: ToleranceOptions,
+    options: ExportOptions,
     frozen: FrozenOptions,
     described: MetadataOptions,
     model: _options.Model = None,
     checkpoint: _options.Checkpoint = None,
     routing: Routing = None,
     typical_data: Typical = None,
-    iters: _options.Iterations = None,
     example: Example = None,
+    check_inputs: CheckInputs = None,
     output: Output = None,
-    extra: Extra = "",
-    no_rewrite: NoRewrite = None,
     dry_run: DryRun = False,
     as_json: _options.Json = False,
 ) -> None:
@@ -194,36 +115,38 @@ def command(
     The file is compared with PyTorch before it is written. If a difference exceeds the tolerance, nothing
     is written and the exit code is 4.
     """
-    _check_iterations(iters)
-    frozen.check(dry_run or form.runtime is not None or form.ops not in (None, "auto"))
-    subject = user_module.spec(
-        model=model, checkpoint=checkpoint, routing=routing, iters=iters,
+    frozen.check(dry_run or options.target is not None or options.ops != "auto")
+    own = user_module.spec(
+        model=model, checkpoint=checkpoint, routing=routing, iters=options.iterations,
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
-    example = _example(subject, example, comparison.inputs)
+    example = _example(own, example, check_inputs)
     require(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    options = form.resolved() | asdict(comparison) | described.keywords()
-    options |= {"rewrites": _rewrites(no_rewrite or []), "typical": typical_data}
-    options["extra_outputs"] = _options.words(extra)
-    if subject is not None:
-        options["free_batch"] = form.dynamic_batch
-        _export_user_module(subject, str(example), output, options, dry_run, as_json)
-        return
-    options["iterations"] = iters
-    _export_known(model, checkpoint, routing, output, frozen, options, dry_run, as_json)
+    from capsedge.runtime.user_metadata import Description
+
+    description = Description(**described.keywords(), typical=typical_data)
+    job = _Job(options, description, check_inputs, output, dry_run, as_json)
+    if own is not None:
+        _export_user_module(own, str(example), job)
+    else:
+        _export_known(model, checkpoint, routing, frozen, job)
 
 
-def _export_user_module(
-    subject: UserModuleSpec,
-    example: str,
-    output: Path | None,
-    options: dict[str, Any],
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+class _Job(NamedTuple):
+    """What is the same for networks of the user's own and of the package."""
+
+    options: ExportOptions
+    description: Description
+    check_inputs: Path | None
+    output: Path | None
+    dry_run: bool
+    as_json: bool
+
+
+def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> None:
     from capsedge.exporters.export import export
     from capsedge.models.user_module import load_user_module, read_example
     from capsedge.runtime.files.writing import check_apart, sha256
@@ -237,33 +160,31 @@ def _export_user_module(
             f"warning: no --weights: exporting {own.name} with its initial weights (random weights "
             "are drawn with seed 0)."
         )
-    target = output or Path(f"{own.name.lower()}.onnx")
-    if own.code is not None and not dry_run:
+    target = job.output or Path(f"{own.name.lower()}.onnx")
+    if own.code is not None and not job.dry_run:
         check_apart([target], [own.code])
     checksum = sha256(own.weights) if own.weights else ""
-    options["checkpoint_sha256"] = checksum
     report = export(
         own.module,
-        target,
+        None if job.dry_run else target,
+        replace(job.options, checkpoint_sha256=checksum),
         example=inputs,
-        **options,
-        dry_run=dry_run,
-        progress=stage_reporter(as_json),
+        check_inputs=job.check_inputs,
+        description=job.description,
+        progress=stage_reporter(job.as_json),
     )
-    arrays = options["inputs"] or (Path(example) if example.endswith((".npy", ".npz")) else None)
-    exported = Exported(own.name, own.weights, subject, "preprocessing" in options, arrays)
-    _show(report, exported, as_json, {"weights_sha256": checksum})
+    arrays = job.check_inputs or (Path(example) if example.endswith((".npy", ".npz")) else None)
+    pictures = job.description.preprocessing is not None
+    exported = Exported(own.name, own.weights, subject, pictures, arrays)
+    _show(report, exported, job.as_json, {"weights_sha256": checksum})
 
 
 def _export_known(
     model: str | None,
     checkpoint: Path | None,
     routing: str | None,
-    output: Path | None,
     frozen: FrozenOptions,
-    options: dict[str, Any],
-    dry_run: bool,
-    as_json: bool,
+    job: _Job,
 ) -> None:
     from capsedge.exporters.export import export
     from capsedge.exporters.frozen_couplings import export_frozen
@@ -271,7 +192,7 @@ def _export_known(
     from capsedge.runtime.files.writing import sha256
 
     found = find_model(model, checkpoint, routing)
-    target = output or Path(f"{found.name}.onnx")
+    target = job.output or Path(f"{found.name}.onnx")
     default = model is None and checkpoint is None
     if default:
         log(
@@ -288,20 +209,26 @@ def _export_known(
             f"note: the batch is fixed to {found.model.config.fixed_batch}, because the author's code "
             "averages over the batch"
         )
-    options["checkpoint_sha256"] = sha256(found.checkpoint) if found.checkpoint else ""
+    checksum = sha256(found.checkpoint) if found.checkpoint else ""
+    options = replace(job.options, checkpoint_sha256=checksum)
     subject = Exported(found.name, found.checkpoint, default=default)
     if frozen.calib_data is None:
-        _show(export(found.model, target, **options, dry_run=dry_run), subject, as_json)
+        report = export(
+            found.model,
+            None if job.dry_run else target,
+            options,
+            check_inputs=job.check_inputs,
+            description=job.description,
+        )
+        _show(report, subject, job.as_json)
         return
-    made = export_frozen(found.model, target, frozen.calib_data, frozen.calib_images, **options)
+    made = export_frozen(
+        found.model, target, frozen.calib_data, frozen.calib_images, options,
+        check_inputs=job.check_inputs, description=job.description,
+    )  # fmt: skip
     for warning in made.warnings:
         log(f"warning: {warning}")
-    _show(made.report, subject, as_json, {"frozen_couplings": made.measured})
-
-
-def _check_iterations(iters: int | None) -> None:
-    if iters is not None and iters < 1:
-        raise UsageError(f"Routing cannot run {iters} iterations.", "", "Pass --iters 1 or more.")
+    _show(made.report, subject, job.as_json, {"frozen_couplings": made.measured})
 
 
 def _example(
@@ -323,18 +250,6 @@ def _example(
             "Leave it out.",
         )
     return example
-
-
-def _rewrites(left_out: list[str]) -> Any:
-    """The exact rewrites except those left out."""
-    from capsedge.graph import Rewrites
-
-    unknown = [name for name in left_out if name not in REWRITES]
-    if unknown:
-        raise UsageError(
-            f"Unknown rewrite '{unknown[0]}'.", "", f"Choose one of: {', '.join(REWRITES)}."
-        )
-    return Rewrites(**{REWRITES[name]: False for name in left_out})
 
 
 @dataclass(frozen=True)
@@ -415,7 +330,7 @@ def _print(report: ExportReport, subject: Exported) -> None:
     lines: dict[str, Any] = {
         "model": f"{subject.name} ({subject.weights or 'untrained weights'})"
         + (", the default: --module or --checkpoint names another" if subject.default else ""),
-        "file": f"{report.path}{' (not written: dry run)' if report.dry_run else ''}",
+        "file": str(report.path) if report.path else "not written (dry run)",
         "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
         "inputs": shapes(report.inputs),
         "outputs": shapes(report.outputs),

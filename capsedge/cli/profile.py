@@ -11,6 +11,7 @@ from capsedge.cli._output import print_table
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
+from capsedge.options import words
 from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.result_summary import check_chart
 
@@ -102,7 +103,7 @@ def command(
     from capsedge.runtime.profiling.profile import checked_limits
     from capsedge.runtime.zoo import default_model
 
-    peers = _options.words(compare)
+    peers = words(compare)
     check_installed(peers)
     source = user_module.spec(checkpoint=checkpoint)
     _check_peers(peers, checkpoint, peer_model, user_module.module)

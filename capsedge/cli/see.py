@@ -9,6 +9,7 @@ from capsedge.cli import _options, _output
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
+from capsedge.options import words
 
 if TYPE_CHECKING:
     from capsedge.viz.figure import Picture
@@ -120,8 +121,8 @@ def command(
     options = figure_kinds.FigureOptions(
         images=image_files(images or []),
         invert=invert,
-        labels=[_options.words(pair) for pair in label or ()],
-        forced=_options.words(force),
+        labels=[words(pair) for pair in label or ()],
+        forced=words(force),
         of=of,
         layer=layer,
         data=data,
@@ -130,7 +131,7 @@ def command(
     )
     session = load(model, device=device, threads=threads, ops=ops)
     several = output is not None and output.suffix.lower() == ".html"
-    names = figure_kinds.chosen(session, options, _options.words(what), several)
+    names = figure_kinds.chosen(session, options, words(what), several)
     if output is not None:
         check_picture(output, len(names))
     pictures = [figure_kinds.KINDS[name].compute(session, options) for name in names]

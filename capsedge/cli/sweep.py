@@ -11,6 +11,7 @@ from capsedge.cli._output import log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_DATA, WRITES, PathRole
 from capsedge.errors import UsageError
+from capsedge.options import words
 from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _check_picture(path: Path) -> None:
 
 
 def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
-    found = list(dict.fromkeys(_options.words(text)))
+    found = list(dict.fromkeys(words(text)))
     if not found or not set(found) <= set(known):
         raise UsageError(f"Invalid {option} {text}.", "", f"Choose one of: {', '.join(known)}.")
     return found

@@ -27,6 +27,7 @@ from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.writing import DATA, as_path
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.typical_input import TypicalInput, spans_of
+from capsedge.runtime.user_metadata import Description
 from capsedge.spec import limits
 
 TABLE, ARCHIVE = "targets.csv", "test.npz"
@@ -218,3 +219,15 @@ def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInp
         data = Path(path)
     given = data
     return functools.cache(lambda preprocessing: typical_input_from(given, preprocessing))
+
+
+def with_typical_images(description: Description | None) -> Description:
+    """A description whose ``typical`` images become the criterion once the preprocessing is known.
+
+    Raises:
+        UsageError: there is no such file, said before any work.
+    """
+    found = description or Description()
+    if found.typical is None or callable(found.typical):
+        return found
+    return replace(found, typical=typical_images(found.typical))

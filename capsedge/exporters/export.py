@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,21 +13,22 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from capsedge.datasets.regression_targets import Typical, typical_images
+from capsedge.datasets.regression_targets import with_typical_images
 from capsedge.errors import UsageError
 from capsedge.exporters import parity as checks
 from capsedge.exporters import subject as modules
-from capsedge.exporters.capture import capture
-from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
-from capsedge.exporters.flat_module import sized
-from capsedge.exporters.options import (
+from capsedge.exporters.arguments import (
     Inputs,
     batch_of,
     check_module,
-    check_options,
     check_parameters,
+    check_tolerance,
     user_inputs,
 )
+from capsedge.exporters.capture import capture
+from capsedge.exporters.export_options import REWRITES, ExportOptions
+from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
+from capsedge.exporters.flat_module import sized
 from capsedge.exporters.parity import accepted_inputs, diagnose
 from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import Subject
@@ -40,41 +41,24 @@ from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, Progress, lower
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
+from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
 from capsedge.spec.vocabularies import TRACE
 
-ATOL, RTOL = 1e-5, 1e-4
 
-
+@takes(ExportOptions)
 def export(
-    model: nn.Module,
-    path: Path | str,
+    module: nn.Module,
+    path: Path | str | None,
+    options: ExportOptions = ExportOptions(),
     *,
     example: Tensor | Sequence[Tensor] | None = None,
-    iterations: int | None = None,
-    opset: int | None = None,
-    ops: str | None = None,
-    batch: int | None = None,
-    free_batch: bool = False,
-    target: str | None = None,
-    extra_outputs: Sequence[str] = (),
-    output_names: Sequence[str] | None = None,
-    rewrites: Rewrites | None = None,
-    atol: float = ATOL,
-    rtol: float = RTOL,
-    inputs: Inputs | None = None,
-    metadata: ModelMetadata | None = None,
-    class_names: Sequence[str] | None = None,
-    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
-    task: str | None = None,
-    outputs: Outputs | None = None,
-    typical: Typical | None = None,
-    checkpoint_sha256: str = "",
-    dry_run: bool = False,
+    check_inputs: Inputs | None = None,
+    description: Description | None = None,
     progress: Progress = lambda _: None,
 ) -> ExportReport:
     """Export a capsule network to one self-contained ONNX file and verify it.
@@ -83,34 +67,15 @@ def export(
     compared with the module on random and hard inputs before anything is written.
 
     Args:
-        model: one of the package's models, or any module. Routing that is written with ``capsedge.ops``, or
+        module: one of the package's models, or any module. Routing that is written with ``capsedge.ops``, or
             as a loop of standard operations, becomes capsule operators.
-        path: the file to write.
+        path: the file to write; None to do everything except write it.
+        options: how it is written. Without ``batch``, the batch is free, or, for your own module, the size
+            that its code requires (a note says why).
         example: input of your own module: a tensor, or a tuple of tensors, batch first.
-        iterations: routing iterations, instead of the model's own (the package's models).
-        opset: of the standard operators, 18 to 21; 20 by default.
-        ops: ``auto`` (the default): capsule operators with function bodies; ``fused``: without;
-            ``portable``: standard operators only.
-        batch: fixed batch; by default the batch is free, or, for your own module, the size that its code
-            requires (a note says why).
-        free_batch: refuse a module whose batch cannot be free, instead of fixing it.
-        target: another runtime to write the file for, ``openvino``, ``litert`` or ``mnn``: sets the three
-            arguments above if they are left out.
-        extra_outputs: ``reconstruction``, ``couplings`` (the package's models), ``trace``.
-        output_names: output names of your own module, instead of those of its dict or named tuple.
-        rewrites: the exact rewrites to use; all by default.
-        atol, rtol: tolerance of the comparison, ``atol + rtol·size of the pose``.
-        inputs: your own inputs, which are compared too (a file, arrays, or a mapping by input name). For hard
-            cases outside their range, differences are then only warnings.
-        metadata: metadata for the file of your own module.
-        class_names: one name per class, for the metadata.
-        preprocessing: how an image becomes the input; a mapping changes some of the model's own.
-        task: ``single-label``, ``multi-label`` or ``regression``.
-        outputs: which outputs hold scores, poses or values, and the names and units of values.
-        typical: images as in training (`capsedge.datasets.typical_input_from`): predictions then report
-            images that are unlike all of them.
-        checkpoint_sha256: checksum of the checkpoint, for the metadata.
-        dry_run: do everything except write the file.
+        check_inputs: your own inputs, which are compared too (a file, arrays, or a mapping by input name).
+            For hard cases outside their range, differences are then only warnings.
+        description: classes, preprocessing, task, outputs and typical images, for the metadata.
         progress: called with a description of each step.
 
     Returns:
@@ -126,59 +91,57 @@ def export(
     Example:
         >>> model = capsedge.load_checkpoint("digits.safetensors")
         >>> capsedge.export(model, "digits.onnx").max_abs
+        >>> capsedge.export(model, "one-pass.onnx", capsedge.ExportOptions(iterations=1, opset=18))
     """
-    ops, opset, batch = resolve(target, ops, opset, batch)
-    check_options(opset, ops, batch, iterations, atol, rtol)
-    batch = batch_of(model, batch)
-    description = Description(class_names, preprocessing, task, outputs, typical_images(typical))
-    check_module(model)
+    check_module(module)
+    ops, opset, batch = resolve(options.target, options.ops, options.opset, options.batch)
+    atol, rtol = options.tolerance
+    check_tolerance(atol, rtol)
+    batch = batch_of(module, batch)
+    stated = with_typical_images(description)
     import_onnxruntime()  # what is missing is said before the work
-    path = as_path(path, OUTPUT)
-    if not dry_run:
+    if path is not None:
+        path = as_path(path, OUTPUT)
         check_writable(path)
-    check_parameters(model)
+    name = path or "the new file"
+    check_parameters(module)
     made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]] = []
-    ours = isinstance(model, CapsuleModel)
+    ours = isinstance(module, CapsuleModel)
     answering = contextlib.nullcontext() if ours else explain_module_errors(made)
 
     def prepared(batch: int | None) -> _Prepared:
-        subject = _subject(
-            model,
-            example,
-            iterations,
-            batch,
-            extra_outputs,
-            output_names,
-            metadata,
-            checkpoint_sha256,
-        )
-        said, declared = description, subject.metadata
+        subject = _subject(module, example, batch, options)
+        said, declared = stated, subject.metadata
         if said and declared is None:
-            declared = _no_metadata(model, checkpoint_sha256)
+            declared = _no_metadata(module, options.checkpoint_sha256)
         if said and declared is not None and not ours:
             subject, said, declared = with_scores(subject, said, declared, batch)
-        own = () if inputs is None else user_inputs(inputs, subject.inputs, subject.example)
+        own = (
+            ()
+            if check_inputs is None
+            else user_inputs(check_inputs, subject.inputs, subject.example)
+        )
         traced = bool(subject.to_trace or subject.traced)
         # All iterations of a trace have results: none can be left out.
-        kept = Rewrites.none() if traced else rewrites or Rewrites()
+        kept = Rewrites.none() if traced else _rewrites(options)
         lowered, program, trace = to_graph(subject, opset, batch, kept, ops, progress=progress)
         made.append((lowered.model, program))
         subject = dataclasses.replace(subject, traced=trace)
         return _Prepared(subject, said, declared, own, kept, lowered)
 
     fixed = tuple[str, ...]()
-    with _evaluating(model), answering:
+    with _evaluating(module), answering:
         progress("running the module on the example")
         try:
             ready = prepared(batch)
         except NoFreeBatch as error:
-            if batch is not None or free_batch or ours:
+            if batch is not None or ours:
                 raise
             batch = error.batch
             progress(f"fixing the batch at {batch}, since it cannot be free")
             ready = prepared(batch)
             fixed = (error.note,)
-        subject, description, declared, own, rewrites, lowered = ready
+        subject, stated, declared, own, rewrites, lowered = ready
         cases, left_out = _cases(subject, batch, own)
         progress(f"comparing with PyTorch on {len(cases)} inputs")
         session = checks.session_of(lowered.runnable)
@@ -186,14 +149,14 @@ def export(
             session, subject.reference, subject.compared, cases, atol, rtol, own
         )
     if declared is None and subject.traced:
-        declared = _no_metadata(model, checkpoint_sha256)
+        declared = _no_metadata(module, options.checkpoint_sha256)
     data, notes = lowered.model.SerializeToString(), tuple[str, ...]()
     warnings: tuple[str, ...] = ()
     if declared is not None and all(p.passed or p.outside for p in parity):
         declared = dataclasses.replace(declared, parity=_measured(parity, atol, rtol, fixed))
         # A fused file runs only with the kernels, so it is read with its function bodies.
         runnable = data if ops != "fused" else lowered.runnable.SerializeToString()
-        annotated, notes = _described(subject, data, runnable, description, declared, path)
+        annotated, notes = _described(subject, data, runnable, stated, declared, name)
         if annotated is not None:
             data, declared, warnings = annotated.data, annotated.metadata, annotated.warnings
     report = ExportReport(
@@ -218,17 +181,16 @@ def export(
         atol=atol,
         rtol=rtol,
         parity=parity,
-        dry_run=dry_run,
         scores=scores_output(declared, subject.outputs),
         score_warnings=warnings,
     )
     if not report.passed:
         progress("looking for the node that differs")
-        with _evaluating(model):
+        with _evaluating(module):
             make = functools.partial(_again, subject, opset)
             ill = report.ill_conditioned
             report.check("" if ill else diagnose(subject, make, batch, rewrites, cases, report))
-    if not dry_run:
+    if path is not None:
         write_bytes(path, data)
     return report
 
@@ -256,7 +218,7 @@ def _described(
     runnable: bytes,
     description: Description,
     declared: ModelMetadata,
-    path: Path,
+    name: Path | str,
 ) -> tuple[DescribedModel | None, tuple[str, ...]]:
     """The file with its metadata, None if it is unchanged; and notes.
 
@@ -266,7 +228,7 @@ def _described(
     if subject.traced is not None:
         declared = dataclasses.replace(declared, trace=TraceOutputs(subject.traced.layers))
     try:
-        return describe_model(data, description, declared, path, runnable=runnable), ()
+        return describe_model(data, description, declared, name, runnable=runnable), ()
     except UsageError as error:
         if description or subject.metadata is not None:
             raise
@@ -276,17 +238,19 @@ def _described(
         )
 
 
+def _rewrites(options: ExportOptions) -> Rewrites:
+    """The exact rewrites except those that are left out."""
+    return Rewrites(**{REWRITES[name]: False for name in options.no_rewrite})
+
+
 def _subject(
-    model: nn.Module,
+    module: nn.Module,
     example: Tensor | Sequence[Tensor] | None,
-    iterations: int | None,
     batch: int | None,
-    extra_outputs: Sequence[str],
-    output_names: Sequence[str] | None,
-    metadata: ModelMetadata | None,
-    checkpoint_sha256: str,
+    options: ExportOptions,
 ) -> Subject:
-    if not isinstance(model, CapsuleModel):
+    iterations, extra_outputs = options.iterations, options.extra_outputs
+    if not isinstance(module, CapsuleModel):
         if iterations is not None or set(extra_outputs) - {TRACE}:
             raise UsageError(
                 "The iterations and outputs of your own module are set in its code.",
@@ -295,11 +259,11 @@ def _subject(
                 "'extra_outputs' except trace.",
                 command="Let forward return them, and use --with only for trace.",
             )
-        subject = of_module(model, example, batch, output_names, metadata)
+        subject = of_module(module, example, batch, options.output_names)
         return dataclasses.replace(subject, to_trace=bool(extra_outputs))
-    if iterations is not None and iterations != model.config.iterations:
-        model = with_iterations(model, iterations)
-    return modules.of_capsule_model(model, extra_outputs, batch, checkpoint_sha256)
+    if iterations is not None and iterations != module.config.iterations:
+        module = with_iterations(module, iterations)
+    return modules.of_capsule_model(module, extra_outputs, batch, options.checkpoint_sha256)
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ class ExportReport(Summarized):
     """The result of an export.
 
     Attributes:
-        path: the file; not written in a dry run or if a comparison fails.
+        path: the file, which is not written if a comparison fails; None for a dry run.
         size: bytes of the file.
         opset, ir_version: of the file.
         ops: ``auto``, ``fused`` or ``portable``.
@@ -97,12 +97,11 @@ class ExportReport(Summarized):
         notes: remarks for the user.
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
-        dry_run: whether the export was a dry run, which writes no file.
         scores: the output that decides the class; None if the file states none.
         score_warnings: reasons why the scores may be meaningless.
     """
 
-    path: Path
+    path: Path | None
     size: int
     opset: int
     ir_version: int
@@ -117,7 +116,6 @@ class ExportReport(Summarized):
     atol: float
     rtol: float
     parity: tuple[CaseParity, ...]
-    dry_run: bool = False
     scores: ScoresOutput | None = None
     score_warnings: tuple[str, ...] = ()
 
@@ -135,8 +133,13 @@ class ExportReport(Summarized):
             *(Row("note", note) for note in (*self.notes, *self.warnings)),
         ]
         nodes = f"{sum(self.operators.values())} nodes, ops '{self.ops}'"
-        first = f"{short(self.path.name)}: {format_bytes(self.size)}, {nodes}"
+        first = f"{short(self.path.name) if self.path else 'dry run'}: {format_bytes(self.size)}, {nodes}"
         return Summary("ExportReport", [first, proof], rows)
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the file was left unwritten."""
+        return self.path is None
 
     @property
     def passed(self) -> bool:
@@ -213,7 +216,7 @@ class ExportReport(Summarized):
             what,
             f"Output '{worst.output}' on input '{worst.case}': {found}; "
             f"{len(failed)} of {len(self.parity)} comparisons failed.",
-            "Raise atol= or rtol= (--atol, --rtol), or pass typical inputs with inputs= (--inputs).",
+            "Raise the tolerance (--tolerance), or pass typical inputs with check_inputs= (--inputs).",
             report=self,
             details=[cause] if cause else [],
         )
@@ -226,7 +229,8 @@ class ExportReport(Summarized):
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         values = asdict(self)
-        values["path"] = str(self.path)
+        values["path"] = str(self.path) if self.path else None
+        values["dry_run"] = self.dry_run
         values["parity"] = {
             "atol": self.atol,
             "rtol": self.rtol,

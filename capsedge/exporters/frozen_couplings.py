@@ -27,6 +27,7 @@ from capsedge.calibration.quantize import split
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.export_report import ExportReport
 from capsedge.graph.bodies import function_body
 from capsedge.graph.cleanup import remove_dead_nodes
@@ -212,14 +213,15 @@ def export_frozen(
     path: Path,
     calib_data: Path | ImageSet,
     calib_images: int = 512,
-    **options: Any,
+    options: ExportOptions = ExportOptions(),
+    **others: Any,
 ) -> FrozenExport:
     """Export a file with couplings frozen to their mean, and measure what that costs.
 
     The routing file is never left under the name of the frozen one.
 
     Args:
-        model, path, options: as for `export`, with ``ops`` auto.
+        model, path, options, others: as for `export`, with ``ops`` auto.
         calib_data: images to average the couplings over; the cost is measured on other images.
         calib_images: number of images drawn from them.
 
@@ -230,7 +232,7 @@ def export_frozen(
     check_writable(path)
     with temporary_folder() as folder:
         routed = folder / path.name
-        report = export(model, routed, **options)
+        report = export(model, routed, options, **others)
         source = FloatModel(routed)
         splits = split(source, calib_data, None, calib_images)
         frozen = copy_of(source.model)

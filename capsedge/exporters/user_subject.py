@@ -24,7 +24,6 @@ from capsedge.models.user_code import (
     on_cpu,
     reductions_over_batch,
 )
-from capsedge.runtime.metadata import ModelMetadata
 
 Example = Tensor | Sequence[Tensor]
 _LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with
@@ -62,8 +61,7 @@ def of_module(
     module: nn.Module,
     example: Example | None,
     batch: int | None,
-    output_names: Sequence[str] | None,
-    metadata: ModelMetadata | None,
+    output_names: Sequence[str] = (),
 ) -> Subject:
     """The subject for a user's own module.
 
@@ -75,7 +73,7 @@ def of_module(
     tensors = _tensors(example)
     inputs = _input_names(module, len(tensors))
     flat, names = _flat(module, tensors, batch)
-    if output_names is not None:
+    if output_names:
         if len(output_names) != len(names):
             raise UsageError(
                 f"{len(output_names)} output names were given.",
@@ -84,7 +82,7 @@ def of_module(
         names = tuple(output_names)
     count = batch or min(max(2, len(tensors[0])), _LARGEST_EXAMPLE)
     shaped = tuple(t[torch.arange(count) % len(t)].clone() for t in tensors)
-    return Subject(flat.eval(), inputs, names, shaped, metadata, (1, 2, 5))
+    return Subject(flat.eval(), inputs, names, shaped, None, (1, 2, 5))
 
 
 def _tensors(example: Example | None) -> tuple[Tensor, ...]:

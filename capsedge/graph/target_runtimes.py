@@ -14,8 +14,6 @@ from capsedge.graph.proto import copy_of, inferred, operator_nodes
 
 # --- What OpenVINO, LiteRT and MNN need of a file ---
 
-DEFAULT_OPSET = 20
-
 
 @dataclass(frozen=True)
 class Target:
@@ -24,73 +22,56 @@ class Target:
     Attributes:
         name: of the runtime.
         batch: the batch to which its files are fixed by default; None for a free one.
-        opset: the default opset of its files, and the newest that its converter was tested with.
-        reason: of a fixed batch.
+        opset: the newest that its converter was tested with.
     """
 
     name: str
     batch: int | None
     opset: int
-    reason: str = ""
 
 
 TARGETS = {
     t.name: t
     for t in (
         Target("openvino", None, 20),
-        Target("litert", 1, 20, "LiteRT's converter needs constant shapes."),
-        Target("mnn", 1, 20, "MNN plans memory once, for constant shapes."),
+        Target("litert", 1, 20),  # its converter needs constant shapes
+        Target("mnn", 1, 20),  # it plans memory once, for constant shapes
     )
 }
 
 
 def resolve(
-    target: str | None,
-    ops: str | None,
-    opset: int | None,
-    batch: int | None,
-    free_batch: bool = False,
+    target: str | None, ops: str, opset: int, batch: int | None
 ) -> tuple[str, int, int | None]:
     """Form, opset and batch of a file for a runtime; what was asked for explicitly stays.
 
     Args:
         target: a key of ``TARGETS``; None for ONNX Runtime and the defaults.
-        ops, opset, batch: as asked for; None where not.
-        free_batch: whether a free batch was asked for.
+        ops, opset, batch: as asked for; ``auto`` and None leave the choice to the runtime.
 
     Raises:
         UsageError: there is no such runtime, or it cannot take what was asked for.
     """
     if target is None:
-        return ops or "auto", DEFAULT_OPSET if opset is None else opset, batch
+        return ops, opset, batch
     wanted = TARGETS.get(target)
     if wanted is None:
         raise UsageError(
             f"Unknown runtime '{target}'.", "", f"Choose one of: {', '.join(TARGETS)}."
         )
-    if ops not in (None, "portable"):
+    if ops == "fused":
         raise UsageError(
             f"A file for {target} cannot use ops '{ops}'.",
             f"{target} supports neither the operators of the capsedge domain nor functions.",
             "Leave --ops out; 'portable' is used.",
         )
-    if opset is not None and opset > wanted.opset:
+    if opset > wanted.opset:
         raise UsageError(
             f"A file for {target} cannot have opset {opset}.",
             f"Its converter was tested up to opset {wanted.opset}.",
             "Leave --opset out.",
         )
-    if free_batch and wanted.batch is not None:
-        raise UsageError(
-            f"A file for {target} cannot have a free batch.",
-            wanted.reason,
-            "Leave --dynamic-batch out, or fix another batch with --batch.",
-        )
-    return (
-        "portable",
-        wanted.opset if opset is None else opset,
-        wanted.batch if batch is None else batch,
-    )
+    return "portable", opset, wanted.batch if batch is None else batch
 
 
 # --- A quantized file for them ---

@@ -11,6 +11,7 @@ from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.frozen_couplings import describe_frozen, freeze
 from capsedge.graph.proto import copy_of
 from capsedge.graph.write_shapes import write_shapes
@@ -179,7 +180,7 @@ class CandidateMaker:
         path = self.folder / f"{self.found.name}-{self.sha256[:8]}-{iterations}-fp32.onnx"
         if not self.state.has(path):
             model = self.found.model
-            export(model, path, iterations=iterations, checkpoint_sha256=self.sha256)
+            export(model, path, ExportOptions(iterations=iterations, checkpoint_sha256=self.sha256))
             self.state.add(path)
         return path
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,16 @@ class Description:
         task: ``single-label``, ``multi-label`` or ``regression``; ``classification`` is ``single-label``.
         outputs: which outputs hold scores, poses or values; for a regression the names and units of the
             values, where a single unit stands for all.
-        typical: measures the typical input, once the preprocessing is known.
+        typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
+            them, predictions say that there is nothing to see. Or a function that makes the criterion of
+            the preprocessing.
     """
 
     class_names: Sequence[str] | None = None
     preprocessing: Preprocessing | Mapping[str, Any] | None = None
     task: str | None = None
     outputs: Outputs | None = None
-    typical: Callable[[Preprocessing], TypicalInput] | None = None
+    typical: Any = None
 
     def __post_init__(self) -> None:
         for name, kinds, wanted in (
@@ -256,7 +258,8 @@ def _typical_input(
         return base.typical_input if preprocessing == base.preprocessing else None
     if preprocessing is None:
         raise ValueError("typical images need the preprocessing of the model, such as its --size")
-    return description.typical(preprocessing)
+    found: TypicalInput = description.typical(preprocessing)
+    return found
 
 
 def preprocessing_for(

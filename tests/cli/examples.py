@@ -73,8 +73,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The examples, compiled with the flags that are printed, and with libpng."""
     folder = tmp_path_factory.mktemp("examples")
     c, cpp, libpng = tool("cc", "gcc"), tool("c++", "g++"), libpng_flags()
-    flags = [*shlex.split(config("--cflags", "--libs")), *libpng]
-    examples = Path(config("--examples"))
+    flags = [*shlex.split(config("cflags", "libs")), *libpng]
+    examples = Path(config("examples"))
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-DEXAMPLES_LIBPNG"]
     for name in ("classify", "tensors"):
         run(c, "-std=c99", *strict, examples / f"{name}.c", "-o", folder / f"{name}_c", *flags)
@@ -89,8 +89,8 @@ def without_libpng(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`classify` in C and C++, compiled to read PGM and PPM files only."""
     c, cpp = tool("cc", "gcc"), tool("c++", "g++")
     folder = tmp_path_factory.mktemp("without_libpng")
-    flags = shlex.split(config("--cflags", "--libs"))
-    examples = Path(config("--examples"))
+    flags = shlex.split(config("cflags", "libs"))
+    examples = Path(config("examples"))
     strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1"]
     run(c, "-std=c99", *strict, examples / "classify.c", "-o", folder / "classify_c", *flags)
     run(cpp, "-std=c++17", *strict, examples / "classify.cpp", "-o", folder / "classify", *flags)

@@ -186,12 +186,13 @@ def test_words_are_those_that_the_verbs_take() -> None:
     from capsedge.graph.target_runtimes import TARGETS
     from capsedge.models.training import recipe
     from capsedge.optimization.sweep_candidates import COUPLINGS
+    from capsedge.spec import vocabularies as spec
     from capsedge.viz.figure_kinds import KINDS
 
     for line, known in {
         "quantize --method": ranges.METHODS,
         "quantize --prefer": quantize.PREFERENCES,
-        "export --for": TARGETS,
+        "export --target": TARGETS,
         "sweep --couplings": COUPLINGS,
         "train --schedule": recipe.SCHEDULES,
         "train --pairs": recipe.PAIRS,
@@ -200,6 +201,13 @@ def test_words_are_those_that_the_verbs_take() -> None:
         "see --what": KINDS,
     }.items():
         assert set(offered(f"capsedge {line} ")) == set(known), line
+    for option, words in {
+        "ops": spec.OPS,
+        "target": spec.RUNTIMES,
+        "with": spec.EXTRA_OUTPUTS,
+    }.items():
+        assert set(offered(f"capsedge export --{option} ")) == set(words)
+    assert set(offered("capsedge export --task ")) == set(spec.TASK_CHOICES)
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -48,19 +48,19 @@ def test_json_and_table() -> None:
         "samples",
         "version",
     ):
-        assert config(f"--{name}") == found[name]
+        assert config(name) == found[name]
         assert found[name] in config()
-    assert shlex.split(config("--cflags", "--libs")) == found["cflags"] + found["libs"]
-    assert shlex.split(config("--rpath")) == found["rpath"]
-    assert shlex.split(config("--libs", "--rpath")) == found["libs"]  # which has it already
+    assert shlex.split(config("cflags", "libs")) == found["cflags"] + found["libs"]
+    assert shlex.split(config("rpath")) == found["rpath"]
+    assert shlex.split(config("libs", "rpath")) == found["libs"]  # which has it already
 
 
 def test_models_and_samples_need_no_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "LIBRARY", "libnothing.so")
-    assert config("--models", "--samples").split() == [
+    assert config("models", "samples").split() == [
         str(default_model().parent), str(SAMPLES[0].parent),
     ]  # fmt: skip
-    assert CliRunner().invoke(app, ["config", "--libdir"]).exit_code != 0
+    assert CliRunner().invoke(app, ["config", "libdir"]).exit_code != 0
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> N
     if not options:
         reason = "nothing to see: less contrast than in any training image\n"
         assert run(programs / "classify_c", default_model(), blank) == f"{blank}: {reason}"
-        program = Path(config("--examples")) / "classify.py"
+        program = Path(config("examples")) / "classify.py"
         library = json.loads(config("--json"))["library"]
         said = run(sys.executable, program, library, default_model(), blank)
         assert said == f"{blank}: {reason}"
@@ -129,7 +129,7 @@ def test_classify_in_c_and_through_ctypes(programs: Path) -> None:
     found = run(programs / "classify_c", default_model(), SAMPLES[0])
     assert f"{SAMPLES[0]}: 3, length 0.9" in found
     library = json.loads(config("--json"))["library"]
-    program = Path(config("--examples")) / "classify.py"
+    program = Path(config("examples")) / "classify.py"
     found = run(sys.executable, "-S", program, library, default_model(), *SAMPLES)
     assert found.splitlines()[0].startswith(f"{SAMPLES[0]}: 3, 0.9")
     assert len(found.splitlines()) == 2
@@ -187,8 +187,8 @@ def test_server(programs: Path) -> None:
 
 @pytest.mark.thorough
 def test_cmake_and_pkg_config(tmp_path: Path) -> None:
-    cmake, examples = tool("cmake", "cmake"), config("--examples")
-    run(cmake, "-S", examples, "-B", tmp_path / "build", f"-Dcapsedge_DIR={config('--cmakedir')}")
+    cmake, examples = tool("cmake", "cmake"), config("examples")
+    run(cmake, "-S", examples, "-B", tmp_path / "build", f"-Dcapsedge_DIR={config('cmakedir')}")
     run(cmake, "--build", tmp_path / "build", "--target", "tensors")
     assert "the bar is a 1" in run(tmp_path / "build" / "tensors", default_model())
     pkg_config = tool("pkg-config", "pkg-config")
@@ -206,7 +206,7 @@ def test_the_header_needs_no_exceptions(tmp_path: Path) -> None:
         "#include <capsedge.hpp>\n"
         'int main() { return capsedge::Session::open("x").error().code == CAPSEDGE_USAGE ? 0 : 1; }\n'
     )
-    flags = shlex.split(config("--cflags", "--libs"))
+    flags = shlex.split(config("cflags", "libs"))
     program = tmp_path / "program"
     run(tool("c++", "g++"), "-std=c++17", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra",
         "-Werror", source, "-o", program, *flags)  # fmt: skip
@@ -246,7 +246,7 @@ int main(int, char** words) {
 }
 """
     )
-    flags = shlex.split(config("--cflags", "--libs"))
+    flags = shlex.split(config("cflags", "libs"))
     run(tool("c++", "g++"), "-std=c++17", "-Wall", "-Wextra", "-Werror", source, "-o",
         tmp_path / "program", *flags)  # fmt: skip
     run(tmp_path / "program", default_model())

@@ -202,7 +202,7 @@ def limited(*command: str | Path) -> subprocess.CompletedProcess[str]:
 def test_cmake_uses_libpng_where_it_is_there(libpng: bool, tmp_path: Path) -> None:
     cmake, build = tool("cmake", "cmake"), tmp_path / "build"
     libpng_flags()
-    run(cmake, "-S", config("--examples"), "-B", build, f"-Dcapsedge_DIR={config('--cmakedir')}",
+    run(cmake, "-S", config("examples"), "-B", build, f"-Dcapsedge_DIR={config('cmakedir')}",
         f"-DCMAKE_DISABLE_FIND_PACKAGE_PNG={'OFF' if libpng else 'ON'}")  # fmt: skip
     run(cmake, "--build", build, "--target", "classify_c")
     image = tmp_path / "image.png"

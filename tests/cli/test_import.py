@@ -115,7 +115,7 @@ def test_where_the_author_averages_over_the_batch_it_is_fixed(tmp_path: Path) ->
     assert "batch of the export is fixed to 1" in done.output
     model = capsedge.load_checkpoint(tmp_path / "m.safetensors")
     with pytest.raises(UsageError, match="batch 1 only"):
-        capsedge.export(model, tmp_path / "m.onnx", batch=4)
+        capsedge.export(model, tmp_path / "m.onnx", capsedge.ExportOptions(batch=4))
     report = capsedge.export(model, tmp_path / "m.onnx")
     assert report.inputs == {"images": [1, 1, 28, 28]}
 
@@ -144,7 +144,7 @@ def test_another_number_of_iterations_is_another_function(weights: Path, tmp_pat
     assert model.origin is not None
     model.origin = replace(model.origin, compared={"inputs": 1045})
     capsedge.export(model, tmp_path / "same.onnx")
-    capsedge.export(model, tmp_path / "fewer.onnx", iterations=2)
+    capsedge.export(model, tmp_path / "fewer.onnx", capsedge.ExportOptions(iterations=2))
     same, fewer = (capsedge.load(tmp_path / f"{n}.onnx").metadata for n in ("same", "fewer"))
     assert same is not None
     assert same.origin == model.origin

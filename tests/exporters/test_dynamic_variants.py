@@ -22,6 +22,7 @@ from capsedge.graph.proto import operator_nodes
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import operator_of
 from capsedge.verification.routing_probe import trace
+from tests.exports import arguments
 
 CHILDREN, PARENTS, IN, OUT = 12, 3, 4, 5
 
@@ -61,7 +62,7 @@ def written(module: nn.Module, path: Path, **how: Any) -> list[tuple[str, int]]:
     """The routing operators of the exported file, which the exporter has compared with PyTorch, and how
     many inputs each has.
     """
-    capsedge.export(module.eval(), path, example=torch.rand(2, 1, 9, 12), **how)
+    capsedge.export(module.eval(), path, example=torch.rand(2, 1, 9, 12), **arguments(**how))
     found = [(operator_of(n.op_type), len(n.input)) for n in operator_nodes(onnx.load(path))]
     return [each for each in found if each[0] != "Squash"]
 

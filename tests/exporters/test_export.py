@@ -18,12 +18,14 @@ from capsedge.errors import EnvironmentProblem, ParityError, UnsupportedModelErr
 from capsedge.exporters import export as to_onnx
 from capsedge.exporters import subject as modules
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.exporters.export_report import ExportReport
 from capsedge.graph import Rewrites, passes, proto
 from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.graph.proto import shapes_of
 from capsedge.runtime.load import load
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.user_metadata import Description
 from capsedge.spec.operators import operator_of
 from tests.exports import Exports
 
@@ -156,7 +158,7 @@ def test_fixed_batch(exported: Exports) -> None:
 
 @pytest.mark.thorough
 def test_every_rewrite_off_is_the_same_function(exported: Exports) -> None:
-    report, _, found = _exported(exported, "attention", rewrites=Rewrites.none())
+    report, _, found = _exported(exported, "attention", no_rewrite=tuple(REWRITES))
     assert set(report.rewrites.values()) == {"off"}
     assert report.operators["capsedge::AttentionRouting"] == 6
     _, _, wanted = _exported(exported, "attention")
@@ -168,7 +170,7 @@ def test_each_submodule_keeps_its_mode(tmp_path: Path) -> None:
     model = network("dynamic").train()
     model.stem.eval()  # frozen, as for fine-tuning
     before = {name: module.training for name, module in model.named_modules()}
-    export(model, tmp_path / "m.onnx", dry_run=True)
+    export(model, None)
     assert {name: module.training for name, module in model.named_modules()} == before
 
 
@@ -176,7 +178,7 @@ def test_each_submodule_keeps_its_mode(tmp_path: Path) -> None:
 def test_export_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     model = network("dynamic").train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    export(model, tmp_path / "m.onnx", iterations=2, dry_run=True)
+    export(model, None, ExportOptions(iterations=2))
     assert model.training
     assert model.config.iterations == 3
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
@@ -206,11 +208,16 @@ def test_own_module(tmp_path: Path) -> None:
 def test_own_output_names(tmp_path: Path) -> None:
     example = (torch.rand(2, 6, 3), torch.rand(2, 6))
     report = export(
-        OwnModule(), tmp_path / "own.onnx", example=example, output_names=["v", "c"], dry_run=True
+        OwnModule(), None, example=example, options=ExportOptions(output_names=("v", "c"))
     )
     assert list(report.outputs) == ["v", "c"]
     with pytest.raises(UsageError, match="2 outputs: pose, share"):
-        export(OwnModule(), tmp_path / "own.onnx", example=example, output_names=["v"])
+        export(
+            OwnModule(),
+            tmp_path / "own.onnx",
+            example=example,
+            options=ExportOptions(output_names=("v",)),
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -229,14 +236,14 @@ class _Branches(nn.Module):
     ("options", "error", "message"),
     [
         ({"iterations": 0}, UsageError, "at least 1"),
-        ({"opset": 17}, UsageError, "Opset 17"),
+        ({"opset": 17}, UsageError, "opset 17"),
         ({"ops": "fast"}, UsageError, "auto, fused, portable"),
-        ({"batch": 0}, UsageError, "batch is 0"),
-        ({"atol": 0.0, "rtol": 0.0}, UsageError, "not positive"),
-        ({"atol": float("nan")}, UsageError, "not positive"),
-        ({"extra_outputs": ["votes"]}, UsageError, "Unknown extra output 'votes'"),
+        ({"batch": 0}, UsageError, "batch 0"),
+        ({"tolerance": (0.0, 0.0)}, UsageError, "not positive"),
+        ({"tolerance": (float("nan"), 0.0)}, UsageError, "not positive"),
+        ({"extra_outputs": ["votes"]}, UsageError, "extra_outputs votes"),
         pytest.param(
-            {"atol": 1e-12, "rtol": 0.0}, ParityError, "--atol", marks=pytest.mark.thorough
+            {"tolerance": (1e-12, 0.0)}, ParityError, "--tolerance", marks=pytest.mark.thorough
         ),
     ],
 )
@@ -244,13 +251,13 @@ def test_refused(
     tmp_path: Path, options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        export(network("em"), tmp_path / "m.onnx", **options)  # type: ignore[arg-type]
+        export(network("em"), tmp_path / "m.onnx", ExportOptions(**options))  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
 def test_reconstruction_needs_a_decoder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no decoder"):
-        export(network("em"), tmp_path / "m.onnx", extra_outputs=["reconstruction"])
+        export(network("em"), tmp_path / "m.onnx", ExportOptions(extra_outputs=["reconstruction"]))
 
 
 @pytest.mark.thorough
@@ -344,10 +351,14 @@ def test_lowering_needs_shapes() -> None:
 
 @pytest.mark.thorough
 def test_metadata_that_readers_would_refuse_is_not_written(tmp_path: Path) -> None:
-    """By the same checks as when it is read: of the description, and of metadata that is given whole."""
+    """By the same checks as when it is read."""
     path = tmp_path / "m.onnx"
     with pytest.raises(UsageError, match="12 classes are named"):
-        export(network("dynamic"), path, class_names=[str(k) for k in range(12)])
+        export(
+            network("dynamic"),
+            path,
+            description=Description(class_names=[str(k) for k in range(12)]),
+        )
 
     class Scores(nn.Module):
         def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -355,13 +366,20 @@ def test_metadata_that_readers_would_refuse_is_not_written(tmp_path: Path) -> No
 
     example = torch.rand(2, 3, 8, 8)
     prep = Preprocessing(8, 8, 3)
-    wrong = ModelMetadata("Scores", {}, "", 0, ("a", "b", "c"), prep)
-    with pytest.raises(UsageError, match="needs the outputs lengths or logits"):
-        export(Scores(), path, example=example, metadata=wrong)
     with pytest.raises(UsageError, match="the input takes"):
-        export(Scores(), path, example=example, preprocessing=Preprocessing(9, 8, 3))
+        export(
+            Scores(),
+            path,
+            example=example,
+            description=Description(preprocessing=Preprocessing(9, 8, 3)),
+        )
     assert not path.exists()
-    export(Scores(), path, example=example, class_names=["a", "b", "c"], preprocessing=prep)
+    export(
+        Scores(),
+        path,
+        example=example,
+        description=Description(class_names=["a", "b", "c"], preprocessing=prep),
+    )
     declared = load(path).metadata
     assert declared is not None
     assert declared.outputs == Outputs(scores="scores", kind="length")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import capsedge.models.ops as ops
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.graph.portable import COMPOSITE, merge_views, use_portable_forms
 from capsedge.graph.proto import constants_of, inferred, shapes_of
 from tests.exports import Exports
@@ -156,7 +157,7 @@ def test_forms_of_own_modules(tmp_path: Path, form: str, batch: int | None) -> N
         ("own", OwnModule().eval(), (torch.randn(2, 6, 3), torch.rand(2, 6))),
     ):
         path = tmp_path / f"{name}.onnx"
-        export(module, path, example=example, ops=form, batch=batch)
+        export(module, path, example=example, options=ExportOptions(ops=form, batch=batch))
         model = onnx.load(path)
         check_forms(model, batch)
         count = batch or 4
@@ -285,5 +286,7 @@ class Permuted(nn.Module):
 def test_squash_wherever_the_batch_is(tmp_path: Path, kind: str) -> None:
     """Export compares each output with PyTorch."""
     path = tmp_path / "m.onnx"
-    report = export(Permuted().eval(), path, example=torch.rand(3, 4, 5), ops=kind)
+    report = export(
+        Permuted().eval(), path, example=torch.rand(3, 4, 5), options=ExportOptions(ops=kind)
+    )
     assert len(report.outputs) == 8

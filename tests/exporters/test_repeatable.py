@@ -81,7 +81,12 @@ def test_what_is_drawn_is_refused_with_its_line(tmp_path: Path) -> None:
         for batch in (None, 1, 3):
             path = tmp_path / "net.onnx"
             try:
-                capsedge.export(Net(drawn), path, example=torch.zeros(2, 8), batch=batch)
+                capsedge.export(
+                    Net(drawn),
+                    path,
+                    example=torch.zeros(2, 8),
+                    options=capsedge.ExportOptions(batch=batch),
+                )
             except UnsupportedModelError as error:
                 said = str(error)
                 wrong += [(drawn, batch, said) for w in words if w not in said]

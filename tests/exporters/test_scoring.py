@@ -21,6 +21,7 @@ from capsedge.errors import CapsedgeError, UsageError  # noqa: E402
 from capsedge.exporters import export  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
 from capsedge.runtime.metadata import Outputs  # noqa: E402
+from tests.exports import arguments  # noqa: E402
 
 CLASSES = ("a", "b", "c", "d")
 EXAMPLE = torch.zeros(2, 1, 8, 8)
@@ -100,7 +101,7 @@ class OnlyMask(Caps):
 def exported(module: nn.Module, path: Path, **options: Any) -> Any:
     names = CLASSES[: getattr(module, "classes", 4)]
     options = {"class_names": names, "preprocessing": {"scale": 1 / 255}} | options
-    return capsedge.export(module, path, example=EXAMPLE, **options)
+    return capsedge.export(module, path, example=EXAMPLE, **arguments(**options))
 
 
 @pytest.mark.thorough

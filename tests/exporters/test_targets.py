@@ -11,6 +11,7 @@ import pytest
 from capsedge import cli
 from capsedge.errors import UsageError
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.graph.proto import shapes_of
 from capsedge.graph.target_runtimes import TARGETS, fix_batch, resolve
 from capsedge.models.checkpoint import save_checkpoint
@@ -26,7 +27,7 @@ IMAGES = np.random.default_rng(9).random((4, 1, 10, 10)).astype(np.float32)
 @pytest.mark.thorough
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_file_for_a_runtime(tmp_path: Path, target: str) -> None:
-    report = export(network("em"), tmp_path / "m.onnx", target=target)
+    report = export(network("em"), tmp_path / "m.onnx", ExportOptions(target=target))
     model = onnx.load(tmp_path / "m.onnx")
     batch = TARGETS[target].batch
     assert report.ops == "portable"
@@ -40,13 +41,13 @@ def test_a_file_for_a_runtime(tmp_path: Path, target: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
-        ((None, None, None, None), ("auto", 20, None)),
+        ((None, "auto", 20, None), ("auto", 20, None)),
         ((None, "fused", 18, 4), ("fused", 18, 4)),
-        (("litert", None, None, None), ("portable", 20, 1)),
+        (("litert", "auto", 20, None), ("portable", 20, 1)),
         (("litert", "portable", 18, 8), ("portable", 18, 8)),
-        (("mnn", None, 19, None), ("portable", 19, 1)),
-        (("openvino", None, None, None), ("portable", 20, None)),
-        (("openvino", None, None, 2), ("portable", 20, 2)),
+        (("mnn", "auto", 19, None), ("portable", 19, 1)),
+        (("openvino", "auto", 20, None), ("portable", 20, None)),
+        (("openvino", "auto", 20, 2), ("portable", 20, 2)),
     ],
 )
 def test_what_is_asked_for_stays(asked: tuple, wanted: tuple) -> None:
@@ -56,11 +57,9 @@ def test_what_is_asked_for_stays(asked: tuple, wanted: tuple) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (("coreml", None, None, None), "openvino, litert, mnn"),
-        (("openvino", "auto", None, None), "'auto'"),
-        (("mnn", "fused", None, None), "'fused'"),
-        (("litert", None, 21, None), "opset 21"),
-        (("litert", None, None, None, True), "constant shapes"),
+        (("coreml", "auto", 20, None), "openvino, litert, mnn"),
+        (("mnn", "fused", 20, None), "'fused'"),
+        (("litert", "auto", 21, None), "opset 21"),
     ],
 )
 def test_contradictions_are_refused(asked: tuple, message: str) -> None:
@@ -81,8 +80,8 @@ def test_the_command(
 ) -> None:
     checkpoint, file = tmp_path / "tiny.safetensors", tmp_path / "m.onnx"
     save_checkpoint(network("dynamic"), checkpoint)
-    options = ["--checkpoint", checkpoint, "-o", file, "--for", "litert"]
-    for more in (["--dynamic-batch"], ["--ops", "auto"], ["--opset", "21"]):
+    options = ["--checkpoint", checkpoint, "-o", file, "--target", "litert"]
+    for more in (["--ops", "fused"], ["--opset", "21"]):
         assert _command(monkeypatch, *options, *more) == 2
         assert "A file for litert cannot" in capsys.readouterr().err
     assert not file.exists()

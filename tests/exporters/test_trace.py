@@ -17,7 +17,7 @@ from capsedge.models.configs import CapsuleConv
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.routing_trace import Trace
 from tests.exporters.nets import CONFIGS, network
-from tests.exports import Exports
+from tests.exports import Exports, arguments
 
 IMAGES = np.random.default_rng(0).random((5, 1, 10, 10), np.float32)
 # Layers of each, with iterations, rows and columns of parents, children of a window, parents, pose.
@@ -47,7 +47,8 @@ class Traced:
         self.path = folder / f"{family}.onnx"
         extras = ["trace", *options.pop("extras", ())]  # type: ignore[misc]
         self.model = options.pop("model", None) or network(family)
-        self.report = capsedge.export(self.model, self.path, extra_outputs=extras, **options)  # type: ignore[arg-type]
+        given = arguments(extra_outputs=extras, **options)
+        self.report = capsedge.export(self.model, self.path, **given)
         self.session = capsedge.load(self.path, threads=1)
         self.trace: Trace = self.session.trace(IMAGES, prepared=True)
         self.outputs = self.session.run(IMAGES[: self.session.backend.batches.fixed])
@@ -217,14 +218,16 @@ def test_responsibilities_after_an_iteration_are_the_couplings_of_the_next(made:
 def test_a_trace_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(traced_routing, "_MOST_BYTES", 1000)
     with pytest.raises(UsageError, match="MiB for each image"):
-        capsedge.export(network("em"), tmp_path / "m.onnx", extra_outputs=["trace"])
+        capsedge.export(
+            network("em"), tmp_path / "m.onnx", capsedge.ExportOptions(extra_outputs=["trace"])
+        )
     assert not (tmp_path / "m.onnx").exists()
 
 
 def test_routing_without_an_operator(tmp_path: Path):
     model = network("dynamic", class_squash="parents", class_bias=False)
     with pytest.raises(UnsupportedModelError, match="cannot be traced"):
-        capsedge.export(model, tmp_path / "m.onnx", extra_outputs=["trace"])
+        capsedge.export(model, tmp_path / "m.onnx", capsedge.ExportOptions(extra_outputs=["trace"]))
 
 
 def test_too_many_images(made: Traced, monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ from capsedge.models.ops import unrolled
 from capsedge.runtime.session import Session
 from capsedge.spec.operators import OPERATORS
 from tests.exporters import own_nets as nets
+from tests.exports import arguments
 from tests.graph.fusion import attention_writings, em_writings
 
 IMAGES = torch.rand(2, 1, 10, 10, generator=torch.Generator().manual_seed(1))
@@ -37,7 +38,8 @@ class OfImages(nets.Own):
 
 
 def exported(model: nn.Module, path: Path, example: Tensor = IMAGES, **more: object) -> Session:
-    capsedge.export(model.eval(), path, example=example, extra_outputs=["trace"], **more)  # type: ignore[arg-type]
+    given = arguments(extra_outputs=["trace"], **more)
+    capsedge.export(model.eval(), path, example=example, **given)
     return capsedge.load(path, threads=1)
 
 
@@ -76,7 +78,10 @@ def test_verify_compares_the_outputs_that_the_module_has(tmp_path: Path):
 def test_other_outputs_are_the_modules_own(tmp_path: Path):
     with pytest.raises(UsageError, match="only the trace"):
         capsedge.export(
-            nets.Operators(), tmp_path / "own.onnx", example=IMAGES, extra_outputs=["couplings"]
+            nets.Operators(),
+            tmp_path / "own.onnx",
+            example=IMAGES,
+            options=capsedge.ExportOptions(extra_outputs=["couplings"]),
         )
 
 
@@ -138,7 +143,12 @@ def test_several_layers(
 def test_a_network_of_no_images_has_the_outputs_alone(tmp_path: Path):
     example = torch.rand(2, 4)
     model = nets.Plain().eval()
-    report = capsedge.export(model, tmp_path / "own.onnx", example=example, extra_outputs=["trace"])
+    report = capsedge.export(
+        model,
+        tmp_path / "own.onnx",
+        example=example,
+        options=capsedge.ExportOptions(extra_outputs=["trace"]),
+    )
     assert any("does not state its trace" in note for note in report.notes)
     session = capsedge.load(tmp_path / "own.onnx")
     assert session.metadata is None
@@ -152,6 +162,6 @@ def test_what_is_no_operator_is_refused_with_the_reason(tmp_path: Path):
     with pytest.raises(UnsupportedModelError, match="one logit for each element"):
         capsedge.export(
             nets.OverChildrenPerElement(), tmp_path / "own.onnx", example=torch.rand(2, 4),
-            extra_outputs=["trace"],
+            options=capsedge.ExportOptions(extra_outputs=["trace"]),
         )  # fmt: skip
     assert not (tmp_path / "own.onnx").exists()

@@ -21,13 +21,13 @@ from capsedge.models.user_code import on_cpu
 from capsedge.tolerance import Tolerance
 from tests.exporters import own_nets as nets
 from tests.exporters.nets import network
-from tests.exports import Exports
+from tests.exports import Exports, arguments
 
 EXAMPLE = torch.rand(2, 4, generator=torch.Generator().manual_seed(1))
 
 
 def exported(model: torch.nn.Module, path: Path, **more: object) -> ExportReport:
-    return capsedge.export(model, path, example=EXAMPLE, **more)  # type: ignore[arg-type]
+    return capsedge.export(model, path, example=EXAMPLE, **arguments(**more))
 
 
 @pytest.mark.thorough
@@ -121,13 +121,6 @@ def test_a_module_without_a_free_batch_has_a_fixed_one_and_says_so(
     assert capsedge.verify(model(), path, inputs={"x": images}).passed
 
 
-def test_a_free_batch_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="works only at batch 4") as caught:
-        exported(nets.FixedBatch(), tmp_path / "m.onnx", free_batch=True)
-    assert any("view(self.batch_size" in line for line in caught.value.details)
-    assert "--batch 4" in caught.value.fix
-
-
 def test_images_that_depend_on_each_other_get_no_fixed_batch_by_themselves(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="depends on the other images") as caught:
         exported(nets.FixedAveraged(), tmp_path / "m.onnx")
@@ -206,10 +199,10 @@ class _Loud(torch.nn.Module):
 def test_hard_cases_outside_the_users_range_warn(tmp_path: Path) -> None:
     own = {"x": np.random.default_rng(0).random((9, 4), np.float32)}
     with pytest.raises(ParityError) as caught:  # within the range nothing is forgiven
-        exported(_Loud(), tmp_path / "m.onnx", inputs=20 * own["x"])
+        exported(_Loud(), tmp_path / "m.onnx", check_inputs=20 * own["x"])
     assert "Rewrites have no part in it" in str(caught.value)
     assert not list(tmp_path.iterdir())
-    report = exported(_Loud(), tmp_path / "m.onnx", inputs=own)
+    report = exported(_Loud(), tmp_path / "m.onnx", check_inputs=own)
     assert report.warnings
     assert "outside the range" in report.warnings[0]
     assert any(p.case.startswith("your inputs") and p.passed for p in report.parity)
@@ -220,7 +213,7 @@ def test_the_words_of_a_failed_comparison(tmp_path: Path) -> None:
     """Lines are lines; rounding that no tolerance may allow is said to be the network's."""
     own = {"x": 20 * np.random.default_rng(0).random((9, 4), np.float32)}
     with pytest.raises(ParityError) as caught:
-        exported(_Loud(), tmp_path / "m.onnx", inputs=own)
+        exported(_Loud(), tmp_path / "m.onnx", check_inputs=own)
     assert "\\n" not in str(caught.value)
     assert len(caught.value.details) == 1
     with pytest.raises(ParityError, match="network is ill-conditioned on this input") as caught:
@@ -264,7 +257,7 @@ def test_the_worst_shown_is_one_that_counts(
 )
 def test_inputs_that_do_not_fit(inputs: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        exported(nets.Plain(), tmp_path / "m.onnx", inputs=inputs)
+        exported(nets.Plain(), tmp_path / "m.onnx", check_inputs=inputs)
 
 
 @pytest.mark.thorough
@@ -294,7 +287,7 @@ def test_the_first_node_that_differs() -> None:
     from capsedge.exporters.user_subject import of_module
     from capsedge.graph import Rewrites
 
-    subject = of_module(nets.Plain().eval(), EXAMPLE, None, None, None)
+    subject = of_module(nets.Plain().eval(), EXAMPLE, None)
     model, program = _again(subject, 20, 2, Rewrites.none(), False)
     bias = next(t for t in model.graph.initializer if t.name.endswith("stem.bias"))
     moved = onnx.numpy_helper.to_array(bias) + 1

@@ -16,12 +16,12 @@ from benchmarks.own_modules import ratios  # noqa: E402
 from benchmarks.plain_capsnets import STYLES, Bielski  # noqa: E402
 from capsedge.datasets import ImageSet, read_split  # noqa: E402
 from capsedge.models.training.train import margin_loss  # noqa: E402
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing  # noqa: E402
+from capsedge.runtime.metadata import Preprocessing  # noqa: E402
 from tests.native import libcapsedge  # noqa: E402
 
 pytestmark = pytest.mark.slow
 PREPROCESSING = Preprocessing(height=28, width=28, channels=1)
-METADATA = ModelMetadata("Bielski", {}, "dynamic", 3, tuple("0123456789"), PREPROCESSING)
+DESCRIPTION = capsedge.Description(tuple("0123456789"), PREPROCESSING)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def file(trained: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> 
         trained,
         path,
         example=torch.rand(2, 1, 28, 28),
-        output_names=["poses", "lengths"],
-        metadata=METADATA,
+        options=capsedge.ExportOptions(output_names=["poses", "lengths"]),
+        description=DESCRIPTION,
     )
     assert report.operators["capsedge::DynamicRouting"] == 1
     return path

@@ -71,12 +71,13 @@ def test_int8_engines_have_a_file_of_their_own(tmp_path: Path) -> None:
     import torch
 
     from capsedge.exporters.export import export
+    from capsedge.exporters.export_options import ExportOptions
     from capsedge.models import build, get_config
 
     torch.manual_seed(0)
     network = build(get_config("attention-cifar10-simple"), iterations=1).eval()
     file = tmp_path / "network.onnx"
-    export(network, file, ops="portable")
+    export(network, file, ExportOptions(ops="portable"))
     images = torch.rand(2, 3, 32, 32)
     path = gpu_models.quantized(file, tmp_path, images)
     assert path == gpu_models.quantized(file, tmp_path, images)

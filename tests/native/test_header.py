@@ -110,7 +110,7 @@ def test_examples_of_the_comments_compile_and_run(
     source.write_text(PROGRAM.format(functions=functions, calls=calls))
     shutil.copy(default_model(), tmp_path / "digits.onnx")
     # The header of the tree, where the installed one may be older.
-    flags = [f"-I{REFERENCE.HEADER.parent}", *shlex.split(config("--libs"))]
+    flags = [f"-I{REFERENCE.HEADER.parent}", *shlex.split(config("libs"))]
     run(tool(compiler, "g++"), f"-std={standard}", "-Wall", "-Wextra", "-Werror", source, "-o",
         tmp_path / "examples", *flags)  # fmt: skip
     found = run(tmp_path / "examples", cwd=tmp_path).splitlines()

@@ -58,7 +58,7 @@ def test_it_says_what_really_runs(tmp_path: Path, extra: list[str], ops: str) ->
     from tests.exporters.nets import network
 
     path = tmp_path / "network.onnx"
-    capsedge.export(network("attention"), path, extra_outputs=extra)
+    capsedge.export(network("attention"), path, capsedge.ExportOptions(extra_outputs=extra))
     assert capsedge.load(path).backend.ops == ops
     assert Session(path).describe().ops.decode() == ops
     assert Session(path, ops="portable").describe().ops == b"portable"

@@ -100,7 +100,7 @@ def test_a_trace_has_the_bits_of_python(tmp_path: Path):
     from tests.exporters.nets import network
 
     path = tmp_path / "traced.onnx"
-    capsedge.export(network("em"), path, extra_outputs=["trace"])
+    capsedge.export(network("em"), path, capsedge.ExportOptions(extra_outputs=["trace"]))
     python, native = capsedge.load(path, threads=1), Session(path)
     images = RNG.random((2, 1, 10, 10)).astype(np.float32)
     wanted, found = python.run(images), native.run({"images": images})

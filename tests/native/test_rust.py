@@ -22,10 +22,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example of the installation, built by cargo without a network."""
     cargo, target = tool("cargo", "cargo"), tmp_path_factory.mktemp("rust")
     tool("rustc", "rustc")
-    manifest = Path(config("--examples")) / "rust" / "Cargo.toml"
+    manifest = Path(config("examples")) / "rust" / "Cargo.toml"
     done = subprocess.run(
         [cargo, "build", "--offline", "--locked", "--manifest-path", str(manifest)],
-        env={**os.environ, "CARGO_TARGET_DIR": str(target), "CAPSEDGE_LIBDIR": config("--libdir"),
+        env={**os.environ, "CARGO_TARGET_DIR": str(target), "CAPSEDGE_LIBDIR": config("libdir"),
              "RUSTFLAGS": "-D warnings"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.exporters import subject as modules
 from capsedge.exporters.export import export, to_graph
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.graph import Rewrites
 from capsedge.models import build
 from capsedge.models.checkpoint import load_checkpoint
@@ -28,7 +29,11 @@ _IMAGES = 8  # enough for ranges; accuracy is no matter here
 def zoo(routing: str, folder: Path, iterations: int = 3) -> Path:
     """A model of the zoo, exported and verified."""
     path = folder / f"{routing}.onnx"
-    export(load_checkpoint(zoo_checkpoint(f"digits-{routing}")), path, iterations=iterations)
+    export(
+        load_checkpoint(zoo_checkpoint(f"digits-{routing}")),
+        path,
+        ExportOptions(iterations=iterations),
+    )
     return path
 
 

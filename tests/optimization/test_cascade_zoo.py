@@ -58,7 +58,9 @@ def test_both_kinds_of_operators_decide_alike(made: Path):
 def test_couplings_that_both_have(pictures: np.ndarray, tmp_path: Path):
     """Routing in standard operators is found in the branch too."""
     model = load_checkpoint(zoo_checkpoint("digits-dynamic"))
-    capsedge.export(model, tmp_path / "with.onnx", extra_outputs=["couplings"])
+    capsedge.export(
+        model, tmp_path / "with.onnx", capsedge.ExportOptions(extra_outputs=["couplings"])
+    )
     made = capsedge.cascade(
         tmp_path / "with.onnx", tmp_path / "with.onnx", data=pictures, min_agreement=0.95
     )

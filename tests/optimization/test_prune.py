@@ -85,7 +85,9 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     assert origin is not None
     assert origin.parent == checkpoint.name
     assert origin.units == report.units
-    exported = capsedge.export(model, tmp_path / "small.onnx", checkpoint_sha256=sha256(small))
+    exported = capsedge.export(
+        model, tmp_path / "small.onnx", capsedge.ExportOptions(checkpoint_sha256=sha256(small))
+    )
     assert exported.passed
     certificate = capsedge.verify(small, tmp_path / "small.onnx", data=data)
     certificate.check()

@@ -17,6 +17,7 @@ import capsedge.models.ops as ops
 from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.frozen_couplings import freeze
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
@@ -88,7 +89,7 @@ def make(folder: Path) -> None:
         path = folder / f"{routing}.onnx"
         export(model, path)
         portable = folder / f"{routing}-portable.onnx"
-        export(model, portable, ops="portable")
+        export(model, portable, ExportOptions(ops="portable"))
         for file in (path, portable):
             _wanted(file, x, _torch(model, file, x))
         _reduced(path, x)
@@ -102,7 +103,12 @@ def make(folder: Path) -> None:
     modules = {"two": Stack((3, 2)), "many": Stack(range(1, 20)), "constants": Constants()}
     for name, module in modules.items():
         path = folder / f"{name}.onnx"
-        export(module.eval(), path, example=torch.from_numpy(u), output_names=["v"])
+        export(
+            module.eval(),
+            path,
+            example=torch.from_numpy(u),
+            options=ExportOptions(output_names=["v"]),
+        )
         with torch.no_grad():
             _wanted(path, u, {"v": module(torch.from_numpy(u)).numpy()})
 

@@ -25,6 +25,7 @@ from capsedge.errors import (
     UsageError,
 )
 from capsedge.exporters.export import export
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.tensorrt.build import BuildOptions, BuildReport
 from capsedge.exporters.tensorrt.build import write_engine as build
 from capsedge.graph import proto
@@ -186,7 +187,7 @@ def test_every_model_of_the_zoo(make: Any, routing: str, mode: str) -> None:
 def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> None:
     """Attention routing of one pass is a product a layer."""
     path = tmp_path / "uniform.onnx"
-    export(network("attention"), path, iterations=1)
+    export(network("attention"), path, ExportOptions(iterations=1))
     assert {operator_of(n.op_type) for n in proto.operator_nodes(onnx.load(path))} == {
         "UniformRouting",
         "PoseNormalization",

@@ -61,7 +61,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     capsedge.export(Words(), paths["words"], example=(given["weights"], given["words"]))
     example = (torch.rand(2, 4, 3, 3), torch.rand(2, 5))
     capsedge.export(Pair(), paths["pair"], example=example)
-    capsedge.export(Pair(), paths["fixed"], example=example, batch=3)
+    capsedge.export(
+        Pair(), paths["fixed"], example=example, options=capsedge.ExportOptions(batch=3)
+    )
     return paths
 
 

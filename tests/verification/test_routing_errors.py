@@ -9,7 +9,7 @@ import torch
 from onnx import helper, numpy_helper
 
 import capsedge
-from capsedge.graph import Rewrites
+from capsedge.exporters.export_options import REWRITES
 from capsedge.models import build
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import instance_name, operator_of
@@ -204,7 +204,7 @@ def test_without_rewrites(families, tmp_path) -> None:
     """Without the light cone the file routes where the output does not look, too."""
     exported = families["attention"]
     path = tmp_path / "plain.onnx"
-    capsedge.export(exported.model, path, rewrites=Rewrites.none())
+    capsedge.export(exported.model, path, capsedge.ExportOptions(no_rewrite=tuple(REWRITES)))
     session = capsedge.load(path, ops="portable")
     reference = Reference(exported.model, [p.name for p in session.outputs])
     images = np.random.default_rng(1).random((2, 1, 28, 28), np.float32)

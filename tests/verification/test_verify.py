@@ -256,9 +256,11 @@ def angles(tmp_path_factory):
         module,
         path,
         example=torch.zeros(2, 1, 16, 16),
-        preprocessing=capsedge.Preprocessing(16, 16, 1, per_image="standardize"),
-        task="regression",
-        outputs=capsedge.Outputs(names=("yaw", "pitch"), units=("degrees",)),
+        description=capsedge.Description(
+            preprocessing=capsedge.Preprocessing(16, 16, 1, per_image="standardize"),
+            task="regression",
+            outputs=capsedge.Outputs(names=("yaw", "pitch"), units=("degrees",)),
+        ),
     )
     return module, path
 

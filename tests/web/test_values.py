@@ -182,7 +182,7 @@ def test_traces(web: Package, tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch")
     model = capsedge.load_checkpoint(zoo_model(name).with_suffix(".safetensors"))  # type: ignore[union-attr]
     path = tmp_path / "traced.onnx"
-    capsedge.export(model, path, extra_outputs=["trace"])
+    capsedge.export(model, path, capsedge.ExportOptions(extra_outputs=["trace"]))
     python, session = capsedge.load(path, threads=1), web.load(path.read_bytes())
     for sample in SAMPLES:
         wanted = python.trace(sample)

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from types import ModuleType
 
 import capsedge
+from capsedge.options import Declared, Options, bounds, declared
+from tools.docs.commands import prose
 
-CHAPTERS = ("Functions", "Classes", "Errors", "Packages")
+CHAPTERS = ("Functions", "Options", "Classes", "Errors", "Packages")
 
 
 def markdown() -> str:
@@ -17,7 +19,10 @@ def markdown() -> str:
     for name in capsedge.__all__:
         if name != "__version__":
             found[_chapter(getattr(capsedge, name))].append(name)
-    chapters = [_entries(title, found[title]) for title in CHAPTERS[:-1]]
+    chapters = [
+        _options(found[title]) if title == "Options" else _entries(title, found[title])
+        for title in CHAPTERS[:-1]
+    ]
     return "\n\n".join([*chapters, *map(_package, found["Packages"])])
 
 
@@ -26,7 +31,40 @@ def _chapter(value: object) -> str:
         return "Packages"
     if not inspect.isclass(value):
         return "Functions"
+    if issubclass(value, Options):
+        return "Options"
     return "Errors" if issubclass(value, (BaseException, capsedge.ExitCode)) else "Classes"
+
+
+def _options(names: Iterable[str]) -> str:
+    """The fields of every dataclass of options, as they declare themselves."""
+    parts = ["## Options"]
+    for name in names:
+        kind = getattr(capsedge, name)
+        rows = [
+            f"| `{each.name}` | {_command_line(each)} | {_limits(each)} | `{each.default!r}` | "
+            f"{prose(each.option.help)} |"
+            for each in declared(kind)
+        ]
+        head = ["| field | command line | values | default | |", "|---|---|---|---|---|"]
+        first = str(kind.__doc__).partition("\n")[0]
+        parts += [f"### `capsedge.{name}`", first, "\n".join([*head, *rows])]
+    return "\n\n".join(parts)
+
+
+def _command_line(each: Declared) -> str:
+    return ", ".join(f"`{word}`" for word in each.option.names)
+
+
+def _limits(each: Declared) -> str:
+    """The values that an option takes, in words."""
+    if each.option.choices:
+        found = ", ".join(f"`{word}`" for word in each.option.choices)
+    else:
+        low, high = each.option.min, each.option.max
+        numbers = "" if low is None and high is None else f" {bounds(low, high)}"
+        found = f"{getattr(each.kind, '__name__', each.kind)}{numbers}"
+    return f"tuple of {found}" if each.several else f"{found}, or None" if each.optional else found
 
 
 def _entries(title: str, names: Iterable[str], home: str = "capsedge") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from capsedge.cli import app
+from capsedge.cli._help import shown_default
 
 
 def markdown() -> str:
@@ -31,7 +32,7 @@ def _verb(name: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option"]
     usage = " ".join(["capsedge", name, "[OPTIONS]", *map(_metavar, arguments)])
-    parts = [f"## {name}", f"```text\n{usage}\n```", _prose(command.help or "")]
+    parts = [f"## {name}", f"```text\n{usage}\n```", prose(command.help or "")]
     rows = [(f"`{_metavar(p)}`", p) for p in arguments]
     rows += [(", ".join(f"`{word}`" for word in _words(p)), p) for p in options]
     lines = [f"| {label} | {_value(p)} | {_explanation(p)} |" for label, p in rows]
@@ -53,6 +54,9 @@ def _value(parameter: Any) -> str:
     """What stands after the option; nothing for a switch."""
     if getattr(parameter, "is_flag", False):
         return ""
+    if parameter.type.choices:
+        words = ", ".join(f"`{word}`" for word in parameter.type.choices)
+        return f"{words}{', several' if parameter.multiple else ''}"
     name = str(parameter.type.name)
     low, high = parameter.type.low, parameter.type.high
     if low is not None and high is not None:
@@ -65,16 +69,14 @@ def _value(parameter: Any) -> str:
 
 
 def _explanation(parameter: Any) -> str:
-    text = _prose(parameter.help or "")
+    text = prose(parameter.help or "")
     if parameter.required:
         return f"{text} **Required.**"
-    default = parameter.preset
-    if default not in (None, "") and not getattr(parameter, "is_flag", False):
-        return f"{text} Default: `{default}`."
-    return text
+    default = shown_default(parameter)
+    return f"{text} Default: `{default}`." if default else text
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """One line that a table takes, with names of options and files as code."""
     line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
     return re.sub(r"(?<![`\w-])(--[a-z][a-z-]*)", r"`\1`", line)

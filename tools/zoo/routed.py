@@ -91,6 +91,8 @@ def export(name: str, data: Path) -> None:
     capsedge.export(
         model,
         checkpoint.with_suffix(".onnx"),
-        extra_outputs=("reconstruction",) if decoder else (),
-        checkpoint_sha256=sha256(checkpoint),
+        capsedge.ExportOptions(
+            extra_outputs=("reconstruction",) if decoder else (),
+            checkpoint_sha256=sha256(checkpoint),
+        ),
     )

@@ -120,5 +120,9 @@ def export(name: str, data: Path) -> None:
     checkpoint = zoo_checkpoint(name)
     with temporary_folder() as folder:
         plain = folder / f"{name}.onnx"
-        capsedge.export(load_checkpoint(checkpoint), plain, checkpoint_sha256=sha256(checkpoint))
+        capsedge.export(
+            load_checkpoint(checkpoint),
+            plain,
+            capsedge.ExportOptions(checkpoint_sha256=sha256(checkpoint)),
+        )
         capsedge.quantize(plain, zoo_model(name), calib_data=data, max_drop=0.1)

@@ -134,7 +134,7 @@ def _check_portable(file: Path, peer: str) -> None:
     """Refuse files that a peer cannot read: those with functions, and those of another runtime."""
     name = CONVERTED[peer]
     again = (
-        f"Export it again with `capsedge export --for {peer} -o {peer}.onnx`, and add "
+        f"Export it again with `capsedge export --target {peer} -o {peer}.onnx`, and add "
         f"--peer-model {peer}.onnx."
     )
     if file.suffix in CONVERTED_SUFFIXES.values():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.exporters.export_options import ExportOptions, ExtraOutput
 from capsedge.runtime import zoo
 from capsedge.runtime.files.writing import (
     MODEL,
@@ -35,7 +36,7 @@ from capsedge.spec import limits
 
 # --- Models of the page: the user's files, and models of the zoo ---
 
-EXTRA_OUTPUTS = ("reconstruction", "trace")
+EXTRA_OUTPUTS: tuple[ExtraOutput, ...] = ("reconstruction", "trace")
 _NAME = 80  # characters
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -161,7 +162,11 @@ def _of_zoo(
     with temporary_folder() as folder:
         for count in iterations or range(1, model.config.iterations + 1):
             path = folder / f"{name}.onnx"
-            export(model, path, iterations=count, extra_outputs=decoder, checkpoint_sha256=checksum)
+            export(
+                model,
+                path,
+                ExportOptions(iterations=count, extra_outputs=decoder, checkpoint_sha256=checksum),
+            )
             yield _read(path, name)
 
 

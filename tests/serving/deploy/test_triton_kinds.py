@@ -130,7 +130,7 @@ def test_a_file_with_its_trace(tmp_path: Path) -> None:
 
     net = tmp_path / "net.onnx"
     model = load_checkpoint(zoo_checkpoint("digits-dynamic"))
-    capsedge.export(model, net, extra_outputs=("reconstruction", "trace"))
+    capsedge.export(model, net, capsedge.ExportOptions(extra_outputs=("reconstruction", "trace")))
     _check(net, tmp_path)
     assert len(config(tmp_path / "r", "net")["output"]) > 3
 

@@ -1,4 +1,4 @@
-//! Finds libcapsedge: in CAPSEDGE_LIBDIR, otherwise where `capsedge config --libdir` says.
+//! Finds libcapsedge: in CAPSEDGE_LIBDIR, otherwise where `capsedge config libdir` says.
 use std::{env, process::Command};
 
 fn libdir() -> String {
@@ -6,10 +6,10 @@ fn libdir() -> String {
     if let Ok(folder) = env::var("CAPSEDGE_LIBDIR") {
         return folder;
     }
-    let found = Command::new("capsedge").args(["config", "--libdir"]).output();
+    let found = Command::new("capsedge").args(["config", "libdir"]).output();
     match found {
         Ok(done) if done.status.success() => String::from_utf8_lossy(&done.stdout).trim().to_string(),
-        Ok(done) => panic!("capsedge config --libdir: {}", String::from_utf8_lossy(&done.stderr)),
+        Ok(done) => panic!("capsedge config libdir: {}", String::from_utf8_lossy(&done.stderr)),
         Err(error) => panic!("capsedge: {error}. Install it, or set CAPSEDGE_LIBDIR to the folder of libcapsedge.so."),
     }
 }

@@ -14,9 +14,7 @@ from capsedge.datasets.array_files import by_name, read_arrays
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.runtime.files.writing import type_in_words
-from capsedge.spec.vocabularies import OPS
 
-OPSETS = range(18, 22)
 Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]
 _USER_INPUTS = (
     "model.load_state_dict(torch.load(path, weights_only=True)); capsedge.export(model, ...)"
@@ -59,20 +57,7 @@ def check_module(model: object) -> None:
     )
 
 
-def check_options(
-    opset: int, ops: str, batch: int | None, iterations: int | None, atol: float, rtol: float
-) -> None:
-    if opset not in OPSETS:
-        raise UsageError(
-            f"Opset {opset} cannot be exported.",
-            f"The function bodies are written for opsets {OPSETS[0]} to {OPSETS[-1]}.",
-            "Use 20, the newest opset that every TensorRT since 10.0 reads.",
-        )
-    if ops not in OPS:
-        raise UsageError(f"Unknown ops '{ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
-    for name, value in (("batch", batch), ("iterations", iterations)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}.", "It must be at least 1.")
+def check_tolerance(atol: float, rtol: float) -> None:
     if not (atol >= 0 and rtol >= 0 and atol + rtol > 0):
         raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
 

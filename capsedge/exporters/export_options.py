@@ -1,0 +1,60 @@
+"""Declare the options of ``export``, for Python and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from capsedge.options import Options, option, tolerance
+
+ATOL, RTOL = 1e-5, 1e-4
+# By the fields of `capsedge.graph.Rewrites`.
+REWRITES = {
+    "first-pass": "first_pass_uniform",
+    "light-cone": "light_cone",
+    "dead-update": "dead_update",
+    "logit-free": "logit_free",
+}
+Rewrite = Literal["first-pass", "light-cone", "dead-update", "logit-free"]
+ExtraOutput = Literal["reconstruction", "couplings", "trace"]
+
+
+@dataclass(frozen=True)
+class ExportOptions(Options):
+    """How `capsedge.export` writes a file."""
+
+    iterations: int | None = option(
+        None, "Routing iterations; by default the model's own.", "--iters", min=1
+    )
+    ops: Literal["auto", "fused", "portable"] = option(
+        "auto",
+        "auto: capsule operators with function bodies; fused: without bodies; portable: standard "
+        "operators only.",
+    )
+    opset: int = option(20, "ONNX opset.", min=18, max=21)
+    batch: int | None = option(None, "Fixed batch size, instead of a free one.", min=1)
+    target: Literal["openvino", "litert", "mnn"] | None = option(
+        None, "Write the file for another runtime: openvino, litert or mnn. Sets --ops and --batch."
+    )
+    extra_outputs: tuple[ExtraOutput, ...] = option(
+        (),
+        "Additional outputs: reconstruction, couplings, trace; of your own network only trace.",
+        "--with",
+    )
+    no_rewrite: tuple[Rewrite, ...] = option((), "Leave out exact rewrites.")
+    output_names: tuple[str, ...] = option(
+        (),
+        "Names of the outputs of your own network, instead of those of its dict or named tuple.",
+        python_only=True,
+    )
+    tolerance: tuple[float, float] = option(
+        (ATOL, RTOL),
+        "Tolerance of the comparison: absolute, and relative to the length of a pose.",
+        metavar="ATOL,RTOL",
+        parse=tolerance,
+    )
+    checkpoint_sha256: str = option(
+        "",
+        "Checksum of the checkpoint of the weights, by which `verify` finds it.",
+        python_only=True,
+    )

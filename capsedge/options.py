@@ -1,0 +1,261 @@
+"""Describe an option once: a field of a frozen dataclass that Python, the command line and the docs share.
+
+    @dataclass(frozen=True)
+    class ExportOptions(Options):
+        opset: int = option(20, "Opset of the standard operators.", min=18, max=21)
+
+gives ``ExportOptions(opset=18)`` in Python, ``--opset N`` on the command line with its help and completion,
+and a row in the reference. Nothing heavy is imported here or by the modules that declare options: a shell
+reads them when it completes a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, TypeVar
+
+from capsedge.errors import UsageError
+
+DEFAULT_PANEL = "Options"
+
+
+@dataclass(frozen=True, init=False)
+class Option:
+    """How an option is named, explained and limited.
+
+    Attributes:
+        names: on the command line, such as ``-o`` and ``--output``; ``--on/--no-on`` for a switch that is on
+            by default; none for an option of Python alone.
+        help: what it is for.
+        min, max: bounds of a number.
+        metavar: placeholder of its value in the help; by default the type.
+        panel: the heading under which the help lists it.
+        path: what the command line checks of a path before it starts: a key of `cli._paths.ROLES`.
+        parse: makes the value of the text on the command line; by default by the type.
+        choices: of a text, or of each of several; those of a ``Literal`` need not be repeated.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    min: float | None
+    max: float | None
+    metavar: str
+    panel: str
+    path: str
+    parse: Callable[[str], Any] | None
+    choices: tuple[str, ...]
+
+    def __init__(
+        self,
+        *names: str,
+        help: str,
+        min: float | None = None,
+        max: float | None = None,
+        metavar: str = "",
+        panel: str = DEFAULT_PANEL,
+        path: str = "",
+        parse: Callable[[str], Any] | None = None,
+        choices: tuple[str, ...] = (),
+    ) -> None:
+        for name, value in locals().items():
+            if name != "self":
+                object.__setattr__(self, name, value)
+
+
+def option(default: Any, help: str, *names: str, python_only: bool = False, **limits: Any) -> Any:
+    """A field of a dataclass of options.
+
+    Args:
+        default: its value where it is left out.
+        help: what it is for.
+        names: on the command line; by default the field's own with dashes.
+        python_only: the command line does not have it.
+        limits: the other arguments of `Option`.
+    """
+    declared = (names, python_only, Option(*names, help=help, **limits))
+    return dataclasses.field(default=default, metadata={"option": declared})
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A field of a dataclass of options.
+
+    Attributes:
+        name: of the field.
+        kind: the type of its value, or of each of several.
+        optional, several: whether it may be None; whether it is a tuple of values.
+        default: where it is left out.
+        option: how it is named, explained and limited; without names for Python alone.
+    """
+
+    name: str
+    kind: Any
+    optional: bool
+    several: bool
+    default: Any
+    option: Option
+
+
+_DECLARED: dict[type, tuple[Declared, ...]] = {}
+
+
+def declared(kind: type) -> tuple[Declared, ...]:
+    """The options that a dataclass declares, in order."""
+    if kind not in _DECLARED:
+        hints = typing.get_type_hints(kind)
+        _DECLARED[kind] = tuple(_declared(f, hints[f.name]) for f in dataclasses.fields(kind))
+    return _DECLARED[kind]
+
+
+def _declared(field: dataclasses.Field[Any], hint: Any) -> Declared:
+    names, python_only, stated = field.metadata["option"]
+    kinds, optional = [hint], False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = [k for k in typing.get_args(hint) if k is not type(None)]
+        optional = len(kinds) < len(typing.get_args(hint))
+    kind = kinds[0]
+    several = stated.parse is None and typing.get_origin(kind) is tuple
+    kind = typing.get_args(kind)[0] if several else kind
+    choices = stated.choices
+    if typing.get_origin(kind) is typing.Literal:
+        kind, choices = str, typing.get_args(kind)
+    if not names and not python_only:
+        names = (f"--{field.name.replace('_', '-')}",)
+    limits = {k: v for k, v in vars(stated).items() if k not in ("names", "choices")}
+    found = Option(*names, **limits, choices=choices)
+    return Declared(field.name, kind, optional, several, field.default, found)
+
+
+class Options:
+    """Base of the dataclasses of options: refuses values that none of its fields can have."""
+
+    def __init_subclass__(cls) -> None:
+        """Complete the documentation that ``help`` shows."""
+        lines = [
+            f"        {name}: {value.metadata['option'][2].help}"
+            for name, value in vars(cls).items()
+            if isinstance(value, dataclasses.Field)
+        ]
+        cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Attributes:", *lines])
+
+    def __post_init__(self) -> None:
+        """Check choices and bounds.
+
+        Raises:
+            UsageError: a value is none of the choices, or outside its bounds.
+        """
+        for each in declared(type(self)):
+            value = getattr(self, each.name)
+            if value is None and each.optional:
+                continue
+            for one in value if each.several else [value]:
+                check(each, one)
+
+
+def check(each: Declared, value: Any) -> None:
+    """Refuse a value that is of another type, none of the choices, or outside the bounds of an option.
+
+    Raises:
+        UsageError: the value is wrong.
+    """
+    stated = each.option
+    if stated.choices and value not in stated.choices:
+        raise UsageError(
+            f"Invalid {each.name} {value!s:.40}.",
+            "",
+            f"Choose one of: {', '.join(stated.choices)}.",
+        )
+    if each.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise UsageError(f"Invalid {each.name} {value!s:.40}.", "It must be a number.")
+    if not within(value, stated.min, stated.max):
+        raise UsageError(
+            f"Invalid {each.name} {value}.", f"It must be {bounds(stated.min, stated.max)}."
+        )
+
+
+def within(value: Any, low: float | None, high: float | None) -> bool:
+    """Whether a number, or anything without bounds, is allowed; NaN is not."""
+    if low is None and high is None:
+        return True
+    return bool(
+        (-math.inf if low is None else low) <= value <= (math.inf if high is None else high)
+    )
+
+
+def bounds(low: float | None, high: float | None) -> str:
+    """Bounds in words, after "a number" or "it must be"."""
+    if low is not None and high is not None:
+        return f"from {low:g} to {high:g}"
+    return f"at least {low:g}" if low is not None else f"at most {high:g}"
+
+
+def words(text: str) -> list[str]:
+    """The words of an option that takes several, separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def tolerance(text: str) -> tuple[float, float]:
+    """The two parts of a tolerance such as ``1e-5,1e-4``: absolute and relative.
+
+    Raises:
+        UsageError: the text has another form, or a part is negative or not finite.
+    """
+    try:
+        absolute, relative = map(float, text.split(","))
+    except ValueError:
+        absolute = relative = math.nan
+    if not (0 <= absolute < math.inf and 0 <= relative < math.inf):
+        raise UsageError(
+            f"Invalid --tolerance {text:.40}.",
+            "It takes two numbers, ATOL,RTOL, neither negative.",
+            "For example: --tolerance 1e-5,1e-4.",
+        )
+    return absolute, relative
+
+
+# --- Functions that take such a dataclass ---
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes(*kinds: type[Options]) -> Callable[[F], F]:
+    """Make a function answer an option that is passed as a keyword of its own with the right spelling.
+
+    Args:
+        kinds: the dataclasses of options that it takes, each as the parameter ``options`` or under the name
+            of its annotation.
+    """
+
+    def decorate(function: F) -> F:
+        known = set(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in known:
+                    raise TypeError(_spelling(function.__name__, name, given[name], kinds))
+            return function(*args, **given)
+
+        return typing.cast(F, call)
+
+    return decorate
+
+
+def _spelling(function: str, name: str, value: Any, kinds: Iterable[type[Options]]) -> str:
+    """What to write for a keyword that a function does not take."""
+    for kind in kinds:
+        if name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+            shown = repr(value) if isinstance(value, (str, int, float, tuple)) else "..."
+            return (
+                f"{function}() has no argument '{name}': it belongs to its options. Write "
+                f"capsedge.{function}(..., options=capsedge.{kind.__name__}({name}={shown}))."
+            )
+    return f"{function}() got an unexpected keyword argument '{name}'"
