@@ -3,8 +3,10 @@
 #include <string.h>
 #if defined(__wasm_simd128__)
 #include <wasm_simd128.h>
-#elif defined(__SSE4_1__)
-#include <smmintrin.h>
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__ARM_FEATURE_MVE)
 #include <arm_mve.h>
 #endif

@@ -121,22 +121,41 @@ CAPS_INLINE void caps_dot(const caps_pixel *p, const caps_pixel *q, const int8_t
   }
 #undef CAPS_STEP
   s[0] = s0; s[1] = s1; s[2] = s2; s[3] = s3;
-#elif defined(__SSE4_1__) && !defined(CAPS_PORTABLE)
-  __m128i a0 = _mm_setzero_si128(), a1 = a0, a2 = a0, a3 = a0;
+#elif defined(__AVX2__) && !defined(CAPS_PORTABLE)
+  __m256i a0 = _mm256_setzero_si256(), a1 = a0, a2 = a0, a3 = a0;
+  __m128i low, high;
+  for (; n > 0; n -= 16, w += 32, p += 16, q += 16) {
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    const __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)q));
+    const __m256i f = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w));
+    const __m256i g = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + 16)));
+    a0 = _mm256_add_epi32(a0, _mm256_madd_epi16(x, f));
+    a1 = _mm256_add_epi32(a1, _mm256_madd_epi16(x, g));
+    a2 = _mm256_add_epi32(a2, _mm256_madd_epi16(y, f));
+    a3 = _mm256_add_epi32(a3, _mm256_madd_epi16(y, g));
+  }
+  a0 = _mm256_hadd_epi32(_mm256_hadd_epi32(a0, a1), _mm256_hadd_epi32(a2, a3));
+  low = _mm256_castsi256_si128(a0);
+  high = _mm256_extracti128_si256(a0, 1);
+  _mm_storeu_si128((__m128i *)s, _mm_add_epi32(_mm_add_epi32(low, high), _mm_loadu_si128((const __m128i *)s)));
+#elif defined(__SSE2__) && !defined(CAPS_PORTABLE)
+  __m128i a0 = _mm_setzero_si128(), a1 = a0, a2 = a0, a3 = a0, b0, b1;
   const __m128i none = a0;
   for (; n > 0; n -= 16, w += 32, p += 16, q += 16) {
     const __m128i x = _mm_loadu_si128((const __m128i *)p), y = _mm_loadu_si128((const __m128i *)q);
     const __m128i x0 = _mm_unpacklo_epi8(x, none), x1 = _mm_unpackhi_epi8(x, none);
     const __m128i y0 = _mm_unpacklo_epi8(y, none), y1 = _mm_unpackhi_epi8(y, none);
     const __m128i f = _mm_loadu_si128((const __m128i *)w), g = _mm_loadu_si128((const __m128i *)(w + 16));
-    const __m128i f0 = _mm_cvtepi8_epi16(f), f1 = _mm_cvtepi8_epi16(_mm_srli_si128(f, 8));
-    const __m128i g0 = _mm_cvtepi8_epi16(g), g1 = _mm_cvtepi8_epi16(_mm_srli_si128(g, 8));
+    const __m128i f0 = _mm_srai_epi16(_mm_unpacklo_epi8(f, f), 8), f1 = _mm_srai_epi16(_mm_unpackhi_epi8(f, f), 8);
+    const __m128i g0 = _mm_srai_epi16(_mm_unpacklo_epi8(g, g), 8), g1 = _mm_srai_epi16(_mm_unpackhi_epi8(g, g), 8);
     a0 = _mm_add_epi32(a0, _mm_add_epi32(_mm_madd_epi16(x0, f0), _mm_madd_epi16(x1, f1)));
     a1 = _mm_add_epi32(a1, _mm_add_epi32(_mm_madd_epi16(x0, g0), _mm_madd_epi16(x1, g1)));
     a2 = _mm_add_epi32(a2, _mm_add_epi32(_mm_madd_epi16(y0, f0), _mm_madd_epi16(y1, f1)));
     a3 = _mm_add_epi32(a3, _mm_add_epi32(_mm_madd_epi16(y0, g0), _mm_madd_epi16(y1, g1)));
   }
-  a0 = _mm_hadd_epi32(_mm_hadd_epi32(a0, a1), _mm_hadd_epi32(a2, a3));
+  b0 = _mm_add_epi32(_mm_unpacklo_epi32(a0, a1), _mm_unpackhi_epi32(a0, a1));
+  b1 = _mm_add_epi32(_mm_unpacklo_epi32(a2, a3), _mm_unpackhi_epi32(a2, a3));
+  a0 = _mm_add_epi32(_mm_unpacklo_epi64(b0, b1), _mm_unpackhi_epi64(b0, b1));
   _mm_storeu_si128((__m128i *)s, _mm_add_epi32(a0, _mm_loadu_si128((const __m128i *)s)));
 #elif defined(__wasm_simd128__) && !defined(CAPS_PORTABLE)
   v128_t a0 = wasm_i32x4_splat(0), a1 = a0, a2 = a0, a3 = a0;
