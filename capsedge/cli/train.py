@@ -100,6 +100,9 @@ Threads = Annotated[
     int | None,
     Option("--threads", min=1, help="Threads for PyTorch; by default its own choice."),
 ]
+Device = Annotated[
+    str, Option("--device", help="Where the network is computed: cpu, or cuda for a GPU.")
+]
 Fast = Annotated[
     bool,
     Option(
@@ -149,6 +152,7 @@ def command(
     limit: Limit = None,
     threads: Threads = None,
     patience: Patience = None,
+    device: Device = "cpu",
     resume: Resume = False,
     as_json: _options.Json = False,
 ) -> None:
@@ -184,7 +188,7 @@ def command(
         with bar("training", epochs) as progress:
             trained = train_model(
                 model, data, output, recipe, size=size, iterations=iters, init=init, limit=limit,
-                threads=threads, patience=patience, resume=resume, log=log, progress=progress,
+                threads=threads, patience=patience, device=device, resume=resume, log=log, progress=progress,
                 epoch_done=done,
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -37,7 +37,10 @@ def to_input(images: NDArray[np.uint8] | Tensor, config: ModelConfig) -> Tensor:
 def normalize(images: Tensor, config: ModelConfig) -> Tensor:
     """Subtract the mean and divide by the deviation of the model's preprocessing."""
     p = config.preprocessing
-    return (images - torch.tensor(p.mean).view(1, -1, 1, 1)) / torch.tensor(p.std).view(1, -1, 1, 1)
+    mean, std = (
+        torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (p.mean, p.std)
+    )
+    return (images - mean) / std
 
 
 def centre(images: Tensor, config: ModelConfig) -> Tensor:
@@ -49,12 +52,13 @@ def centre(images: Tensor, config: ModelConfig) -> Tensor:
 
 @torch.no_grad()
 def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor:
-    """Scores ``[N, J]`` of all images in evaluation mode."""
+    """Scores ``[N, J]`` of all images in evaluation mode, computed where the model is."""
     model.eval()
+    device = next(model.parameters()).device
     scores = []
     for start in range(0, len(data), batch):
         x = centre(to_input(data.images[start : start + batch], model.config), model.config)
-        scores.append(model(normalize(x, model.config)).scores)
+        scores.append(model(normalize(x.to(device), model.config)).scores.cpu())
     return torch.cat(scores)
 
 
@@ -63,9 +67,11 @@ def count_correct(model: CapsuleModel, test: ImageSet, pairs: str) -> Tensor:
     if pairs == "none":
         return predict_all(model, test).argmax(1) == torch.as_tensor(test.classes)
     right = []
+    device = next(model.parameters()).device
     for canvases, owners in evaluation_pairs(test, model.config, diverse=pairs == "diverse"):
         with torch.no_grad():
-            best = model.eval()(normalize(canvases, model.config)).scores.topk(2, 1).indices
+            scores = model.eval()(normalize(canvases.to(device), model.config)).scores
+        best = scores.cpu().topk(2, 1).indices
         right.append((best.sort(1).values == owners.sort(1).values).all(1))
     return torch.cat(right)
 

@@ -53,6 +53,7 @@ def train_model(
     limit: int | None = None,
     threads: int | None = None,
     patience: int | None = None,
+    device: str = "cpu",
     resume: bool = False,
     log: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
@@ -77,6 +78,7 @@ def train_model(
         threads: of torch; its own choice by default.
         patience: epochs without a more accurate one on the validation images, after which training ends; half
             of all epochs by default, 0 never ends it.
+        device: as `train` takes it.
         resume: continue the run in the folder.
         log: called with a description of the training data.
         progress, epoch_done: as `train` takes them.
@@ -130,6 +132,7 @@ def train_model(
         folder,
         initial=initial,
         resume=resume,
+        device=device,
         progress=progress,
         epoch_done=epoch_done,
     )

@@ -26,6 +26,7 @@ from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.models.ops.registration import compiled
 from capsedge.models.training import augment
+from capsedge.models.training.device import check_device, on_cpu
 from capsedge.models.training.evaluate import (
     centre,
     count_correct,
@@ -192,6 +193,7 @@ def train(
     *,
     initial: CapsuleModel | None = None,
     resume: bool = False,
+    device: str = "cpu",
     progress: Progress | None = None,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
 ) -> CapsuleModel:
@@ -209,13 +211,15 @@ def train(
             measured on the training images. If their split is ``validation``, they choose the epoch that is
             kept.
         initial: a trained model of the same configuration to start from; random weights by default.
+        device: where the network is computed, ``cpu`` or ``cuda``; images are prepared on the CPU.
 
     Raises:
         UsageError: images or the initial model do not fit, the folder cannot be written, or it holds a run
             and ``resume`` is off.
         ArtefactError: the run to resume is damaged or of another configuration.
-        EnvironmentProblem: the disk is full; the epochs before are kept.
+        EnvironmentProblem: there is no such device; or the disk is full, and the epochs before are kept.
     """
+    check_device(device, recipe)
     if data.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
@@ -234,7 +238,7 @@ def train(
         )
     measured = recipe.pairs != "none" or config.task == "single-label"
     chooses = measured and test is not None and test.split == "validation"
-    run = _Run.new(config, recipe, folder, steps, initial, chooses)
+    run = _Run.new(config, recipe, folder, steps, initial, chooses, device)
     run.images = " ".join(each.digest() for each in (data, test) if each is not None)
     run.typical_input = typical_input_of_training(data, config, recipe.pairs)
     make_folder(folder)
@@ -263,7 +267,7 @@ def train(
         run.write_results()
         if epoch_done:
             epoch_done(line)
-    return run.result.eval()
+    return run.result.cpu().eval()
 
 
 @dataclass
@@ -301,6 +305,7 @@ class _Run:
         steps: int,
         initial: CapsuleModel | None,
         chooses: bool,
+        device: str,
     ) -> _Run:
         """A run before its first step; ``chooses`` with validation images.
 
@@ -317,6 +322,7 @@ class _Run:
                     "Set its model and iterations.",
                 )
             model.load_state_dict(initial.state_dict())
+        model.to(device)
         average = copy.deepcopy(model) if recipe.average else model
         best = copy.deepcopy(average) if chooses else None
         optimizer, scheduler = _optimizer(model, recipe, steps)
@@ -384,7 +390,7 @@ class _Run:
 
     def save(self) -> None:
         """Write ``last.pt``."""
-        state = {n: p.state_dict() for n, p in self.parts.items()}
+        state = {n: on_cpu(p.state_dict()) for n, p in self.parts.items()}
         state |= {
             "identity": self.identity, "images": self.images, "history": json.dumps(self.history),
         }  # fmt: skip
@@ -487,7 +493,9 @@ def batch_loss(
     if recipe.flip:
         x = augment.flip(x, rng)
         pictures = x.unsqueeze(1)
-    targets = torch.zeros(len(x), config.classes).scatter_(1, owners, 1.0)
+    device = next(model.parameters()).device
+    x, owners, pictures = x.to(device), owners.to(device), pictures.to(device)
+    targets = torch.zeros(len(x), config.classes, device=device).scatter_(1, owners, 1.0)
     out = model(normalize(x, config))
     loss = _loss(model, out, targets, progress)
     if model.decoder is not None:

@@ -409,6 +409,35 @@ def test_windows_of_larger_images_have_no_margin(monkeypatch: pytest.MonkeyPatch
     assert float(seen[0].max()) == 32
 
 
+@pytest.mark.parametrize("name", ["digits-em", "digits-dynamic"])
+def test_a_step_elsewhere_mixes_no_devices(name: str) -> None:
+    """By shapes and devices alone, without a GPU; cross entropy looks at values, which are not there."""
+    model = build(name).to("meta")
+    images, labels = torch.rand(4, 1, 28, 28), torch.zeros(4, dtype=torch.long)
+    loss = batch_loss(model, images, labels, RECIPE, torch.Generator(), 0.5)
+    loss.backward()
+    assert loss.device.type == "meta"
+    assert all(p.grad is not None and p.grad.device.type == "meta" for p in model.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_training_on_a_gpu_and_going_on(tmp_path: Path) -> None:
+    data = some_images(32)
+    train(CONFIG, replace(RECIPE, average=0.9), data, None, tmp_path, device="cuda")
+    again = replace(RECIPE, average=0.9)
+    model = train(CONFIG, again, data, None, tmp_path, resume=True, device="cuda")
+    assert next(model.parameters()).device.type == "cpu"
+
+
+def test_devices_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Unknown device 'tpu'"):
+        train(CONFIG, RECIPE, some_images(), None, tmp_path, device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(EnvironmentProblem, match="finds no GPU"):
+            train(CONFIG, RECIPE, some_images(), None, tmp_path, device="cuda")
+
+
 def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
     from capsedge.models.training.run import train_model
 

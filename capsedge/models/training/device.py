@@ -1,0 +1,44 @@
+"""Where a network is trained: on the processor, or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.models.training.recipe import Recipe
+
+
+def check_device(device: str, recipe: Recipe) -> None:
+    """Raise unless there is such a device, and the recipe suits it.
+
+    Raises:
+        UsageError: the name is unknown, or the recipe is for processors.
+        EnvironmentProblem: PyTorch finds no GPU.
+    """
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"Unknown device '{device}'.", "", "Choose one of: cpu, cuda.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentProblem(
+            "PyTorch finds no GPU.",
+            "It is not built for CUDA, or there is none.",
+            "Leave out --device, or install PyTorch for CUDA.",
+        )
+    if device == "cuda" and recipe.fast:
+        raise UsageError(
+            "--fast is for processors.", "It does not apply to --device cuda.", "Leave it out."
+        )
+
+
+def on_cpu(value: Any) -> Any:
+    """A state with its tensors in the computer's memory, so that it can be read without the device."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {key: on_cpu(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_cpu(each) for each in value)
+    return value
