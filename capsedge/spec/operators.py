@@ -36,7 +36,7 @@ class Value:
         shape: the names of its dimensions, as in docs/reference/operators.md. The same name is the same size;
             ``N`` is the batch, ``...`` any dimensions. An input may have 1 in place of ``I``, or of the ``N``
             of parents; one that is ``per_image``, in place of every dimension. ``H'`` and ``W'`` are
-            positions of windows: see `WINDOWS_OF`.
+            positions of windows: see `WINDOWS_OF`. ``Jv`` is ``J``, or 1: the same votes for all parents.
         type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
             ``b`` int8; ``B`` uint8.
         optional: whether a node may leave it out; only the last inputs of an operator are.
@@ -285,7 +285,7 @@ _VOTES = replace(
     _DYNAMIC,
     name="VoteRouting",
     inputs=(
-        Value("votes", ("N", "I", "J", "P")),
+        Value("votes", ("N", "I", "Jv", "P")),
         Value("log_prior", ("I", "J")),
         Value("bias", ("J", "P")),
         *_PER_IMAGE,

@@ -289,17 +289,24 @@ def _dynamic_history_cases() -> Iterator[Case]:
 def _votes_cases() -> Iterator[Case]:
     def case(
         n: int, i: int, j: int, p: int, iterations: int = 3, kind: str = "normal", prior: int = 1,
-        bias: int = 1, heavy: bool = False, history: str = "", **settings: Any,
+        bias: int = 1, heavy: bool = False, history: str = "", of_all: bool = False,
+        **settings: Any,
     ) -> Case:  # fmt: skip
+        """``of_all``: all parents have the same votes, and differ by their priors."""
+        more = {"of_all": 1} if of_all else {}
         return Case(
             "VoteRouting",
             {"N": n, "I": i, "J": j, "P": p},
             {"iterations": iterations, **_PLAIN, **settings},
             kind,
-            {"prior": prior, "bias": bias, **({"history": history} if history else {})},
+            {"prior": prior, "bias": bias, **({"history": history} if history else {}), **more},
             heavy,
         )
 
+    for number, settings in enumerate(_SETTINGS):
+        yield case(3, 9, 4, 8, 1 + number % 3, of_all=True, history="priors", **settings)
+    yield case(5, 70, 5, 16, of_all=True, history="masked")
+    yield case(2, 1, 3, 5, of_all=True, history="nan")
     for history, over in itertools.product(_HISTORIES, (0, 1)):
         if not over or history != "nan":
             yield case(5, 9, 4, 8, history=history, over_children=over)

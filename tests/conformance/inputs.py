@@ -230,6 +230,7 @@ def _votes(
     votes = rng.standard_normal((n, i, j, p)) * _factors(rng, (n, i, 1, 1), kind, dtype)
     if kind == "ties":
         votes[:] = votes[:, :, :1]
+    votes = votes[:, :, :1] if s.get("of_all") else votes
     given = {"votes": votes, "log_prior": made["log_prior"], "bias": made["bias"]}
     return {**given, **_history(rng, d, s, votes, dtype)}
 

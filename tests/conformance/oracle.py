@@ -70,7 +70,9 @@ def vote_routing(
 ) -> tuple[Array, Array]:
     """Procedure 1 over votes ``[N, I, J, P]`` with what published networks do otherwise."""
     votes, log_prior, bias = map(_double, (votes, log_prior, bias))
-    images, children, parents, size = votes.shape
+    images, children, _, size = votes.shape
+    parents = log_prior.shape[1]
+    votes = np.broadcast_to(votes, (images, children, parents, size))
     prior = np.zeros((1, 1, 1)) if image_prior is None else _double(image_prior)
     prior = np.broadcast_to(prior, (images, children, parents))
     factors = np.ones((1, 1)) if mask is None else _double(mask)

@@ -174,7 +174,7 @@ def output_shapes(
     if operator in ("DynamicRouting", "SelfAttentionRouting"):
         return [(shapes[0][0], *shapes[1][1:3])]
     if operator == "VoteRouting":
-        return [(shapes[0][0], *shapes[0][2:])]
+        return [(shapes[0][0], shapes[1][1], shapes[0][3])]
     if operator == "AttentionRouting":
         return [shapes[1]]
     pose, weight = shapes[0], shapes[1 if operator == "UniformRouting" else 2]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from capsedge.graph.bodies.body import Body, agreement, row, votes, weighted_sum
+from capsedge.graph.bodies.body import Body, agreement, row, weighted_sum
+from capsedge.graph.bodies.body import votes as dense_votes
 from capsedge.graph.bodies.elementwise import squash, squash_elements
 
 
@@ -12,7 +13,8 @@ from capsedge.graph.bodies.elementwise import squash, squash_elements
 class _Layer:
     """Sizes and attributes; ``i`` is -1 where the number of children is free.
 
-    ``mask`` is the factor of the couplings ``[N or 1, 1, I or 1]``; empty for none.
+    ``mask`` is the factor of the couplings ``[N or 1, 1, I or 1]``; empty for none. ``votes_of_all`` are the
+    votes ``[N, P, I]`` where all parents have the same, which are ``[N, I, P]`` then; else empty.
     """
 
     i: int
@@ -27,6 +29,7 @@ class _Layer:
     scale: float
     epsilon: float
     mask: str
+    votes_of_all: str = ""
 
 
 def _layer(b: Body, i: int, j: int, out: int) -> _Layer:
@@ -63,6 +66,22 @@ def _shares(b: Body, logits: str, layer: _Layer) -> str:
     exp = b.op("Exp", b.op("Sub", logits, top))
     rest = b.op("Exp", b.op("Neg", top))
     return b.op("Div", exp, b.op("Add", b.sum_second_to_last(exp, layer.j), rest))
+
+
+def _weighted_sum(b: Body, couplings: str, u_hat: str, layer: _Layer) -> str:
+    """``[N, J, 1, P]``; of votes that all parents have, one product for each image."""
+    if layer.votes_of_all:
+        return row(b, b.op("MatMul", couplings, u_hat))
+    return weighted_sum(b, row(b, couplings), u_hat)
+
+
+def _agreements(b: Body, u_hat: str, parents: str, layer: _Layer, scale: float = 1.0) -> str:
+    """``[N, J, I]``, for parents ``[N, J, 1, P]``."""
+    if not layer.votes_of_all:
+        return agreement(b, u_hat, parents, (1, layer.j, layer.i, layer.out), scale)
+    rows = b.reshape(parents, b.batched(), layer.j, layer.out)
+    rows = rows if scale == 1.0 else b.op("Mul", rows, b.constant(scale))
+    return b.op("MatMul", rows, layer.votes_of_all)
 
 
 def _squashed(b: Body, s: str, layer: _Layer) -> str:
@@ -133,26 +152,25 @@ def _iterate(
     """The iterations over votes ``[N, J, I, Pout]``, unrolled: the last parents and couplings."""
     start = logits
     total = v = ""
-    sizes = (1, layer.j, layer.i, layer.out)
     for iteration in range(layer.iterations):
         if iteration:
             couplings = b.keep_iteration_value(
                 _couplings(b, logits, layer), "couplings", iteration + 1
             )
-        s = b.op("Add", weighted_sum(b, row(b, couplings), u_hat), bias)
+        s = b.op("Add", _weighted_sum(b, couplings, u_hat, layer), bias)
         v = b.keep_iteration_value(_squashed(b, s, layer), "pose", iteration + 1)
         _keep(b, u_hat, couplings, v, layer)
         if iteration + 1 == layer.iterations and b.rewrites.dead_update:
             break
         parents = _normalized(b, s, layer) if layer.normalize else v
         if layer.replace:
-            logits = agreement(b, u_hat, parents, sizes, layer.scale)
+            logits = _agreements(b, u_hat, parents, layer, layer.scale)
         elif b.rewrites.logit_free:
             # b_ij = log_prior_ij + û_ij · (v_j of all passes so far).
             total = b.op("Add", total, parents) if total else parents
-            logits = b.op("Add", start, agreement(b, u_hat, total, sizes, layer.scale))
+            logits = b.op("Add", start, _agreements(b, u_hat, total, layer, layer.scale))
         else:
-            logits = b.op("Add", logits, agreement(b, u_hat, parents, sizes, layer.scale))
+            logits = b.op("Add", logits, _agreements(b, u_hat, parents, layer, layer.scale))
     return v, couplings
 
 
@@ -161,7 +179,7 @@ def _keep(b: Body, u_hat: str, couplings: str, v: str, layer: _Layer) -> None:
     if not b.traced:
         return
     i, j, out = layer.i, layer.j, layer.out
-    agreements = agreement(b, u_hat, v, (1, j, i, out))
+    agreements = _agreements(b, u_hat, v, layer)
     # The couplings of the first iteration may be the same for every image.
     every = b.op("Expand", couplings, b.op("Shape", agreements))
     b.keep("couplings", every, j, i)
@@ -212,7 +230,7 @@ def build(b: Body) -> None:
         v = b.keep_iteration_value(_squashed(b, b.op("Add", s, bias), layer), "pose")
     else:
         if own == i:
-            u_hat = votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
+            u_hat = dense_votes(b, u, weight_matrix, 1, (i, 1, size, j, out))
         else:
             u_hat = _votes_of_shared(b, u, weight_matrix, size, layer)
         if vote_bias:
@@ -223,10 +241,15 @@ def build(b: Body) -> None:
 
 def build_over_votes(b: Body) -> None:
     """Write the body of ``VoteRouting``, unrolled."""
-    i, j, out = b.shapes["votes"][1:]
-    layer = _layer(b, int(i or -1), int(j or 0), int(out or 0))
+    i, own, out = b.shapes["votes"][1:]
+    layer = _layer(b, int(i or -1), int(b.shapes["log_prior"][1] or 0), int(out or 0))
     given = b.input("votes")
-    u_hat = b.transpose(_without_masked(b, given, layer), 0, 2, 1, 3)
+    votes = _without_masked(b, given, layer)
+    if own == 1 < layer.j:
+        u_hat = b.op("Squeeze", votes, b.ints([2]))
+        layer = replace(layer, votes_of_all=b.transpose(u_hat, 0, 2, 1))
+    else:
+        u_hat = b.transpose(votes, 0, 2, 1, 3)
     bias = b.reshape(b.input("bias"), layer.j, 1, layer.out)
     logits = _start_logits(b, given, layer)
     couplings = b.keep_iteration_value(_couplings(b, logits, layer), "couplings")

@@ -204,12 +204,20 @@ def _over_capsules(
     if at is not None:
         weight, prior = weight[at], prior[at]
         constant = None if constant is None else constant[at]
-    inputs = [
-        u,
-        edit.constant(_once(weight), "weight"),
+    numbers = [
         edit.constant(prior, "log_prior"),
         edit.constant(np.broadcast_to(form.kind.bias, (j, p)), "bias"),
     ]
+    if j > 1 and constant is None and (weight == weight[:1, :1]).all():
+        # One matrix for all (MIND): one product, whose votes all parents have.
+        votes = edit.op("MatMul", [u, edit.constant(weight[0, 0].T, "weight")])
+        votes = edit.describe(edit.reshape(votes, (n, i, 1, p), 0), (n, i, 1, p))
+        others = _per_image_inputs(edit, match.per_image, (n, i, j), at)
+        # The TensorRT plugin lacks such votes as it lacks this input: with it, the body runs there.
+        others = others or [edit.constant(np.zeros((1, 1, 1)), "image_prior")]
+        (v,) = edit.capsule("VoteRouting", [votes, *numbers, *others], **_attributes(form.kind))
+        return "VoteRouting", v
+    inputs = [u, edit.constant(_once(weight), "weight"), *numbers]
     if constant is not None or match.per_image:
         added = np.zeros((1, j, p)) if constant is None else _once(constant)
         inputs.append(edit.constant(added, "vote_bias"))

@@ -204,6 +204,9 @@ class Values:
         for node in self.nodes:
             read = inputs_of(node)
             fixed = all(i in self.constant for i in read) or node.op_type in ("Shape", "Size")
+            fixed |= (
+                node.op_type == "CastLike" and read[0] in self.constant
+            )  # only the type is read
             varying = [i for i in dict.fromkeys(read) if i not in self.constant]
             for name in filter(None, node.output):
                 self.maker[name] = node

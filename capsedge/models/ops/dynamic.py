@@ -356,12 +356,14 @@ def _define_votes(
     how = Agreement(
         iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
     )
+    votes = votes.expand(-1, -1, log_prior.shape[-1], -1)
     v, c = route(votes.to(dtype), log_prior.to(dtype), bias.to(dtype), image_prior, mask, how)
     return v.to(votes.dtype), c.to(votes.dtype).contiguous()
 
 
-def _fake_votes(votes: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    n, i, j, p = votes.shape
+def _fake_votes(votes: Tensor, log_prior: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    n, i, _one, p = votes.shape
+    j = log_prior.shape[1]
     return votes.new_empty((n, j, p)), votes.new_empty((n, i, j))
 
 
@@ -391,7 +393,8 @@ def vote_routing(
     own go into the batch.
 
     Args:
-        votes: ``[N, I, J, P]``: of each child for each parent.
+        votes: ``[N, I, J, P]``: of each child for each parent; or ``[N, I, 1, P]``: the same for all
+            parents, whose number is then that of ``bias`` or ``log_prior``.
         log_prior: start logits ``[I, J]``, or ``[1, J]``; zeros when left out.
         bias: added to each parent's sum before squash ``[J, P]``; zeros when left out.
         image_prior, mask, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale,
@@ -409,6 +412,10 @@ def vote_routing(
     name = "VoteRouting"
     expect_shape(name, "votes", votes, ["N", "I", "J", "P"])
     i, j, p = votes.shape[1:]
+    if j == 1 and bias is not None and bias.ndim == 2:
+        j = bias.shape[0]
+    elif j == 1 and log_prior is not None and log_prior.ndim == 2:
+        j = log_prior.shape[1]
     log_prior, bias = _prior_and_bias(name, votes, log_prior, bias, (i, j, p))
     image_prior, mask = _per_image(name, votes, image_prior, mask, (votes.shape[0], i, j))
     tensors = {"votes": votes, "log_prior": log_prior, "bias": bias}

@@ -94,7 +94,7 @@ std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int
     if (more > 1) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i, b.below(2) ? 1 : m}, floating);
     if (more > 2) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i}, floating);
   } else if (name == "VoteRouting") {
-    add({n, i, m, pout}, floating), add({b.below(4) ? i : 1, m}, floating), add({m, pout}, floating);
+    add({n, i, b.below(4) ? m : 1, pout}, floating), add({b.below(4) ? i : 1, m}, floating), add({m, pout}, floating);
     const uint64_t more = b.below(3);
     if (more > 0) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i, b.below(2) ? 1 : m}, floating);
     if (more > 1) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i}, floating);

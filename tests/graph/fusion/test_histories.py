@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+import capsedge
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.formulas import LOWEST, Dynamic
 from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
@@ -80,7 +82,8 @@ def checked(module: Interests) -> OptimizedGraph:
 )
 def test_masks_and_given_logits(settings: dict[str, Any], couplings: str) -> None:
     (fused,) = checked(Interests(**settings)).fusion.fused
-    assert fused.operator == "DynamicRouting"
+    one = settings.get("weights") == "one"
+    assert fused.operator == ("VoteRouting" if one else "DynamicRouting")
     assert fused.parameters["couplings"] == couplings
     assert ("softmax" in fused.parameters) == (settings.get("mask") != "parents")
 
@@ -92,6 +95,28 @@ def test_without_a_mask_the_operator_has_no_more_inputs() -> None:
         n for n in onnx.load_from_string(result.model).graph.node if n.op_type == "DynamicRouting"
     ]
     assert len(node.input) == 4
+
+
+@pytest.mark.thorough
+def test_export_recognizes_it_too(tmp_path: Path) -> None:
+    module = Interests().eval()
+    report = capsedge.export(module, tmp_path / "m.onnx", example=module.example())
+    (fused,) = report.fusion.fused
+    assert fused.parameters["couplings"] == "a mask after the softmax"
+    assert report.inputs == {"items": ["N", 7, 6], "mask": ["N", 7]}
+
+
+@pytest.mark.thorough
+def test_votes_that_all_parents_have_are_made_once() -> None:
+    """One matrix for all interests, as in MIND: no vote and no weight is there once for each of them."""
+    module = Interests(weights="one", given=True)
+    model = onnx.load_from_string(checked(module).model)
+    (node,) = [n for n in model.graph.node if n.op_type == "VoteRouting"]
+    shapes = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.value_info
+    }
+    assert shapes[node.input[0]][1:] == [module.items, 1, module.size]
+    assert max(np.prod(t.dims) for t in model.graph.initializer) == module.size**2
 
 
 def test_what_is_out_does_not_feel_agreements() -> None:

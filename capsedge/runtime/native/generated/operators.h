@@ -59,7 +59,7 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"agreement_scale", AttributeType::kFloat, false, false, {}, 1.0f},
       {"epsilon", AttributeType::kFloat, false, false, {}, 1e-08f}}},
     {"VoteRouting", nullptr, true,
-     {{"votes", 'T', false, {"N", "I", "J", "P"}},
+     {{"votes", 'T', false, {"N", "I", "Jv", "P"}},
       {"log_prior", 'T', false, {"I", "J"}},
       {"bias", 'T', false, {"J", "P"}},
       {"image_prior", 'T', true, {"N", "I", "J"}},

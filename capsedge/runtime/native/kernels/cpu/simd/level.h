@@ -32,6 +32,7 @@ struct Votes {
   int64_t tile_stride;   // floats of one child's votes in the tile
   bool one_weight;       // the same weight for all children, which follow one another
   bool given;            // votes are the poses, [parents][pose elements] of each child
+  bool of_all;           // given votes are [pose elements] of each child: all parents have the same
   const float* bias;     // added to every vote: of each child [columns][parents], zeros up to whole strips; or null
   int64_t bias_stride;   // floats from one child's to the next, 0 where all have the same
   int bundle;            // children in one vector (bundle.h: what is said of a child is then of a bundle), or 1

@@ -58,6 +58,15 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
   float* votes =
       pass.kept ? pass.kept + first * shape.tile_stride : pass.scratch + kBlock * static_cast<int64_t>(shape.lanes);
   if (pass.have_kept) return votes;
+  if (shape.of_all) {
+    for (int c = 0; c < count; ++c) {
+      const float* from = pass.pose + static_cast<int64_t>(first + c) * shape.pose_size;
+      float* to = votes + c * shape.tile_stride;
+      for (int h = 0; h < shape.pose_elements; ++h)
+        for (int m = 0; m < shape.parents; ++m) to[h * shape.parents + m] = from[h];
+    }
+    return votes;
+  }
   if (shape.given) {
     for (int c = 0; c < count; ++c)
       transpose_votes(pass.pose + static_cast<int64_t>(first + c) * shape.pose_size, shape.parents,
