@@ -22,7 +22,7 @@ from tests.runtime.walking import Facts, in_python  # noqa: E402
 from tests.runtime.wire import Writer, field, messages, model, mutated, varint  # noqa: E402
 from tests.vectors import file_cases  # noqa: E402
 
-from .builds import NATIVE, ROOT  # noqa: E402
+from .builds import ARM_COMPILER, NATIVE, ROOT  # noqa: E402
 
 Walk = Callable[[bytes], "Facts | None"]
 
@@ -37,27 +37,35 @@ def built(folder: Path) -> Walk:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler: apt-get install g++")
-    library = folder / "walk.so"
-    source = NATIVE / "libcapsedge" / "src"
-    subprocess.run(
-        [compiler, "-std=c++17", "-O0", "-shared", "-fPIC", f"-I{folder}",
-         f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}",
-         str(ROOT / "tests" / "native" / "walk.cpp"),
-         *(str(source / f"{name}.cpp") for name in ("onnx_file", "text", "values")), "-o", str(library)],
-        check=True,
-    )  # fmt: skip
-    walk = ctypes.CDLL(str(library)).walk
+    walk = ctypes.CDLL(str(compiled(compiler, folder, "-shared", "-fPIC"))).walk
     walk.restype = ctypes.c_size_t
     room = ctypes.create_string_buffer(1 << 20)
 
     def run(data: bytes) -> Facts | None:
         size = walk(data, ctypes.c_size_t(len(data)), room, ctypes.c_size_t(len(room)))
         assert size <= len(room)
-        lines = room.raw[:size].decode().split("\x1e")[:-1]
-        facts = {tuple(line.split("\x1f")) for line in lines}
-        return None if any(kind == "refused" for kind, _, _ in facts) else facts  # type: ignore[return-value, misc]
+        return facts_of(room.raw[:size].decode())
 
     return run
+
+
+def compiled(compiler: str, folder: Path, *options: str) -> Path:
+    """The library, or the program."""
+    source = NATIVE / "libcapsedge" / "src"
+    made = folder / "walk.so"
+    subprocess.run(
+        [compiler, "-std=c++17", "-O0", *options, f"-I{folder}",
+         f"-I{source}", f"-I{source.parent}/include", f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}",
+         str(ROOT / "tests" / "native" / "walk.cpp"),
+         *(str(source / f"{name}.cpp") for name in ("onnx_file", "text", "values")), "-o", str(made)],
+        check=True,
+    )  # fmt: skip
+    return made
+
+
+def facts_of(text: str) -> Facts | None:
+    facts = {tuple(line.split("\x1f")) for line in text.split("\x1e")[:-1]}
+    return None if any(kind == "refused" for kind, _, _ in facts) else facts  # type: ignore[return-value, misc]
 
 
 def in_protobuf(data: bytes) -> Any:
@@ -149,6 +157,22 @@ def test_vectors(in_c: Walk) -> None:
     assert not [case.name for case in cases if in_c(case.data) != case.facts]
     for case in cases:
         check(case.data, in_c)
+
+
+@pytest.mark.thorough
+def test_vectors_on_arm(tmp_path: Path) -> None:
+    if not all(shutil.which(name) for name in (ARM_COMPILER, "qemu-aarch64")):
+        pytest.skip("apt-get install g++-aarch64-linux-gnu qemu-user")
+    cases = list(file_cases())
+    files = [tmp_path / f"{k}.onnx" for k, _ in enumerate(cases)]
+    for path, case in zip(files, cases, strict=True):
+        path.write_bytes(case.data)
+    program = compiled(ARM_COMPILER, tmp_path, "-static")
+    done = subprocess.run(
+        ["qemu-aarch64", str(program), *map(str, files)], capture_output=True, check=True
+    )
+    found = [facts_of(line) for line in done.stdout.decode().split("\x1d")[:-1]]
+    assert found == [case.facts for case in cases]
 
 
 @pytest.mark.thorough
