@@ -1,0 +1,61 @@
+"""One file for histories of any length: the number of children is free where all have the same weight."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from capsedge.graph.bodies import function_body
+from capsedge.models import ops
+from capsedge.runtime.backends.native_library import find_library
+
+N, J, PIN, POUT = 3, 4, 5, 6
+ATTRIBUTES = {"iterations": 3, "over_children": 1}
+NAMES = ("u", "weight", "log_prior", "bias", "vote_bias", "image_prior", "mask")
+
+
+def model() -> bytes:
+    """A node over ``u [N, I, 5]``, its function body, and all other inputs of the operator as inputs."""
+    shapes: list[tuple[int | None, ...]] = [
+        (None, None, PIN), (1, J, POUT, PIN), (1, J), (J, POUT), (1, J, POUT), (1, 1, 1), (None, None),
+    ]  # fmt: skip
+    body = function_body("DynamicRouting", shapes, ATTRIBUTES)
+    node = helper.make_node("DynamicRouting", NAMES, ["v"], domain=body.domain, **ATTRIBUTES)
+    inputs = [
+        helper.make_tensor_value_info(
+            name, TensorProto.FLOAT, [d or "NI"[k] for k, d in enumerate(shape)]
+        )
+        for name, shape in zip(NAMES, shapes, strict=True)
+    ]
+    output = helper.make_tensor_value_info("v", TensorProto.FLOAT, ["N", J, POUT])
+    opsets = [*body.opset_import, helper.make_opsetid(body.domain, 1)]
+    made = helper.make_model(
+        helper.make_graph([node], "g", inputs, [output]),
+        functions=[body], opset_imports=opsets, ir_version=10,
+    )  # fmt: skip
+    onnx.checker.check_model(made)
+    return bytes(made.SerializeToString())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_one_file_for_every_length(fused: bool) -> None:
+    options = onnxruntime.SessionOptions()
+    if fused:
+        options.register_custom_ops_library(str(find_library()))
+    session = onnxruntime.InferenceSession(model(), options, providers=["CPUExecutionProvider"])
+    torch.manual_seed(2)
+    weight, prior, bias = torch.randn(1, J, POUT, PIN), torch.randn(1, J), torch.randn(J, POUT)
+    for length in (1, 7, 50, 120):
+        u = torch.randn(N, length, PIN)
+        mask = (torch.arange(length) < torch.tensor([[0], [length // 2], [length]])).float()
+        wanted, _ = ops.dynamic_routing(
+            u, weight, prior, bias, mask=mask, iterations=3, softmax="children"
+        )
+        none = torch.zeros(1, J, POUT), torch.zeros(1, 1, 1)
+        tensors = (u, weight, prior, bias, *none, mask)
+        feeds = {name: x.numpy() for name, x in zip(NAMES, tensors, strict=True)}
+        np.testing.assert_allclose(session.run(None, feeds)[0], wanted, atol=1e-6, rtol=1e-5)
