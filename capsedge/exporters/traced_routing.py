@@ -69,14 +69,6 @@ class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _MOST_BYTES = limits.RUN_BYTES // 2  # of one image, beside the other outputs of a run
 
-_ROUTINGS = {
-    "DynamicRouting": "dynamic",
-    "VoteRouting": "dynamic",
-    "EMRouting": "em",
-    "AttentionRouting": "attention",
-    "SelfAttentionRouting": "self-attention",
-}
-
 
 class Traced(nn.Module):
     """A module that also returns the values of every routing iteration.
@@ -244,7 +236,7 @@ def _layer(
         }
     elif len(first.args[0]) != batch:
         geometry = {"grid": (len(first.args[0]) // batch, 1)}
-    return TraceLayer(name, _ROUTINGS[first.operator], iterations, outputs, **geometry)
+    return TraceLayer(name, OPERATORS[first.operator].routing, iterations, outputs, **geometry)
 
 
 def _of_windows(arguments: dict[str, object], parents: Tensor) -> dict[str, tuple[int, int]]:

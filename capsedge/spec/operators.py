@@ -107,6 +107,7 @@ class Operator:
         torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty if the exporter creates the node.
         layout: of the weight of a routing operator, from which the shape of its votes follows
             (``spec.operators``); None for other operators.
+        routing: its word in files, of ``vocabularies.ROUTINGS``; empty for one that no trace has.
         iteration_values: of a routing operator, the kinds of values that its body names after every iteration
             (``spec.operators``), in the order in which they are computed.
         couplings: whether couplings can be returned, as a further output.
@@ -125,6 +126,7 @@ class Operator:
     attributes: tuple[Attribute, ...] = ()
     torch: str = ""
     layout: Layout | None = None
+    routing: str = ""
     iteration_values: tuple[str, ...] = ()
     couplings: bool = False
     traced: tuple[str, ...] = ()
@@ -273,6 +275,7 @@ _DYNAMIC = Operator(
     _AGREEMENT,
     torch="dynamic_routing",
     layout=DENSE,
+    routing="dynamic",
     iteration_values=("couplings", "pose"),
     couplings=True,
     traced=_TRACED,
@@ -319,6 +322,7 @@ _EM = Operator(
     ),
     torch="em_routing",
     layout=WINDOWS,
+    routing="em",
     iteration_values=("couplings", "pose", "logit"),
     couplings=True,
     traced=(*_TRACED, "distances", "activations", "children"),
@@ -344,6 +348,7 @@ _ATTENTION = Operator(
     ),
     torch="attention_routing",
     layout=WINDOWS,
+    routing="attention",
     iteration_values=("couplings", "pose"),
     couplings=True,
     traced=_TRACED,
@@ -363,6 +368,7 @@ _SELF_ATTENTION = Operator(
     (Attribute("epsilon", "float", 1e-20),),
     torch="self_attention_routing",
     layout=DENSE,
+    routing="self-attention",
     iteration_values=("couplings", "pose"),
     couplings=True,
     traced=_TRACED,

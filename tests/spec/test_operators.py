@@ -20,6 +20,7 @@ from capsedge.spec.operators import (
     iteration_value_name,
     parse_iteration_value,
 )
+from capsedge.spec.vocabularies import ROUTINGS
 
 SPECIFICATION = (Path(__file__).parents[2] / "docs" / "reference" / "operators.md").read_text()
 # Flags of nodes that are words in PyTorch, with the word of 0.
@@ -128,6 +129,12 @@ def test_torch_operators_take_their_arguments_in_the_order_of_the_table() -> Non
                 assert given.default == attribute.default
             elif given is not None:
                 assert given.default in (None, inspect.Parameter.empty)
+
+
+def test_what_is_traced_has_a_word_of_files() -> None:
+    traced = {o.routing for o in OPERATORS.values() if o.traced}
+    assert traced == set(ROUTINGS)
+    assert all(bool(o.routing) >= bool(o.traced) for o in OPERATORS.values())
 
 
 def test_every_operator_has_a_body() -> None:
