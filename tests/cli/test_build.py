@@ -65,6 +65,34 @@ def test_build_never_imports_torch(model: Path) -> None:
     assert re.fullmatch(r"TensorRT .*\nFalse\n", done.stdout), done.stdout + done.stderr
 
 
+def test_build_c_never_imports_torch(model: Path, tmp_path: Path) -> None:
+    code = (
+        "import atexit, sys\n"
+        "from capsedge.cli import app\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "app(['build', '--target', 'c', sys.argv[1], '-o', sys.argv[2], '--json'], standalone_mode=False)"
+    )
+    words = [sys.executable, "-c", code, str(model), str(tmp_path / "c")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.endswith("False\n"), done.stdout + done.stderr
+    assert '"kind": "capsedge-c"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["--target", "c", "--plugin", "native"], "--plugin does not apply to --target c."),
+        (["--target", "c", "--workspace", "1G"], "--workspace does not apply to --target c."),
+        (["--name", "digits"], "--name does not apply to --target tensorrt."),
+        (["--fit", "ram=1K"], "--fit does not apply to --target tensorrt."),
+    ],
+)
+def test_an_option_of_another_target_is_refused(model: Path, given: list[str], named: str) -> None:
+    result = CliRunner().invoke(app, ["build", str(model), *given])
+    assert isinstance(result.exception, UsageError)
+    assert named in str(result.exception)
+
+
 def test_build_over_stand_ins(model: Path, tmp_path: Path, gpu: Any) -> None:  # noqa: F811
     target = tmp_path / "m.engine"
     given = [

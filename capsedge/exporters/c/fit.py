@@ -42,7 +42,7 @@ def needs(library: Library) -> dict[str, int]:
     caller = 4 * (
         int(np.prod(library.input_shape)) + sum(output.size for output in library.outputs)
     )
-    return {"flash": library.constants.bytes + CODE_BYTES, "ram": library.arena + caller}
+    return {"flash": library.run_bytes + CODE_BYTES, "ram": library.arena + caller}
 
 
 def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:

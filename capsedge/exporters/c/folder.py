@@ -103,7 +103,8 @@ def describe(
         "memory": {
             "arena_bytes": lib.arena,
             "arena_bound": max(lib.run.plan.bound, lib.decoder.plan.bound if lib.decoder else 0),
-            "constant_bytes": lib.constants.bytes,
+            "constant_bytes": lib.run_bytes,
+            "decoder_bytes": lib.constants.bytes - lib.run_bytes,
         },
         "products": sum(row["products"] for row in table),
         "layers": table,
@@ -257,7 +258,11 @@ def _readme(lib: Library, description: Mapping[str, Any]) -> str:
     ]
     decoder = ""
     if lib.decoder is not None:
-        decoder = f"\n`{n}_reconstruct` draws what a class capsule stands for, from the poses of `{n}_run`.\n"
+        decoder = f"""
+`{n}_reconstruct` draws what a class capsule stands for, from the poses of `{n}_run`. It adds
+{memory["decoder_bytes"]:,} bytes of constants. Compiled with `-ffunction-sections -fdata-sections` and
+linked with `--gc-sections`, they are left out where it is not called.
+"""
     return f"""# {n}
 
 The network of `{lib.title}` as C99, written by `capsedge build --target c`. `{n}.c` and `{n}.h` are all

@@ -88,6 +88,12 @@ class Library:
         return max(self.run.plan.bytes, self.decoder.plan.bytes if self.decoder else 0, 16)
 
     @property
+    def run_bytes(self) -> int:
+        """Bytes of the constants that ``run`` reads; a linker drops the others where it is not called."""
+        names = {name for step in self.run.program.steps for name in step.constants}
+        return sum(self.constants.arrays[name].nbytes for name in names)
+
+    @property
     def image(self) -> tuple[int, int, int] | None:
         """Channels, height and width of the input; None if it is no image."""
         if self.preprocessing is not None:

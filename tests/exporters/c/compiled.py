@@ -34,8 +34,17 @@ class Compiled:
         self, source: Path, folder: Path, flags: Sequence[str] = (), batch: int | None = None
     ) -> None:
         self.report: CReport = write_c(source, folder, name="net", batch=batch)
+        self._folder = folder
+        self._load(flags)
+
+    def again(self, *flags: str) -> None:
+        """Compile the same folder in another way."""
+        self._load(flags)
+
+    def _load(self, flags: Sequence[str]) -> None:
+        folder = self._folder
         self.description = self.report.description
-        library = folder.with_suffix(".so")
+        library = folder.with_name(f"{folder.name}{len(list(folder.parent.glob('*.so')))}.so")
         words = [
             compiler(),
             *STRICT,

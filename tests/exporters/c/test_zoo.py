@@ -21,25 +21,29 @@ pytestmark = pytest.mark.thorough
 @pytest.mark.parametrize("source", ZOO, ids=lambda p: p.stem)
 def test_equals_the_file(source: Path, tmp_path: Path) -> None:
     net = Compiled(source, tmp_path / "net")
-    portable = Compiled(source, tmp_path / "portable", ["-DCAPS_PORTABLE"])
     memory = net.description["memory"]
     assert memory["arena_bytes"] == memory["arena_bound"]
     session = capsedge.load(source)
     rng = np.random.default_rng(0)
-    for _ in range(5):
-        x = rng.random(net.description["input"]["shape"], np.float32)
-        got, want = net.run(x), session.run(x)
+    images = rng.random((5, *net.description["input"]["shape"]), np.float32)
+    results = [net.run(x) for x in images]
+    for x, got in zip(images, results, strict=True):
+        want = session.run(x)
         for name, value in got.items():
             np.testing.assert_allclose(value, want[name], rtol=1e-4, atol=2e-5)
-        for name, value in portable.run(x).items():
-            assert np.array_equal(value, got[name]), name
     if net.description["reconstruction"]:
-        pictures = session.run(x)["reconstruction"]
+        pictures = want["reconstruction"]
         for k in (0, 7):
             np.testing.assert_allclose(net.reconstruct(got["poses"], k), pictures[0, k], atol=1e-5)
+    net.again("-DCAPS_PORTABLE")
+    for x, got in zip(images, results, strict=True):
+        for name, value in net.run(x).items():
+            assert np.array_equal(value, got[name]), name
 
 
-@pytest.mark.parametrize("source", ZOO[:3], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "source", [p for p in ZOO if p.stem in ("digits-em", "digits-small")], ids=lambda p: p.stem
+)
 def test_pixels_have_the_bits_of_python(source: Path, tmp_path: Path) -> None:
     net = Compiled(source, tmp_path / "net")
     p = Preprocessing(**net.description["preprocessing"])
