@@ -16,6 +16,7 @@ from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, UPDATES, PathRole
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import format_bytes, printable
+from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
     from capsedge.exporters.c.write_c import CReport
@@ -161,6 +162,8 @@ def command(
     _refuse(
         [option for option, value in (("name", name), ("fit", fit)) if value is not None], target
     )
+    if output is not None:
+        check_writable(output)  # which lets no folder pass, as --target c does
     require(
         "onnx", "onnxscript", "onnx_graphsurgeon",
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",

@@ -9,7 +9,14 @@ from capsedge.cli import _options, _output
 from capsedge.cli._options import UserModuleOptions, grouped
 from capsedge.cli._output import comparing, print_table, stage_reporter
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import READS, READS_DATA, READS_MODEL, READS_MODEL_OR_NAME, WRITES
+from capsedge.cli._paths import (
+    READS,
+    READS_DATA,
+    READS_MODEL,
+    READS_MODEL_OR_FOLDER,
+    READS_MODEL_OR_NAME,
+    WRITES,
+)
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.origin import SUMMARY_FIELDS
@@ -21,7 +28,16 @@ if TYPE_CHECKING:
 LISTED = 10  # flips printed; the certificate lists more
 
 
-Model = Annotated[Path | None, Argument(help="ONNX file or TensorRT engine."), READS_MODEL]
+Model = Annotated[
+    Path | None,
+    Argument(help="ONNX file, TensorRT engine, or folder of `capsedge build --target c`."),
+    READS_MODEL_OR_FOLDER,
+]
+MadeFrom = Annotated[
+    Path | None,
+    Option("--reference", help="The ONNX file that a folder of C was made from."),
+    READS_MODEL,
+]
 Checkpoints = Annotated[
     list[Path] | None,
     Option(
@@ -88,6 +104,7 @@ def command(
     model: Model = None,
     checkpoint: Checkpoints = None,
     name: Names = None,
+    made_from: MadeFrom = None,
     data: Data = None,
     inputs: Inputs = None,
     limit: Limit = None,
@@ -104,6 +121,10 @@ def command(
 
     The last line is PASSED or FAILED; the exit code is 4 if a tolerance is exceeded.
     """
+    from capsedge.verification.artefact_kind import is_folder
+
+    if model is not None:
+        is_folder(model, made_from)
     try:
         from capsedge.models.find import trained_checkpoint
         from capsedge.tolerance import parse
@@ -134,7 +155,7 @@ def command(
     stage = stage_reporter(as_json)
     certificate: Certificate | EnsembleCertificate
     if len(artefacts) > 1:
-        _check_ensemble(user_module, inputs)
+        _check_ensemble(user_module, inputs, made_from)
         stage("loading the files and comparing them with their references")
         with comparing() as progress:
             certificate = verify_ensemble(
@@ -151,7 +172,13 @@ def command(
         stage("loading the file and comparing it with its reference")
         with comparing() as progress:
             certificate = verify(
-                reference, artefacts[0], data, inputs=inputs, progress=progress, **options
+                reference,
+                artefacts[0],
+                data,
+                made_from=made_from,
+                inputs=inputs,
+                progress=progress,
+                **options,
             )
     if output is not None:
         certificate.save(output)
@@ -182,10 +209,14 @@ def _named_checkpoints(model: Path | None, names: list[str]) -> tuple[list[str |
     return [model], names[0] if names else None
 
 
-def _check_ensemble(user_module: UserModuleOptions, inputs: Path | None) -> None:
-    if user_module.module is not None or inputs is not None:
+def _check_ensemble(
+    user_module: UserModuleOptions, inputs: Path | None, made_from: Path | None
+) -> None:
+    given = {"inputs": inputs, "reference": made_from, "module": user_module.module}
+    option = next((name for name, value in given.items() if value is not None), None)
+    if option is not None:
         raise UsageError(
-            f"An ensemble is not verified with {'--inputs' if inputs else '--module'}.",
+            f"An ensemble is not verified with --{option}.",
             "Its members take images, and record their own checkpoints.",
             "Verify the members one by one, or compare modules in Python with capsedge.verify_ensemble.",
         )
@@ -234,7 +265,7 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
     if link.get("user_module"):
         facts.append(f"the user's own {link.get('code', 'module')}")
-    for key in ("weights", "architecture", "precision", "ops"):
+    for key in ("weights", "architecture", "precision", "ops", "compiler"):
         if link.get(key):
             facts.append(f"{key} {link[key]}")
     if cascade := link.get("cascade"):

@@ -21,7 +21,7 @@ class Link:
 
     Attributes:
         kind: ``checkpoint``, ``module`` (in memory, without a file), ``onnx``, ``quantized``,
-            ``cascade``, ``engine``.
+            ``cascade``, ``engine``, ``c``.
         file: its name; a certificate does not name folders of the machine that made it.
         sha256: checksum of the file; empty for a module in memory.
         facts: further identification: model, precision, the path that ran.

@@ -22,7 +22,7 @@ from capsedge.metrics import Decisions, check_above_chance
 from capsedge.models.user_module import UserModule
 from capsedge.runtime.cascade_metadata import Parent
 from capsedge.runtime.ensemble import Ensemble
-from capsedge.runtime.files.writing import DATA, WEIGHTS, as_path, sha256
+from capsedge.runtime.files.writing import DATA, MODEL, WEIGHTS, as_path, sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
 from capsedge.runtime.onnx_file.summary import read_harmless
@@ -30,8 +30,10 @@ from capsedge.runtime.origin import pruned_of
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.tolerance import NOISE_FACTOR
+from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.comparison import Comparison
+from capsedge.verification.compiled_c import CompiledC, open_folder
 from capsedge.verification.reference import (
     Arrays,
     Reference,
@@ -64,6 +66,7 @@ def verify(
     artefact: Session | Path | str,
     data: Path | str | None = None,
     *,
+    made_from: Path | str | None = None,
     inputs: UserArrays | None = None,
     limit: int | None = None,
     atol: float | Mapping[str, float] | None = None,
@@ -81,8 +84,10 @@ def verify(
     Args:
         reference: a checkpoint file, a module of your own, or None for the checkpoint in the package that the
             artefact names.
-        artefact: an ONNX file, a TensorRT engine, or a loaded session.
+        artefact: an ONNX file, a TensorRT engine, a loaded session, or a folder of
+            ``capsedge build --target c``, which is compiled and run on this machine.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
+        made_from: the ONNX file that a folder of C was made from.
         inputs: instead of data, what the artefact's inputs take as it is, the batch first: an npz or npy
             file, an array, or arrays by the inputs' names. Without either, an artefact that does not take
             images gets random values.
@@ -112,7 +117,7 @@ def verify(
             "This is an ensemble or a list of files.",
             "Use capsedge.verify_ensemble(references, ensemble).",
         )
-    session = artefact if isinstance(artefact, Session) else load(artefact, ops=ops)
+    session = _opened(artefact, made_from, ops)
     limits = Requirements.of(session, atol, rtol, min_agreement)
     return certify(reference, session, data, limits, inputs=inputs, limit=limit, progress=progress)
 
@@ -158,7 +163,9 @@ def certify(
     on_hard = _on_hard_cases(runs(session, hard), session, source, limits, step)
     failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
     routing_errors = None
-    opened = images and session.backend.engine_metadata is None  # engines cannot be opened
+    # Neither engines nor C can be opened.
+    opened = images and session.backend.engine_metadata is None
+    opened = opened and not isinstance(session.backend, CompiledC)
     if failures and not limits.approximate and opened:
         from capsedge.verification.routing_errors import measure_routing_errors
 
@@ -166,7 +173,7 @@ def certify(
         routing_errors = measure_routing_errors(source, session, worst, limits, are_hard).to_dict()
     warnings = _warnings(session, on_samples.decisions, samples.source)
     return Certificate(
-        chain=(link, *_source_links(session), _artefact_link(session)),
+        chain=(link, *_source_links(session), _artefact_link(session), *_c_link(session)),
         samples={
             "source": Path(samples.source).name,
             "split": samples.split,
@@ -184,6 +191,15 @@ def certify(
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def _opened(artefact: Session | Path | str, made_from: Path | str | None, ops: str) -> Session:
+    """The session of what `verify` is given."""
+    if isinstance(artefact, Session):
+        return artefact
+    if not is_folder(artefact, made_from):
+        return load(artefact, ops=ops)
+    return open_folder(Path(artefact), as_path(made_from, MODEL))
 
 
 def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[str]:
@@ -421,6 +437,14 @@ def _artefact_link(session: Session) -> Link:
     if meta is not None and meta.cascade is not None:
         kind = "cascade"
     return Link(kind, path.name, sha256(path), path.stat().st_size, facts)
+
+
+def _c_link(session: Session) -> tuple[Link, ...]:
+    """The source that was compiled from the file."""
+    backend = session.backend
+    if not isinstance(backend, CompiledC):
+        return ()
+    return (Link("c", *backend.source, {"compiler": backend.compiler}),)
 
 
 def _source_links(session: Session) -> tuple[Link, ...]:

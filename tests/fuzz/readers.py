@@ -257,7 +257,7 @@ def _read_state(data: bytes) -> None:
     from capsedge.models.training.state import read_state
 
     parts, identity, saved = run()
-    state = read_state(_file("last.pt", _with_pickle(saved, data)), identity, parts, 4, 5)
+    state = read_state(_file("last.pt", _with_pickle(saved, data)), identity, "", parts, 4, 5)
     for name, part in parts.items():
         part.load_state_dict(state[name])
 

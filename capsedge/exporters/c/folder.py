@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from capsedge import __version__
-from capsedge.errors import CapsedgeError
+from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.fit import CODE_BYTES, layer_table
 from capsedge.exporters.c.source import Library, header, source
@@ -24,6 +24,7 @@ from capsedge.spec import limits
 
 SCHEMA = 1
 KIND = "capsedge-c"  # of the description
+MOST_BATCH = 1 << 16  # images of a call that a description may state
 
 
 def contents(
@@ -58,16 +59,75 @@ def contents(
 
 def earlier_files(folder: Path) -> list[str]:
     """The paths that an earlier run wrote into a folder; none if there is no description of ours in it."""
-    if reading.path_kind(folder) != reading.FOLDER:
-        return []
-    for path in sorted(folder.glob("*.json")):
+    with suppress(CapsedgeError, ValueError):
+        return decode(list[str], _description(folder).get("files"), "files")
+    return []
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a folder says of how it was made.
+
+    Attributes:
+        name: prefix of all symbols.
+        file: name of the ONNX file.
+        sha256: its checksum.
+        batch: images of a call.
+    """
+
+    name: str
+    file: str
+    sha256: str
+    batch: int
+
+
+def origin_of(folder: Path) -> Origin:
+    """How a folder was made, according to its ``NAME.json``.
+
+    Raises:
+        UsageError: it is no folder of `write_c`.
+        ArtefactError: the description is damaged.
+    """
+    found = _description(folder)
+    try:
+        source = decode(dict[str, Any], found.get("source"), "source")
+        size = decode(dict[str, Any], found.get("input"), "input")
+        batch = decode(list[int], size.get("shape"), "shape")[0]
+        if not 0 < batch <= MOST_BATCH:
+            raise ValueError(f"the batch is {batch}")
+        return Origin(
+            decode(str, found.get("name"), "name"),
+            decode(str, source.get("file"), "file"),
+            decode(str, source.get("sha256"), "sha256"),
+            batch,
+        )
+    except (ValueError, IndexError) as error:
+        raise ArtefactError(
+            f"The description in {folder} is damaged.",
+            f"{error}.",
+            "Write the folder again with `capsedge build --target c`.",
+        ) from error
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """The description in a folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    files = sorted(folder.glob("*.json")) if reading.path_kind(folder) == reading.FOLDER else []
+    for path in files:
         with suppress(CapsedgeError, ValueError, OSError):
             with reading.open_regular_file(path) as stream:
                 document = parse(stream.read(limits.JSON_BYTES + 1).decode(errors="replace"))
             found = decode(dict[str, Any], document)
             if found.get("kind") == KIND:
-                return decode(list[str], found.get("files"), "files")
-    return []
+                return found
+    raise UsageError(
+        f"{folder} is not a folder of C.",
+        "It has no description by `capsedge build --target c`.",
+        "Write one: capsedge build --target c MODEL.onnx -o FOLDER",
+    )
 
 
 def describe(

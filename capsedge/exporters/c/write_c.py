@@ -84,18 +84,38 @@ def write_c(
     replaced = folder.earlier_files(target)
     check_replaceable(target, replaced)
     data, _ = summary.read_harmless(source)
+    files, description = generate(data, source, prefix, batch, fit)
+    write_folder(target, files, replaced)
+    return CReport(target, description)
+
+
+def generate(
+    data: bytes,
+    file: Path,
+    prefix: str,
+    batch: int | None = None,
+    fit: Mapping[str, int] | None = None,
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """All files of the folder by their path, and the contents of ``NAME.json``; nothing is written.
+
+    Args:
+        data: an ONNX file that was checked.
+        file: its path, for errors; its name is in comments.
+        prefix, batch, fit: as for `write_c`, the prefix checked.
+
+    Raises:
+        UsageError, UnsupportedModelError, ArtefactError: as `write_c`.
+    """
     try:
         model = onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's own error class differs between its versions
         raise ArtefactError(
-            f"{source} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
+            f"{file} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
         ) from error
-    library, metadata = translate(data, model, prefix, batch, source.name)
+    library, metadata = translate(data, model, prefix, batch, file.name)
     if fit:
-        check_fit(library, fit, source)
-    files, description = folder.contents(library, metadata, source, data)
-    write_folder(target, files, replaced)
-    return CReport(target, description)
+        check_fit(library, fit, file)
+    return folder.contents(library, metadata, file, data)
 
 
 def translate(

@@ -1,0 +1,119 @@
+"""``verify`` of a folder of C: the source that is compiled, what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
+
+import capsedge
+from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.exporters.c.write_c import write_c
+from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
+from capsedge.verification import compiled_c
+from capsedge.verification.compiled_c import open_folder
+from tests.exporters.c.compiled import compiler
+
+FILE = zoo_model("digits-attention")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert FILE is not None
+    write_c(FILE, tmp_path / "net")
+    return tmp_path / "net"
+
+
+@pytest.fixture
+def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        pytest.fail("a compiler was started")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+
+
+@pytest.mark.thorough
+def test_a_folder_is_compared_with_pytorch(folder: Path) -> None:
+    compiler()
+    certificate = capsedge.verify(None, folder, made_from=FILE, limit=8)
+    assert certificate.passed, certificate.failures
+    assert [link.kind for link in certificate.chain] == ["checkpoint", "onnx", "c"]
+    made = certificate.chain[-1]
+    assert made.file == "digits_attention.c"
+    assert made.bytes == (folder / made.file).stat().st_size
+    assert made.facts["compiler"]
+
+
+@pytest.mark.thorough
+def test_wrong_results_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler()
+    generated = compiled_c.generate
+
+    def doubled(*given: Any) -> Any:
+        files, description = generated(*given)
+        name = "digits_attention.c"
+        text = files[name].decode()
+        start = "CAPS_FUNCTION float caps_exp(float x) {"
+        changed = text.replace(start, f"{start} x *= 0.5f;")
+        assert changed != text
+        (folder / name).write_text(changed)
+        return {**files, name: changed.encode()}, description
+
+    monkeypatch.setattr(compiled_c, "generate", doubled)
+    certificate = capsedge.verify(None, folder, made_from=FILE, limit=8)
+    assert not certificate.passed
+
+
+@pytest.mark.usefixtures("_nothing_is_compiled")
+@pytest.mark.parametrize("name", ["digits_attention.c", "digits_attention.h"])
+def test_changed_source_is_not_compiled(folder: Path, name: str) -> None:
+    assert FILE is not None
+    (folder / name).write_text((folder / name).read_text() + "\n")
+    with pytest.raises(ArtefactError, match="is not what capsedge writes"):
+        open_folder(folder, FILE)
+    (folder / name).unlink()
+    with pytest.raises(UsageError, match="no such file"):
+        open_folder(folder, FILE)
+
+
+@pytest.mark.usefixtures("_nothing_is_compiled")
+def test_a_description_names_nothing_but_its_network(folder: Path) -> None:
+    assert FILE is not None
+    path = folder / "digits_attention.json"
+    text = path.read_text()
+    for changed, error in (
+        (text.replace('"digits_attention"', '"../../evil"'), UsageError),
+        (text.replace('"digits_attention"', "7"), ArtefactError),
+        (text.replace('"source"', '"origin"'), ArtefactError),
+        (re.sub(r'("shape": \[\s*)1', r"\g<1>0", text, count=1), ArtefactError),
+        (re.sub(r'("shape": \[\s*)1', r"\g<1>99999999", text, count=1), ArtefactError),
+    ):
+        path.write_text(changed)
+        with pytest.raises(error):
+            open_folder(folder, FILE)
+
+
+@pytest.mark.usefixtures("_nothing_is_compiled")
+def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        capsedge.verify(zoo_checkpoint("digits-attention"), folder)
+    with pytest.raises(ArtefactError, match="was not made from"):
+        capsedge.verify(None, folder, made_from=zoo_model("digits-em"))
+    with pytest.raises(UsageError, match="is not a folder of C"):
+        capsedge.verify(None, tmp_path, made_from=FILE)
+    assert FILE is not None
+    with pytest.raises(UsageError, match="is not a folder of C"):
+        capsedge.verify(None, FILE, made_from=FILE)
+
+
+def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FILE is not None
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(EnvironmentProblem, match="No C compiler"):
+        open_folder(folder, FILE)
