@@ -239,7 +239,7 @@ def _capsules(model: onnx.ModelProto, poses: str) -> tuple[int, int] | None:
 
 _MEANINGS = {
     "lengths": "length of every class capsule, 0 to 1: the score",
-    "logits": "score of every class; a softmax makes them probabilities",
+    "logits": "score of every class, which a softmax makes a probability",
     "poses": "pose of every class capsule",
     "reconstruction": "picture of every class",
 }
