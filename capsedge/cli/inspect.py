@@ -11,6 +11,7 @@ from capsedge.cli._output import print_table
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS
 from capsedge.errors import UsageError
+from capsedge.runtime.files import reading
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.text import format_bytes
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 File = Annotated[
     Path,
-    Argument(help="An ONNX file from any tool, a .safetensors checkpoint, or a TensorRT engine."),
+    Argument(
+        help="An ONNX file from any tool, a .safetensors checkpoint, a TensorRT engine, or a folder of "
+        "`capsedge build --target c`."
+    ),
     READS,
 ]
 Forecast = Annotated[
@@ -53,6 +57,9 @@ def command(
     from capsedge.runtime.inspection import Inspection, inspect
 
     batches = _options.batch_sizes(batch)
+    if reading.path_kind(file) == reading.FOLDER:
+        _c_folder(file, {"forecast": forecast, "layers": layers, "device": device}, as_json)
+        return
     _check(file, forecast, layers, device)
     if forecast:
         _forecast(file, batches, device, as_json)
@@ -84,6 +91,39 @@ def _check(file: Path, forecast: bool, layers: bool, device: str | None) -> None
             "Only TensorRT engines have layers to list.",
             "Leave out --layers.",
         )
+
+
+def _c_folder(folder: Path, options: Mapping[str, object], as_json: bool) -> None:
+    given = next((name for name, value in options.items() if value), None)
+    if given is not None:
+        raise UsageError(f"--{given} does not apply to a folder of C.", "", f"Leave out --{given}.")
+    from capsedge.exporters.c.folder import read_report
+
+    description, memory, layers = read_report(folder)
+    if as_json:
+        _output.print_json(description)
+        return
+    rows = [
+        ("made from", str(description["source"].get("file", ""))),
+        ("precision", str(description.get("precision") or "not stated")),
+        ("input", " x ".join(map(str, description["input"]["shape"]))),
+        ("constants", f"{format_bytes(memory['constant_bytes'])} (flash)"),
+        ("arena", f"{format_bytes(memory['arena_bytes'])} (RAM)"),
+    ]
+    print_table("Network in C", ("", ""), rows)
+    print_table(
+        "Layers",
+        ("node", "operator", "multiply-adds", "constants", "scratch", "live"),
+        [
+            (
+                x.node,
+                x.operator,
+                f"{x.products:,}",
+                *map(format_bytes, (x.constant_bytes, x.scratch_bytes, x.live_bytes)),
+            )
+            for x in layers
+        ],
+    )
 
 
 def _engine(found: EngineInspection, layers: bool, as_json: bool) -> None:

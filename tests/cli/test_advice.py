@@ -30,6 +30,8 @@ OTHERS = (
     "apt-get",
     "nvidia-smi",
     ":root{",
+    "cmake",
+    "linked with",
 )  # texts with options of these
 
 

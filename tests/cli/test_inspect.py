@@ -14,8 +14,10 @@ from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.inspection import inspect_file as inspect
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.zoo import zoo_model
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
 onnx = pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[export]'")
@@ -354,3 +356,29 @@ def test_what_is_no_engine(engine: Path, tmp_path: Path) -> None:
     (tmp_path / "digits.engine.json").unlink()
     with pytest.raises(ArtefactError, match="has no metadata file"):
         runner.invoke(app, ["inspect", str(engine)], catch_exceptions=False)
+
+
+def test_a_folder_of_c(tmp_path: Path) -> None:
+    folder = tmp_path / "net"
+    write_c(Path(str(zoo_model("digits-attention"))), folder)
+
+    def shown(*options: str) -> str:
+        result = CliRunner().invoke(app, ["inspect", str(folder), *options], catch_exceptions=False)
+        return result.stdout
+
+    assert "digits-attention.onnx" in shown()
+    assert "AttentionRouting" in shown()
+    document = json.loads(shown("--json"))
+    assert document["kind"] == "capsedge-c"
+    assert sum(layer["products"] for layer in document["layers"]) == document["products"]
+    with pytest.raises(UsageError, match="--layers does not apply"):
+        shown("--layers")
+    path = folder / "digits_attention.json"
+    text = path.read_text()
+    for name in ('"layers"', '"arena_bytes"', '"operator"', '"memory"', '"shape"'):
+        path.write_text(text.replace(name, '"other"'))
+        with pytest.raises(ArtefactError, match="is damaged"):
+            shown()
+    path.unlink()
+    with pytest.raises(UsageError, match="is not a folder of C"):
+        shown()

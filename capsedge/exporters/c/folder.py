@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def origin_of(folder: Path) -> Origin:
         ArtefactError: the description is damaged.
     """
     found = _description(folder)
-    try:
+    with _readable(folder):
         source = decode(dict[str, Any], found.get("source"), "source")
         size = decode(dict[str, Any], found.get("input"), "input")
         batch = decode(list[int], size.get("shape"), "shape")[0]
@@ -101,6 +101,49 @@ def origin_of(folder: Path) -> Origin:
             decode(str, source.get("sha256"), "sha256"),
             batch,
         )
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer of the network; its fields are those of ``NAME.json``.
+
+    Attributes:
+        products: multiply-adds of a call.
+        constant_bytes: of its weights, in flash.
+        scratch_bytes: of its own working memory.
+        live_bytes: that it occupies of the arena, values of other layers included.
+    """
+
+    node: str
+    operator: str
+    products: int
+    constant_bytes: int
+    scratch_bytes: int
+    live_bytes: int
+
+
+def read_report(folder: Path) -> tuple[dict[str, Any], dict[str, int], list[LayerRow]]:
+    """What a folder says of itself: the whole description, its memory, and its layers.
+
+    Raises:
+        UsageError: it is no folder of `write_c`.
+        ArtefactError: the description is damaged.
+    """
+    found = _description(folder)
+    with _readable(folder):
+        decode(list[int], decode(dict[str, Any], found.get("input"), "input").get("shape"), "shape")
+        decode(dict[str, Any], found.get("source"), "source")
+        memory = decode(dict[str, int], found.get("memory"), "memory")
+        for name in ("constant_bytes", "arena_bytes"):
+            decode(int, memory.get(name), name)
+        return found, memory, decode(list[LayerRow], found.get("layers"), "layers")
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """The block's failures to read a description, as errors."""
+    try:
+        yield
     except (ValueError, IndexError) as error:
         raise ArtefactError(
             f"The description in {folder} is damaged.",

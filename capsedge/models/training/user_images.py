@@ -33,7 +33,7 @@ def default_model(data: Path) -> tuple[str, int | None]:
         raise UsageError(
             f"{data} does not determine which model to train.",
             "A model is chosen only for a folder with one sub-folder of images per class.",
-            "Choose one with --model (see capsedge train --list).",
+            "Choose one of `capsedge train --list` with --model.",
         )
     if side_of(data) >= SMALL:
         return OTHER, LARGER
