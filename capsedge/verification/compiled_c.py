@@ -30,7 +30,7 @@ from capsedge.runtime.backends.backend import (
 )
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.reading import open_regular_file, readable_errors
-from capsedge.runtime.files.writing import sha256, temporary_folder
+from capsedge.runtime.files.writing import sha256, temporary_folder, write_bytes
 from capsedge.runtime.load import load
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import read_harmless
@@ -184,7 +184,7 @@ def _compile(files: Mapping[str, bytes], prefix: str) -> tuple[ctypes.CDLL, str]
         )
     with temporary_folder() as folder:
         for name in (f"{prefix}.h", f"{prefix}.c"):
-            (folder / name).write_bytes(files[name])
+            write_bytes(folder / name, files[name])
         library = folder / "network.so"
         words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(library), f"{prefix}.c"]
         done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)

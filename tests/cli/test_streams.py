@@ -7,17 +7,30 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT
+from tests.paths.test_signals import heard
 
 COMMAND = [sys.executable, "-m", "capsedge"]
 SEVEN = ROOT / "capsedge/zoo/samples/digit-7.png"
 MODEL = ROOT / "capsedge/zoo/digits-dynamic.onnx"
+
+
+@contextmanager
+def running(*words: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that hears signals, even where the tests ignore them, and ends with the block."""
+    with subprocess.Popen([*COMMAND, *map(str, words)], preexec_fn=heard, **streams) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def wait_for(words: str, stream: IO[bytes]) -> str:
@@ -46,15 +59,15 @@ def shell(
 
 @pytest.mark.thorough
 def test_interrupted(tmp_path: Path):
-    process = subprocess.Popen(
-        [*COMMAND, "profile", MODEL, "--duration", "600", "--html", tmp_path / "report.html"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    wait_for("batch 1: 600 s", process.stderr)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    report = tmp_path / "report.html"
+    with running(
+        "profile", MODEL, "--duration", "600", "--html", report,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        wait_for("batch 1: 600 s", process.stderr)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.decode().splitlines()[-1] == "interrupted: no unfinished file is left behind"
     assert "Traceback" not in err.decode()
@@ -69,30 +82,18 @@ def test_interrupted_training_says_how_to_go_on(tmp_path: Path, terminal: bool):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (64, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", images=images, labels=np.arange(64) % 10)
-    run = [
-        "train",
-        "--model",
-        "digits-em",
-        "--iters",
-        "1",
-        "--data",
-        tmp_path,
-        "-o",
-        tmp_path / "run",
-    ]
     master, slave = pty.openpty() if terminal else os.pipe()
-    process = subprocess.Popen(
-        [*COMMAND, *run, "--batch", "16", "--epochs", "100000", "--threads", "1"],
-        stdout=subprocess.DEVNULL,
-        stderr=slave,
-        stdin=subprocess.DEVNULL,
-    )
-    os.close(slave)
-    with open(master, "rb", buffering=0) as stream:
-        wait_for("epoch 1/100000", stream)
-        process.send_signal(signal.SIGINT)
-        said = wait_for("interrupted: finished epochs are kept", stream)
-    assert process.wait(timeout=60) == 130
+    with running(
+        "train", "--model", "digits-em", "--iters", "1", "--data", tmp_path, "-o", tmp_path / "run",
+        "--batch", "16", "--epochs", "100000", "--threads", "1",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=slave,
+    ) as process:  # fmt: skip
+        os.close(slave)
+        with open(master, "rb", buffering=0) as stream:
+            wait_for("epoch 1/100000", stream)
+            process.send_signal(signal.SIGINT)
+            said = wait_for("interrupted: finished epochs are kept", stream)
+        assert process.wait(timeout=60) == 130
     assert "--resume" in said
     assert "Traceback" not in said
     assert {p.name for p in (tmp_path / "run").iterdir()} == {

@@ -59,6 +59,14 @@ def test_memory(program: Path) -> None:
     assert "MemoryError" in said
 
 
+def test_memory_is_not_limited_where_libraries_alone_may_exceed_the_bound(program: Path) -> None:
+    """macOS starts a new process, without this limit: PyTorch alone takes more before it reads."""
+    program.write_text(f"import sys\nsys.platform = 'darwin'\n{ENTER}bytearray(1 << 30)\n")
+    bounds = SandboxLimits(60, 1 << 29, 1 << 20)
+    with program.open("rb") as file, run_in_sandbox("program", file, bounds) as ended:
+        assert (ended.exit_code, ended.log) == (0, "")
+
+
 def test_output(program: Path) -> None:
     _, answer, _ = run(program, "import os\nwhile True: os.write(1, bytes(1 << 20))\n")
     assert len(answer) == 1 << 20

@@ -231,7 +231,10 @@ def enter_sandbox() -> list[str]:
     Windows has none, and macOS does not limit memory.
     """
     seconds, memory, output = (int(word) for word in sys.argv[2:5])
-    _limit({"RLIMIT_CPU": 4 * seconds, "RLIMIT_AS": memory, "RLIMIT_FSIZE": output})
+    bounds = {"RLIMIT_CPU": 4 * seconds, "RLIMIT_FSIZE": output}
+    if sys.platform != "darwin":
+        bounds["RLIMIT_AS"] = memory
+    _limit(bounds)
     return sys.argv[5:]
 
 
@@ -248,8 +251,4 @@ def _limit(wanted: Mapping[str, int]) -> None:
             kind = getattr(resource, name)
             _, hard = resource.getrlimit(kind)
             least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            try:
-                resource.setrlimit(kind, (least, least))
-            except ValueError:
-                if sys.platform != "darwin":  # which does not limit the address space
-                    raise
+            resource.setrlimit(kind, (least, least))
