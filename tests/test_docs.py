@@ -149,7 +149,7 @@ def test_programs_are_understood() -> None:
                 lines = commands(block.body) if block.language == "console" else []
                 for line in lines:
                     if line.startswith("capsedge ") and not line.startswith("capsedge -"):
-                        words = shlex.split(line)
+                        words = shlex.split(line, comments=True)
                         ends = [k for k, word in enumerate(words) if set("|&;<>") & set(word)]
                         _parse(words[: min(ends, default=None)])
                         count += 1

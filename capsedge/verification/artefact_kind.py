@@ -8,16 +8,17 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
 
 
-def is_folder(artefact: Path | str, made_from: Path | str | None) -> bool:
+def is_folder(artefact: object, made_from: Path | str | None) -> bool:
     """Whether it is a folder of C.
 
     Args:
+        artefact: its path; what is no path is no folder either, and `load` refuses it.
         made_from: the ONNX file that a folder was made from; None for any other artefact.
 
     Raises:
         UsageError: it is a folder without its file, or a file with another.
     """
-    folder = reading.path_kind(artefact) == reading.FOLDER
+    folder = isinstance(artefact, (str, Path)) and reading.path_kind(artefact) == reading.FOLDER
     if folder and made_from is None:
         raise UsageError(
             f"{artefact} is a folder.",

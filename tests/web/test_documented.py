@@ -38,6 +38,7 @@ def in_node(folder: Path, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_readme(folder: Path) -> None:
     (program,) = (b.body for b in blocks(README) if b.language == "js")
     assert in_node(folder, program) == [
@@ -47,6 +48,7 @@ def test_readme(folder: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_guide_in_node(folder: Path) -> None:
     (program,) = (b.body for b in blocks(GUIDE) if b.file == "predict.mjs")
     lines = in_node(folder, program)

@@ -64,6 +64,7 @@ def tiny(
     return path
 
 
+@settings(max_examples=40)
 @given(text=HOSTILE)
 def test_a_string_of_c_stays_a_string(text: str) -> None:
     literal = naming.c_string(text)
@@ -72,6 +73,7 @@ def test_a_string_of_c_stays_a_string(text: str) -> None:
     assert inner.encode("latin-1") == text.encode("utf-8", "surrogateescape")
 
 
+@settings(max_examples=40)
 @given(text=HOSTILE)
 def test_a_comment_and_a_field_are_harmless(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9 _.,:+()\[\]-]+", naming.in_comment(text))
