@@ -178,7 +178,10 @@ def quantized(file: Path, folder: Path, images: Any) -> Path:
     if not path.is_file():
         noise = np.random.default_rng(0).random((128, *images.shape[1:]), dtype=np.float32)
         capsedge.quantize(
-            file, path, calib_data=noise, calib_images=64, target="tensorrt", max_drop=100
+            file,
+            path,
+            capsedge.QuantizeOptions(calib_images=64, target="tensorrt", max_drop=100),
+            calib_data=noise,
         )
     return path
 

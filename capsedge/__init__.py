@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from capsedge import datasets, models, viz
     from capsedge.calibration.quantization_report import QuantizationReport
     from capsedge.calibration.quantize import quantize
+    from capsedge.calibration.quantize_options import QuantizeOptions
     from capsedge.errors import (
         ArtefactError,
         CapsedgeError,
@@ -86,6 +87,7 @@ _HOMES = {
     "ExportOptions": "capsedge.exporters.export_options",
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.quantize",
+    "QuantizeOptions": "capsedge.calibration.quantize_options",
     "QuantizationReport": "capsedge.calibration.quantization_report",
     "cascade": "capsedge.optimization.cascade",
     "CascadeReport": "capsedge.optimization.cascade",
@@ -149,6 +151,7 @@ __all__ = [
     "ProfileReport",
     "PruningReport",
     "QuantizationReport",
+    "QuantizeOptions",
     "Session",
     "ShapeError",
     "Trace",

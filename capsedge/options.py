@@ -15,11 +15,13 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 from capsedge.errors import UsageError
@@ -147,17 +149,38 @@ class Options:
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Attributes:", *lines])
 
     def __post_init__(self) -> None:
-        """Check choices and bounds.
+        """Check types, choices and bounds; paths and several values may be given as text and lists.
 
         Raises:
-            UsageError: a value is none of the choices, or outside its bounds.
+            UsageError: a value is of another type, none of the choices, or outside its bounds.
         """
         for each in declared(type(self)):
             value = getattr(self, each.name)
             if value is None and each.optional:
                 continue
-            for one in value if each.several else [value]:
+            if each.several and (isinstance(value, str) or not isinstance(value, Iterable)):
+                raise UsageError(f"Invalid {each.name} {value!r:.40}.", "It must be a tuple.")
+            values = tuple(value) if each.several else (value,)
+            for one in values:
                 check(each, one)
+            if each.kind is Path:
+                values = tuple(map(Path, values))
+            if each.several or each.kind is Path:
+                object.__setattr__(self, each.name, values if each.several else values[0])
+
+
+_TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    int: ((Integral,), "a whole number"),
+    float: ((Real,), "a number"),
+    bool: ((bool,), "True or False"),
+    str: ((str,), "a text"),
+    Path: ((str, os.PathLike), "the path of a file"),
+}
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of the types; a truth value is no number."""
+    return isinstance(value, kinds) and (kinds == (bool,) or not isinstance(value, bool))
 
 
 def check(each: Declared, value: Any) -> None:
@@ -173,8 +196,9 @@ def check(each: Declared, value: Any) -> None:
             "",
             f"Choose one of: {', '.join(stated.choices)}.",
         )
-    if each.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise UsageError(f"Invalid {each.name} {value!s:.40}.", "It must be a number.")
+    wanted = _TYPES.get(each.kind)
+    if wanted is not None and not stated.parse and not _is(value, wanted[0]):
+        raise UsageError(f"Invalid {each.name} {value!r:.40}.", f"It must be {wanted[1]}.")
     if not within(value, stated.min, stated.max):
         raise UsageError(
             f"Invalid {each.name} {value}.", f"It must be {bounds(stated.min, stated.max)}."

@@ -34,7 +34,10 @@ def test_quantize_takes_bytes_and_arrays_and_writes_nothing(model: Path) -> None
     before = sorted(model.parent.iterdir())
     calibration = np.random.default_rng(0).integers(0, 256, (40, 10, 10), dtype=np.uint8)
     report = capsedge.quantize(
-        model.read_bytes(), calib_data=calibration, data=_labelled(model, 1), max_drop=20
+        model.read_bytes(),
+        options=capsedge.QuantizeOptions(max_drop=20),
+        calib_data=calibration,
+        data=_labelled(model, 1),
     )
     assert report.output is None
     assert report.passed
@@ -48,7 +51,11 @@ def test_quantize_writes_the_file_that_is_named(model: Path, tmp_path: Path) -> 
     target = tmp_path / "q.onnx"
     floats = np.random.default_rng(0).random((40, 1, 10, 10), dtype=np.float32)
     report = capsedge.quantize(
-        model, target, calib_data=floats, data=_labelled(model, 1), max_drop=20, precision="fp16"
+        model,
+        target,
+        capsedge.QuantizeOptions(max_drop=20, precision="fp16"),
+        calib_data=floats,
+        data=_labelled(model, 1),
     )
     assert report.output == target
     assert target.read_bytes() == report.model
@@ -94,7 +101,11 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
     )
     with pytest.raises(capsedge.ParityError) as caught:
         capsedge.quantize(
-            model, target, calib_data=_labelled(model, 1), data=_labelled(model, 2), max_drop=5
+            model,
+            target,
+            capsedge.QuantizeOptions(max_drop=5),
+            calib_data=_labelled(model, 1),
+            data=_labelled(model, 2),
         )
     report = caught.value.report
     assert isinstance(report, capsedge.QuantizationReport)

@@ -48,7 +48,10 @@ def test_a_quantization(path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (64, 10, 10, 1), dtype=np.uint8)
     data = ImageSet("noise", images[32:], np.zeros(32, np.int64))
     report = capsedge.quantize(
-        path, precision="fp16", calib_data=images[:32], data=data, max_drop=100
+        path,
+        options=capsedge.QuantizeOptions(precision="fp16", max_drop=100),
+        calib_data=images[:32],
+        data=data,
     )
     assert repr(report).startswith("<QuantizationReport not written: fp16, ")
     assert "PASSED: accuracy" in shown(report).text

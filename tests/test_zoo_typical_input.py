@@ -95,7 +95,12 @@ def test_int8_and_fp16_keep_it(session: Session, tmp_path: Path) -> None:
     for precision in ("fp16", "int8"):
         target = tmp_path / f"{precision}.onnx"
         pixels: Pixels = np.random.default_rng(0).integers(0, 256, (64, 28, 28, 1)).astype(np.uint8)
-        capsedge.quantize(default_model(), target, precision=precision, calib_data=pixels)
+        capsedge.quantize(
+            default_model(),
+            target,
+            capsedge.QuantizeOptions(precision=precision),
+            calib_data=pixels,
+        )
         quantized = capsedge.load(target)
         assert quantized.metadata is not None
         assert quantized.metadata.typical_input == session.metadata.typical_input

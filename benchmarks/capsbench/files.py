@@ -156,7 +156,10 @@ class Files:
         fused = self._fp32("fused")
         if self.trained and self._data is not None:
             capsedge.quantize(
-                fused, path, calib_data=self._data, calib_images=CALIBRATION, target=target
+                fused,
+                path,
+                capsedge.QuantizeOptions(calib_images=CALIBRATION, target=target),
+                calib_data=self._data,
             )
             return path
         images = _random(CALIBRATION // 8, self.images.shape[1:], seed=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from capsedge.calibration import mixed_precision
-from capsedge.calibration.accuracy import DEFAULT_MAX_ERROR, Gate, Outcome
+from capsedge.calibration.accuracy import Gate, Outcome
 from capsedge.calibration.collect import check_calibration, check_disjoint, check_fits
 from capsedge.calibration.float_model import (
     MADE_BY,
@@ -32,14 +32,15 @@ from capsedge.calibration.quantization_report import (
     check_executed,
     executed_precision,
 )
-from capsedge.calibration.ranges import CalibrationTable, range_method
+from capsedge.calibration.quantize_options import QuantizeOptions
+from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.read import as_images
 from capsedge.errors import UsageError
 from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
 from capsedge.graph.write_shapes import write_shapes
+from capsedge.options import takes
 from capsedge.runtime.files.writing import (
-    FILE,
     OUTPUT,
     REJECTED,
     ModelLike,
@@ -50,13 +51,9 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_bytes,
 )
-from capsedge.spec.vocabularies import QUANTIZE_OPS as OPS
-from capsedge.spec.vocabularies import QUANTIZE_PRECISIONS as PRECISIONS
-from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS
 
 # --- From the FP32 file to the quantized one ---
 
-PREFERENCES = ("size", "speed")
 SEARCH_IMAGES = 2000
 
 
@@ -146,25 +143,9 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
     return found
 
 
-@dataclass(frozen=True)
-class QuantizeOptions:
-    """The settings of a quantization.
-
-    Attributes:
-        precision: ``int8``, ``fp16`` or ``mixed``.
-        method: method of the calibration.
-        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
-        gate: what may be lost on the evaluation images.
-        table: file of the calibration table: read if it exists, otherwise written.
-        prefer: which assignment of mixed precision to write: ``size`` or ``speed``.
-    """
-
-    precision: str = "int8"
-    method: str = "mse"
-    target: str = "ort-cpu"
-    gate: Gate = field(default_factory=Gate)
-    table: Path | None = None
-    prefer: str = "size"
+def gate_of(options: QuantizeOptions) -> Gate:
+    """What a file may lose."""
+    return Gate(options.max_drop, options.max_error)
 
 
 @dataclass(frozen=True)
@@ -197,7 +178,6 @@ def quantize_float_model(
         ArtefactError: the table is stale, or nothing runs in the requested precision.
         ParityError: too much is lost; its attribute ``report`` is the report.
     """
-    _check_choices(options.precision, options.target, options.prefer)
     float_model.check_opset(options.precision, options.target)
     outputs = [] if output is None else [output, with_suffix_appended(output, REJECTED)]
     for file in outputs[:1]:
@@ -216,7 +196,7 @@ def quantize_float_model(
     runs = executed_precision(content, MADE_BY)
     if options.precision != "fp16" and options.target == "ort-cpu":
         check_executed(runs, made.assignment, float_model.layers)
-    passed = options.gate.passes(outcome)
+    passed = gate_of(options).passes(outcome)
     index = output if passed or output is None else with_suffix_appended(output, REJECTED)
     report = _report(float_model, splits, options, made, outcome, index, content, runs)
     if index is not None:
@@ -264,7 +244,7 @@ def _report(
         executed_precision_fp32=executed_precision(float_model.content, str(float_model.path)),
         assignment=made.assignment,
         search=made.search,
-        gate=options.gate,
+        gate=gate_of(options),
         criterion=float_model.criterion_in_words,
         images={
             "calibration": len(splits.calibration),
@@ -297,23 +277,11 @@ def _description(
             "split": splits.evaluation.split,
             "sha256": splits.evaluation.digest(),
             **rounded_outcome(outcome),
-            **options.gate.to_dict(outcome),
+            **gate_of(options).to_dict(outcome),
         },
         "kept_fp32": len(made.kept),
     }
     return described | ({"assignment": made.assignment} if options.precision == "mixed" else {})
-
-
-def _check_choices(precision: str, target: str, prefer: str) -> None:
-    for kind, value, known in (
-        ("precision", precision, PRECISIONS),
-        ("target", target, TARGETS),
-        ("preference", prefer, PREFERENCES),
-    ):
-        if value not in known:
-            raise UsageError(
-                f"Unknown {kind} '{value}'.", "", f"Choose one of: {', '.join(known)}."
-            )
 
 
 def _searched(
@@ -332,7 +300,7 @@ def _searched(
             progress("candidates", number, number)
 
     result = mixed_precision.search(
-        float_model, table, splits.search, options.target, options.gate, on_candidate=tried
+        float_model, table, splits.search, options.target, gate_of(options), on_candidate=tried
     )
     best = result.smallest if options.prefer == "size" else result.fastest
     assert best is not None  # FP32 itself is a candidate
@@ -344,24 +312,14 @@ def _searched(
 Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
 
 
+@takes(QuantizeOptions)
 def quantize(
     model: ModelLike,
     path: Path | str | None = None,
+    options: QuantizeOptions = QuantizeOptions(),
     *,
     calib_data: Images,
-    calib_images: int = 512,
     data: Images | None = None,
-    limit: int | None = None,
-    precision: str = "int8",
-    method: str = "mse",
-    target: str = "ort-cpu",
-    ops: str = "auto",
-    max_drop: float | None = None,
-    max_error: float = DEFAULT_MAX_ERROR,
-    scores: str | None = None,
-    table: Path | None = None,
-    prefer: str = "size",
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> QuantizationReport:
     """Quantize a model, subject to a gate.
@@ -373,25 +331,13 @@ def quantize(
     Args:
         model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
         path: the file to write; None writes no file; the report holds the bytes.
+        options: how it is quantized, and what may be lost.
         calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
             folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
             prepared floats ``[N, C, H, W]``. For a file of another tool: arrays ``[N, ...]`` as the model
             takes them, for several inputs by name.
-        calib_images: number of images drawn from them.
         data: images to compare with FP32 on, given in the same ways, with labels to report accuracy; by
             default the test split of a ``calib_data`` folder, or the images that were not drawn.
-        limit: the largest number of these to use, drawn at random.
-        precision: ``int8``, ``fp16`` or ``mixed``.
-        method: how a range is chosen: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
-        target: ``ort-cpu``, ``tensorrt``, ``openvino`` or ``litert``.
-        ops: ``auto``: capsule operators with function bodies; ``fused``: without, for the operator library.
-        max_drop: allowed loss, in points: of accuracy (0.1 by default); without labels, of answers changed
-            (1); for numbers, the mean error in per cent of the output's range (1).
-        max_error: for numbers, the largest error allowed, in per cent of the output's range.
-        scores: the output whose largest value decides the class, for a file that does not say so.
-        table: file of the calibration table: read if it exists, otherwise written.
-        prefer: which file of the mixed-precision search: the smallest (``size``) or fastest (``speed``).
-        seed: seed of the random choice of images.
         progress: called with (stage, done, total).
 
     Returns:
@@ -408,65 +354,40 @@ def quantize(
         >>> report = capsedge.quantize("digits.onnx", "digits.int8.onnx", calib_data="mnist")
         >>> print(report.size, report.outcome.drop)
     """
-    gate = Gate(max_drop, max_error)
     output = None if path is None else as_path(path, OUTPUT)
-    table = None if table is None else as_path(table, FILE)
-    request = QuantizeOptions(precision, method, target, gate, table, prefer)
-    with _prepared(
-        model, calib_data, calib_images, data, limit, method, target, ops, seed, scores
-    ) as (float_model, splits):
-        return quantize_float_model(float_model, output, splits, request, progress)
+    with _prepared(model, calib_data, data, options) as (float_model, splits):
+        return quantize_float_model(float_model, output, splits, options, progress)
 
 
 def sensitivity(
     model: ModelLike,
+    options: QuantizeOptions = QuantizeOptions(),
     *,
     calib_data: Images,
-    calib_images: int = 512,
     data: Images | None = None,
-    limit: int | None = None,
-    method: str = "mse",
-    target: str = "ort-cpu",
-    scores: str | None = None,
-    table: Path | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> SensitivityReport:
     """Rank layers and routing iterations by the error that each causes by itself in 8 bits.
 
     Arguments and errors are those of `quantize`; only the table is written.
     """
-    with _prepared(
-        model, calib_data, calib_images, data, limit, method, target, "auto", seed, scores
-    ) as (float_model, splits):
-        float_model.check_opset("int8", target)
+    with _prepared(model, calib_data, data, replace(options, ops="auto")) as (float_model, splits):
+        float_model.check_opset("int8", options.target)
         warnings = float_model.check_reference(splits.evaluation, progress)
-        ranges = float_model.calibrate(splits.calibration, method, table, progress)
+        ranges = float_model.calibrate(splits.calibration, options.method, options.table, progress)
         damage = measure_sensitivity(
-            float_model, ranges, splits.evaluation, splits.calibration, target
+            float_model, ranges, splits.evaluation, splits.calibration, options.target
         )
         return SensitivityReport(tuple(damage), (*splits.warnings, *warnings))
 
 
 @contextmanager
 def _prepared(
-    model: ModelLike,
-    calib_data: Images,
-    calib_images: int,
-    data: Images | None,
-    limit: int | None,
-    method: str,
-    target: str,
-    ops: str,
-    seed: int,
-    scores: str | None,
+    model: ModelLike, calib_data: Images, data: Images | None, options: QuantizeOptions
 ) -> Iterator[tuple[FloatModel, Splits]]:
     """The model to quantize and the images, after a check of the arguments."""
-    range_method(method)
-    if ops not in OPS:
-        raise UsageError(f"Unknown ops '{ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
-    runtime = target if target in RUNTIMES else None
-    if runtime is not None and ops == "fused":
+    runtime = options.target if options.target in RUNTIMES else None
+    if runtime is not None and options.ops == "fused":
         raise UsageError(
             f"A file for {runtime} cannot use ops 'fused'.",
             f"{runtime} does not support the operators of the capsedge domain.",
@@ -474,12 +395,13 @@ def _prepared(
             command="Leave --ops out.",
         )
     with as_file(model) as file:
-        float_model = FloatModel(file, ops == "auto", runtime, scores)
+        float_model = FloatModel(file, options.ops == "auto", runtime, options.scores)
         evaluation = None if data is None else _images(data, float_model)
+        images = _images(calib_data, float_model)
         yield (
             float_model,
             split(
-                float_model, _images(calib_data, float_model), evaluation, calib_images, seed, limit
+                float_model, images, evaluation, options.calib_images, options.seed, options.limit
             ),
         )
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.cli import _options
+from capsedge.cli._options import grouped
 from capsedge.cli._output import log, print_json, print_table, require, say, stages
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import READS_DATA, READS_MODEL, UPDATES, WRITES, PathRole
+from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES, PathRole
 from capsedge.errors import ParityError, UsageError
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
@@ -32,10 +34,6 @@ CalibData = Annotated[
     ),
     READS_DATA,
 ]
-Precision = Annotated[str, Option("--precision", help="int8, fp16 or mixed.")]
-CalibImages = Annotated[
-    int, Option("--calib-images", min=1, help="Number of images drawn from --calib-data.")
-]
 Data = Annotated[
     Path | None,
     Option(
@@ -47,37 +45,6 @@ Data = Annotated[
     ),
     READS_DATA,
 ]
-Method = Annotated[str, Option("--method", help="minmax, percentile, entropy or mse.")]
-Target = Annotated[str, Option("--target", help="ort-cpu, tensorrt, openvino or litert.")]
-FileOps = Annotated[
-    str,
-    Option("--ops", help="auto, or fused: smaller, but runs only with the operator library."),
-]
-MaxDrop = Annotated[
-    float | None,
-    Option(
-        "--max-drop",
-        help=(
-            "Allowed loss in percentage points: of accuracy (default 0.1); without labels, changed "
-            "decisions (1); for numbers, the mean error in % of an output's range (1)."
-        ),
-    ),
-]
-MaxError = Annotated[
-    float,
-    Option(
-        "--max-error", help="For numbers: the largest error allowed, in % of an output's range."
-    ),
-]
-Scores = Annotated[
-    str | None,
-    Option("--scores", help="The output that decides the class, if the file does not state it."),
-]
-CalibTable = Annotated[
-    Path | None,
-    Option("--table", help="Calibration table: read if it exists, otherwise written."),
-    UPDATES,
-]
 Sensitivity = Annotated[
     bool,
     Option(
@@ -85,37 +52,23 @@ Sensitivity = Annotated[
         help="Rank layers and routing iterations by the error that 8 bits cause; write no file.",
     ),
 ]
-Prefer = Annotated[
-    str, Option("--prefer", help="Write the smallest (size) or the fastest (speed) file.")
-]
 Plot = Annotated[Path | None, Option("--plot", help="Write a plot of the search as PNG."), WRITES]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
     PathRole(written=lambda path: [path, with_suffix_appended(path, REJECTED)]),
 ]
-Seed = Annotated[int, Option("--seed", help="Seed for choosing images at random.")]
 
 
+@grouped
 def command(
     model: Model,
     calib_data: CalibData,
-    precision: Precision = "int8",
-    calib_images: CalibImages = 512,
+    options: QuantizeOptions,
     data: Data = None,
-    limit: _options.Limit = None,
-    method: Method = "mse",
-    target: Target = "ort-cpu",
-    ops: FileOps = "auto",
-    max_drop: MaxDrop = None,
-    max_error: MaxError = 10.0,
-    scores: Scores = None,
-    table: CalibTable = None,
     sensitivity: Sensitivity = False,
-    prefer: Prefer = "size",
     plot: Plot = None,
     output: Output = None,
-    seed: Seed = 0,
     as_json: _options.Json = False,
 ) -> None:
     """Convert an FP32 file to INT8, FP16 or mixed precision.
@@ -128,24 +81,12 @@ def command(
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     if plot is not None:
-        _check_plot(plot, precision == "mixed" and not sensitivity)
-    options: dict[str, Any] = {
-        "calib_data": calib_data,
-        "calib_images": calib_images,
-        "data": data,
-        "limit": limit,
-        "method": method,
-        "target": target,
-        "scores": scores,
-        "table": table,
-        "seed": seed,
-    }
+        _check_plot(plot, options.precision == "mixed" and not sensitivity)
     if sensitivity:
-        _rank(model, options, as_json)
+        _rank(model, options, calib_data, data, as_json)
         return
-    options |= {"precision": precision, "ops": ops, "prefer": prefer}
-    options |= {"max_drop": max_drop, "max_error": max_error}
-    report = _quantized(model, output or model.with_name(f"{model.stem}.{precision}.onnx"), options)
+    output = output or model.with_name(f"{model.stem}.{options.precision}.onnx")
+    report = _quantized(model, output, options, calib_data, data)
     if plot is not None and report.search is not None:
         from capsedge.calibration.mixed_precision import plot as draw
 
@@ -157,11 +98,15 @@ def command(
         _log_next(report, model, data or calib_data)
 
 
-def _rank(model: Path, options: dict[str, Any], as_json: bool) -> None:
+def _rank(
+    model: Path, options: QuantizeOptions, calib_data: Path, data: Path | None, as_json: bool
+) -> None:
     from capsedge.calibration import quantize
 
     with stages() as progress:
-        ranked = quantize.sensitivity(model, **options, progress=progress)
+        ranked = quantize.sensitivity(
+            model, options, calib_data=calib_data, data=data, progress=progress
+        )
     _log_warnings(ranked.warnings)
     if as_json:
         print_json({"model": str(model), "damage": [d.to_dict() for d in ranked.damage]})
@@ -169,12 +114,16 @@ def _rank(model: Path, options: dict[str, Any], as_json: bool) -> None:
         _show_damage(ranked.damage)
 
 
-def _quantized(model: Path, place: Path, options: dict[str, Any]) -> QuantizationReport:
+def _quantized(
+    model: Path, output: Path, options: QuantizeOptions, calib_data: Path, data: Path | None
+) -> QuantizationReport:
     from capsedge.calibration import quantize
 
     try:
         with stages() as progress:
-            report = quantize.quantize(model, place, **options, progress=progress)
+            report = quantize.quantize(
+                model, output, options, calib_data=calib_data, data=data, progress=progress
+            )
     except ParityError as error:
         _log_warnings(error.report.warnings)
         raise

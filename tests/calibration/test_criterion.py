@@ -95,7 +95,9 @@ def test_whole_numbers_and_sizes() -> None:
 def test_what_is_judged_is_said_and_written(tmp_path: Path) -> None:
     file = MADE["two_inputs_and_outputs"]()
     model, out = file.model.SerializeToString(), tmp_path / "q.onnx"
-    report = capsedge.quantize(model, out, calib_data=file.data, max_drop=5)
+    report = capsedge.quantize(
+        model, out, capsedge.QuantizeOptions(max_drop=5), calib_data=file.data
+    )
     assert [o.name for o in report.outcome.outputs] == ["turned", "best"]
     assert report.criterion.startswith("the numbers of turned, best (the file names no output")
     record = {p.key: p.value for p in onnx.load(out).metadata_props}
@@ -106,7 +108,9 @@ def test_what_is_judged_is_said_and_written(tmp_path: Path) -> None:
     assert evaluation["outputs"][0]["name"] == "turned"
     # The same with the scores named: their answers.
     report = capsedge.quantize(
-        MADE["opset17"]().model.SerializeToString(), calib_data=IMAGES, scores="y"
+        MADE["opset17"]().model.SerializeToString(),
+        options=capsedge.QuantizeOptions(scores="y"),
+        calib_data=IMAGES,
     )
     assert report.outcome.metric == "agreement"
     assert report.max_drop == 1.0
@@ -116,25 +120,40 @@ def test_labels_tell_which_output_decides() -> None:
     model = MADE["opset17"]().model.SerializeToString()
     labels = np.arange(40) % 5
     data = answered(model)
-    report = capsedge.quantize(model, calib_data=IMAGES["x"][:20], data=data, max_drop=100)
+    report = capsedge.quantize(
+        model,
+        options=capsedge.QuantizeOptions(max_drop=100),
+        calib_data=IMAGES["x"][:20],
+        data=data,
+    )
     assert report.outcome.metric == "accuracy"
     assert "the class of y" in report.criterion
     words = MADE["words"]().model.SerializeToString()
     with pytest.raises(UsageError, match=r"labels up to 6"):
         capsedge.quantize(
             model,
+            options=capsedge.QuantizeOptions(scores="y"),
             calib_data=IMAGES["x"][:20],
             data=ImageSet("t", IMAGES["x"][20:], labels[20:] + 2),
-            scores="y",
         )
     data = answered(words)
-    report = capsedge.quantize(words, calib_data=IMAGES["x"][:20], data=data, max_drop=100)
+    report = capsedge.quantize(
+        words,
+        options=capsedge.QuantizeOptions(max_drop=100),
+        calib_data=IMAGES["x"][:20],
+        data=data,
+    )
     assert report.outcome.accuracy is not None
     # Labels that the model cannot know stop the work before it begins.
     assert data.labels is not None
     wrong = replace(data, labels=(data.labels + 1) % 5)
     with pytest.raises(UsageError, match="no better than chance"):
-        capsedge.quantize(model, calib_data=IMAGES["x"][:20], data=wrong, max_drop=100)
+        capsedge.quantize(
+            model,
+            options=capsedge.QuantizeOptions(max_drop=100),
+            calib_data=IMAGES["x"][:20],
+            data=wrong,
+        )
 
 
 def answered(model: bytes) -> ImageSet:
@@ -148,14 +167,16 @@ def test_python_is_told_python() -> None:
     model = MADE["opset17"]().model.SerializeToString()
     x = IMAGES["x"]
     for arguments, word in (
-        ({"calib_data": x, "max_drop": -1}, "max_drop"),
         ({"calib_data": x[:, 0]}, "takes float32 [N, 1, 8, 8]"),
         ({"calib_data": {"z": x}}, "the inputs are x"),
         ({"calib_data": (255 * np.abs(x)).astype(np.uint8)}, "pixels cannot be prepared"),
-        ({"calib_data": x, "scores": "z"}, "no output 'z'"),
+        ({"calib_data": x, "options": capsedge.QuantizeOptions(scores="z")}, "no output 'z'"),
         ({"calib_data": x, "data": x}, "used for calibration"),
         ({"calib_data": x[:2]}, "2 images are not enough"),
-        ({"calib_data": x, "max_drop": 0, "max_error": 0}, "loses too much"),
+        (
+            {"calib_data": x, "options": capsedge.QuantizeOptions(max_drop=0, max_error=0)},
+            "loses too much",
+        ),
     ):
         with pytest.raises(capsedge.CapsedgeError) as caught:
             capsedge.quantize(model, **arguments)
@@ -169,7 +190,11 @@ def test_arrays_of_files(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", IMAGES["x"])
     np.savez(tmp_path / "b.npz", whatever=IMAGES["x"])
     found = [
-        capsedge.quantize(model, calib_data=tmp_path / name, max_drop=100, max_error=100).model
+        capsedge.quantize(
+            model,
+            options=capsedge.QuantizeOptions(max_drop=100, max_error=100),
+            calib_data=tmp_path / name,
+        ).model
         for name in ("a.npy", "b.npz")
     ]
     assert onnx.load_from_string(found[0]).graph == onnx.load_from_string(found[1]).graph
@@ -189,7 +214,11 @@ def test_without_labels_from_a_folder_of_images(path: Path, tmp_path: Path, prec
     rng = np.random.default_rng(0)
     for k in range(50):
         Image.fromarray(rng.integers(0, 256, (10, 10), dtype=np.uint8)).save(tmp_path / f"{k}.png")
-    report = capsedge.quantize(path, calib_data=tmp_path, max_drop=100, precision=precision)
+    report = capsedge.quantize(
+        path,
+        options=capsedge.QuantizeOptions(max_drop=100, precision=precision),
+        calib_data=tmp_path,
+    )
     assert report.outcome.accuracy is None
     assert report.outcome.metric == "agreement"
     assert report.images["evaluation"] == 25
@@ -205,7 +234,9 @@ def test_full_like(tmp_path: Path) -> None:
     capsedge.export(Operators(scaled=True).eval(), path, example=torch.rand(2, 1, 10, 10))
     x = np.random.default_rng(0).random((60, 1, 10, 10)).astype(np.float32)
     for precision in ("int8", "fp16"):
-        report = capsedge.quantize(path, calib_data=x, precision=precision, max_drop=100)
+        report = capsedge.quantize(
+            path, options=capsedge.QuantizeOptions(precision=precision, max_drop=100), calib_data=x
+        )
         assert report.outcome.images == 30
         assert report.outcome.error < 0.05
 

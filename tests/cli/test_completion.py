@@ -182,7 +182,7 @@ def test_scripts_complete_by_suffix(shell: str) -> None:
 def test_words_are_those_that_the_verbs_take() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("onnx")
-    from capsedge.calibration import quantize, ranges
+    from capsedge.calibration import ranges
     from capsedge.graph.target_runtimes import TARGETS
     from capsedge.models.training import recipe
     from capsedge.optimization.sweep_candidates import COUPLINGS
@@ -191,7 +191,6 @@ def test_words_are_those_that_the_verbs_take() -> None:
 
     for line, known in {
         "quantize --method": ranges.METHODS,
-        "quantize --prefer": quantize.PREFERENCES,
         "export --target": TARGETS,
         "sweep --couplings": COUPLINGS,
         "train --schedule": recipe.SCHEDULES,

@@ -202,10 +202,10 @@ def test_bad_input(place: Path, tmp_path: Path) -> None:
         ((tmp_path / "bare.onnx", "--calib-data", test), 2, "pixels cannot be prepared"),
         ((tmp_path / "again.onnx", "--calib-data", data), 6, "already quantized"),
         ((tmp_path / "none.onnx", "--calib-data", data), 2, "none.onnx"),
-        ((model, "--calib-data", data, "--precision", "int2"), 2, "Unknown precision 'int2'"),
+        ((model, "--calib-data", data, "--precision", "int2"), 2, "Invalid --precision int2"),
         ((model, "--calib-data", data, "--method", "median"), 2, "one of: minmax"),
-        ((model, "--calib-data", data, "--target", "npu"), 2, "Unknown target 'npu'"),
-        ((model, "--calib-data", data, "--max-drop", "-1"), 2, "0 points"),
+        ((model, "--calib-data", data, "--target", "npu"), 2, "Invalid --target npu"),
+        ((model, "--calib-data", data, "--max-drop", "-1"), 2, "at least 0"),
         (
             (model, "--calib-data", data, "--plot", tmp_path / "p.png"),
             2,

@@ -71,9 +71,9 @@ def test_int8_within_a_tenth_of_a_point(file: Path, mnist: Path) -> None:
     report = capsedge.quantize(
         file,
         file.with_suffix(".int8.onnx"),
+        capsedge.QuantizeOptions(max_drop=0.1),
         calib_data=read_split(mnist, "train", PREPROCESSING, 512).images,
         data=ImageSet("mnist", test.images, test.labels),
-        max_drop=0.1,
     )
     assert report.outcome.drop <= 0.1
 

@@ -56,7 +56,9 @@ def test_poses_of_single_classes(python: capsedge.Session, native: Session):
 def test_other_precisions(tmp_path: Path, precision: str):
     path = tmp_path / "smaller.onnx"
     images = RNG.integers(0, 256, (12, 28, 28)).astype(np.uint8)
-    made = capsedge.quantize(default_model(), calib_data=images, precision=precision)
+    made = capsedge.quantize(
+        default_model(), options=capsedge.QuantizeOptions(precision=precision), calib_data=images
+    )
     path.write_bytes(made.model)
     python, native = capsedge.load(path, threads=1), Session(path)
     assert native.decode(POSES[:3]).tobytes() == python.decode(POSES[:3]).tobytes()

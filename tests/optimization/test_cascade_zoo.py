@@ -30,7 +30,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, pictures: np.ndarray) -> Path
     folder = tmp_path_factory.mktemp("zoo")
     small, large = zoo_model("digits-em"), zoo_model("digits-dynamic")
     quantized = folder / "small.int8.onnx"
-    capsedge.quantize(small, quantized, calib_data=pictures[:200], max_drop=100)
+    capsedge.quantize(
+        small, quantized, capsedge.QuantizeOptions(max_drop=100), calib_data=pictures[:200]
+    )
     capsedge.cascade(quantized, large, folder / "pair.onnx", data=pictures, min_agreement=0.95)
     return folder / "pair.onnx"
 

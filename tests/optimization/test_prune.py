@@ -93,7 +93,10 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     certificate.check()
     assert certificate.chain[0].facts["claimed_parent"]["parent"] == checkpoint.name
     quantized = capsedge.quantize(
-        tmp_path / "small.onnx", tmp_path / "small.int8.onnx", calib_data=data, max_drop=5
+        tmp_path / "small.onnx",
+        tmp_path / "small.int8.onnx",
+        capsedge.QuantizeOptions(max_drop=5),
+        calib_data=data,
     )
     assert quantized.size < exported.size
     again = capsedge.prune(small, tmp_path / "smaller.safetensors", data=data, target_speedup=1.2,

@@ -212,7 +212,11 @@ def test_other_precisions(web: Package, precision: str) -> None:
     """INT8 rounds at other places than Python's kernels; decisions are the same."""
     rng = np.random.default_rng(6)
     images = rng.integers(0, 256, (12, 28, 28)).astype(np.uint8)
-    made = capsedge.quantize(zoo.default_model(), calib_data=images, precision=precision)
+    made = capsedge.quantize(
+        zoo.default_model(),
+        options=capsedge.QuantizeOptions(precision=precision),
+        calib_data=images,
+    )
     python, session = load_bytes(made.model), web.load(made.model)
     for sample in SAMPLES[:10]:
         wanted = python.predict(sample)[0]

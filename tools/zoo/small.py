@@ -125,4 +125,6 @@ def export(name: str, data: Path) -> None:
             plain,
             capsedge.ExportOptions(checkpoint_sha256=sha256(checkpoint)),
         )
-        capsedge.quantize(plain, zoo_model(name), calib_data=data, max_drop=0.1)
+        capsedge.quantize(
+            plain, zoo_model(name), capsedge.QuantizeOptions(max_drop=0.1), calib_data=data
+        )

@@ -25,7 +25,10 @@ def _quantized(folder: Path, precision: str) -> Path:
     images = np.random.default_rng(0).integers(0, 256, (8, 28, 28), dtype=np.uint8)
     path = folder / "net.onnx"
     capsedge.quantize(
-        zoo_model("digits-em"), path, calib_data=images, precision=precision, max_drop=100
+        zoo_model("digits-em"),
+        path,
+        capsedge.QuantizeOptions(precision=precision, max_drop=100),
+        calib_data=images,
     )
     return path
 

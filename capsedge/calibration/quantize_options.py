@@ -1,0 +1,54 @@
+"""Declare the options of ``quantize``, for Python and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.options import Options, option
+from capsedge.spec.vocabularies import QUANTIZE_OPS, QUANTIZE_PRECISIONS, QUANTIZE_TARGETS
+
+# Written out, because the module that implements them needs numpy; a test compares.
+METHODS = ("minmax", "percentile", "entropy", "mse")
+PREFERENCES = ("size", "speed")
+
+
+@dataclass(frozen=True)
+class QuantizeOptions(Options):
+    """How `capsedge.quantize` makes a file, and what the file may lose."""
+
+    precision: str = option("int8", "int8, fp16 or mixed.", choices=QUANTIZE_PRECISIONS)
+    calib_images: int = option(512, "Number of images drawn from --calib-data.", min=1)
+    limit: int | None = option(
+        None, "Use only N evaluation images, chosen at random.", min=1, metavar="N"
+    )
+    method: str = option(
+        "mse", "How ranges are chosen: minmax, percentile, entropy or mse.", choices=METHODS
+    )
+    target: str = option(
+        "ort-cpu", "ort-cpu, tensorrt, openvino or litert.", choices=QUANTIZE_TARGETS
+    )
+    ops: str = option(
+        "auto",
+        "auto, or fused: smaller, but runs only with the operator library.",
+        choices=QUANTIZE_OPS,
+    )
+    max_drop: float | None = option(
+        None,
+        "Allowed loss in percentage points: of accuracy (default 0.1); without labels, changed "
+        "decisions (1); for numbers, the mean error in % of an output's range (1).",
+        min=0,
+    )
+    max_error: float = option(
+        10.0, "For numbers: the largest error allowed, in % of an output's range.", min=0
+    )
+    scores: str | None = option(
+        None, "The output that decides the class, if the file does not state it."
+    )
+    table: Path | None = option(
+        None, "Calibration table: read if it exists, otherwise written.", path="updates"
+    )
+    prefer: str = option(
+        "size", "Write the smallest (size) or the fastest (speed) file.", choices=PREFERENCES
+    )
+    seed: int = option(0, "Seed for choosing images at random.")
