@@ -103,11 +103,23 @@ def _differs(model: CapsuleModel, plain: Path, example: Tensor) -> float:
     return float((value - own).abs().max() / own.abs().max())
 
 
+def converted(network: Network) -> capsedge.ImportReport:
+    """The network, imported with its answers: options of the import, or its description."""
+    answers = dict(network.answers)
+    known = capsedge.ImportOptions.__dataclass_fields__
+    options = {name: answers.pop(name) for name in known if name in answers}
+    return capsedge.import_checkpoint(
+        network.weights,
+        options=capsedge.ImportOptions(**options),
+        description=capsedge.Description(**answers),
+    )
+
+
 def measure(
     network: Network, batch: int, threads: int, seconds: float, folder: Path
 ) -> dict[str, Any]:
     """The times of the three."""
-    model = capsedge.import_checkpoint(network.weights, **network.answers).model
+    model = converted(network).model
     ours = folder / f"{network.name}.onnx"
     capsedge.export(model, ours)
     own = UserModuleSpec(network.code, str(network.weights))

@@ -76,7 +76,9 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     files = {kind: folder / f"{kind}.onnx" for kind in KINDS}
     files["plain"].write_bytes(plain_export(model, images))
     start = time.process_time()
-    report = capsedge.optimize(files["plain"], files["optimized"], measure=0)
+    report = capsedge.optimize(
+        files["plain"], files["optimized"], capsedge.OptimizeOptions(measure=0)
+    )
     capsedge.export(model, files["direct"])
     runs = {kind: _run(path, images.numpy(), options.threads) for kind, path in files.items()}
     wanted = runs["direct"]()

@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
     from capsedge.exporters.tensorrt.build import BuildReport, build
     from capsedge.importers.import_checkpoint import ImportReport, import_checkpoint
+    from capsedge.importers.import_options import ImportOptions
     from capsedge.models import ops
     from capsedge.models.checkpoint import load_checkpoint
     from capsedge.optimization.cascade import CascadeReport, cascade
     from capsedge.optimization.optimize import OptimizationReport, optimize
+    from capsedge.optimization.optimize_options import OptimizeOptions
     from capsedge.optimization.prune import prune
     from capsedge.optimization.prune_report import PruningReport
     from capsedge.runtime.ensemble import Ensemble
@@ -110,6 +112,8 @@ _HOMES = {
     "load_checkpoint": "capsedge.models.checkpoint",
     "import_checkpoint": "capsedge.importers.import_checkpoint",
     "ImportReport": "capsedge.importers.import_checkpoint",
+    "ImportOptions": "capsedge.importers.import_options",
+    "OptimizeOptions": "capsedge.optimization.optimize_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -140,10 +144,12 @@ __all__ = [
     "ExitCode",
     "ExportOptions",
     "ExportReport",
+    "ImportOptions",
     "ImportReport",
     "Inspection",
     "KServeDeployment",
     "OptimizationReport",
+    "OptimizeOptions",
     "Outputs",
     "ParityError",
     "Prediction",

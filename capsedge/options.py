@@ -18,7 +18,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -174,7 +174,7 @@ _TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     float: ((Real,), "a number"),
     bool: ((bool,), "True or False"),
     str: ((str,), "a text"),
-    Path: ((str, os.PathLike), "the path of a file"),
+    Path: ((str, os.PathLike), "a path"),
 }
 
 
@@ -250,22 +250,26 @@ def tolerance(text: str) -> tuple[float, float]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(*kinds: type[Options]) -> Callable[[F], F]:
+def takes(*kinds: type) -> Callable[[F], F]:
     """Make a function answer an option that is passed as a keyword of its own with the right spelling.
 
     Args:
-        kinds: the dataclasses of options that it takes, each as the parameter ``options`` or under the name
-            of its annotation.
+        kinds: the dataclasses that it takes, each as the parameter that is annotated with it.
     """
 
     def decorate(function: F) -> F:
-        known = set(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        known = set(parameters)
+        where = {
+            kind: next(p.name for p in parameters.values() if kind.__name__ in str(p.annotation))
+            for kind in kinds
+        }
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
             for name in given:
                 if name not in known:
-                    raise TypeError(_spelling(function.__name__, name, given[name], kinds))
+                    raise TypeError(_spelling(function.__name__, name, given[name], where))
             return function(*args, **given)
 
         return typing.cast(F, call)
@@ -273,13 +277,17 @@ def takes(*kinds: type[Options]) -> Callable[[F], F]:
     return decorate
 
 
-def _spelling(function: str, name: str, value: Any, kinds: Iterable[type[Options]]) -> str:
-    """What to write for a keyword that a function does not take."""
-    for kind in kinds:
+def _spelling(function: str, name: str, value: Any, where: Mapping[type, str]) -> str:
+    """What to write for a keyword that a function does not take.
+
+    Args:
+        where: the parameter of every dataclass.
+    """
+    for kind, parameter in where.items():
         if name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
             shown = repr(value) if isinstance(value, (str, int, float, tuple)) else "..."
             return (
-                f"{function}() has no argument '{name}': it belongs to its options. Write "
-                f"capsedge.{function}(..., options=capsedge.{kind.__name__}({name}={shown}))."
+                f"{function}() has no argument '{name}': it belongs to its {parameter}. Write "
+                f"capsedge.{function}(..., {parameter}=capsedge.{kind.__name__}({name}={shown}))."
             )
     return f"{function}() got an unexpected keyword argument '{name}'"

@@ -52,7 +52,7 @@ def test_help_lists_the_fields() -> None:
         ({"level": "3"}, "It must be a whole number"),
         ({"level": 2.5}, "It must be a whole number"),
         ({"level": True}, "It must be a whole number"),
-        ({"folder": 3}, "It must be the path of a file"),
+        ({"folder": 3}, "It must be a path"),
         ({"hidden": 3}, "It must be a text"),
         ({"words": "x"}, "It must be a tuple"),
         ({"kind": "c"}, "Choose one of: a, b"),
@@ -98,6 +98,8 @@ def test_wrong_tolerances(text: str) -> None:
 # By the dataclass: the verb that takes it.
 VERBS = {
     "ExportOptions": "export",
+    "ImportOptions": "import",
+    "OptimizeOptions": "optimize",
     "QuantizeOptions": "quantize",
 }
 

@@ -59,6 +59,6 @@ def test_a_quantization(path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_optimization(path: Path) -> None:
-    report = capsedge.optimize(path, measure=0)
+    report = capsedge.optimize(path, options=capsedge.OptimizeOptions(measure=0))
     assert repr(report).startswith("<OptimizationReport not written: ")
     shown(report)

@@ -41,7 +41,7 @@ _GROUPS: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("import family", "import variant", "import iters"),
+            *("import family", "import variant", "import iterations"),
             *("import inverse_temperature", "import key_map"),
         ),
         "Details that the file does not record",

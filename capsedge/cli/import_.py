@@ -19,8 +19,9 @@ from capsedge.cli._output import (
     stage_reporter,
 )
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import READS, READS_CODE, READS_DATA, WRITES
+from capsedge.cli._paths import READS, WRITES
 from capsedge.errors import UsageError
+from capsedge.importers.import_options import ImportOptions
 
 if TYPE_CHECKING:
     from capsedge.importers.import_checkpoint import ImportReport
@@ -37,49 +38,6 @@ Files = Annotated[
     READS,
 ]
 Listed = Annotated[bool, Option("--list", help="List the known families.")]
-As = Annotated[
-    str | None,
-    Option("--family", help="The family, where the file does not identify it; see --list."),
-]
-Iterations = Annotated[
-    int | None,
-    Option("--iters", help="Routing iterations, as the author's code counts them."),
-]
-VariantName = Annotated[
-    str | None, Option("--variant", help="The family's variant, where the file fits several.")
-]
-InverseTemperature = Annotated[
-    float | None,
-    Option(
-        "--inverse-temperature",
-        help="λ of EM routing, if the author's code takes it as an argument.",
-    ),
-]
-KeyMap = Annotated[
-    Path | None,
-    Option("--map", help="TOML file that renames and transposes the tensors of other networks."),
-    READS,
-]
-ReferenceCode = Annotated[
-    str | None,
-    Option(
-        "--reference-code",
-        help="Compare with the author's own module, author.py:build. This runs the code.",
-    ),
-    READS_CODE,
-]
-Data = Annotated[
-    Path | None,
-    Option(
-        "--data",
-        help=(
-            "Labelled images, or images with values to estimate: measures accuracy or errors, also "
-            "of the alternatives."
-        ),
-    ),
-    READS_DATA,
-]
-Limit = Annotated[int, Option("--limit", min=1, help="Use only the first N images.")]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The checkpoint; FILE.safetensors by default."),
@@ -89,17 +47,10 @@ Output = Annotated[
 
 @grouped
 def command(
+    options: ImportOptions,
     described: MetadataOptions,
     files: Files = None,
     listed: Listed = False,
-    family: As = None,
-    iters: Iterations = None,
-    variant: VariantName = None,
-    inverse_temperature: InverseTemperature = None,
-    key_map: KeyMap = None,
-    reference_code: ReferenceCode = None,
-    data: Data = None,
-    limit: Limit = 1000,
     output: Output = None,
     as_json: _options.Json = False,
 ) -> None:
@@ -117,26 +68,17 @@ def command(
         "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
     )
     from capsedge.importers.import_checkpoint import import_checkpoint
+    from capsedge.runtime.user_metadata import Description
 
     target = output or _default_output(files)
-    declared = described.keywords()
+    description = Description(**described.keywords())
     stage_reporter(as_json)(
-        "reading the weights, building the network" + (", comparing" if reference_code else "")
+        "reading the weights, building the network"
+        + (", comparing" if options.reference_code else "")
     )
     with comparing() as progress:
         report = import_checkpoint(
-            files,
-            target,
-            family=family,
-            iterations=iters,
-            variant=variant,
-            inverse_temperature=inverse_temperature,
-            **declared,
-            key_map=key_map,
-            reference_code=reference_code,
-            data=data,
-            limit=limit,
-            progress=progress,
+            files, target, options, description=description, progress=progress
         )
     if as_json:
         print_json(report.to_dict())

@@ -12,6 +12,7 @@ from capsedge.cli._output import log, print_json, print_table, require, say, sta
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, WRITES
 from capsedge.graph.fusion import by_reason
+from capsedge.optimization.optimize_options import OptimizeOptions
 from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
@@ -23,34 +24,15 @@ Output = Annotated[
     Option("-o", "--output", help="The new file; MODEL.fused.onnx by default."),
     WRITES,
 ]
-Measure = Annotated[
-    float,
-    Option(
-        "--measure", min=0.0, help="Seconds of timing for the file before and after; 0 skips it."
-    ),
-]
-
-Batch = Annotated[
-    str,
-    Option(
-        "--batch",
-        metavar="free|keep|N",
-        help=(
-            "free: make a fixed batch free if the results stay the same; keep: leave it; N: fix it "
-            "at N images."
-        ),
-    ),
-]
 
 
 @grouped
 def command(
+    options: OptimizeOptions,
     described: MetadataOptions,
     model: Model,
     output: Output = None,
-    batch: Batch = "free",
     typical_data: Typical = None,
-    measure: Measure = 1.0,
     as_json: _options.Json = False,
 ) -> None:
     """Speed up the capsule routing in an ONNX file from any tool.
@@ -64,14 +46,13 @@ def command(
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     from capsedge.optimization.optimize import optimize
+    from capsedge.runtime.user_metadata import Description
 
     done = optimize(
         model,
         output or model.parent / f"{model.stem}.fused.onnx",
-        measure=measure,
-        batch=int(batch) if batch.isdecimal() else batch,  # type: ignore[arg-type]
-        **described.keywords(),
-        typical=typical_data,
+        options,
+        description=Description(**described.keywords(), typical=typical_data),
         progress=stage_reporter(as_json),
     )
     if as_json:

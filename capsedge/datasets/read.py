@@ -326,8 +326,8 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
             f"{source}: labels are {labels.dtype} {list(labels.shape)}.",
             "They must be whole numbers, the class of each image counted from 0.",
             "Leave the labels out; or, if they are values to estimate, describe the model's file "
-            "as a regression: `capsedge.optimize(model, path, task='regression')` "
-            "(docs/reference/metadata.md).",
+            "as a regression: `capsedge.optimize(model, path, description=capsedge.Description("
+            "task='regression'))` (docs/reference/metadata.md).",
             command=(
                 "Leave the labels out; or, if they are values to estimate, describe the model's "
                 "file as a regression: capsedge optimize MODEL.onnx -o NEW.onnx --task regression "

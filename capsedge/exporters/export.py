@@ -50,7 +50,7 @@ from capsedge.runtime.user_metadata import DescribedModel, Description, describe
 from capsedge.spec.vocabularies import TRACE
 
 
-@takes(ExportOptions)
+@takes(ExportOptions, Description)
 def export(
     module: nn.Module,
     path: Path | str | None,

@@ -19,6 +19,7 @@ from capsedge.importers.build_network import (
 )
 from capsedge.importers.family import ImportChoices, MissingChoice, Weights, combine_errors
 from capsedge.importers.identify import Identified, fitting, identify
+from capsedge.importers.import_options import ImportOptions
 from capsedge.importers.key_map import apply, read_key_map
 from capsedge.importers.measure import Measured, measure
 from capsedge.importers.reference_check import TOLERANCE, ReferenceCheck, compare
@@ -26,21 +27,19 @@ from capsedge.importers.weights_file import read_together
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
+from capsedge.options import takes
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import (
-    DATA,
-    FILE,
     OUTPUT,
     WEIGHTS,
     as_path,
     check_writable,
     sha256,
 )
-from capsedge.runtime.metadata import Outputs, Preprocessing
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-
-IMAGES = 1000  # of a data set, at most
+from capsedge.runtime.user_metadata import Description
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,22 +101,13 @@ class ImportReport(Summarized):
         }
 
 
+@takes(ImportOptions, Description)
 def import_checkpoint(
     file: Path | str | Sequence[Path | str],
     path: Path | str | None = None,
+    options: ImportOptions = ImportOptions(),
     *,
-    family: str | None = None,
-    iterations: int | None = None,
-    variant: str | None = None,
-    inverse_temperature: float | None = None,
-    class_names: Sequence[str] | None = None,
-    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
-    task: str | None = None,
-    outputs: Outputs | None = None,
-    key_map: Path | str | None = None,
-    reference_code: str | None = None,
-    data: Path | str | None = None,
-    limit: int = IMAGES,
+    description: Description | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:
     """Convert the trained weights of a public network to a checkpoint.
@@ -129,21 +119,12 @@ def import_checkpoint(
         file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several files
             make an ensemble.
         path: the checkpoint to write, ``.safetensors``; none by default.
-        family: name of the family, if it is not identified.
-        iterations: routing iterations, as the author's code counts them.
-        variant: variant of the family, if the file fits several.
-        inverse_temperature: λ of EM routing, if the author's code takes it as an argument.
-        class_names: names of the classes.
-        preprocessing: of the input, or those of its fields that are known, such as
+        options: what the file does not record, and what the network is compared with. ``reference_code``, the
+            author's module, is loaded with the file's weights; for several files it loads its own. On
+            ``data``, images with labels, accuracy is measured and compared with that of alternatives; with
+            values for a regression, the errors (docs/reference/data.md).
+        description: classes, preprocessing, task and outputs. Of the preprocessing, some fields are enough:
             ``{"height": 28, "width": 28}``.
-        task: ``classification``, ``multi-label`` or ``regression``.
-        outputs: names and units of a regression's values.
-        key_map: a TOML file that renames the tensors.
-        reference_code: ``author.py:build``: the author's module, which is run for comparison. It is loaded
-            with the file's weights; for several files it loads its own.
-        data: images with labels, on which accuracy is measured and compared with that of alternatives; or
-            with values for a regression, whose errors are measured (docs/reference/data.md).
-        limit: number of images to use.
         progress: called during the comparison with the number of inputs done and of all inputs.
 
     Returns:
@@ -157,27 +138,35 @@ def import_checkpoint(
         EnvironmentProblem: Keras files need h5py; or the disk is full.
 
     Example:
-        >>> report = capsedge.import_checkpoint("epoch_30.pt", "digits.safetensors", iterations=3)
+        >>> report = capsedge.import_checkpoint("epoch_30.pt", "digits.safetensors",
+        ...     capsedge.ImportOptions(iterations=3))
         >>> report.origin.family, report.warnings
     """
     together = file if isinstance(file, (list, tuple)) else [file]
     files = [as_path(f, WEIGHTS) for f in together]
     target = None if path is None else as_path(path, OUTPUT)
-    data = None if data is None else as_path(data, DATA)
+    stated = description or Description()
+    if stated.typical is not None:
+        raise UsageError(
+            "A checkpoint cannot recognize images without visible content.",
+            "",
+            "State the typical images when you export it.",
+        )
     if target is not None:
         _check_output(target)
     answers = ImportChoices(
-        iterations,
-        variant,
-        None if class_names is None else tuple(class_names),
-        _fields(preprocessing),
-        "single-label" if task == "classification" else task,
-        outputs,
-        inverse_temperature,
+        options.iterations,
+        options.variant,
+        None if stated.class_names is None else tuple(stated.class_names),
+        _fields(stated.preprocessing),
+        "single-label" if stated.task == "classification" else stated.task,
+        stated.outputs,
+        options.inverse_temperature,
     )
+    family, data, limit = options.family, options.data, options.limit
     weights = read_together(files)
-    if key_map is not None:
-        keys = read_key_map(as_path(key_map, FILE))
+    if options.key_map is not None:
+        keys = read_key_map(options.key_map)
         weights, answers = apply(keys, weights), replace(answers, fields=keys.model)
         family = family or "textbook"
     notes = list(weights.notes)
@@ -189,8 +178,8 @@ def import_checkpoint(
     images = None if data is None else read_data(data, model.config, limit)
     comparison = (
         None
-        if reference_code is None
-        else _compared(model, reference_code, files, images, progress)
+        if options.reference_code is None
+        else _compared(model, options.reference_code, files, images, progress)
     )
     measured = None
     if images is not None:

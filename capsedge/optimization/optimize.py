@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from capsedge import errors
-from capsedge.datasets.regression_targets import Typical, typical_images
-from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.datasets.regression_targets import with_typical_images
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.graph.fusion import by_reason
+from capsedge.optimization.optimize_options import Batch, OptimizeOptions
+from capsedge.options import takes
 from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -25,7 +27,6 @@ from capsedge.runtime.files.writing import (
     check_writable,
     write_bytes,
 )
-from capsedge.runtime.metadata import Outputs, Preprocessing
 from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
@@ -33,11 +34,9 @@ from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
 
-LARGEST_BATCH = 4096
 _STAGE = "stage: "  # how the worker begins a line that says what it does
 _WORKER = "capsedge.graph.fusion.optimize_graph"
 Progress = Callable[[str], None]
-Batch = int | Literal["free", "keep"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,17 +116,13 @@ class OptimizationReport(Summarized):
         }
 
 
+@takes(OptimizeOptions, Description)
 def optimize(
     model: ModelLike,
     path: Path | str | None = None,
+    options: OptimizeOptions = OptimizeOptions(),
     *,
-    measure: float = 1.0,
-    batch: Batch = "free",
-    class_names: Sequence[str] | None = None,
-    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
-    task: str | None = None,
-    outputs: Outputs | None = None,
-    typical: Typical | None = None,
+    description: Description | None = None,
     progress: Progress = lambda _: None,
 ) -> OptimizationReport:
     """Fuse the capsule routing of an ONNX file into operators, clean up the rest, and verify the result.
@@ -138,13 +133,9 @@ def optimize(
     Args:
         model: a file, or its bytes.
         path: the file to write; none by default.
-        measure: seconds to measure before and after for; 0 for not at all.
-        batch: ``free`` makes a fixed batch free if the results stay the same, ``keep`` leaves it, a number
-            fixes it.
-        class_names, preprocessing, task, outputs: the metadata of the new file, as for `export`. If no
-            routing is fused and no number of images is given, the rest of the file is left unchanged.
-        typical: images as in training (`capsedge.datasets.typical_input_from`): predictions then report
-            images that are unlike all of them.
+        options: the batch of the new file, and how long it is timed.
+        description: the metadata of the new file, as for `export`. If no routing is fused and no number of
+            images is given, the rest of the file is left unchanged.
         progress: called with a description of each step.
 
     Returns:
@@ -160,8 +151,10 @@ def optimize(
         >>> [found["operator"] for found in report.found], report.gain
     """
     path = None if path is None else as_path(path, OUTPUT)
-    _check(path, measure, batch)
-    description = Description(class_names, preprocessing, task, outputs, typical_images(typical))
+    if path is not None:
+        check_writable(path)
+    batch, measure = options.batch, options.measure
+    description = with_typical_images(description)
     with as_file(model) as source:
         data, summary = read_harmless(source)
         if description:
@@ -184,21 +177,6 @@ def optimize(
     if path is not None:
         write_bytes(path, better)
     return _report(path, better, len(data), document, (before, after))
-
-
-def _check(path: Path | None, measure: float, batch: Batch) -> None:
-    if path is not None:
-        check_writable(path)
-    if not measure >= 0:
-        raise UsageError(f"measure is {measure:g}.", "It must be 0 seconds or more.", "Use 1.")
-    if batch not in ("free", "keep") and not (
-        isinstance(batch, int) and 1 <= batch <= LARGEST_BATCH
-    ):
-        raise UsageError(
-            f"batch is {batch!r}.",
-            f"It must be 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
-            "Leave it out: the batch becomes free if the results stay the same.",
-        )
 
 
 def _report(

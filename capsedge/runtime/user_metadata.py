@@ -64,7 +64,7 @@ class Description:
                 )
 
     def __bool__(self) -> bool:
-        return self != Description()
+        return any(value is not None for value in vars(self).values())
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def test_its_networks_have_answers_each(tmp_path: Path) -> None:
     }
     assert made == set(imported.NETWORKS)
     (network,) = imported.built_in(["yl_1993_small"], tmp_path)
-    report = imported.capsedge.import_checkpoint(network.weights, **network.answers)
+    report = imported.converted(network)
     assert report.origin.family == "yl-1993"
 
 

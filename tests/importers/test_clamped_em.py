@@ -13,6 +13,7 @@ from torch import Tensor
 import capsedge
 from capsedge.errors import UsageError
 from tests.importers.families.clamped_em import YuxianMeng
+from tests.importers.importing import import_with
 from tests.importers.test_families import saved
 
 ANSWERS: dict[str, Any] = {
@@ -53,7 +54,7 @@ def difference(module: YuxianMeng, model: torch.nn.Module, x: Tensor) -> float:
 def test_the_function_of_its_author(iterations: int, side: int, tmp_path: Path) -> None:
     module = network(iterations)
     size = {"height": side, "width": side, "scale": 1 / 255}
-    report = capsedge.import_checkpoint(
+    report = import_with(
         saved(module, tmp_path / "m.pth"),
         tmp_path / "c.safetensors",
         **{**ANSWERS, "iterations": iterations, "preprocessing": size},
@@ -75,7 +76,7 @@ OTHERS = {
 @pytest.mark.parametrize("case", OTHERS)
 def test_the_other_function_is_another(case: str, tmp_path: Path) -> None:
     module = network()
-    report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pth"), **ANSWERS)
+    report = import_with(saved(module, tmp_path / "m.pth"), **ANSWERS)
     other = capsedge.models.build(report.model.config.replace(**OTHERS[case])).eval()
     other.load_state_dict(report.model.state_dict())
     assert difference(module, report.model, images()) <= 1e-5
@@ -85,7 +86,7 @@ def test_the_other_function_is_another(case: str, tmp_path: Path) -> None:
 def test_primary_capsules_in_their_order_are_another_function(tmp_path: Path) -> None:
     """Channels that are read by type, as they are made, and not by element."""
     module = network()
-    report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pth"), **ANSWERS)
+    report = import_with(saved(module, tmp_path / "m.pth"), **ANSWERS)
     convs = module.primary_caps.capsules_pose
     with torch.no_grad():
         for part in ("weight", "bias"):
@@ -98,9 +99,9 @@ def test_what_is_asked_for(tmp_path: Path) -> None:
     file = saved(network(), tmp_path / "m.pth")
     without = {k: v for k, v in ANSWERS.items() if k != "inverse_temperature"}
     with pytest.raises(UsageError, match=r"(?s)lambda_.*train\.py.*inverse_temperature=1"):
-        capsedge.import_checkpoint(file, **without)
+        import_with(file, **without)
     with pytest.raises(UsageError, match=r"option -r of train\.py"):
-        capsedge.import_checkpoint(file, **{**ANSWERS, "iterations": None})
+        import_with(file, **{**ANSWERS, "iterations": None})
 
 
 def test_an_inverse_temperature_that_the_family_does_not_take(tmp_path: Path) -> None:
@@ -110,9 +111,8 @@ def test_an_inverse_temperature_that_the_family_does_not_take(tmp_path: Path) ->
     with pytest.raises(UsageError, match="no inverse temperature"):
         capsedge.import_checkpoint(
             file,
-            iterations=3,
-            inverse_temperature=1.0,
-            preprocessing={"height": 28, "width": 28},
+            description=capsedge.Description(preprocessing={"height": 28, "width": 28}),
+            options=capsedge.ImportOptions(iterations=3, inverse_temperature=1.0),
         )
 
 
@@ -121,9 +121,7 @@ def test_an_inverse_temperature_that_the_family_does_not_take(tmp_path: Path) ->
 def test_export_and_infer(iterations: int, tmp_path: Path) -> None:
     """The file that is exported passes its comparison, and answers an image."""
     module = network(iterations)
-    report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pth"), **{**ANSWERS, "iterations": iterations}
-    )
+    report = import_with(saved(module, tmp_path / "m.pth"), **{**ANSWERS, "iterations": iterations})
     capsedge.export(report.model, tmp_path / "m.onnx")
     pixels = np.random.default_rng(3).integers(0, 256, (24, 24)).astype(np.uint8)
     scores = capsedge.load(tmp_path / "m.onnx").predict(pixels)[0].scores

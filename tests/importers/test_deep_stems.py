@@ -16,6 +16,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.configs import PSCapsNetConfig, ResNet
 from capsedge.models.pscapsnet import AveragePool
 from tests.importers.families import deep_stems as n
+from tests.importers.importing import import_with
 
 PIXELS = {"mean": (0.5,), "std": (0.5,), "scale": 1 / 255}
 
@@ -94,9 +95,7 @@ def test_the_function_of_its_author(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     family, _, answers, shape = case
     module = made(case)
-    report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pt"), tmp_path / "c.safetensors", **answers
-    )
+    report = import_with(saved(module, tmp_path / "m.pt"), tmp_path / "c.safetensors", **answers)
     assert report.origin.family == family
     wanted = scores(module, images(shape))
     assert wanted.std(0).max() > 1e-3 * wanted.abs().max()  # an image says something
@@ -123,7 +122,7 @@ def test_the_other_function_is_another(name: str, tmp_path: Path) -> None:
     (_, _, answers, shape), make = CASES[CONFUSED[name][0]], CONFUSED[name][1]
     torch.manual_seed(4)
     module = make().eval()
-    report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), **answers)
+    report = import_with(saved(module, tmp_path / "m.pt"), **answers)
     assert difference(report.model, scores(module, images(shape)), images(shape)) > 5e-5
 
 
@@ -137,13 +136,13 @@ def test_what_the_file_of_a_pscapsnet_cannot_tell(tmp_path: Path) -> None:
     ):
         rest = {key: value for key, value in answers.items() if key != left_out}
         with pytest.raises(UsageError, match=says):
-            capsedge.import_checkpoint(file, **rest)
+            import_with(file, **rest)
 
 
 def test_a_size_that_the_children_do_not_fit(tmp_path: Path) -> None:
     file = saved(n.HRSEMobileCapsNet(), tmp_path / "m.pt")
     with pytest.raises(ArtefactError, match=r"(?s)'classes.weight' is.*Check --size"):
-        capsedge.import_checkpoint(file, **of(40))
+        import_with(file, **of(40))
 
 
 def test_keras_tensors_of_q7_capsnets_by_a_key_map(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_keras_tensors_of_q7_capsnets_by_a_key_map(tmp_path: Path) -> None:
 [model]
 epsilon = 1e-16
 """)
-    report = capsedge.import_checkpoint(
+    report = import_with(
         tmp_path / "q7.npz", key_map=tmp_path / "keys.toml", **of(23, iterations=3)
     )
     w = {k.split(":")[0]: torch.from_numpy(v).float() for k, v in stored.items()}

@@ -14,6 +14,7 @@ import capsedge
 from capsedge.errors import UsageError
 from capsedge.models import build
 from tests.importers.families import deepcaps as d
+from tests.importers.importing import import_with
 
 SIZE = {"height": 28, "width": 28}
 FAMILIES = {True: "hopefulrational", False: "ugenteraan"}
@@ -30,7 +31,7 @@ def port(hopeful: bool) -> d.Port:
 
 def imported(state: dict[str, Tensor], folder: Path, **answers: Any) -> Any:
     torch.save(state, folder / "m.pth")
-    return capsedge.import_checkpoint(
+    return import_with(
         folder / "m.pth", folder / "c.safetensors", **{"preprocessing": SIZE, **answers}
     )
 
@@ -108,20 +109,20 @@ def test_the_original(variant: str, start: int, tmp_path: Path) -> None:
     weights = d.keras_weights(np.random.default_rng(4), start)
     file = write(tmp_path / "m.h5", weights)
     answers = {"iterations": 3, "preprocessing": SIZE}
-    report = capsedge.import_checkpoint(file, variant=variant, **answers)
+    report = import_with(file, variant=variant, **answers)
     assert report.origin.family == "brjathu"
     x = images()
     wanted = d.keras(x.permute(0, 2, 3, 1).numpy().astype(float), weights, variant)
     assert wanted.std(0).max() > 0.01
     scores = {}
     for name in VARIANTS:
-        model = capsedge.import_checkpoint(file, variant=name, **answers).model
+        model = import_with(file, variant=name, **answers).model
         with torch.no_grad():
             scores[name] = np.abs(model(x).scores.numpy() - wanted).max() / wanted.max()
     assert scores.pop(variant) <= 1e-5
     assert min(scores.values()) > 1e-4
     with pytest.raises(UsageError, match="Which variant of brjathu"):
-        capsedge.import_checkpoint(file, **answers)
+        import_with(file, **answers)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from capsedge.errors import ParityError, UsageError
 from capsedge.importers.families import FAMILIES
 from capsedge.importers.reference_check import batches
 from tests.importers.families import networks as n
+from tests.importers.importing import import_with
 from tests.importers.test_matrix_and_attention import FAMILIES as MATRIX_AND_ATTENTION
 
 FIRST = {"first": True}
@@ -86,9 +87,7 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     family, make, answers = CASES[case]
     torch.manual_seed(5)
     module = make().eval()
-    report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pt"), tmp_path / "c.safetensors", **answers
-    )
+    report = import_with(saved(module, tmp_path / "m.pt"), tmp_path / "c.safetensors", **answers)
     assert report.origin.family == family
     model = capsedge.load_checkpoint(tmp_path / "c.safetensors")
     with torch.no_grad():
@@ -105,7 +104,9 @@ def test_the_decoder_of_its_author(family: str, tmp_path: Path) -> None:
     module = {
         "gram-ai": lambda: n.GramAi(True), "xifengguo": n.XifengGuo, "laubonghaudoi": n.Laubonghaudoi,
     }[family]().eval()  # fmt: skip
-    report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), iterations=3)
+    report = capsedge.import_checkpoint(
+        saved(module, tmp_path / "m.pt"), options=capsedge.ImportOptions(iterations=3)
+    )
     with torch.no_grad():
         poses = report.model(images()).poses
         found = report.model.reconstruct(poses)
@@ -153,7 +154,7 @@ def test_the_authors_code_notices_the_wrong_function(
     )
     target = tmp_path / "c.safetensors"
     with pytest.raises(ParityError, match="different results"):
-        capsedge.import_checkpoint(
+        import_with(
             saved(module, tmp_path / "m.pt"),
             target,
             reference_code=f"{tmp_path / 'author.py'}:build",
@@ -175,7 +176,7 @@ def test_the_authors_code_agrees(
     (tmp_path / "author.py").write_text(
         "from tests.importers.families import networks\ndef build(): return networks.AUTHOR\n"
     )
-    report = capsedge.import_checkpoint(
+    report = import_with(
         saved(module, tmp_path / "m.pt"),
         reference_code=f"{tmp_path / 'author.py'}:build",
         **answers,
@@ -208,9 +209,14 @@ def test_alternatives_that_are_better_on_data_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", images=x.numpy(), labels=labels)
     weights = saved(module, tmp_path / "m.pt")
     wrong = capsedge.import_checkpoint(
-        weights, iterations=3, variant="channels", data=tmp_path / "data.npz"
+        weights,
+        options=capsedge.ImportOptions(
+            iterations=3, variant="channels", data=tmp_path / "data.npz"
+        ),
     )
-    right = capsedge.import_checkpoint(weights, iterations=3, data=tmp_path / "data.npz")
+    right = capsedge.import_checkpoint(
+        weights, options=capsedge.ImportOptions(iterations=3, data=tmp_path / "data.npz")
+    )
     assert right.measured is not None
     assert wrong.measured is not None
     assert right.measured.accuracy == 1.0
@@ -236,9 +242,10 @@ primary_grouping = "pixels"
 """)
     report = capsedge.import_checkpoint(
         saved(module, tmp_path / "m.pt"),
-        key_map=tmp_path / "keys.toml",
-        iterations=3,
-        preprocessing={"height": 28, "width": 28, "scale": 1 / 255},
+        description=capsedge.Description(
+            preprocessing={"height": 28, "width": 28, "scale": 1 / 255}
+        ),
+        options=capsedge.ImportOptions(key_map=tmp_path / "keys.toml", iterations=3),
     )
     with torch.no_grad():
         wanted = module(images())
@@ -265,7 +272,9 @@ def test_what_the_file_cannot_tell_is_asked_for(missing: str, says: str, tmp_pat
         if len(prep.keys() & {"height", "width"}) == 1:
             del prep["width"]
         return capsedge.import_checkpoint(
-            tmp_path / "m.pt", iterations=known.get("iterations"), preprocessing=prep
+            tmp_path / "m.pt",
+            description=capsedge.Description(preprocessing=prep),
+            options=capsedge.ImportOptions(iterations=known.get("iterations")),
         )
 
     assert imported().origin.family == "textbook"
@@ -292,7 +301,7 @@ def test_what_the_file_cannot_tell_is_asked_for(missing: str, says: str, tmp_pat
 def test_what_is_stated_and_does_not_fit(stated: dict, says: str, tmp_path: Path) -> None:
     path = saved(n.XifengGuo(), tmp_path / "m.pt")
     with pytest.raises(UsageError, match=says):
-        capsedge.import_checkpoint(path, iterations=3, **stated)
+        import_with(path, iterations=3, **stated)
 
 
 def test_the_preprocessing_that_is_stated(tmp_path: Path) -> None:
@@ -304,5 +313,9 @@ def test_the_preprocessing_that_is_stated(tmp_path: Path) -> None:
         ({"resize": "pad"}, capsedge.Preprocessing(28, 28, 1, resize="pad")),
         ({"per_image": "min-max"}, capsedge.Preprocessing(28, 28, 1, per_image="min-max")),
     ):
-        report = capsedge.import_checkpoint(path, iterations=3, preprocessing=given)
+        report = capsedge.import_checkpoint(
+            path,
+            description=capsedge.Description(preprocessing=given),
+            options=capsedge.ImportOptions(iterations=3),
+        )
         assert report.model.config.preprocessing == wanted

@@ -19,6 +19,7 @@ from capsedge.importers.reference_check import Block, _same_in_fp64
 from capsedge.models.configs import CapsNetConfig, Conv
 from capsedge.models.stems import FractionalMaxPool
 from tests.importers.families import fixcaps as n
+from tests.importers.importing import import_with
 from tests.tables import table
 
 PIXELS = {"mean": (0.5,), "std": (0.5,), "scale": 1 / 255}
@@ -52,7 +53,7 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     make, side = CASES[case]
     torch.manual_seed(5)
     module = make().eval()
-    report = capsedge.import_checkpoint(
+    report = import_with(
         saved(module, tmp_path / "m.pt"), tmp_path / "c.safetensors", **answers(side)
     )
     assert report.origin.family == "fixcaps"
@@ -91,7 +92,7 @@ def compared(module: nn.Module, tmp_path: Path, patch: pytest.MonkeyPatch) -> An
     (tmp_path / "author.py").write_text(
         "from tests.importers.families import fixcaps\ndef build(): return fixcaps.AUTHOR\n"
     )
-    return capsedge.import_checkpoint(
+    return import_with(
         saved(module, tmp_path / "m.pt"),
         reference_code=f"{tmp_path / 'author.py'}:build",
         **answers(60),
@@ -116,7 +117,7 @@ def test_constants_of_the_authors_code_do_not_limit_fp64(tmp_path: Path) -> None
     """Its start logits are FP32 unless told otherwise, and 1/72 in FP32 is another number than in FP64."""
     torch.manual_seed(5)
     module = n.large().eval()
-    model = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), **answers(51)).model
+    model = import_with(saved(module, tmp_path / "m.pt"), **answers(51)).model
     block = Block(("noise",) * 2, torch.rand(2, 3, 51, 51).numpy())
     assert _same_in_fp64(model, module, iter([block]), 1, 1.0)
     assert torch.get_default_dtype() == torch.float32
@@ -159,7 +160,7 @@ def test_the_1x1_stride_is_told_by_the_biases(
     """A network that none of the author's codes makes: all biases, and a 1x1 convolution of stride 2."""
     torch.manual_seed(6)
     file = saved(n.separable(nn.BatchNorm2d(n.C), True, 2), tmp_path / "m.pt")
-    report = capsedge.import_checkpoint(file, **answers(96))
+    report = import_with(file, **answers(96))
     assert "1x1 convolutions with stride 1, inferred from the biases" in report.origin.notes
     module = n.separable(nn.BatchNorm2d(n.C), True, 2).eval()
     x = torch.rand(2, 3, 96, 96)
@@ -172,7 +173,7 @@ def test_the_1x1_stride_is_told_by_the_biases(
 def test_the_export_has_a_batch_of_one(tmp_path: Path) -> None:
     torch.manual_seed(5)
     saved(n.large(), tmp_path / "m.pt")
-    capsedge.import_checkpoint(tmp_path / "m.pt", tmp_path / "c.safetensors", **answers(60))
+    import_with(tmp_path / "m.pt", tmp_path / "c.safetensors", **answers(60))
     model = capsedge.load_checkpoint(tmp_path / "c.safetensors").eval()
     assert model.config.fixed_batch == 1
     capsedge.export(model, tmp_path / "m.onnx")

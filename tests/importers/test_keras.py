@@ -17,6 +17,7 @@ from capsedge.importers.import_checkpoint import ImportReport
 pytest.importorskip("h5py")
 
 from tests.importers.families import keras_networks as k
+from tests.importers.importing import import_with
 
 VARIANTS = {
     "replaced": (True, 1.0), "replaced-half": (True, 0.5), "added": (False, 1.0), "added-half": (False, 0.5),
@@ -44,7 +45,7 @@ IMAGES = {"height": 12, "width": 12, "scale": 1 / 255}
 
 
 def imported(path: Path, **answers: Any) -> ImportReport:
-    return capsedge.import_checkpoint(path, **{"preprocessing": IMAGES, **answers})
+    return import_with(path, **{"preprocessing": IMAGES, **answers})
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -130,7 +131,9 @@ def test_weights_that_do_not_fit_their_configuration(tmp_path: Path) -> None:
 def test_capsnet_keras(first: int, tmp_path: Path) -> None:
     """Its decoder's layers are counted from wherever the session began."""
     weights = k.capsnet_weights(rng(), first)
-    report = capsedge.import_checkpoint(k.write(tmp_path / "m.h5", weights), iterations=3)
+    report = capsedge.import_checkpoint(
+        k.write(tmp_path / "m.h5", weights), options=capsedge.ImportOptions(iterations=3)
+    )
     assert report.origin.family == "xifengguo-keras"
     x = np.random.default_rng(8).random((4, 28, 28, 1))
     lengths, pictures = k.capsnet(x, weights)
@@ -139,5 +142,7 @@ def test_capsnet_keras(first: int, tmp_path: Path) -> None:
         images = torch.from_numpy(x.astype(np.float32).transpose(0, 3, 1, 2).copy())
         found = report.model.reconstruct(report.model(images).poses).numpy()
     assert np.abs(found.transpose(0, 1, 3, 4, 2) - pictures).max() <= 1e-5
-    other = capsedge.import_checkpoint(tmp_path / "m.h5", iterations=2)
+    other = capsedge.import_checkpoint(
+        tmp_path / "m.h5", options=capsedge.ImportOptions(iterations=2)
+    )
     assert np.abs(scores(other, x) - lengths).max() > 1e-4

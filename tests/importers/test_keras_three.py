@@ -10,18 +10,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import capsedge
-
 pytest.importorskip("h5py")
 
 from tests.importers.families import fsanet, keras_efficient, keras_networks, keras_three
+from tests.importers.importing import import_with
 
 SUFFIXES = (".weights.h5", ".keras")
 
 
 def scores(file: Path, x: NDArray[Any], **answers: Any) -> tuple[str, NDArray[Any]]:
     """Family, and scores of images ``[N, H, W, C]``."""
-    report = capsedge.import_checkpoint(file, **answers)
+    report = import_with(file, **answers)
     images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32))
     with torch.no_grad():
         return report.origin.family, report.model(images).scores.numpy()

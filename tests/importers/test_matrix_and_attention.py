@@ -15,6 +15,7 @@ import capsedge
 from capsedge.errors import UsageError
 from tests.importers.families import keras_efficient
 from tests.importers.families import matrix_and_attention as n
+from tests.importers.importing import import_with
 
 YL = {"iterations": 2, "variant": "new"}
 APPLE = {"iterations": 2, "family": "apple"}
@@ -108,9 +109,7 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     family, make, answers, shape = CASES[case]
     torch.manual_seed(5)
     module = make().eval()
-    report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pt"), tmp_path / "c.safetensors", **answers
-    )
+    report = import_with(saved(module, tmp_path / "m.pt"), tmp_path / "c.safetensors", **answers)
     assert report.origin.family == family
     model = capsedge.load_checkpoint(tmp_path / "c.safetensors")
     wanted = scores(module, images(shape))
@@ -139,17 +138,17 @@ def test_the_other_function_is_another(case: str, tmp_path: Path) -> None:
     _, make, answers, shape = CASES[name]
     torch.manual_seed(5)
     module = make().eval()
-    report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), **{**answers, **changed})
+    report = import_with(saved(module, tmp_path / "m.pt"), **{**answers, **changed})
     assert difference(report.model, scores(module, images(shape)), images(shape)) > 5e-5
 
 
 def test_which_patches_is_asked(tmp_path: Path) -> None:
     file = saved(n.Yl1993(), tmp_path / "m.pt")
     with pytest.raises(UsageError, match=r"(?s)variant.*add_pathes.*--data.*--variant new\|old"):
-        capsedge.import_checkpoint(file, iterations=2)
+        capsedge.import_checkpoint(file, options=capsedge.ImportOptions(iterations=2))
     file = saved(n.Attention(mixed=True), tmp_path / "a.pt")
     with pytest.raises(UsageError, match=r"--family apple\|yaohungt"):
-        capsedge.import_checkpoint(file, iterations=2)
+        capsedge.import_checkpoint(file, options=capsedge.ImportOptions(iterations=2))
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -162,7 +161,9 @@ def test_data_tells_the_patches(old: bool, tmp_path: Path) -> None:
     assert len(np.unique(labels)) > 1
     np.savez(tmp_path / "d.npz", images=x.numpy().astype(np.uint8), labels=labels)
     file = saved(module, tmp_path / "m.pt")
-    report = capsedge.import_checkpoint(file, iterations=2, data=tmp_path / "d.npz")
+    report = capsedge.import_checkpoint(
+        file, options=capsedge.ImportOptions(iterations=2, data=tmp_path / "d.npz")
+    )
     assert any(f"variant '{'old' if old else 'new'}' by the data" in w for w in report.origin.notes)
     assert report.measured is not None
     assert report.measured.accuracy == 1.0
@@ -177,7 +178,9 @@ def test_data_tells_the_family(mixed: bool, tmp_path: Path) -> None:
     labels = scores(module, (x.permute(0, 3, 1, 2) / 255 - mean) / std).argmax(1).numpy()
     np.savez(tmp_path / "d.npz", images=x.numpy().astype(np.uint8), labels=labels)
     file = saved(module, tmp_path / "m.pt")
-    report = capsedge.import_checkpoint(file, iterations=2, data=tmp_path / "d.npz")
+    report = capsedge.import_checkpoint(
+        file, options=capsedge.ImportOptions(iterations=2, data=tmp_path / "d.npz")
+    )
     assert report.origin.family == ("apple" if mixed else "yaohungt")
 
 
@@ -190,7 +193,9 @@ def test_data_that_does_not_tell(tmp_path: Path) -> None:
     x = pixels((20, 28, 28)).numpy().astype(np.uint8)
     np.savez(tmp_path / "d.npz", images=x, labels=np.arange(20) % 10)
     with pytest.raises(UsageError, match="variant"):
-        capsedge.import_checkpoint(file, iterations=2, data=tmp_path / "d.npz")
+        capsedge.import_checkpoint(
+            file, options=capsedge.ImportOptions(iterations=2, data=tmp_path / "d.npz")
+        )
 
 
 @pytest.mark.parametrize("family", sorted(KERAS))
@@ -199,7 +204,9 @@ def test_keras(family: str, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     weights = keras_efficient.weights(family)
     file = keras_efficient.write(tmp_path / "m.h5", weights)
-    report = capsedge.import_checkpoint(file, preprocessing={"mean": (0.0,), "std": (1.0,)})
+    report = capsedge.import_checkpoint(
+        file, description=capsedge.Description(preprocessing={"mean": (0.0,), "std": (1.0,)})
+    )
     assert report.origin.family == family
     c, side = (2, 48) if family == "escvm-smallnorb" else (1, 28)
     x = images((c, side, side), 2)

@@ -42,13 +42,17 @@ def test_errors_in_degrees_and_what_would_be_better(tmp_path: Path) -> None:
     module = fsanet.FsaNet("convolution", 99.0).eval()
     weights = saved(module, tmp_path / "m.pth")
     data = faces(tmp_path / "faces.npz", module, blue_first=True)
-    right = capsedge.import_checkpoint(weights, variant="omasaht", data=data).measured
+    right = capsedge.import_checkpoint(
+        weights, options=capsedge.ImportOptions(variant="omasaht", data=data)
+    ).measured
     assert right is not None
     assert right.accuracy is None
     assert set(right.errors) == {"yaw", "pitch", "roll"}
     assert max(right.errors.values()) < 1e-2
     assert not right.warnings
-    report = capsedge.import_checkpoint(weights, variant="vietlinhtspt", data=data)
+    report = capsedge.import_checkpoint(
+        weights, options=capsedge.ImportOptions(variant="vietlinhtspt", data=data)
+    )
     wrong = report.measured
     assert wrong is not None
     assert "--variant omasaht" in wrong.better
@@ -67,7 +71,7 @@ def test_data_decide_between_variants_of_a_regression(tmp_path: Path) -> None:
     module = fsanet.FsaNet("convolution", 99.0).eval()
     weights = saved(module, tmp_path / "m.pth")
     data = faces(tmp_path / "faces.npz", module, blue_first=True)
-    report = capsedge.import_checkpoint(weights, data=data)
+    report = capsedge.import_checkpoint(weights, options=capsedge.ImportOptions(data=data))
     assert report.model.config.preprocessing.order == "BGR"
     assert any("variant 'omasaht' by the data" in note for note in report.origin.notes)
 
@@ -77,7 +81,8 @@ def test_a_wrong_sign_is_noticed(tmp_path: Path) -> None:
     module = fsanet.FsaNet("convolution", 99.0).eval()
     data = faces(tmp_path / "faces.npz", module, blue_first=True, turned=True)
     report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pth"), variant="omasaht", data=data
+        saved(module, tmp_path / "m.pth"),
+        options=capsedge.ImportOptions(variant="omasaht", data=data),
     )
     assert report.measured is not None
     assert report.measured.useless == ("yaw", "pitch", "roll")
@@ -89,11 +94,13 @@ def test_a_network_that_averages_over_the_batch_is_measured_at_its_batch(tmp_pat
     module = networks.CedricChee().eval()
     x = torch.rand((60, 1, 28, 28), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), iterations=3)
+        report = capsedge.import_checkpoint(
+            saved(module, tmp_path / "m.pt"), options=capsedge.ImportOptions(iterations=3)
+        )
         labels = torch.cat([report.model(one[None]).scores.argmax(1) for one in x]).numpy()
     np.savez(tmp_path / "d.npz", images=x.numpy(), labels=labels)
     found = capsedge.import_checkpoint(
-        tmp_path / "m.pt", iterations=3, data=tmp_path / "d.npz"
+        tmp_path / "m.pt", options=capsedge.ImportOptions(iterations=3, data=tmp_path / "d.npz")
     ).measured
     assert found is not None
     assert found.accuracy == 1.0
@@ -138,8 +145,7 @@ def test_code_that_draws_is_refused_with_its_line(few: None, tmp_path: Path) -> 
         capsedge.import_checkpoint(
             saved(networks.XifengGuo(3), tmp_path / "m.pt"),
             tmp_path / "c.safetensors",
-            iterations=3,
-            reference_code=f"{tmp_path / 'author.py'}:build",
+            capsedge.ImportOptions(iterations=3, reference_code=f"{tmp_path / 'author.py'}:build"),
         )
     assert "rand_like" in str(caught.value)
     assert not (tmp_path / "c.safetensors").exists()
@@ -153,8 +159,9 @@ def test_nan_of_the_authors_code_is_counted_and_named(few: None, tmp_path: Path)
     seen: list[tuple[int, int]] = []
     report = capsedge.import_checkpoint(
         saved(networks.XifengGuo(3), tmp_path / "m.pt"),
-        iterations=3,
-        reference_code=f"{tmp_path / 'author.py'}:build",
+        options=capsedge.ImportOptions(
+            iterations=3, reference_code=f"{tmp_path / 'author.py'}:build"
+        ),
         progress=lambda done, total: seen.append((done, total)),
     )
     found = report.comparison

@@ -15,6 +15,7 @@ from PIL import Image
 
 import capsedge
 from tests.cli.examples import needs_library, programs, run
+from tests.importers.importing import import_with
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
@@ -74,7 +75,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     state, answers = NETWORKS[request.param]()
     folder = tmp_path_factory.mktemp(request.param)
     torch.save(state, folder / "weights.pth")
-    capsedge.import_checkpoint(folder / "weights.pth", folder / "c.safetensors", **answers)
+    import_with(folder / "weights.pth", folder / "c.safetensors", **answers)
     capsedge.export(capsedge.load_checkpoint(folder / "c.safetensors"), folder / "model.onnx")
     return folder / "model.onnx"
 

@@ -14,6 +14,7 @@ pytest.importorskip("onnxruntime")
 from capsedge.datasets import ImageSet, typical_input_from  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.optimization.optimize import optimize  # noqa: E402
+from capsedge.optimization.optimize_options import OptimizeOptions  # noqa: E402
 from capsedge.runtime.classify import classify_files  # noqa: E402
 from capsedge.runtime.load import load, load_bytes  # noqa: E402
 from capsedge.runtime.metadata import Preprocessing  # noqa: E402
@@ -155,16 +156,31 @@ def test_wrong_images(data: Any, why: str) -> None:
 
 def test_optimize_adds_a_criterion(tmp_path: Path) -> None:
     save(capsule_model(), tmp_path / "m.onnx")
-    report = optimize(tmp_path / "m.onnx", tmp_path / "n.onnx", measure=0, typical=PIXELS)
+    report = optimize(
+        tmp_path / "m.onnx",
+        tmp_path / "n.onnx",
+        OptimizeOptions(measure=0),
+        description=Description(typical=PIXELS),
+    )
     assert any("spans of 400 images" in note for note in report.notes)
     assert load(tmp_path / "n.onnx").predict(BLANK)[0].atypical == LESS
     # Other statements leave it, another preprocessing does not.
-    optimize(tmp_path / "n.onnx", tmp_path / "o.onnx", measure=0, class_names=["a", "b", "c"])
+    optimize(
+        tmp_path / "n.onnx",
+        tmp_path / "o.onnx",
+        OptimizeOptions(measure=0),
+        description=Description(class_names=["a", "b", "c"]),
+    )
     found = load(tmp_path / "o.onnx").metadata
     assert found is not None
     assert found.typical_input == CRITERION
     changes = {"scale": 2 / 255, "mean": (1.0,)}
-    optimize(tmp_path / "n.onnx", tmp_path / "p.onnx", measure=0, preprocessing=changes)
+    optimize(
+        tmp_path / "n.onnx",
+        tmp_path / "p.onnx",
+        OptimizeOptions(measure=0),
+        description=Description(preprocessing=changes),
+    )
     found = load(tmp_path / "p.onnx").metadata
     assert found is not None
     assert found.typical_input is None
@@ -181,7 +197,11 @@ def test_a_file_without_preprocessing_is_refused() -> None:
 def test_nothing_there_is_said_before_the_work(tmp_path: Path) -> None:
     save(capsule_model(), tmp_path / "m.onnx")
     with pytest.raises(UsageError, match="There is no"):
-        optimize(tmp_path / "m.onnx", measure=0, typical=tmp_path / "none")
+        optimize(
+            tmp_path / "m.onnx",
+            description=Description(typical=tmp_path / "none"),
+            options=OptimizeOptions(measure=0),
+        )
 
 
 def test_too_few_images_are_refused_in_their_own_words(tmp_path: Path) -> None:
@@ -189,7 +209,11 @@ def test_too_few_images_are_refused_in_their_own_words(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="does not determine what typical images look like"
     ) as refused:
-        optimize(tmp_path / "m.onnx", measure=0, typical=PIXELS[:50])
+        optimize(
+            tmp_path / "m.onnx",
+            description=Description(typical=PIXELS[:50]),
+            options=OptimizeOptions(measure=0),
+        )
     assert refused.value.why == "50 images are not blank; 100 are needed."
 
 
