@@ -14,9 +14,9 @@ import capsedge
 from capsedge.cli.export import Exported, _print
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.exporters import parity
-from capsedge.exporters.capture import GraphsDiffer, merge
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.graph import passes, proto
+from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
 from capsedge.models.user_code import on_cpu
 from capsedge.tolerance import Tolerance
 from tests.exporters import own_nets as nets
@@ -314,8 +314,8 @@ def _shaped(batch: int, extra: int = 0) -> onnx.ModelProto:
 
 
 def test_two_batches_are_merged() -> None:
-    model = merge(_shaped(3), _shaped(5), (3, 5), "N")
+    model = merge(_shaped(3), _shaped(5), FreeAxis("N", (3, 5)))
     assert onnx.numpy_helper.to_array(model.graph.initializer[0]).tolist() == [-1, 3]
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
-    with pytest.raises(GraphsDiffer, match="does not follow the batch"):
-        merge(_shaped(3), _shaped(5, 1), (3, 5), "N")
+    with pytest.raises(GraphsDiffer, match="does not follow N"):
+        merge(_shaped(3), _shaped(5, 1), FreeAxis("N", (3, 5)))

@@ -30,6 +30,15 @@ from capsedge.graph.fusion.constant_shapes import constant_shapes
 from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
 from capsedge.graph.fusion.execution import first_line
 from capsedge.graph.fusion.free_batch import with_batch
+from capsedge.graph.fusion.free_length import (
+    PROVED_AT,
+    TYPICAL,
+    NotFree,
+    at_length,
+    free_lengths,
+    optimized_at_two,
+    prove_lengths,
+)
 from capsedge.graph.fusion.matcher import (
     Replacement,
     apply_replacements,
@@ -68,7 +77,7 @@ class OptimizedGraph:
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
         batch: ``free``, or the number that the file is fixed to.
-        inputs: sizes (0 where free) and numpy type of each.
+        inputs: sizes (0 where the batch is free, and a usual one of a free length) and numpy type of each.
         comparisons: with the original bytes.
     """
 
@@ -118,6 +127,8 @@ def optimize_model(
     source = onnx.load_model_from_string(data)
     _check_opset(source)
     refuse_random(source)
+    if free_lengths(source):
+        return _of_every_length(source, stage, batch)
     original, sigmoids = _original(data, source)
     plain = _prepared(source)
     before = opset_of(plain)
@@ -169,12 +180,70 @@ def optimize_model(
         len(source.graph.node),
         len(better.graph.node),
         "free" if graph.free else str(graph.batch),
-        {
-            k: (d, str(onnx.helper.tensor_dtype_to_np_dtype(graph.types[k])))
-            for k, d in graph.dims.items()
-        },
+        _inputs_of(graph),
         tuple(comparisons),
     )
+
+
+def _of_every_length(
+    source: onnx.ModelProto, stage: Stage, batch: int | Literal["free", "keep"]
+) -> OptimizedGraph:
+    """The same of a file that has a free axis beside the batch, which stays free.
+
+    Where that cannot be had, the file stays as it is, in a newer opset.
+    """
+    plain = _prepared(source)
+    before = opset_of(plain)
+    parts: list[OptimizedGraph] = []
+
+    def optimized(data: bytes) -> tuple[bytes, FusionReport]:
+        parts.append(optimize_model(data, stage, batch))
+        return parts[-1].model, parts[-1].fusion
+
+    try:
+        better, fusion = optimized_at_two(source, optimized)
+        stage("proving")
+        comparisons, lengths = prove_lengths(source, plain, better)
+        if not all_equal(comparisons):
+            raise NotFree(_differing(comparisons))
+        free = f"the length stays free: compared at {', '.join(map(str, lengths))}"
+        notes = [*parts[-1].notes, free]
+    except NotFree as error:
+        better, fusion = _converted(plain, before), FusionReport()
+        stage("proving")
+        comparisons, lengths = prove_lengths(source, plain, better)
+        if not lengths:
+            raise UnsupportedModelError(
+                "The file has a free length, and runs at none that was tried.",
+                f"Tried: {', '.join(map(str, PROVED_AT))}.",
+                "Export it again with the length that it needs.",
+            ) from error
+        if not all_equal(comparisons):
+            raise _unprovable(comparisons) from error
+        notes = [f"the file keeps its free length and its nodes: {error}"]
+        if better.opset_import != source.opset_import:
+            write_shapes(better)
+    graph = _values(at_length(plain, TYPICAL if TYPICAL in lengths else lengths[-1]))
+    return OptimizedGraph(
+        better.SerializeToString(),
+        fusion,
+        tuple(notes),
+        before,
+        opset_of(better),
+        len(source.graph.node),
+        len(better.graph.node),
+        str(batch) if isinstance(batch, int) else "free" if graph.free else str(graph.batch),
+        _inputs_of(graph),
+        tuple(comparisons),
+    )
+
+
+def _inputs_of(graph: Values) -> dict[str, tuple[list[int], str]]:
+    """Sizes and numpy type of every input."""
+    return {
+        name: (dims, str(onnx.helper.tensor_dtype_to_np_dtype(graph.types[name])))
+        for name, dims in graph.dims.items()
+    }
 
 
 def _borne(

@@ -1,0 +1,153 @@
+"""Optimize a file whose inputs have a free axis beside the batch, such as the length of a history.
+
+Routing is found by running the graph, which needs sizes. So the file is optimized at two lengths, and the two
+results are made one (``graph.merge``). Whether that computes the same is checked at lengths that neither was
+made at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import onnx
+
+from capsedge.errors import CapsedgeError
+from capsedge.graph.functions import attach_functions
+from capsedge.graph.fusion import FusionReport, NoMatch
+from capsedge.graph.fusion.proof import IR_VERSION, Comparison, Original, prove
+from capsedge.graph.fusion.values import Values
+from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
+from capsedge.graph.proto import copy_of, detach_functions, operator_nodes
+from capsedge.graph.write_shapes import write_shapes
+
+# Lengths to optimize at, rarely equal to another size; smaller ones for networks with a short longest.
+_MADE_AT = ((11, 13), (5, 6), (2, 3))
+PROVED_AT = (1, 2, 7, 50, 120)  # as far as the file takes them
+TYPICAL = 50  # of these, the length that the file is timed at
+
+
+class NotFree(ValueError):
+    """Why a file with a free length cannot be optimized for all lengths."""
+
+
+def free_lengths(model: onnx.ModelProto) -> list[tuple[str, int]]:
+    """The axes of inputs, other than the first, that have no number: name of the input, and axis."""
+    stored = {t.name for t in model.graph.initializer}
+    return [
+        (value.name, axis)
+        for value in model.graph.input
+        if value.name not in stored
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if axis and not dim.HasField("dim_value")
+    ]
+
+
+def at_length(model: onnx.ModelProto, length: int) -> onnx.ModelProto:
+    """A copy whose free axes, all of them, have this length."""
+    copy = copy_of(model)
+    for name, axis in free_lengths(model):
+        value = next(v for v in copy.graph.input if v.name == name)
+        value.type.tensor_type.shape.dim[axis].dim_value = length
+    for output in copy.graph.output:  # inferred again
+        for dim in list(output.type.tensor_type.shape.dim)[1:]:
+            if not dim.HasField("dim_value"):
+                dim.Clear()
+    del copy.graph.value_info[:]
+    return copy
+
+
+def check_one_length(model: onnx.ModelProto) -> str:
+    """The name of the one free length; ``L`` where it has none.
+
+    Raises:
+        NotFree: there are several.
+    """
+    inputs = {v.name: v.type.tensor_type.shape.dim for v in model.graph.input}
+    names = {inputs[name][axis].dim_param for name, axis in free_lengths(model)}
+    if len(names) > 1:
+        raise NotFree(f"several axes are free beside the batch: {', '.join(sorted(names))}")
+    return names.pop() or "L"
+
+
+def optimized_at_two(
+    source: onnx.ModelProto, optimize: Callable[[bytes], tuple[bytes, FusionReport]]
+) -> tuple[onnx.ModelProto, FusionReport]:
+    """The file for all lengths, not yet proved, and what was fused at the larger of the two lengths.
+
+    Args:
+        optimize: a file of fixed lengths.
+
+    Raises:
+        NotFree: the results for two lengths do not fit together.
+    """
+    name = check_one_length(source)
+    why: CapsedgeError | GraphsDiffer | None = None
+    for sizes in _MADE_AT:
+        try:
+            made = [optimize(at_length(source, n).SerializeToString()) for n in sizes]
+        except CapsedgeError as error:
+            why = error
+            continue
+        models = [onnx.load_model_from_string(data) for data, _ in made]
+        for model in models:
+            detach_functions(model)
+        where, axis = free_lengths(source)[0]
+        try:
+            joined = merge(models[0], models[1], FreeAxis(name, sizes, where, axis))
+        except GraphsDiffer as error:
+            raise NotFree(str(error)) from error
+        if operator_nodes(joined):
+            joined.ir_version = max(joined.ir_version, IR_VERSION)
+            attach_functions(joined)
+        write_shapes(joined)
+        return joined, _named(made[1][1], sizes[1], name)
+    raise NotFree(f"it cannot be optimized at a fixed length: {why}")
+
+
+def _named(fusion: FusionReport, size: int, name: str) -> FusionReport:
+    """The report with the name of the length in place of its size: ``L of 32`` children."""
+
+    children = re.compile(rf"{size}\b")
+    fused = tuple(
+        replace(
+            f,
+            parameters={
+                k: children.sub(name, v, count=1) if k == "children" and children.match(v) else v
+                for k, v in f.parameters.items()
+            },
+        )
+        for f in fusion.fused
+    )
+    return replace(fusion, fused=fused)
+
+
+def prove_lengths(
+    source: onnx.ModelProto, prepared: onnx.ModelProto, model: onnx.ModelProto
+) -> tuple[list[Comparison], list[int]]:
+    """Compare a new file with the original, and the lengths at which it was done: those that it takes.
+
+    Args:
+        source: the original.
+        prepared: the same without functions.
+    """
+    found: list[Comparison] = []
+    lengths = []
+    for length, graph in _values(prepared):
+        original = Original(at_length(source, length).SerializeToString())
+        original.batch = 0 if graph.free else graph.batch
+        found += [
+            replace(c, case=f"{c.case}, length {length}")
+            for c in prove(original, at_length(model, length), graph)
+        ]
+        lengths.append(length)
+    return found, lengths
+
+
+def _values(prepared: onnx.ModelProto) -> Iterator[tuple[int, Values]]:
+    for length in PROVED_AT:
+        try:
+            yield length, Values(at_length(prepared, length))
+        except NoMatch:
+            continue

@@ -1,0 +1,251 @@
+"""Make one graph of two that were made at different sizes of an axis, and that axis free.
+
+Numbers that are the same in both stay; a number that follows the size is computed from the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from capsedge.graph.proto import copy_of, initializer, operator_nodes, replace
+from capsedge.spec.operators import OPERATORS, operator_of
+
+Integers = NDArray[np.int64]
+
+
+class GraphsDiffer(ValueError):
+    """The graphs differ in more than numbers that follow the size."""
+
+
+@dataclass(frozen=True)
+class FreeAxis:
+    """The axis whose size differs.
+
+    Attributes:
+        name: of the free dimension.
+        sizes: in the two graphs.
+        source: the input that has it; empty for the first.
+        axis: where the input has it.
+    """
+
+    name: str
+    sizes: tuple[int, int]
+    source: str = ""
+    axis: int = 0
+
+    def fits(self, a: onnx.TensorShapeProto.Dimension, b: onnx.TensorShapeProto.Dimension) -> bool:
+        """Whether dimensions of the two graphs are the same, or this axis."""
+        return a.dim_value == b.dim_value or (a.dim_value, b.dim_value) == self.sizes
+
+
+def merge(small: onnx.ModelProto, large: onnx.ModelProto, free: FreeAxis) -> onnx.ModelProto:
+    """The graph in which every whole number that differs is computed from the size that comes in.
+
+    A number that is ``a`` at one size and ``b`` at the other is a multiple of the size plus a constant;
+    it is read off the two. Made by code without branches on the size, the nodes are the same.
+
+    Raises:
+        GraphsDiffer: nodes, attributes or weights differ, or a number does not follow the size.
+    """
+    model, other = (_constants_stored(copy_of(m)) for m in (small, large))
+    if len(model.graph.node) != len(other.graph.node):
+        raise GraphsDiffer(f"the number of nodes depends on {free.name}")
+    stored = {t.name: t for t in other.graph.initializer}
+    twins = _twins(model, other, free)
+    if twins.keys() != {t.name for t in model.graph.initializer} or len(twins) != len(stored):
+        raise GraphsDiffer(f"the constants depend on {free.name}")
+    made = _Computed(free, free.source or model.graph.input[0].name)
+    kept: list[onnx.TensorProto] = []
+    for tensor in model.graph.initializer:
+        a, b = (numpy_helper.to_array(t) for t in (tensor, stored[twins[tensor.name]]))
+        if (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        ):
+            kept.append(tensor)
+            continue
+        if a.shape != b.shape and _is_prior(model, tensor.name) and _same_rows(a, b):
+            kept.append(initializer(tensor.name, a[:1]))
+            continue
+        times, plus = _line(tensor.name, a, b, free)
+        if times.ndim == 1 and _one(times, plus) and _only_reshapes(model, tensor.name):
+            kept.append(initializer(tensor.name, np.where(times != 0, -1, a)))
+            continue
+        made.add(tensor.name, times, plus)
+    replace(model.graph.initializer, [*kept, *made.stored])
+    replace(model.graph.node, [*made.nodes, *model.graph.node])
+    _merge_shapes(model, other, free)
+    return model
+
+
+def _merge_shapes(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> None:
+    """The free dimension in the shapes of the model, in place; a value of another size has none."""
+    theirs = {v.name: v for v in other.graph.value_info}
+    kept = []
+    for value in model.graph.value_info:
+        shape = value.type.tensor_type.shape.dim
+        found = theirs.get(value.name)
+        dims = [] if found is None else found.type.tensor_type.shape.dim
+        if found is not None and len(dims) == len(shape) and all(map(free.fits, shape, dims)):
+            _name(value, found, free)
+            kept.append(value)
+    replace(model.graph.value_info, kept)
+    for mine, its in zip(_values(model), _values(other), strict=True):
+        if not all(map(free.fits, *(v.type.tensor_type.shape.dim for v in (mine, its)))):
+            raise GraphsDiffer(f"a dimension of {mine.name} is a multiple of {free.name}")
+        _name(mine, its, free)
+
+
+def _name(mine: onnx.ValueInfoProto, its: onnx.ValueInfoProto, free: FreeAxis) -> None:
+    dims = (v.type.tensor_type.shape.dim for v in (mine, its))
+    for d, e in zip(*dims, strict=True):
+        if d.dim_value != e.dim_value:
+            d.dim_param = free.name
+
+
+def _twins(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> dict[str, str]:
+    """The other graph's name of every constant; names may hold the size.
+
+    Raises:
+        GraphsDiffer: the nodes are not the same.
+    """
+    mine, theirs = ({t.name for t in m.graph.initializer} for m in (model, other))
+    twins: dict[str, str] = {name: name for name in mine & theirs if not _read(model, name)}
+    for a, b in zip(model.graph.node, other.graph.node, strict=True):
+        if _key(a) != _key(b) or len(a.input) != len(b.input):
+            raise GraphsDiffer(f"{a.op_type} {a.name} depends on {free.name}")
+        for x, y in zip(a.input, b.input, strict=True):
+            if (x in mine) != (y in theirs) or (x not in mine and x != y):
+                raise GraphsDiffer(f"{a.op_type} {a.name} depends on {free.name}")
+            if x in mine and twins.setdefault(x, y) != y:
+                raise GraphsDiffer(f"the constant {x} depends on {free.name}")
+    return twins
+
+
+def _read(model: onnx.ModelProto, name: str) -> bool:
+    return any(name in node.input for node in model.graph.node)
+
+
+def _values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    yield from model.graph.input
+    yield from model.graph.output
+
+
+def _constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Constant nodes made initializers."""
+    left = []
+    for node in model.graph.node:
+        if node.op_type == "Constant" and not node.domain:
+            attribute = node.attribute[0]
+            value = helper.get_attribute_value(attribute)
+            array = numpy_helper.to_array(value) if attribute.name == "value" else np.asarray(value)
+            if array.dtype == np.float64 and attribute.name != "value":
+                array = array.astype(np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
+        else:
+            left.append(node)
+    replace(model.graph.node, left)
+    return model
+
+
+def _key(node: onnx.NodeProto) -> tuple[object, ...]:
+    attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+    return node.op_type, node.domain, tuple(node.output), attributes
+
+
+def _is_prior(model: onnx.ModelProto, name: str) -> bool:
+    """Whether a constant is nothing but the start logits of routing, of which one row stands for all."""
+    nodes = operator_nodes(model)
+    for node in model.graph.node:
+        for k, read in enumerate(node.input):
+            if read != name:
+                continue
+            names = OPERATORS[operator_of(node.op_type)].input_names if node in nodes else ()
+            if k >= len(names) or names[k] != "log_prior":
+                return False
+    return True
+
+
+def _same_rows(a: NDArray[np.generic], b: NDArray[np.generic]) -> bool:
+    return bool(a.shape[1:] == b.shape[1:] and (a == a[:1]).all() and (b == a[:1]).all())
+
+
+def _line(
+    name: str, a: NDArray[np.generic], b: NDArray[np.generic], free: FreeAxis
+) -> tuple[Integers, Integers]:
+    """``a = times·size + plus``."""
+    if a.shape != b.shape or a.dtype != np.int64 or b.dtype != np.int64:
+        raise GraphsDiffer(f"the constant {name} depends on {free.name}")
+    whole_a, whole_b = a.astype(np.int64), b.astype(np.int64)
+    times, rest = np.divmod(whole_b - whole_a, free.sizes[1] - free.sizes[0])
+    if rest.any():
+        raise GraphsDiffer(f"the constant {name} does not follow {free.name}")
+    return times, whole_a - times * free.sizes[0]
+
+
+def _one(times: Integers, plus: Integers) -> bool:
+    """Whether a shape has one dimension that is a multiple of the size, and no other that is inferred."""
+    one = np.count_nonzero(times) == 1
+    return bool(one and not plus[times != 0].any() and (plus >= 0).all())
+
+
+def _only_reshapes(model: onnx.ModelProto, name: str) -> bool:
+    """Whether a shape, or a part that is put together with known sizes, is used for nothing else."""
+    uses = [n for n in model.graph.node if name in n.input]
+    stored = {
+        t.name: numpy_helper.to_array(t)
+        for t in model.graph.initializer
+        if t.data_type == TensorProto.INT64
+    }
+    for node in uses:
+        if node.op_type == "Concat":
+            others = [i for i in node.input if i != name]
+            known = all(i in stored and (stored[i] > 0).all() for i in others)
+            if not known or len(others) + 1 != len(node.input):
+                return False
+            if not _only_reshapes(model, node.output[0]):
+                return False
+        elif node.op_type != "Reshape" or node.input[1] != name:
+            return False
+    return True
+
+
+@dataclass
+class _Computed:
+    """Nodes that compute numbers from the size.
+
+    Attributes:
+        source: the input whose size is read.
+        nodes, stored: new ones.
+    """
+
+    free: FreeAxis
+    source: str
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    stored: list[onnx.TensorProto] = field(default_factory=list)
+
+    def add(self, name: str, times: Integers, plus: Integers) -> None:
+        """Nodes that make ``times·size + plus``, under this name."""
+        axis = self.free.axis
+        self.stored += [initializer(f"{name}/times", times), initializer(f"{name}/plus", plus)]
+        size = f"{name}/{'length' if axis else 'batch'}"
+        self.nodes.append(
+            helper.make_node("Shape", [self.source], [size], start=axis, end=axis + 1)
+        )
+        if times.ndim == 0:
+            self.stored.append(initializer(f"{name}/scalar", np.zeros(0, np.int64)))
+            self.nodes.append(
+                helper.make_node("Reshape", [size, f"{name}/scalar"], [f"{name}/one"])
+            )
+            size = f"{name}/one"
+        self.nodes += [
+            helper.make_node("Mul", [size, f"{name}/times"], [f"{name}/product"]),
+            helper.make_node("Add", [f"{name}/product", f"{name}/plus"], [name]),
+        ]

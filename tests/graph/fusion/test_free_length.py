@@ -1,0 +1,134 @@
+"""Files with a free axis beside the batch: one file for histories of every length."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+from capsedge.graph.fusion.free_length import at_length, free_lengths
+from capsedge.graph.fusion.optimize_graph import optimize_model
+from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
+from capsedge.runtime.backends.native_library import find_library
+
+LENGTHS = (1, 7, 50, 120)
+
+
+class Interests(nn.Module):
+    """Interests of ids ``[N, L]`` of any length; id 0 is none. One matrix for each interest, or for all."""
+
+    def __init__(self, *, each: bool, size: int = 6, interests: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.each, self.size, self.interests = each, size, interests
+        self.items = nn.Embedding(40, size)
+        self.linear = nn.Linear(size, size * interests if each else size, bias=False)
+
+    def forward(self, history: Tensor) -> Tensor:
+        length, mask = history.shape[1], (history > 0).long()
+        votes = self.linear(self.items(history))
+        votes = votes if self.each else votes.repeat(1, 1, self.interests)
+        votes = votes.reshape(-1, length, self.interests, self.size).transpose(1, 2)
+        logits = torch.zeros(history.shape[0], self.interests, length)
+        for t in range(3):
+            shares = logits.softmax(-1)
+            seen = mask.unsqueeze(1).repeat(1, self.interests, 1)
+            shares = torch.where(seen == 0, torch.zeros_like(shares), shares)
+            interests = torch.matmul(shares.unsqueeze(2), votes)
+            norm = interests.square().sum(-1, keepdim=True)
+            interests = norm / (1 + norm) / torch.sqrt(norm + 1e-9) * interests
+            if t < 2:
+                change = torch.matmul(votes, interests.transpose(2, 3))
+                logits = logits + change.reshape(-1, self.interests, length)
+        return interests.reshape(-1, self.interests, self.size)
+
+
+def histories(batch: int, length: int) -> Tensor:
+    """Ragged ones, of which the first is empty."""
+    torch.manual_seed(length)
+    here = torch.arange(length) < torch.linspace(0, length, batch).long()[:, None]
+    return torch.randint(1, 40, (batch, length)) * here
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("each", [True, False])
+def test_a_free_length_stays_free(each: bool) -> None:
+    module = Interests(each=each).eval()
+    stream = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (histories(3, 9),), stream, dynamo=False, opset_version=17,
+            input_names=["history"], output_names=["interests"],
+            dynamic_axes={"history": {0: "N", 1: "length"}},
+        )  # fmt: skip
+    result = optimize_model(stream.getvalue())
+    (fused,) = result.fusion.fused
+    assert fused.parameters["children"].startswith("length")
+    assert "the length stays free: compared at 1, 2, 7, 50, 120" in result.notes
+    model = onnx.load_from_string(result.model)
+    # Nothing that is there once for each item or interest.
+    assert max(np.prod(t.dims) for t in model.graph.initializer) == 40 * 6
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(find_library()))
+    for settings in (options, onnxruntime.SessionOptions()):
+        session = onnxruntime.InferenceSession(result.model, settings)
+        for length in LENGTHS:
+            given = histories(4, length)
+            with torch.no_grad():
+                wanted = module(given).numpy()
+            (found,) = session.run(None, {"history": given.numpy()})
+            np.testing.assert_allclose(found, wanted, atol=2e-6, rtol=1e-4)
+
+
+def graph_at(length: int, *, table: int = 0) -> onnx.ModelProto:
+    """``x [N, length]`` viewed as ``[N·length]``; with ``table``, a sum with a row of so many numbers."""
+    shape = numpy_helper.from_array(np.array([-1, length, 1]), f"to_{length}")
+    nodes = [helper.make_node("Reshape", ["x", shape.name], ["y"])]
+    stored = [shape]
+    if table:
+        stored.append(numpy_helper.from_array(np.ones((table, 1), np.float32), "rows"))
+        nodes = [
+            helper.make_node("Reshape", ["x", shape.name], ["z"]),
+            helper.make_node("Add", ["z", "rows"], ["y"]),
+        ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", length])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", length, 1])],
+        stored,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_numbers_that_follow_the_length_are_computed() -> None:
+    free = FreeAxis("L", (5, 6), "x", 1)
+    model = merge(graph_at(5), graph_at(6), free)
+    onnx.checker.check_model(model)
+    assert free_lengths(model) == [("x", 1)]
+    assert [d.dim_param for d in model.graph.output[0].type.tensor_type.shape.dim] == ["N", "L", ""]
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for length in LENGTHS:
+        (found,) = session.run(None, {"x": np.ones((2, length), np.float32)})
+        assert found.shape == (2, length, 1)
+
+
+def test_weights_for_each_position_have_no_free_length() -> None:
+    free = FreeAxis("L", (5, 6), "x", 1)
+    with pytest.raises(GraphsDiffer, match="the constant rows depends on L"):
+        merge(graph_at(5, table=5), graph_at(6, table=6), free)
+
+
+def test_every_free_axis_gets_the_length() -> None:
+    model = merge(graph_at(5), graph_at(6), FreeAxis("L", (5, 6), "x", 1))
+    fixed = at_length(model, 9)
+    assert not free_lengths(fixed)
+    assert fixed.graph.input[0].type.tensor_type.shape.dim[1].dim_value == 9
