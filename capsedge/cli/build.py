@@ -1,4 +1,4 @@
-"""``capsedge build``: builds a TensorRT or TensorRT-RTX engine, or plain C, from an ONNX file."""
+"""``capsedge build``: builds a TensorRT or TensorRT-RTX engine, plain C or WebAssembly from an ONNX file."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
+    from capsedge.exporters.c.wasm import WasmReport
     from capsedge.exporters.c.write_c import CReport
     from capsedge.exporters.tensorrt.build import BuildReport
     from capsedge.exporters.tensorrt.engine_builder import Listener
@@ -46,7 +47,8 @@ Output = Annotated[
     Option(
         "-o",
         "--output",
-        help="The engine, MODEL.engine by default; with --target c a folder, MODEL_c by default.",
+        help="The engine, MODEL.engine by default; with --target c or wasm a folder, MODEL_c or "
+        "MODEL_wasm by default.",
     ),
     PathRole(written=_written),
 ]
@@ -62,7 +64,8 @@ Target = Annotated[
     Option(
         "--target",
         help="tensorrt: for the GPU of this machine; tensorrt-rtx: for several kinds of RTX GPU, "
-        "built on any machine; c: C99 source for microcontrollers and anything else.",
+        "built on any machine; c: C99 source for microcontrollers and anything else; wasm: WebAssembly "
+        "with a JavaScript module.",
     ),
 ]
 ComputeCapability = Annotated[
@@ -110,7 +113,9 @@ DeviceNumber = Annotated[int, Option("--device", min=0, help="Number of the GPU.
 Name = Annotated[
     str | None,
     Option(
-        "--name", help="With --target c: prefix of all symbols; from the file's name by default."
+        "--name",
+        help="With --target c: prefix of all symbols; with wasm: name of the files; from the file's name "
+        "by default.",
     ),
 ]
 Fit = Annotated[
@@ -120,7 +125,7 @@ Fit = Annotated[
         help="With --target c: refuse a network that needs more, for example flash=256K,ram=64K.",
     ),
 ]
-_C = "c"
+_C, _WASM = "c", "wasm"
 
 
 def command(
@@ -140,10 +145,11 @@ def command(
     fit: Fit = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Build a TensorRT engine, or plain C, from an ONNX file.
+    """Build a TensorRT engine, plain C or WebAssembly from an ONNX file.
 
     The engine is for the GPU of this machine or, with --target tensorrt-rtx, for several kinds of RTX GPUs.
-    With --target c, a folder holds the network as C99 source that needs no library.
+    With --target c, a folder holds the network as C99 source that needs no library; with --target wasm, that
+    source compiled for browsers, Node.js and WASI hosts.
     """
     given = {
         "precision": precision is not None,
@@ -155,9 +161,13 @@ def command(
         "optimization-level": optimization_level != 3,
         "device": device != 0,
     }
-    if target == _C:
+    if target in (_C, _WASM):
+        given["fit"] = fit is not None and target == _WASM
         _refuse([option for option, is_given in given.items() if is_given], target)
-        _build_c(model, output, name, batch, fit, as_json)
+        if target == _C:
+            _build_c(model, output, name, batch, fit, as_json)
+        else:
+            _build_wasm(model, output, name, batch, as_json)
         return
     _refuse(
         [option for option, value in (("name", name), ("fit", fit)) if value is not None], target
@@ -228,6 +238,37 @@ def _build_c(
         print_json(written.to_dict())
     else:
         _print_c(written)
+
+
+def _build_wasm(
+    model: Path, output: Path | None, name: str | None, batch: int | None, as_json: bool
+) -> None:
+    require(
+        "onnx", "onnxscript", "ziglang",
+        what="Writing WebAssembly needs the packages onnx, onnxscript and ziglang.",
+        fix="pip install 'capsedge[wasm]'",
+    )  # fmt: skip
+    from capsedge.exporters.c.wasm import write_wasm
+
+    written = write_wasm(
+        model, output or model.parent / f"{model.stem}_wasm", name=name, batch=batch
+    )
+    if as_json:
+        print_json(written.to_dict())
+    else:
+        _print_wasm(written)
+
+
+def _print_wasm(written: WasmReport) -> None:
+    name = written.description["name"]
+    lines = {
+        "folder": f"{written.path}, with {name}.wasm and {name}.mjs",
+        "network": format_bytes(written.wasm_bytes),
+        "module": f"{format_bytes(written.module_bytes)} of JavaScript, with types",
+    }
+    for key, value in lines.items():
+        say(f"{key:<10} {value}")
+    log("next:", f'  import {{ load }} from "./{name}.mjs";')
 
 
 def _print_c(written: CReport) -> None:

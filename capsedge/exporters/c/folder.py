@@ -57,10 +57,10 @@ def contents(
     return {name: text.encode("ascii") for name, text in texts.items()}, description
 
 
-def earlier_files(folder: Path) -> list[str]:
-    """The paths that an earlier run wrote into a folder; none if there is no description of ours in it."""
+def earlier_files(folder: Path, kind: str = KIND) -> list[str]:
+    """The paths that an earlier run wrote into a folder; none if there is no such description in it."""
     with suppress(CapsedgeError, ValueError):
-        return decode(list[str], _description(folder).get("files"), "files")
+        return decode(list[str], _description(folder, kind).get("files"), "files")
     return []
 
 
@@ -152,8 +152,8 @@ def _readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _description(folder: Path) -> dict[str, Any]:
-    """The description in a folder.
+def _description(folder: Path, kind: str = KIND) -> dict[str, Any]:
+    """The description of a kind in a folder.
 
     Raises:
         UsageError: there is none.
@@ -164,7 +164,7 @@ def _description(folder: Path) -> dict[str, Any]:
             with reading.open_regular_file(path) as stream:
                 document = parse(stream.read(limits.JSON_BYTES + 1).decode(errors="replace"))
             found = decode(dict[str, Any], document)
-            if found.get("kind") == KIND:
+            if found.get("kind") == kind:
                 return found
     raise UsageError(
         f"{folder} is not a folder of C.",

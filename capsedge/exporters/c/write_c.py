@@ -106,16 +106,27 @@ def generate(
     Raises:
         UsageError, UnsupportedModelError, ArtefactError: as `write_c`.
     """
+    library, metadata = read_library(data, file, prefix, batch)
+    if fit:
+        check_fit(library, fit, file)
+    return folder.contents(library, metadata, file, data)
+
+
+def read_library(
+    data: bytes, file: Path, prefix: str, batch: int | None = None
+) -> tuple[Library, ModelMetadata | None]:
+    """Everything that the source is written from, of an ONNX file that was checked.
+
+    Raises:
+        UsageError, UnsupportedModelError, ArtefactError: as `write_c`.
+    """
     try:
         model = onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's own error class differs between its versions
         raise ArtefactError(
             f"{file} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
         ) from error
-    library, metadata = translate(data, model, prefix, batch, file.name)
-    if fit:
-        check_fit(library, fit, file)
-    return folder.contents(library, metadata, file, data)
+    return translate(data, model, prefix, batch, file.name)
 
 
 def translate(

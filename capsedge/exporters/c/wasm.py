@@ -1,0 +1,305 @@
+"""Write a network as WebAssembly with a JavaScript module (``capsedge build --target wasm``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.exporters.c import folder, naming
+from capsedge.exporters.c.source import Library, header, source
+from capsedge.exporters.c.write_c import read_library
+from capsedge.runtime.files.text import format_bytes, printable
+from capsedge.runtime.files.writing import (
+    check_replaceable,
+    temporary_folder,
+    write_bytes,
+    write_folder,
+)
+from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.onnx_file import summary
+from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.spec.vocabularies import LENGTHS, LOGITS
+
+KIND = "capsedge-wasm"  # of the description
+SECTION = "capsedge"  # the custom section with the description
+EXTRA = "pip install 'capsedge[wasm]'"
+# Vectors, and what every engine with vectors has. No fused products: results are those of the C source.
+FLAGS = (
+    "-target", "wasm32-freestanding", "-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno",
+    "-msimd128", "-mbulk-memory", "-mnontrapping-fptoint", "-msign-ext", "-g0", "-s",
+    "-Wl,--no-entry", "-Wl,-z,stack-size=65536",
+)  # fmt: skip
+# What the source includes; there is no C library. A freestanding compiler inlines copies only by these names.
+_HEADERS = {
+    "math.h": '#define INFINITY __builtin_inff()\n#define NAN __builtin_nanf("")\n',
+    "string.h": (
+        "#include <stddef.h>\n"
+        "#define memcpy(to, from, size) __builtin_memcpy(to, from, size)\n"
+        "#define memset(to, value, size) __builtin_memset(to, value, size)\n"
+    ),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class WasmReport(Summarized):
+    """What was written; ``to_dict`` is the document that ``--json`` prints.
+
+    Attributes:
+        path: the folder.
+        description: the contents of ``NAME.json`` in it.
+        sizes: bytes of its files.
+    """
+
+    path: Path
+    description: dict[str, Any]
+    sizes: Mapping[str, int]
+
+    @property
+    def wasm_bytes(self) -> int:
+        """Of ``NAME.wasm``."""
+        return self.sizes[f"{self.description['name']}.wasm"]
+
+    @property
+    def module_bytes(self) -> int:
+        """Of ``NAME.mjs``."""
+        return self.sizes[f"{self.description['name']}.mjs"]
+
+    def _summary(self) -> Summary:
+        size = format_bytes(self.wasm_bytes)
+        rows = [Row("folder", str(self.path)), Row("network", size)]
+        return Summary("WasmReport", [f"{self.path.name}: {size} of WebAssembly"], rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": 1,
+            "folder": str(self.path),
+            "bytes": dict(self.sizes),
+            **self.description,
+        }
+
+
+@dataclass(frozen=True)
+class CompiledNetwork:
+    """A network in WebAssembly.
+
+    Attributes:
+        data: the ``.wasm`` file, with the description in it.
+        library: what it was compiled from.
+        description: what the module says of it, without layers.
+    """
+
+    data: bytes
+    library: Library
+    description: dict[str, Any]
+
+
+def is_available() -> bool:
+    """Whether the extra ``wasm`` is installed."""
+    return importlib.util.find_spec("ziglang") is not None
+
+
+def write_wasm(
+    source: Path | str, target: Path | str, *, name: str | None = None, batch: int | None = None
+) -> WasmReport:
+    """Write a network as a folder with a ``.wasm`` file and a JavaScript module.
+
+    Args:
+        source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
+        target: the folder; replaced if an earlier run wrote it.
+        name: of the files; made from the file's name by default.
+        batch: images of a call; the file's, or 1.
+
+    Raises:
+        UsageError: an option is wrong, or the folder holds other files.
+        UnsupportedModelError: an operator has no translation.
+        ArtefactError: the file is damaged.
+        EnvironmentProblem: the extra ``wasm`` is missing, or its compiler fails.
+    """
+    source, target = Path(source), Path(target)
+    prefix = naming.prefix_of(source.stem) if name is None else naming.check_prefix(name)
+    replaced = folder.earlier_files(target, KIND)
+    check_replaceable(target, replaced)
+    data, _ = summary.read_harmless(source)
+    network = compile_network(data, source, prefix, batch)
+    files, description = _files(network)
+    write_folder(target, files, replaced)
+    return WasmReport(target, description, {path: len(text) for path, text in files.items()})
+
+
+def compile_network(
+    data: bytes,
+    file: Path,
+    prefix: str,
+    batch: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> CompiledNetwork:
+    """A network, compiled; nothing is written.
+
+    Args:
+        data: an ONNX file that was checked.
+        file: its path, for errors and the description.
+        prefix: of its symbols, checked.
+        batch: images of a call; the file's, or 1.
+        extra: more fields of the description.
+
+    Raises:
+        UsageError, UnsupportedModelError, ArtefactError, EnvironmentProblem: as `write_wasm`.
+    """
+    zig = _compiler()
+    library, metadata = read_library(data, file, prefix, batch)
+    known = folder.describe(library, metadata, file, data)
+    for name in ("layers", "declared_outputs", "products"):
+        del known[name]
+    known |= {"kind": KIND, "scores": _scores(library, metadata), **(extra or {})}
+    code = _compile(zig, library)
+    text = json.dumps(known, separators=(",", ":")).encode("ascii")
+    return CompiledNetwork(code + custom_section(SECTION, text), library, known)
+
+
+def _scores(library: Library, metadata: ModelMetadata | None) -> dict[str, str] | None:
+    """The output that decides the class, and what its values are; None for a regression."""
+    fields = {output.name: output.field for output in library.outputs}
+    declared = metadata.outputs if metadata is not None else None
+    if declared is not None:
+        found = fields.get(declared.scores)
+        return None if found is None else {"field": found, "kind": declared.kind}
+    for name, kind in ((LENGTHS, "length"), (LOGITS, "logits")):
+        if name in fields:
+            return {"field": fields[name], "kind": kind}
+    return None
+
+
+# --- The compiler ---
+
+
+def _compiler() -> Path:
+    found = importlib.util.find_spec("ziglang")
+    if found is None or found.origin is None:
+        raise EnvironmentProblem(
+            "The compiler for WebAssembly is not installed.",
+            "--target wasm compiles the network's C source with the package ziglang.",
+            EXTRA,
+        )
+    return Path(found.origin).parent / ("zig.exe" if os.name == "nt" else "zig")
+
+
+def _compile(zig: Path, library: Library) -> bytes:
+    """The bytes of the WebAssembly module, without custom sections of ours."""
+    name = library.name
+    with temporary_folder() as place:
+        texts = {f"{name}.h": header(library), f"{name}.c": source(library), **_HEADERS}
+        for path, text in {**texts, "network.c": glue(library)}.items():
+            write_bytes(place / path, text.encode("ascii"))
+        words = [str(zig), "cc", *FLAGS, "-I.", "-o", "network.wasm", "network.c"]
+        environment = {**os.environ, "ZIG_LOCAL_CACHE_DIR": str(place / "cache")}
+        try:
+            done = subprocess.run(
+                words, cwd=place, env=environment, capture_output=True, text=True,
+                encoding="utf-8", errors="replace", check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise _failed(f"{zig}: {error.strerror or error}") from error
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line]
+            raise _failed(lines[0] if lines else f"It ended with {done.returncode}.")
+        return (place / "network.wasm").read_bytes()
+
+
+def _failed(why: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        "The network cannot be compiled to WebAssembly.",
+        printable(why),
+        "Install the compiler again: pip install --force-reinstall ziglang",
+    )
+
+
+def glue(library: Library) -> str:
+    """C source around the network: its memory, and the functions that a host calls."""
+    return "\n".join(_glue(library)) + "\n"
+
+
+def _glue(lib: Library) -> Iterator[str]:
+    n, u, p = lib.name, lib.upper, lib.preprocessing
+    buffers = {"input": ("float", f"{u}_INPUT_SIZE")}
+    if p is not None:
+        buffers["pixels"] = ("uint8_t", str(lib.input_shape[0] * p.channels * p.height * p.width))
+    if lib.decoder is not None:
+        buffers |= {
+            "poses": ("float", str(lib.capsules[0] * lib.capsules[1])),
+            "picture": ("float", f"{u}_PICTURE_SIZE"),
+        }
+    yield f'#include "{n}.c"'
+    yield "#define HOST(name) __attribute__((export_name(name))) "
+    yield f"static uint8_t host_arena[{u}_ARENA_BYTES] __attribute__((aligned(16)));"
+    for name, (kind, size) in buffers.items():
+        yield f"static {kind} host_{name}[{size}] __attribute__((aligned(16)));"
+        yield f'HOST("{name}") {kind} *host_{name}_address(void) {{ return host_{name}; }}'
+    for k, output in enumerate(lib.outputs):
+        yield f"static float host_output_{k}[{output.size}] __attribute__((aligned(16)));"
+    yield 'HOST("output") float *host_output(uint32_t k) {'
+    yield "  switch (k) {"
+    yield from (f"    case {k}: return host_output_{k};" for k in range(len(lib.outputs)))
+    yield "    default: return 0;\n  }\n}"
+    results = ", ".join(f"host_output_{k}" for k in range(len(lib.outputs)))
+    yield 'HOST("run") void host_run(void) {'
+    yield f"  {n}_outputs outputs = {{{results}}};"
+    yield f"  {n}_run(host_arena, host_input, &outputs);\n}}"
+    if p is not None:
+        image = p.channels * p.height * p.width
+        yield 'HOST("prepare") void host_prepare(void) {'
+        yield f"  for (int k = 0; k < {lib.input_shape[0]}; k++)"
+        yield f"    {n}_prepare(host_pixels + k * {image}, host_input + k * {image});\n}}"
+    if lib.decoder is not None:
+        yield 'HOST("reconstruct") void host_reconstruct(int32_t index) {'
+        yield f"  if (index >= 0 && index < {lib.capsules[0]})"
+        yield f"    {n}_reconstruct(host_arena, host_poses, index, host_picture);\n}}"
+
+
+def custom_section(name: str, data: bytes) -> bytes:
+    """A section of a WebAssembly file that engines skip and hosts can read."""
+    content = _number(len(name)) + name.encode("ascii") + data
+    return b"\x00" + _number(len(content)) + content
+
+
+def _number(value: int) -> bytes:
+    """Unsigned LEB128."""
+    parts = []
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+# --- The folder ---
+
+
+def _files(network: CompiledNetwork) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Every file of the folder by its path, and the contents of ``NAME.json``."""
+    name = network.library.name
+    results = "\n".join(
+        f"  /** {list(o.shape)}: {naming.in_comment(o.meaning)} */\n  readonly {o.field}: Float32Array;"
+        for o in network.library.outputs
+    )
+    files = {
+        f"{name}.wasm": network.data,
+        f"{name}.mjs": _template("module.mjs", name, ""),
+        f"{name}.d.mts": _template("module.d.mts", name, results),
+    }
+    description = {**network.description, "files": sorted([*files, f"{name}.json"])}
+    files[f"{name}.json"] = naming.json_text(description).encode("ascii")
+    return files, description
+
+
+def _template(file: str, name: str, outputs: str) -> bytes:
+    place = resources.files("capsedge.exporters.c") / "javascript" / file
+    text = place.read_text(encoding="utf-8")
+    return text.replace("@NAME@", name).replace("@OUTPUTS@", outputs).encode("ascii")
