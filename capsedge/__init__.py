@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify import verify
     from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
+    from capsedge.verification.verify_options import VerifyOptions
 
 _MODULES = {
     "datasets": "capsedge.datasets",
@@ -114,6 +115,7 @@ _HOMES = {
     "ImportReport": "capsedge.importers.import_checkpoint",
     "ImportOptions": "capsedge.importers.import_options",
     "OptimizeOptions": "capsedge.optimization.optimize_options",
+    "VerifyOptions": "capsedge.verification.verify_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -165,6 +167,7 @@ __all__ = [
     "TritonDeployment",
     "UnsupportedModelError",
     "UsageError",
+    "VerifyOptions",
     "WebDeployment",
     "__version__",
     "batch",

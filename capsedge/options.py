@@ -124,7 +124,7 @@ def _declared(field: dataclasses.Field[Any], hint: Any) -> Declared:
         kinds = [k for k in typing.get_args(hint) if k is not type(None)]
         optional = len(kinds) < len(typing.get_args(hint))
     kind = kinds[0]
-    several = stated.parse is None and typing.get_origin(kind) is tuple
+    several = typing.get_origin(kind) is tuple and typing.get_args(kind)[-1:] == (...,)
     kind = typing.get_args(kind)[0] if several else kind
     choices = stated.choices
     if typing.get_origin(kind) is typing.Literal:
@@ -259,7 +259,6 @@ def takes(*kinds: type) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         parameters = inspect.signature(function).parameters
-        known = set(parameters)
         where = {
             kind: next(p.name for p in parameters.values() if kind.__name__ in str(p.annotation))
             for kind in kinds
@@ -268,8 +267,15 @@ def takes(*kinds: type) -> Callable[[F], F]:
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
             for name in given:
-                if name not in known:
+                if name not in parameters:
                     raise TypeError(_spelling(function.__name__, name, given[name], where))
+            passed = {**dict(zip(parameters, args, strict=False)), **given}
+            for kind, name in where.items():
+                if not isinstance(passed.get(name), (kind, type(None))):
+                    raise UsageError(
+                        f"{name} has the type {type(passed[name]).__name__}.",
+                        f"Expected: a capsedge.{kind.__name__}.",
+                    )
             return function(*args, **given)
 
         return typing.cast(F, call)

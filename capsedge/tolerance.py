@@ -1,10 +1,10 @@
-"""Define the tolerance rule, its defaults by output, and the ``[name:]value`` grammar."""
+"""Define the tolerance rule and its defaults by output."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -130,66 +130,35 @@ def least_agreement(metadata: ModelMetadata | None) -> float:
 
 
 def tolerances(
-    names: Sequence[str],
-    atol: float | Mapping[str, float] | None = None,
-    rtol: float | Mapping[str, float] | None = None,
+    names: Sequence[str], stated: Sequence[tuple[str, float, float]] = ()
 ) -> dict[str, Tolerance]:
-    """Tolerance of each output: the given value, otherwise the default for its name.
+    """Tolerance of each output: the stated one, otherwise the default for its name.
 
     Args:
         names: names of the outputs.
-        atol, rtol: one value for all outputs, or values by name (the name ``""`` stands for all others).
+        stated: name (``""`` for all others), absolute and relative part.
 
     Raises:
         UsageError: a value is negative or not finite, or names no output.
     """
-    given = [_by_name(kind, value, names) for kind, value in (("atol", atol), ("rtol", rtol))]
-    result = {}
-    for name in names:
-        default = DEFAULTS.get(name, TRACE if name.startswith(PREFIX) else OTHER_OUTPUTS)
-        a, r = (table.get(name, table.get("")) for table in given)
-        r = default.rtol if r is None else r
-        result[name] = replace(default, rtol=r) if a is None else Tolerance(a, r)
-    return result
-
-
-def _by_name(
-    kind: str, value: float | Mapping[str, float] | None, names: Sequence[str]
-) -> dict[str, float]:
-    if value is None:
-        return {}
-    table = dict(value) if isinstance(value, Mapping) else {"": float(value)}
-    for name, figure in table.items():
+    table = {}
+    for name, atol, rtol in stated:
         if name and name not in names:
             raise UsageError(
-                f"--{kind} names '{name}', which is not an output of the model.",
+                f"The tolerance names '{name}', which is not an output of the model.",
                 f"Its outputs: {', '.join(names)}.",
-                f"Use --{kind} {names[0]}:1e-5, or a single value for all of them.",
+                f"Use {names[0]}:1e-5,1e-4, or 1e-5,1e-4 for all of them.",
             )
-        if not math.isfinite(figure) or figure < 0:
+        if not (0 <= atol < math.inf and 0 <= rtol < math.inf):
             raise UsageError(
-                f"Invalid --{kind} {figure:g}.",
-                "A tolerance must be finite and not negative.",
-                "For example: 1e-5.",
+                f"Invalid tolerance {atol:g},{rtol:g}.",
+                "Both parts must be finite and not negative.",
+                "For example: 1e-5,1e-4.",
             )
-    return table
+        table[name] = Tolerance(atol, rtol)
+    return {name: table.get(name) or table.get("") or _default(name) for name in names}
 
 
-def parse(kind: str, options: Sequence[str]) -> dict[str, float]:
-    """Read ``[name:]value`` options.
-
-    Raises:
-        UsageError: a value is not a number.
-    """
-    table = {}
-    for option in options:
-        name, _, value = option.rpartition(":")
-        try:
-            table[name] = float(value)
-        except ValueError:
-            raise UsageError(
-                f"Invalid --{kind} {option}.",
-                "The format is [output:]number.",
-                f"Use --{kind} 1e-5 or --{kind} lengths:1e-5.",
-            ) from None
-    return table
+def _default(name: str) -> Tolerance:
+    """The tolerance of an output that none is stated for."""
+    return DEFAULTS.get(name, TRACE if name.startswith(PREFIX) else OTHER_OUTPUTS)

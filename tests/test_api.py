@@ -116,7 +116,9 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
 
 
 def test_a_verdict_is_returned_and_raised_on_request(model: Path) -> None:
-    certificate = capsedge.verify(network("dynamic", seed=5), model, limit=4)
+    certificate = capsedge.verify(
+        network("dynamic", seed=5), model, capsedge.VerifyOptions(limit=4)
+    )
     assert isinstance(certificate, capsedge.Certificate)
     assert not certificate.passed
     with pytest.raises(capsedge.ParityError) as caught:

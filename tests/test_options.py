@@ -101,6 +101,7 @@ VERBS = {
     "ImportOptions": "import",
     "OptimizeOptions": "optimize",
     "QuantizeOptions": "quantize",
+    "VerifyOptions": "verify",
 }
 
 

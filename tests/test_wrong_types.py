@@ -88,7 +88,7 @@ def test_the_reference_and_the_data_of_a_comparison(exported: Exports) -> None:
     with pytest.raises(capsedge.UsageError, match="A state dict is not the path of a file of wei"):
         capsedge.verify(NET.state_dict(), model)
     with pytest.raises(capsedge.UsageError, match=r"numpy\.savez"):
-        capsedge.verify(network("dynamic"), model, PIXELS)  # type: ignore[arg-type]
+        capsedge.verify(network("dynamic"), model, data=PIXELS)  # type: ignore[arg-type]
     with pytest.raises(capsedge.UsageError, match=r"fails on inputs of \[1, 10, 10\]"):
         capsedge.verify(NET, model)
     with pytest.raises(capsedge.UsageError, match="takes images"):

@@ -55,7 +55,8 @@ class Value(_Kind):
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """The text of the command line as a value of the kind."""
         if self.listed:
-            return tuple(self._converted(word, param) for word in words(value))
+            parts = [value] if self._parse is not self.kind else words(value)
+            return tuple(self._converted(part, param) for part in parts)
         return self._converted(value, param)
 
     def _converted(self, value: Any, param: Any) -> Any:

@@ -12,7 +12,6 @@ from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import (
     READS,
     READS_DATA,
-    READS_MODEL,
     READS_MODEL_OR_FOLDER,
     READS_MODEL_OR_NAME,
     WRITES,
@@ -20,6 +19,7 @@ from capsedge.cli._paths import (
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.origin import SUMMARY_FIELDS
+from capsedge.verification.verify_options import VerifyOptions
 
 if TYPE_CHECKING:
     from capsedge.verification.certificate import Certificate
@@ -32,11 +32,6 @@ Model = Annotated[
     Path | None,
     Argument(help="ONNX file, TensorRT engine, or folder of `capsedge build --target c`."),
     READS_MODEL_OR_FOLDER,
-]
-MadeFrom = Annotated[
-    Path | None,
-    Option("--reference", help="The ONNX file that a folder of C was made from."),
-    READS_MODEL,
 ]
 Checkpoints = Annotated[
     list[Path] | None,
@@ -77,22 +72,6 @@ Inputs = Annotated[
     ),
     READS,
 ]
-Limit = Annotated[int | None, Option("--limit", min=1, help="Only the first N samples.")]
-Atol = Annotated[
-    list[str] | None,
-    Option("--atol", help="Absolute tolerance, such as 1e-5 or lengths:1e-5; repeatable."),
-]
-Rtol = Annotated[
-    list[str] | None,
-    Option("--rtol", help="Relative tolerance, such as 1e-4 or poses:1e-4; repeatable."),
-]
-MinAgreement = Annotated[
-    float | None,
-    Option(
-        "--min-agreement",
-        help="Minimum share of equal decisions; 1 by default, less for quantized files.",
-    ),
-]
 Output = Annotated[
     Path | None, Option("-o", "--output", help="Write the certificate as JSON."), WRITES
 ]
@@ -101,17 +80,12 @@ Output = Annotated[
 @grouped
 def command(
     user_module: UserModuleOptions,
+    options: VerifyOptions,
     model: Model = None,
     checkpoint: Checkpoints = None,
     name: Names = None,
-    made_from: MadeFrom = None,
     data: Data = None,
     inputs: Inputs = None,
-    limit: Limit = None,
-    atol: Atol = None,
-    rtol: Rtol = None,
-    min_agreement: MinAgreement = None,
-    ops: _options.Ops = "auto",
     output: Output = None,
     as_json: _options.Json = False,
 ) -> None:
@@ -124,10 +98,9 @@ def command(
     from capsedge.verification.artefact_kind import is_folder
 
     if model is not None:
-        is_folder(model, made_from)
+        is_folder(model, options.made_from)
     try:
         from capsedge.models.find import trained_checkpoint
-        from capsedge.tolerance import parse
         from capsedge.verification.verify import verify
         from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
     except ModuleNotFoundError as error:
@@ -145,21 +118,14 @@ def command(
     if output is not None:
         check_writable(output)
     source = user_module.spec(checkpoint=checkpoints or None, model=origin)
-    options: dict[str, Any] = {
-        "limit": limit,
-        "atol": parse("atol", atol) if atol else None,
-        "rtol": parse("rtol", rtol) if rtol else None,
-        "min_agreement": min_agreement,
-        "ops": ops,
-    }
     stage = stage_reporter(as_json)
     certificate: Certificate | EnsembleCertificate
     if len(artefacts) > 1:
-        _check_ensemble(user_module, inputs, made_from)
+        _check_ensemble(user_module, inputs, options.made_from)
         stage("loading the files and comparing them with their references")
         with comparing() as progress:
             certificate = verify_ensemble(
-                checkpoints or None, artefacts, data, progress=progress, **options
+                checkpoints or None, artefacts, options, data=data, progress=progress
             )
     else:
         _check_one(checkpoints)
@@ -174,11 +140,10 @@ def command(
             certificate = verify(
                 reference,
                 artefacts[0],
-                data,
-                made_from=made_from,
+                options,
+                data=data,
                 inputs=inputs,
                 progress=progress,
-                **options,
             )
     if output is not None:
         certificate.save(output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from capsedge.metrics import (
 from capsedge.runtime.session import Session
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
 from capsedge.verification.comparison import Comparison, OutputMetrics
+from capsedge.verification.verify_options import VerifyOptions
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,18 @@ class Requirements:
     def of(
         cls,
         session: Session,
-        atol: float | Mapping[str, float] | None,
-        rtol: float | Mapping[str, float] | None,
-        min_agreement: float | None,
+        options: VerifyOptions = VerifyOptions(),
     ) -> Requirements:
         """The limits that are given, otherwise the defaults for the artefact."""
         approximate = _approximate(session)
         return cls(
-            tolerances(_compared(session), atol, rtol),
-            least_agreement(session.metadata) if min_agreement is None else min_agreement,
+            tolerances(_compared(session), options.tolerances),
+            least_agreement(session.metadata)
+            if options.min_agreement is None
+            else options.min_agreement,
             approximate,
-            by_numbers=not approximate or atol is not None or rtol is not None,
-            explicit=atol is not None or rtol is not None,
+            by_numbers=not approximate or bool(options.tolerances),
+            explicit=bool(options.tolerances),
             max_drop=_allowed(session, "max_drop") if approximate else None,
             max_error=_allowed(session, "max_error") if approximate else None,
             share=allowed_share(session.metadata),

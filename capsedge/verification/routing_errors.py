@@ -199,7 +199,7 @@ def measure_routing_errors(
     hard = np.zeros(len(images), np.bool_) if hard is None else hard
     if batch is not None:  # one run, since the batch of inner values need not come first to be cut
         images, hard = np.resize(images, (batch, *images.shape[1:])), np.resize(hard, batch)
-    rule = _Rule.of(session, limits or Requirements.of(session, None, None, None), hard)
+    rule = _Rule.of(session, limits or Requirements.of(session), hard)
     inputs = torch.from_numpy(images)
     exact = trace(reference.fp64, inputs.double())
     rounded = trace(reference.module, inputs)

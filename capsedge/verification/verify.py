@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.metrics import Decisions, check_above_chance
 from capsedge.models.user_module import UserModule
+from capsedge.options import takes
 from capsedge.runtime.cascade_metadata import Parent
 from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.writing import DATA, MODEL, WEIGHTS, as_path, sha256
@@ -52,6 +53,7 @@ from capsedge.verification.sample_inputs import (
     shipped_samples,
     takes_images,
 )
+from capsedge.verification.verify_options import VerifyOptions
 
 _REPEATED = 4  # images that a module of the user's is run on twice
 ROUTING_ERROR_FLIPS = 4  # samples with a changed decision whose routing errors are measured
@@ -61,18 +63,14 @@ ReferenceRun: TypeAlias = nn.Module | UserModule | Path | str | None
 Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
 
 
+@takes(VerifyOptions)
 def verify(
     reference: ReferenceRun,
     artefact: Session | Path | str,
-    data: Path | str | None = None,
+    options: VerifyOptions = VerifyOptions(),
     *,
-    made_from: Path | str | None = None,
+    data: Path | str | None = None,
     inputs: UserArrays | None = None,
-    limit: int | None = None,
-    atol: float | Mapping[str, float] | None = None,
-    rtol: float | Mapping[str, float] | None = None,
-    min_agreement: float | None = None,
-    ops: str = "auto",
     progress: Progress | None = None,
 ) -> Certificate:
     """Compare an artefact with its PyTorch source on real samples and hard cases.
@@ -86,16 +84,12 @@ def verify(
             artefact names.
         artefact: an ONNX file, a TensorRT engine, a loaded session, or a folder of
             ``capsedge build --target c``, which is compiled and run on this machine.
+        options: how the artefact runs, and what is required of it. Tolerances are ``(1e-5, 1e-4)`` for all
+            outputs, or ``{"poses": (1e-5, 1e-4)}``; by default those for each output's name.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
-        made_from: the ONNX file that a folder of C was made from.
         inputs: instead of data, what the artefact's inputs take as it is, the batch first: an npz or npy
             file, an array, or arrays by the inputs' names. Without either, an artefact that does not take
             images gets random values.
-        limit: number of samples to use, from the first on.
-        atol, rtol: tolerance, one value or values by output; by default those for each output's name.
-        min_agreement: least share of samples with the same decision; by default 1 in FP32, and for other
-            precisions the value in ``tolerance.AGREEMENT``.
-        ops: how the operators run: ``auto``, ``fused`` or ``portable``.
         progress: called with (images done, total images).
 
     Returns:
@@ -110,16 +104,18 @@ def verify(
         >>> certificate = capsedge.verify("digits.safetensors", "digits.onnx")
         >>> certificate.check()
     """
-    check_arguments(limit, min_agreement, data, inputs)
+    check_arguments(data, inputs)
     if isinstance(artefact, (Ensemble, list, tuple)):
         raise UsageError(
             "verify takes one file.",
             "This is an ensemble or a list of files.",
             "Use capsedge.verify_ensemble(references, ensemble).",
         )
-    session = _opened(artefact, made_from, ops)
-    limits = Requirements.of(session, atol, rtol, min_agreement)
-    return certify(reference, session, data, limits, inputs=inputs, limit=limit, progress=progress)
+    session = _opened(artefact, options.made_from, options.ops)
+    limits = Requirements.of(session, options)
+    return certify(
+        reference, session, data, limits, inputs=inputs, limit=options.limit, progress=progress
+    )
 
 
 def certify(
@@ -227,13 +223,11 @@ def software() -> dict[str, str]:
     }
 
 
-def check_arguments(
-    limit: int | None, min_agreement: float | None, data: object, inputs: object
-) -> None:
-    """Refuse values that are out of range, and two kinds of data.
+def check_arguments(data: object, inputs: object) -> None:
+    """Refuse two kinds of data.
 
     Raises:
-        UsageError: names the argument.
+        UsageError: both are given.
     """
     if data is not None and inputs is not None:
         raise UsageError(
@@ -242,14 +236,6 @@ def check_arguments(
             "Use data for images with labels, or inputs for prepared arrays.",
             command="Use --data for images with labels, or --inputs for prepared arrays.",
         )
-    if min_agreement is not None and not 0 <= min_agreement <= 1:
-        raise UsageError(
-            f"min_agreement is {min_agreement:g}.",
-            "It must be a share from 0 to 1.",
-            "For example: 0.999.",
-        )
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit is {limit}.", "It must be 1 or more.", "For example: --limit 100.")
 
 
 def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:

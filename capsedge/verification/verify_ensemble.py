@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.metrics import Decisions, RegressionErrors
+from capsedge.options import takes
 from capsedge.runtime.ensemble import Ensemble, mean
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
@@ -23,7 +24,8 @@ from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Verdict
 from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures
-from capsedge.verification.verify import Progress, ReferenceRun, certify, check_arguments, software
+from capsedge.verification.verify import Progress, ReferenceRun, certify, software
+from capsedge.verification.verify_options import VerifyOptions
 
 SCHEMA = 1
 
@@ -109,16 +111,13 @@ class _MemberOutputs:
         return scores_of(outputs[name], self.session.roles.kind, self.session.roles.multi_label)[0]
 
 
+@takes(VerifyOptions)
 def verify_ensemble(
     references: Sequence[ReferenceRun] | None,
     ensemble: Ensemble | Sequence[Path | str],
-    data: Path | str | None = None,
+    options: VerifyOptions = VerifyOptions(),
     *,
-    limit: int | None = None,
-    atol: float | Mapping[str, float] | None = None,
-    rtol: float | Mapping[str, float] | None = None,
-    min_agreement: float | None = None,
-    ops: str = "auto",
+    data: Path | str | None = None,
     progress: Progress | None = None,
 ) -> EnsembleCertificate:
     """Compare every member of an ensemble with its PyTorch source, and the ensemble with that of the sources.
@@ -130,12 +129,9 @@ def verify_ensemble(
         references: checkpoints, in any order: each member takes the one that it names by its checksum; or
             modules, one for each member in order. None takes the package's checkpoints.
         ensemble: a loaded ensemble, or its files.
+        options: as for `verify`, for each member; the agreement is that of the ensemble, too, by default the
+            least of its members'.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
-        limit: number of samples to use, from the first on.
-        atol, rtol: tolerance of each member, as for `verify`.
-        min_agreement: least share of equal decisions, of each member and of the ensemble; by default that of
-            `verify` for each member, and the least of them for the ensemble.
-        ops: how the operators run: ``auto``, ``fused`` or ``portable``.
         progress: called with (images done, total images).
 
     Returns:
@@ -149,18 +145,17 @@ def verify_ensemble(
         >>> certificate = capsedge.verify_ensemble(None, ["digits-dynamic", "digits-em"])
         >>> certificate.check()
     """
-    check_arguments(limit, min_agreement, data, None)
     if isinstance(ensemble, (str, Path, Session)):
         raise UsageError(
             "verify_ensemble takes an ensemble.",
             "This is a single file or session.",
             "Use capsedge.verify, or pass a list of files.",
         )
-    loaded = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, ops=ops)
+    loaded = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, ops=options.ops)
     members, count = loaded.members, len(loaded.members)
     sources = _sources(references, members)
     found = [_MemberOutputs(member) for member in members]
-    limits = [Requirements.of(member, atol, rtol, min_agreement) for member in members]
+    limits = [Requirements.of(member, options) for member in members]
     certificates: list[Certificate] = []
     for number, member in enumerate(members):
 
@@ -171,10 +166,10 @@ def verify_ensemble(
         certificates.append(
             certify(
                 sources[number], member, data, limits[number],
-                limit=limit, progress=step, observe=found[number].observe,
+                limit=options.limit, progress=step, observe=found[number].observe,
             )
         )  # fmt: skip
-    return _averaged_failures(loaded, certificates, found, limits, min_agreement)
+    return _averaged_failures(loaded, certificates, found, limits, options.min_agreement)
 
 
 def _averaged_failures(

@@ -238,8 +238,8 @@ def test_the_chain_of_a_quantized_file(place: Path, tmp_path: Path) -> None:
     assert document["limits"]["max_drop_points"] == 5
     # A tolerance that is given is judged.
     code, text, _ = _run(
-        out, "--checkpoint", place / "m.safetensors", "--limit", 4, "--atol", "lengths:0",
-        "--rtol", "0", verb="verify",
+        out, "--checkpoint", place / "m.safetensors", "--limit", 4,
+        "--tolerance", "lengths:0,0", verb="verify",
     )  # fmt: skip
     assert code == 4
     assert text.splitlines()[-1] == "FAILED"

@@ -52,7 +52,7 @@ def test_passes(made, tmp_path) -> None:
 def test_fails_with_exit_code_4_and_the_routing_errors(made, tmp_path) -> None:
     checkpoint, path = made
     out = tmp_path / "c.json"
-    arguments = ("--limit", 2, "--atol", "lengths:0", "--rtol", "0", "--ops", "portable", "-o", out)
+    arguments = ("--limit", 2, "--tolerance", "lengths:0,0", "--ops", "portable", "-o", out)
     code, text, message = _run(path, "--checkpoint", checkpoint, *arguments)
     assert code == 4, message
     assert text.splitlines()[-1] == "FAILED"
@@ -83,7 +83,7 @@ def test_exit_codes_of_bad_input(made, tmp_path) -> None:
         ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "cannot be used together"),
         ((path, "--model", "digits-dinamic"), 2, "digits-dynamic"),
         ((path, "--model", "capsnet-mnist"), 2, "no trained weights"),
-        ((path, "--checkpoint", checkpoint, "--atol", "poses:x"), 2, "--atol"),
+        ((path, "--checkpoint", checkpoint, "--tolerance", "poses:x"), 2, "--tolerance"),
         ((path, "--checkpoint", checkpoint, "--data", tmp_path / "no"), 2, "no"),
         ((cut, "--checkpoint", checkpoint), 6, "ONNX"),
         ((tmp_path / "none.onnx", "--checkpoint", checkpoint), 2, "none.onnx"),

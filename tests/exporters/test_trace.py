@@ -145,7 +145,7 @@ def test_the_metadata_lists_the_outputs(made: Traced):
 
 def test_verify_compares_the_trace(made: Traced, tmp_path: Path):
     np.savez(tmp_path / "data.npz", images=IMAGES)
-    certificate = capsedge.verify(made.model, made.path, tmp_path / "data.npz")
+    certificate = capsedge.verify(made.model, made.path, data=tmp_path / "data.npz")
     assert certificate.passed
     compared = {o["name"] for o in certificate.to_dict()["samples"]["outputs"]}
     assert {name for name in made.outputs if name.startswith("trace/")} <= compared

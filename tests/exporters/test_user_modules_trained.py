@@ -59,7 +59,7 @@ def file(trained: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_verified(trained: torch.nn.Module, file: Path, mnist: Path) -> None:
-    certificate = capsedge.verify(trained, file, mnist, limit=1000)
+    certificate = capsedge.verify(trained, file, capsedge.VerifyOptions(limit=1000), data=mnist)
     certificate.check()
     decisions = certificate.samples["decisions"]
     assert decisions["flips"] == 0

@@ -19,11 +19,11 @@ from capsedge.tolerance import (
     OTHER_OUTPUTS,
     Tolerance,
     excess,
-    parse,
     tolerances,
     undefined,
 )
 from capsedge.verification.comparison import OutputMetrics
+from capsedge.verification.verify_options import output_tolerance
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, metadata, save
 
@@ -110,7 +110,9 @@ def test_lengths_beyond_one_are_judged_by_the_largest() -> None:
     """Nothing changes for those within [0, 1]; a tolerance that is given stays absolute."""
     reference = np.array([[0.9, 0.1], [1.0, 0.5], [8.0, 0.5]])
     found = reference + 2e-5
-    default, given = (tolerances(["lengths"], atol)["lengths"] for atol in (None, 1e-5))
+    default, given = (
+        tolerances(["lengths"], stated)["lengths"] for stated in ((), [("", 1e-5, 0.0)])
+    )
     np.testing.assert_allclose(
         excess(found - reference, reference, default), [[2, 2], [2, 2], [0.25, 0.25]]
     )
@@ -204,9 +206,10 @@ def test_tolerance_grammar() -> None:
     table = tolerances(names)
     assert table["lengths"] == Tolerance(1e-5, 0.0, unit=True)
     assert table["mine"] == OTHER_OUTPUTS
-    table = tolerances(names, parse("atol", ["1e-3", "poses:0.5"]), 0.25)
+    stated = [output_tolerance(text) for text in ("1e-3,0.25", "poses:0.5,0.25")]
+    table = tolerances(names, stated)
     assert table["lengths"] == Tolerance(1e-3, 0.25)
     assert table["poses"] == Tolerance(0.5, 0.25)
-    for bad in (["x"], ["poses:"], ["poses:one"]):
-        with pytest.raises(UsageError):
-            parse("atol", bad)
+    for bad in ("x", "1", "poses:", "poses:one,1", "poses:1,2,3"):
+        with pytest.raises(UsageError, match="ATOL,RTOL"):
+            output_tolerance(bad)

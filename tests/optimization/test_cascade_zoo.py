@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, pictures: np.ndarray) -> Path
 
 def test_it_verifies_against_the_large_network(made: Path, pictures: np.ndarray, tmp_path: Path):
     np.savez(tmp_path / "pictures.npz", images=pictures)
-    certificate = capsedge.verify(None, made, tmp_path / "pictures.npz")
+    certificate = capsedge.verify(None, made, data=tmp_path / "pictures.npz")
     certificate.check()
     links = certificate.to_dict()["chain"]
     assert [link["kind"] for link in links] == ["checkpoint", "quantized", "onnx", "cascade"]

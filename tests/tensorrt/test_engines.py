@@ -582,13 +582,13 @@ def test_an_engine_is_verified_against_its_source(
     images = np.random.default_rng(2).random((5, 1, 10, 10), dtype=np.float32)
     data = built.path.with_suffix(".npz")
     np.savez(data, images=images)
-    certificate = capsedge.verify(network("dynamic"), built.path, data)
+    certificate = capsedge.verify(network("dynamic"), built.path, data=data)
     assert certificate.passed, certificate.failures
     kinds = [link.kind for link in certificate.chain]
     assert kinds == ["module", "onnx", "engine"]
     assert certificate.chain[1].sha256 == built.engine_metadata.source_sha256
     assert certificate.chain[2].facts["gpu"] == "Orin"
-    other = capsedge.verify(network("dynamic", seed=1), built.path, data)
+    other = capsedge.verify(network("dynamic", seed=1), built.path, data=data)
     assert not other.passed
     assert other.routing_errors is None
 

@@ -68,7 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_random_values_and_hard_cases(files: dict[str, Path]) -> None:
-    made = capsedge.verify(Pair(), files["pair"], limit=20)
+    made = capsedge.verify(Pair(), files["pair"], capsedge.VerifyOptions(limit=20))
     assert made.passed, made.failures
     assert made.samples["images"] == 20
     assert set(made.hard_cases["names"]) == {"normal", "zero", "tiny", "huge", "equal", "spike"}

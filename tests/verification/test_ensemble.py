@@ -45,7 +45,7 @@ def test_members_and_their_average_pass(pair, labelled: Path, tmp_path: Path) ->
     checkpoints, files = pair
     seen = []
     certificate = capsedge.verify_ensemble(
-        checkpoints[::-1], files, labelled, progress=lambda *step: seen.append(step)
+        checkpoints[::-1], files, data=labelled, progress=lambda *step: seen.append(step)
     )
     certificate.check()
     certificate.save(tmp_path / "c.json")
@@ -69,7 +69,7 @@ def test_members_and_their_average_pass(pair, labelled: Path, tmp_path: Path) ->
 def test_a_damaged_member_fails_and_is_named(pair, labelled: Path, tmp_path: Path) -> None:
     checkpoints, files = pair
     wrong = damaged(files[1], tmp_path / "damaged.onnx")
-    certificate = capsedge.verify_ensemble(checkpoints, [files[0], wrong], labelled)
+    certificate = capsedge.verify_ensemble(checkpoints, [files[0], wrong], data=labelled)
     assert certificate.verdict == "FAILED"
     assert certificate.failures[0].startswith("damaged.onnx: ")
     assert [m.passed for m in certificate.members] == [True, False]
@@ -81,8 +81,8 @@ def test_the_average_is_judged(pair, labelled: Path, tmp_path: Path) -> None:
     """Members whose numbers are not judged at all can still fail together."""
     checkpoints, files = pair
     wrong = [damaged(f, tmp_path / f.name) for f in files]
-    loose = {"atol": 1e9, "rtol": 1e9}
-    certificate = capsedge.verify_ensemble(checkpoints, wrong, labelled, **loose)
+    loose = capsedge.VerifyOptions(tolerance=(1e9, 1e9))
+    certificate = capsedge.verify_ensemble(checkpoints, wrong, loose, data=labelled)
     assert any(failure.startswith("The ensemble: ") for failure in certificate.failures)
     assert "<EnsembleCertificate FAILED" in repr(certificate)
 
@@ -91,15 +91,19 @@ def test_what_does_not_belong_together(pair, families) -> None:
     checkpoints, files = pair
     other = families["attention"]
     with pytest.raises(UsageError, match="No member"):
-        capsedge.verify_ensemble([*checkpoints, other.checkpoint], files, limit=2)
+        capsedge.verify_ensemble(
+            [*checkpoints, other.checkpoint], files, capsedge.VerifyOptions(limit=2)
+        )
     with pytest.raises(UsageError, match="not in the zoo"):
-        capsedge.verify_ensemble(checkpoints[:1], files, limit=2)
+        capsedge.verify_ensemble(checkpoints[:1], files, capsedge.VerifyOptions(limit=2))
     with pytest.raises(UsageError, match="1 references for 2 members"):
-        capsedge.verify_ensemble([families["em"].model], files, limit=2)
+        capsedge.verify_ensemble([families["em"].model], files, capsedge.VerifyOptions(limit=2))
     with pytest.raises(ArtefactError, match="not exported from"):
-        capsedge.verify_ensemble([checkpoints[1], families["em"].model], files, limit=2)
+        capsedge.verify_ensemble(
+            [checkpoints[1], families["em"].model], files, capsedge.VerifyOptions(limit=2)
+        )
     with pytest.raises(UsageError, match="kind of scores"):
-        capsedge.verify_ensemble(None, [files[0], other.onnx()], limit=2)
+        capsedge.verify_ensemble(None, [files[0], other.onnx()], capsedge.VerifyOptions(limit=2))
     with pytest.raises(UsageError, match="single file"):
         capsedge.verify_ensemble(None, files[0])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="verify_ensemble"):
@@ -108,4 +112,4 @@ def test_what_does_not_belong_together(pair, families) -> None:
 
 def test_modules_in_order(pair, families) -> None:
     modules = [families["dynamic"].model, families["em"].model]
-    assert capsedge.verify_ensemble(modules, pair[1], limit=2).passed
+    assert capsedge.verify_ensemble(modules, pair[1], capsedge.VerifyOptions(limit=2)).passed

@@ -35,7 +35,10 @@ def test_equal_models_pass(families, routing: str, ops: str) -> None:
     exported = families[routing]
     seen = []
     certificate = capsedge.verify(
-        exported.checkpoint, exported.onnx(ops), limit=8, progress=lambda *step: seen.append(step)
+        exported.checkpoint,
+        exported.onnx(ops),
+        capsedge.VerifyOptions(limit=8),
+        progress=lambda *step: seen.append(step),
     )
     assert certificate.passed, certificate.failures
     document = certificate.to_dict()
@@ -48,7 +51,7 @@ def test_equal_models_pass(families, routing: str, ops: str) -> None:
 
 def test_certificate_is_a_checked_chain(dynamic, tmp_path) -> None:
     path = dynamic.onnx(extra_outputs=("couplings",))
-    certificate = capsedge.verify(dynamic.checkpoint, path, limit=4)
+    certificate = capsedge.verify(dynamic.checkpoint, path, capsedge.VerifyOptions(limit=4))
     certificate.save(tmp_path / "c.json")
     document = json.loads((tmp_path / "c.json").read_text())
     first, second = document["chain"]
@@ -68,7 +71,7 @@ def test_file_is_not_changed(dynamic) -> None:
     path = dynamic.onnx()
     before = sha256(path)
     capsedge.verify(
-        dynamic.checkpoint, path, limit=2, atol=0, rtol=0
+        dynamic.checkpoint, path, capsedge.VerifyOptions(limit=2, tolerance=(0, 0))
     )  # fails, so the routing is probed
     assert sha256(path) == before
 
@@ -76,7 +79,7 @@ def test_file_is_not_changed(dynamic) -> None:
 def test_another_weight_fails_and_names_the_outputs(dynamic, tmp_path) -> None:
     name = "model.classes.weight"
     wrong = _scaled_weight(dynamic.onnx(), tmp_path / "w.onnx", name, 1.01)
-    certificate = capsedge.verify(dynamic.checkpoint, wrong, limit=4)
+    certificate = capsedge.verify(dynamic.checkpoint, wrong, capsedge.VerifyOptions(limit=4))
     assert certificate.verdict == "FAILED"
     assert any(f.startswith("lengths") for f in certificate.failures)
     with pytest.raises(ParityError, match="lengths"):
@@ -92,7 +95,9 @@ def test_flips_are_found_and_counted(dynamic, tmp_path) -> None:
             tensor.CopyFrom(numpy_helper.from_array(swapped, tensor.name))
     path = tmp_path / "flipped.onnx"
     onnx.save(model, path)
-    certificate = capsedge.verify(dynamic.checkpoint, path, limit=20, atol=1e9)
+    certificate = capsedge.verify(
+        dynamic.checkpoint, path, capsedge.VerifyOptions(limit=20, tolerance=(1e9, 0))
+    )
     decisions = certificate.to_dict()["samples"]["decisions"]
     assert decisions["flips"] >= 15
     assert decisions["agreement"] <= 0.25
@@ -100,7 +105,11 @@ def test_flips_are_found_and_counted(dynamic, tmp_path) -> None:
     assert margins == sorted(margins, reverse=True)
     assert any("flipped" in f for f in certificate.failures)
     # The numbers were allowed to differ and so, when asked, are the decisions.
-    assert capsedge.verify(dynamic.checkpoint, path, limit=4, atol=1e9, min_agreement=0).passed
+    assert capsedge.verify(
+        dynamic.checkpoint,
+        path,
+        capsedge.VerifyOptions(limit=4, min_agreement=0, tolerance=(1e9, 0)),
+    ).passed
 
 
 def test_a_file_that_draws_is_refused_with_the_node(dynamic, tmp_path) -> None:
@@ -111,35 +120,43 @@ def test_a_file_that_draws_is_refused_with_the_node(dynamic, tmp_path) -> None:
     model.graph.node.append(helper.make_node("Add", ["exact", "r"], ["lengths"]))
     onnx.save(model, tmp_path / "drawn.onnx")
     with pytest.raises(UnsupportedModelError, match=r"'jitter' \(RandomNormalLike\)"):
-        capsedge.verify(dynamic.checkpoint, tmp_path / "drawn.onnx", limit=2, atol=1e9)
+        capsedge.verify(
+            dynamic.checkpoint,
+            tmp_path / "drawn.onnx",
+            capsedge.VerifyOptions(limit=2, tolerance=(1e9, 0)),
+        )
 
 
 def test_nan_fails(dynamic, tmp_path) -> None:
     wrong = _scaled_weight(dynamic.onnx(), tmp_path / "n.onnx", "model.classes.weight", math.nan)
-    certificate = capsedge.verify(dynamic.checkpoint, wrong, limit=4)
+    certificate = capsedge.verify(dynamic.checkpoint, wrong, capsedge.VerifyOptions(limit=4))
     assert any("NaN or infinite" in f for f in certificate.failures)
     json.dumps(certificate.to_dict(), allow_nan=False)
 
 
 def test_other_checkpoint_is_refused(families) -> None:
     with pytest.raises(ArtefactError, match="not exported from"):
-        capsedge.verify(families["em"].checkpoint, families["dynamic"].onnx(), limit=2)
+        capsedge.verify(
+            families["em"].checkpoint, families["dynamic"].onnx(), capsedge.VerifyOptions(limit=2)
+        )
 
 
 def test_file_without_a_known_checkpoint(dynamic) -> None:
     with pytest.raises(UsageError, match="Pass the checkpoint"):
-        capsedge.verify(None, dynamic.onnx(), limit=2)
+        capsedge.verify(None, dynamic.onnx(), capsedge.VerifyOptions(limit=2))
 
 
 def test_reference_has_the_iterations_of_the_file(families) -> None:
     exported = families["em"]
-    assert capsedge.verify(exported.checkpoint, exported.onnx(iterations=2), limit=4).passed
+    assert capsedge.verify(
+        exported.checkpoint, exported.onnx(iterations=2), capsedge.VerifyOptions(limit=4)
+    ).passed
 
 
 def test_module_in_memory_is_left_as_it_is(dynamic) -> None:
     module = dynamic.model.train()
     try:
-        certificate = capsedge.verify(module, dynamic.onnx(), limit=2)
+        certificate = capsedge.verify(module, dynamic.onnx(), capsedge.VerifyOptions(limit=2))
         assert certificate.passed
         assert module.training
         assert certificate.chain[0].kind == "module"
@@ -163,17 +180,17 @@ def test_module_of_ones_own(tmp_path) -> None:
     module = Own().eval()
     path = tmp_path / "own.onnx"
     capsedge.export(module, path, example=torch.rand(2, 2, 12, 12))
-    certificate = capsedge.verify(module, path, limit=3)
+    certificate = capsedge.verify(module, path, capsedge.VerifyOptions(limit=3))
     assert certificate.passed, certificate.failures
     assert certificate.to_dict()["samples"]["decisions"] is None
     with torch.no_grad():
         module.conv.weight.mul_(1.5)
-    assert not capsedge.verify(module, path, limit=3).passed
+    assert not capsedge.verify(module, path, capsedge.VerifyOptions(limit=3)).passed
 
 
 def test_fixed_batch_and_a_rest(dynamic) -> None:
     path = dynamic.onnx(batch=3)
-    certificate = capsedge.verify(dynamic.checkpoint, path, limit=4)
+    certificate = capsedge.verify(dynamic.checkpoint, path, capsedge.VerifyOptions(limit=4))
     assert certificate.passed, certificate.failures
     assert certificate.to_dict()["samples"]["images"] == 4
 
@@ -186,9 +203,9 @@ def test_accuracy_where_labels_are(dynamic, tmp_path) -> None:
     labels = top.copy()
     labels[:3] = (labels[:3] + 1) % 10
     np.savez(tmp_path / "d.npz", images=images, labels=labels)
-    decisions = capsedge.verify(dynamic.checkpoint, dynamic.onnx(), tmp_path / "d.npz").to_dict()[
-        "samples"
-    ]["decisions"]
+    decisions = capsedge.verify(
+        dynamic.checkpoint, dynamic.onnx(), data=tmp_path / "d.npz"
+    ).to_dict()["samples"]["decisions"]
     assert decisions["accuracy_reference"] == decisions["accuracy_artefact"] == 0.75
 
 
@@ -197,17 +214,28 @@ def test_accuracy_where_labels_are(dynamic, tmp_path) -> None:
     [
         {"min_agreement": 1.5},
         {"limit": 0},
-        {"atol": -1.0},
-        {"rtol": math.nan},
-        {"atol": {"nothing": 1.0}},
+        {"tolerance": (-1.0, 0.0)},
+        {"tolerance": (0.0, math.nan)},
+        {"tolerance": {"nothing": (1.0, 0.0)}},
         {"ops": "quick"},
-        {"data": "/no/such/folder"},
     ],
     ids=str,
 )
 def test_bad_arguments(dynamic, options: dict) -> None:
     with pytest.raises(UsageError):
-        capsedge.verify(dynamic.checkpoint, dynamic.onnx(), **options)
+        capsedge.verify(dynamic.checkpoint, dynamic.onnx(), capsedge.VerifyOptions(**options))
+
+
+def test_data_that_does_not_exist(dynamic) -> None:
+    with pytest.raises(UsageError, match="folder"):
+        capsedge.verify(dynamic.checkpoint, dynamic.onnx(), data="/no/such/folder")
+
+
+def test_a_tolerance_of_one_output_leaves_the_others(dynamic) -> None:
+    options = capsedge.VerifyOptions(limit=2, tolerance={"poses": (1e-3, 0.0)})
+    stated = capsedge.verify(dynamic.checkpoint, dynamic.onnx(), options).limits["tolerances"]
+    assert stated["poses"] == {"atol": 1e-3, "rtol": 0.0}
+    assert stated["lengths"] == {"atol": 1e-5, "rtol": 0.0}
 
 
 def test_truncated_file(dynamic, tmp_path) -> None:
@@ -267,7 +295,7 @@ def angles(tmp_path_factory):
 
 def test_a_regression_has_errors_in_its_units(angles) -> None:
     module, path = angles
-    certificate = capsedge.verify(module, path, limit=12)
+    certificate = capsedge.verify(module, path, capsedge.VerifyOptions(limit=12))
     assert certificate.passed, certificate.failures
     document = certificate.to_dict()
     assert document["samples"]["decisions"] is None
@@ -339,7 +367,7 @@ def test_a_quantized_regression_is_held_to_the_limits_of_its_gate(
         calibration["evaluation"]["max_error"] = max_error
     properties["capsedge.calibration"] = json.dumps(calibration)
     onnx.helper.set_model_props(model, properties)
-    document = capsedge.verify(module, path, data).to_dict()
+    document = capsedge.verify(module, path, data=data).to_dict()
     assert document["samples"]["ignored"] == "labels"
     yaw = document["samples"]["estimates"]["values"][0]
     (last,) = [n for n in model.graph.node if "angles" in n.output]
@@ -348,7 +376,7 @@ def test_a_quantized_regression_is_held_to_the_limits_of_its_gate(
     model.graph.initializer.append(numpy_helper.from_array(shift, "shift"))
     model.graph.node.append(onnx.helper.make_node("Add", ["unshifted", "shift"], ["angles"]))
     onnx.save(model, tmp_path / "shifted.onnx")
-    certificate = capsedge.verify(module, tmp_path / "shifted.onnx", data)
+    certificate = capsedge.verify(module, tmp_path / "shifted.onnx", data=data)
     assert certificate.limits["criterion"] == "errors by range"
     assert certificate.passed == (not failure), certificate.failures
     assert all(failure in text for text in certificate.failures)
