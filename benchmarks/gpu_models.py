@@ -141,8 +141,8 @@ def on_tensorrt(
     import torch
 
     import capsedge
-    from capsedge.exporters.tensorrt.build import BuildOptions
-    from capsedge.exporters.tensorrt.build import write_engine as build
+    from capsedge.exporters.build_options import BuildOptions
+    from capsedge.exporters.tensorrt.write_engine import write_engine as build
 
     target, plugin, precision = engine.target, engine.plugin, engine.precision
     if precision == "int8":

@@ -31,10 +31,14 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
+    from capsedge.exporters.build import build
+    from capsedge.exporters.build_options import BuildOptions
+    from capsedge.exporters.c.wasm import WasmReport
+    from capsedge.exporters.c.write_c import CReport
     from capsedge.exporters.export import export
     from capsedge.exporters.export_options import ExportOptions
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.exporters.tensorrt.build import BuildReport, build
+    from capsedge.exporters.tensorrt.write_engine import BuildReport
     from capsedge.importers.import_checkpoint import ImportReport, import_checkpoint
     from capsedge.importers.import_options import ImportOptions
     from capsedge.models import ops
@@ -98,8 +102,10 @@ _HOMES = {
     "OptimizationReport": "capsedge.optimization.optimize",
     "prune": "capsedge.optimization.prune",
     "PruningReport": "capsedge.optimization.prune_report",
-    "build": "capsedge.exporters.tensorrt.build",
-    "BuildReport": "capsedge.exporters.tensorrt.build",
+    "build": "capsedge.exporters.build",
+    "CReport": "capsedge.exporters.c.write_c",
+    "WasmReport": "capsedge.exporters.c.wasm",
+    "BuildReport": "capsedge.exporters.tensorrt.write_engine",
     "deploy_web": "capsedge.serving.deploy.web",
     "WebDeployment": "capsedge.serving.deploy.deployment",
     "deploy_triton": "capsedge.serving.deploy.triton",
@@ -116,6 +122,7 @@ _HOMES = {
     "ImportOptions": "capsedge.importers.import_options",
     "OptimizeOptions": "capsedge.optimization.optimize_options",
     "VerifyOptions": "capsedge.verification.verify_options",
+    "BuildOptions": "capsedge.exporters.build_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -134,7 +141,9 @@ _HOMES = {
 __all__ = [
     "ArtefactError",
     "BatchReport",
+    "BuildOptions",
     "BuildReport",
+    "CReport",
     "CapsedgeError",
     "CascadeReport",
     "Certificate",
@@ -168,6 +177,7 @@ __all__ = [
     "UnsupportedModelError",
     "UsageError",
     "VerifyOptions",
+    "WasmReport",
     "WebDeployment",
     "__version__",
     "batch",

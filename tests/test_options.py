@@ -97,6 +97,7 @@ def test_wrong_tolerances(text: str) -> None:
 
 # By the dataclass: the verb that takes it.
 VERBS = {
+    "BuildOptions": "build",
     "ExportOptions": "export",
     "ImportOptions": "import",
     "OptimizeOptions": "optimize",

@@ -171,7 +171,8 @@ class Files:
         source = self._int8(target) if precision == "int8" else self._fp32("fused")
         path = self._folder / f"{precision}.engine"
         if not path.exists():
-            capsedge.build(source, path, precision=precision, batch=(1, rules.BATCH, rules.BATCH))
+            batches = (1, rules.BATCH, rules.BATCH)
+            capsedge.build(source, path, capsedge.BuildOptions(precision=precision, batch=batches))
         return path
 
 

@@ -143,9 +143,7 @@ class EngineMetadata:
             words += ["--target", self.target]
             words += ["--compute-capability", ",".join(self.compute_capabilities)]
         words += ["--precision", self.precision]
-        words += (
-            ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
-        )
+        words += ["--batch", str(low) if low == high else f"{low}:{best}:{high}"]
         return " ".join(words)
 
     @property

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from capsedge.cli import app
-from capsedge.cli import build as verb
 from capsedge.errors import CapsedgeError, UsageError
+from capsedge.exporters.build_options import BuildOptions
+from capsedge.options import declared
 from tests.exporters.nets import network
 from tests.exports import Exports
 from tests.tensorrt import fake
@@ -96,7 +97,7 @@ def test_an_option_of_another_target_is_refused(model: Path, given: list[str], n
 def test_build_over_stand_ins(model: Path, tmp_path: Path, gpu: Any) -> None:  # noqa: F811
     target = tmp_path / "m.engine"
     given = [
-        "build", str(model), "-o", str(target), "--plugin", "native", "--dynamic-batch", "1:2:4",
+        "build", str(model), "-o", str(target), "--plugin", "native", "--batch", "1:2:4",
         "--workspace", "512M", "--timing-cache", str(tmp_path / "cache"),
     ]  # fmt: skip
     result = CliRunner().invoke(app, given)
@@ -116,10 +117,10 @@ def test_build_over_stand_ins(model: Path, tmp_path: Path, gpu: Any) -> None:  #
 @pytest.mark.parametrize(
     "options",
     [
-        ["--batch", "2", "--dynamic-batch", "1:2:4"],
-        ["--dynamic-batch", "1:2"],
-        ["--dynamic-batch", "a:b:c"],
-        ["--dynamic-batch", "4:2:1"],
+        ["--target", "c", "--batch", "1:2:4"],
+        ["--batch", "1:2"],
+        ["--batch", "a:b:c"],
+        ["--batch", "4:2:1"],
         ["--workspace", "much"],
         ["--workspace", "1"],
         ["--plugin", "both"],
@@ -134,10 +135,10 @@ def test_wrong_options(model: Path, options: list[str], gpu: Any) -> None:  # no
 
 
 def test_sizes() -> None:
-    assert verb._bytes("512M") == 512 << 20
-    assert verb._bytes("2g") == 2 << 30
-    assert verb._bytes("7") == 7
-    assert verb._bytes(None) is None
+    (workspace,) = (each for each in declared(BuildOptions) if each.name == "workspace")
+    assert workspace.option.parse is not None
+    for text, size in (("512M", 512 << 20), ("2g", 2 << 30), ("7", 7)):
+        assert workspace.option.parse(text) == size
 
 
 def test_damaged_models(tmp_path: Path, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -68,7 +68,7 @@ def starting(names: Iterable[str], start: str) -> list[str]:
         ("capsedge infer --provider ", list(PROVIDERS)),
         ("capsedge quantize --precision ", ["int8", "fp16", "mixed"]),
         ("capsedge sweep --precision fp32,", ["fp32,fp16", "fp32,int8"]),
-        ("capsedge build --target ", ["tensorrt", "tensorrt-rtx"]),
+        ("capsedge build --target ", ["tensorrt", "tensorrt-rtx", "c", "wasm"]),
         ("capsedge export --with rec", ["reconstruction"]),
         ("capsedge export --ops ", ["auto", "fused", "portable"]),
         ("capsedge deploy ", ["web", "triton", "kserve"]),

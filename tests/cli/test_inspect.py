@@ -311,8 +311,8 @@ def test_needs_neither_torch_nor_onnx(routed: Path) -> None:
 @pytest.fixture
 def engine(gpu, tmp_path: Path) -> Path:  # noqa: F811
     """Built by a stand-in for TensorRT, as tests/tensorrt does."""
-    from capsedge.exporters.tensorrt.build import BuildOptions
-    from capsedge.exporters.tensorrt.build import write_engine as build
+    from capsedge.exporters.build_options import BuildOptions
+    from capsedge.exporters.tensorrt.write_engine import write_engine as build
     from capsedge.runtime.zoo import default_model
 
     options = BuildOptions(plugin="native", batch=(1, 2, 8))

@@ -66,8 +66,8 @@ def machine(stand_ins: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mac
 @pytest.fixture
 def engine(gpu: Any, tmp_path: Path):  # noqa: F811
     """Builds an engine as ``capsedge build`` does; the GPU is called Orin."""
-    from capsedge.exporters.tensorrt.build import BuildOptions
-    from capsedge.exporters.tensorrt.build import write_engine as build
+    from capsedge.exporters.build_options import BuildOptions
+    from capsedge.exporters.tensorrt.write_engine import write_engine as build
 
     load_cuda()  # Python's stand-in, before the library's own is named
 

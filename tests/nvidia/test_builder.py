@@ -72,7 +72,8 @@ def test_timing_caches(environment: Mapping[str, str]) -> None:
 
 INTERRUPTED = """
 import sys
-from capsedge.exporters.tensorrt.build import BuildOptions, write_engine as build
+from capsedge.exporters.build_options import BuildOptions
+from capsedge.exporters.tensorrt.write_engine import write_engine as build
 def report(share, phase, left):
     if share > 0.3:
         raise KeyboardInterrupt
@@ -153,7 +154,7 @@ def test_the_command(environment: Mapping[str, str], tmp_path: Path) -> None:
     words = [sys.executable, "-m", "capsedge", "build", str(default_model()), "-o", str(target)]
     rtx = ["--target", "tensorrt-rtx", "--compute-capability", "8.9,12.0"]
     done = subprocess.run(
-        [*words, *rtx, "--dynamic-batch", "1:8:32"],
+        [*words, *rtx, "--batch", "1:8:32"],
         capture_output=True, text=True, check=False, env=dict(environment), cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

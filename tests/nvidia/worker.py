@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import CapsedgeError
-from capsedge.exporters.tensorrt.build import BuildOptions
-from capsedge.exporters.tensorrt.build import write_engine as build
+from capsedge.exporters.build_options import BuildOptions
+from capsedge.exporters.tensorrt.write_engine import write_engine as build
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_for

@@ -47,8 +47,8 @@ def onnx_file(folder: Path, request: pytest.FixtureRequest) -> Path:
 def engine(folder: Path, request: pytest.FixtureRequest) -> Path:
     """Over stand-ins for TensorRT and CUDA."""
     pytest.importorskip("onnx_graphsurgeon", reason="pip install 'capsedge[build]'")
-    from capsedge.exporters.tensorrt.build import BuildOptions
-    from capsedge.exporters.tensorrt.build import write_engine as build
+    from capsedge.exporters.build_options import BuildOptions
+    from capsedge.exporters.tensorrt.write_engine import write_engine as build
 
     request.getfixturevalue("gpu")
     path = folder / "model.engine"

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "capsedge/exporters/tensorrt/engine_builder.py",
-    "capsedge/exporters/tensorrt/build.py",
+    "capsedge/exporters/tensorrt/write_engine.py",
     "capsedge/runtime/backends/tensorrt_engine.py",
     "capsedge/runtime/backends/tensorrt_library.py",
 )

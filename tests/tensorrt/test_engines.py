@@ -24,10 +24,11 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
-from capsedge.exporters.tensorrt.build import BuildOptions, BuildReport
-from capsedge.exporters.tensorrt.build import write_engine as build
+from capsedge.exporters.tensorrt.write_engine import BuildReport
+from capsedge.exporters.tensorrt.write_engine import write_engine as build
 from capsedge.graph import proto
 from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.native_library import find_library
@@ -89,7 +90,7 @@ def test_engines_that_were_timed_for_another_power_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They run, and inspect says what they were timed for."""
-    for module in ("exporters.tensorrt.build", "runtime.inspection"):
+    for module in ("exporters.tensorrt.write_engine", "runtime.inspection"):
         monkeypatch.setattr(f"capsedge.{module}.power_mode", lambda: "MAXN_SUPER")
     built = make()
     assert built.engine_metadata.machine.power_mode == "MAXN_SUPER"
@@ -444,12 +445,12 @@ def test_another_precision_than_asked_for_is_an_error(make: Any, tmp_path: Path)
 def test_plugin_library_that_tensorrt_refuses(
     make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("capsedge.exporters.tensorrt.build.find_plugin", lambda: None)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.write_engine.find_plugin", lambda: None)
     with pytest.raises(EnvironmentProblem, match="not installed"):
         make(plugin="fused")
     library = tmp_path / "plugin.so"
     library.write_bytes(b"x")
-    monkeypatch.setattr("capsedge.exporters.tensorrt.build.find_plugin", lambda: library)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.write_engine.find_plugin", lambda: library)
     fake.FAIL["load_library"] = "SymbolAddress for getCreators could not be loaded"
     with pytest.raises(ArtefactError, match="rejects the plugin library") as refused:
         make(plugin="fused")

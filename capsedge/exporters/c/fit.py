@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,6 @@ from capsedge.exporters.c.source import Library, layers
 from capsedge.runtime.files.text import format_bytes, printable
 
 CODE_BYTES = 16 << 10  # of flash that compiled code may take at most, in what `--fit` compares
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20}
-
-
-def parse_fit(text: str) -> dict[str, int]:
-    """``flash=256K,ram=64K`` in bytes.
-
-    Raises:
-        UsageError: it has another form.
-    """
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(flash|ram)=(\d{1,9})([KM]?)B?\s*", part, re.I)
-        if match is None or match[1].lower() in found:
-            raise UsageError(
-                f"Invalid --fit {printable(text)}.",
-                "It takes the sizes of flash, of ram, or both, with a unit.",
-                "For example: `--fit flash=256K,ram=64K`.",
-            )
-        found[match[1].lower()] = int(match[2]) * _UNITS[match[3].upper()]
-    return found
 
 
 def needs(library: Library) -> dict[str, int]:

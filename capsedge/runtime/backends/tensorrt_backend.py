@@ -247,7 +247,7 @@ class TensorRTBackend:
             raise ShapeError(
                 f"A batch of {' and '.join(map(str, sorted(sizes)))} images.",
                 f"{self._path} was built for {self.batches.smallest} to {self._largest}.",
-                "Split the batch, or build the engine with another `--dynamic-batch`.",
+                "Split the batch, or build the engine with another `--batch`.",
             )
         return batch
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.exporters.build_options import parse_fit
 from capsedge.exporters.c import naming
-from capsedge.exporters.c.fit import parse_fit
 from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from tests.exporters.c.compiled import compiler

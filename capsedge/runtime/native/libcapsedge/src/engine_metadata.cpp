@@ -92,7 +92,7 @@ std::string EngineMetadata::rebuild() const {
   for (const std::string& capability : compute_capabilities)
     target += (target.empty() ? " --target tensorrt-rtx --compute-capability " : ",") + capability;
   return "capsedge build " + (is_plain(source) ? source : "MODEL.onnx") + " --plugin " + plugin + target + " --precision " + precision +
-         (low == high ? " --batch " + low : " --dynamic-batch " + low + ":" + std::to_string(best_batch) + ":" + high);
+         (low == high ? " --batch " + low : " --batch " + low + ":" + std::to_string(best_batch) + ":" + high);
 }
 
 EngineMetadata parse_engine_metadata(std::string_view document) { return parse(parse_json(document)); }

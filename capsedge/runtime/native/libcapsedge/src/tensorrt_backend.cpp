@@ -113,7 +113,7 @@ class TensorRtBackend : public Backend {
     if (batch < smallest_ || batch > largest_)
       fail_usage("A batch of " + std::to_string(batch) + " images.",
                  engine_.path() + " was built for " + std::to_string(smallest_) + " to " + std::to_string(largest_) + ".",
-                 "Split the batch, or build the engine with another `--dynamic-batch`.");
+                 "Split the batch, or build the engine with another `--batch`.");
     return batch;
   }
 

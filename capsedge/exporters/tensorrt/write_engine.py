@@ -1,4 +1,4 @@
-"""Build a TensorRT engine and its metadata file from an ONNX file (``capsedge.build``).
+"""Build a TensorRT engine and its metadata file from an ONNX file.
 
 Engines for ``tensorrt`` are built on the machine that will run them; those for ``tensorrt-rtx`` on any.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import onnx
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.tensorrt import lowering as precision
 from capsedge.exporters.tensorrt.engine_builder import Limits, Listener, Progress, build_engine
@@ -40,11 +40,6 @@ from capsedge.runtime.engine_metadata import Machine
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
-    FILE,
-    OUTPUT,
-    ModelLike,
-    as_file,
-    as_path,
     check_apart,
     check_writable,
     sha256,
@@ -54,41 +49,9 @@ from capsedge.runtime.machine import power_mode
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec.fields import PREFIX
-from capsedge.spec.vocabularies import PLUGIN_CHOICES as PLUGIN_MODES
-from capsedge.spec.vocabularies import TARGETS, TENSORRT, TENSORRT_RTX
+from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
 # --- Building and writing ---
-
-_LEVELS = range(6)
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How to build.
-
-    Attributes:
-        precision: precision that the engine must have; None for the file's.
-        plugin: ``fused`` uses the plugin library, ``native`` does not, ``auto`` does if it is installed. An
-            engine needs the same plugin library wherever it runs, so ``auto`` is ``native`` for
-            ``tensorrt-rtx``.
-        batch: smallest, best and largest batch, all equal for a fixed batch; None for the file's, or 1.
-        workspace: bytes of scratch memory that TensorRT may use; None for all.
-        timing_cache: file with timings, read if it exists, written afterwards.
-        optimization_level: TensorRT's, 0 to 5.
-        device: number of the GPU; not used for ``tensorrt-rtx``.
-        target: ``tensorrt``, or ``tensorrt-rtx`` for an engine that several kinds of GPU run.
-        compute_capabilities: of those GPUs; empty for `DEFAULT_CAPABILITIES`.
-    """
-
-    precision: str | None = None
-    plugin: str = "auto"
-    batch: tuple[int, int, int] | None = None
-    workspace: int | None = None
-    timing_cache: Path | None = None
-    optimization_level: int = 3
-    device: int = 0
-    target: str = TENSORRT
-    compute_capabilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,7 +114,6 @@ def write_engine(
         ArtefactError: the file is damaged.
     """
     source, target = Path(source), Path(target)
-    _check(options)
     written = [target, engine_metadata.metadata_path(target)]
     written += [options.timing_cache] if options.timing_cache is not None else []
     for file in written:
@@ -197,7 +159,7 @@ def _build(
     logger = tensorrt_logger(trt)
     logger.clear()
     builder = start(trt, trt.Builder, logger)
-    batch = lowering.choose_batch(model, options.batch)
+    batch = lowering.choose_batch(model, options.batches)
     if batch[0] == batch[2]:
         model = lowering.fix_batch(model, batch[0])
     if library is None:
@@ -240,52 +202,6 @@ def _build(
     if options.timing_cache is not None and built.timing_cache:
         write_bytes(options.timing_cache, built.timing_cache)
     return BuildReport(target, issued, built.warnings)
-
-
-def _check(options: BuildOptions) -> None:
-    low, best, high = options.batch or (1, 1, 1)
-    if not 1 <= low <= best <= high:
-        raise UsageError(
-            f"Invalid batch {low}:{best}:{high}.",
-            "It takes the smallest, the best and the largest batch size, in ascending order from 1.",
-            "For example: `--dynamic-batch 1:8:32`.",
-        )
-    if options.plugin not in PLUGIN_MODES:
-        raise UsageError(
-            f"Unknown plugin mode '{options.plugin}'.",
-            "",
-            f"Choose one of: {', '.join(PLUGIN_MODES)}.",
-        )
-    if options.optimization_level not in _LEVELS:
-        raise UsageError(
-            f"Invalid optimization level {options.optimization_level}.",
-            "TensorRT's levels are 0 to 5.",
-            "Use 3.",
-        )
-    if options.target not in TARGETS:
-        raise UsageError(
-            f"Unknown target '{options.target}'.", "", f"Choose one of: {', '.join(TARGETS)}."
-        )
-    if options.target == TENSORRT_RTX:
-        for given, name in ((options.timing_cache, "timing-cache"), (options.device, "device")):
-            if given:
-                raise UsageError(
-                    f"--{name} does not apply to --target {TENSORRT_RTX}.",
-                    "TensorRT-RTX builds ahead of time: no kernel is timed and no GPU is used.",
-                    "Leave it out.",
-                )
-    elif options.compute_capabilities:
-        raise UsageError(
-            f"--compute-capability does not apply to --target {options.target}.",
-            "A TensorRT engine runs only on the kind of GPU that it was built on.",
-            f"Add `--target {TENSORRT_RTX}` to build an engine for several kinds of RTX GPUs.",
-        )
-    if options.workspace is not None and options.workspace < 1 << 20:
-        raise UsageError(
-            f"A workspace of {options.workspace} bytes is too small.",
-            "TensorRT needs at least 1 MiB.",
-            "For example: `--workspace 1G`, or leave it out.",
-        )
 
 
 def _read(source: Path) -> onnx.ModelProto:
@@ -342,81 +258,13 @@ def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int,
         words += ["--compute-capability", ",".join(options.compute_capabilities)]
     if options.precision:
         words += ["--precision", options.precision]
-    words += ["--batch", str(low)] if low == high else ["--dynamic-batch", f"{low}:{best}:{high}"]
+    words += ["--batch", str(low) if low == high else f"{low}:{best}:{high}"]
     if options.workspace is not None:
         words += ["--workspace", str(options.workspace)]
     if options.timing_cache is not None:
         words += ["--timing-cache", str(options.timing_cache)]
     if options.device:
         words += ["--device", str(options.device)]
-    if options.optimization_level != BuildOptions.optimization_level:
+    if options.optimization_level != BuildOptions().optimization_level:
         words += ["--optimization-level", str(options.optimization_level)]
     return shlex.join([*words, "-o", str(target)])
-
-
-# --- ``capsedge.build`` ---
-
-
-def build(
-    model: ModelLike,
-    path: Path | str,
-    *,
-    precision: str | None = None,
-    target: str = "tensorrt",
-    compute_capabilities: Sequence[str] = (),
-    plugin: str = "auto",
-    batch: int | tuple[int, int, int] | None = None,
-    workspace: int | None = None,
-    timing_cache: Path | str | None = None,
-    optimization_level: int = 3,
-    device: int = 0,
-    progress: Listener = lambda _share, _phase, _left: None,
-) -> BuildReport:
-    """Build a TensorRT engine: for this machine, or a portable one.
-
-    Args:
-        model: the ONNX file of ``capsedge.export`` or ``capsedge.quantize``, or its bytes.
-        path: the engine to write, ``*.engine``; its metadata file is written next to it.
-        precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``: the precision that the engine must have; by
-            default the file's.
-        target: ``tensorrt``: for this machine's GPU; ``tensorrt-rtx``: for several kinds of RTX GPU, built on
-            any machine.
-        compute_capabilities: of those GPUs, as in ``("8.6", "12.0")``; 8.6, 8.9 and 12.0 by default.
-        plugin: ``fused``: routing in the plugin library; ``native``: no plugin; ``auto``: fused if the
-            library is found, native for ``tensorrt-rtx``.
-        batch: a fixed batch, or the smallest, best and largest one; the file's own or 1 by default.
-        workspace: bytes of scratch memory that TensorRT may use; all by default.
-        timing_cache: file with timings that make later builds faster: read if it exists, then written.
-        optimization_level: TensorRT's effort, 0 to 5.
-        device: number of the GPU.
-        progress: called with (share done, phase, seconds left or None).
-
-    Returns:
-        The paths of the engine and its metadata file, and TensorRT's warnings.
-
-    Raises:
-        UsageError: an argument is wrong, or the model's precision differs from the requested one.
-        EnvironmentProblem: TensorRT, the GPU or the plugin library is missing.
-        UnsupportedModelError: TensorRT cannot run the model.
-        ParityError: TensorRT built a different precision; nothing was written.
-        ArtefactError: the model is damaged.
-
-    Example:
-        >>> report = capsedge.build("digits.onnx", "digits.engine", batch=(1, 8, 32))
-        >>> capsedge.load(report.path).predict("image.png")
-    """
-    path = as_path(path, OUTPUT)
-    options = BuildOptions(
-        precision=precision,
-        plugin=plugin,
-        batch=(batch,) * 3 if isinstance(batch, int) else batch,
-        workspace=workspace,
-        timing_cache=None if timing_cache is None else as_path(timing_cache, FILE),
-        optimization_level=optimization_level,
-        device=device,
-        target=target,
-        compute_capabilities=tuple(compute_capabilities),
-    )
-    with as_file(model) as file:
-        shown = Path(file.name) if isinstance(model, bytes) else file
-        return write_engine(file, path, options, progress, shown)

@@ -1,0 +1,184 @@
+"""Declare the options of ``build``, for Python and the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.errors import UsageError
+from capsedge.options import Options, declared, option
+from capsedge.runtime.files.text import printable
+from capsedge.spec.vocabularies import PLUGIN_CHOICES, PRECISIONS, TARGETS, TENSORRT, TENSORRT_RTX
+
+C, WASM = "c", "wasm"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LEAST_WORKSPACE = 1 << 20
+
+
+def _batch(text: str) -> int | tuple[int, int, int]:
+    parts = text.split(":")
+    if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
+        raise UsageError(
+            f"Invalid --batch {printable(text)}.",
+            "It takes one batch size, or the smallest, the best and the largest: MIN:BEST:MAX.",
+            "For example: `--batch 8` or `--batch 1:8:32`.",
+        )
+    low, best, high = map(int, parts * (3 // len(parts)))
+    return low if len(parts) == 1 else (low, best, high)
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,12})([KMG]?)", text.upper())
+    if found is None:
+        raise UsageError(
+            f"Invalid --workspace {printable(text)}.",
+            "It takes a size with a unit.",
+            "For example: 512M or 2G.",
+        )
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def parse_fit(text: str) -> dict[str, int]:
+    """``flash=256K,ram=64K`` in bytes.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(flash|ram)=(\d{1,9})([KM]?)B?\s*", part, re.I)
+        if match is None or match[1].lower() in found:
+            raise UsageError(
+                f"Invalid --fit {printable(text)}.",
+                "It takes the sizes of flash, of ram, or both, with a unit.",
+                "For example: `--fit flash=256K,ram=64K`.",
+            )
+        found[match[1].lower()] = int(match[2]) * _UNITS[match[3].upper()]
+    return found
+
+
+@dataclass(frozen=True)
+class BuildOptions(Options):
+    """What `capsedge.build` makes of an ONNX file."""
+
+    precision: str | None = option(
+        None,
+        "Precision that the engine must have: fp32, fp16, int8 or mixed; by default the file's.",
+        choices=PRECISIONS,
+    )
+    target: str = option(
+        TENSORRT,
+        "tensorrt: for the GPU of this machine; tensorrt-rtx: for several kinds of RTX GPU, built on any "
+        "machine; c: C99 source for microcontrollers and anything else; wasm: that source, compiled for "
+        "browsers, Node.js and WASI.",
+        choices=(*TARGETS, C, WASM),
+    )
+    compute_capabilities: tuple[str, ...] = option(
+        (),
+        "With --target tensorrt-rtx: compute capabilities to build for; 8.6,8.9,12.0 by default.",
+        "--compute-capability",
+    )
+    plugin: str = option(
+        "auto",
+        "fused: routing in the plugin library; native: no plugin; auto: fused if the library is installed, "
+        "native for tensorrt-rtx.",
+        choices=PLUGIN_CHOICES,
+    )
+    batch: int | tuple[int, int, int] | None = option(
+        None,
+        "Fixed batch size; by default the file's, or 1. For an engine also a range of sizes, the smallest, "
+        "best and largest: 1:8:32.",
+        metavar="N|MIN:BEST:MAX",
+        parse=_batch,
+    )
+    workspace: int | None = option(
+        None,
+        "Scratch memory that TensorRT may use, for example 512M or 2G; all by default.",
+        metavar="SIZE",
+        parse=_bytes,
+    )
+    timing_cache: Path | None = option(
+        None, "File with timings that make later builds faster.", path="updates"
+    )
+    optimization_level: int = option(3, "TensorRT's effort, 0 to 5.", min=0, max=5)
+    device: int = option(0, "Number of the GPU.", min=0)
+    name: str | None = option(
+        None,
+        "With --target c: prefix of all symbols; with wasm: name of the files; from the file's name by "
+        "default.",
+    )
+    fit: Mapping[str, int] | None = option(
+        None,
+        "With --target c: refuse a network that needs more, for example flash=256K,ram=64K.",
+        metavar="SIZES",
+        parse=parse_fit,
+    )
+
+    def __post_init__(self) -> None:
+        """Check what depends on the target, too.
+
+        Raises:
+            UsageError: a value is wrong, or an option is one of another target.
+        """
+        super().__post_init__()
+        for each in declared(BuildOptions):
+            if getattr(self, each.name) != each.default and each.name not in _TAKES[self.target]:
+                why, fix = _WHY.get((self.target, each.name), ("", "Leave it out."))
+                raise UsageError(
+                    f"{each.option.names[-1]} does not apply to --target {self.target}.", why, fix
+                )
+        low, best, high = self.batches or (1, 1, 1)
+        if not 1 <= low <= best <= high:
+            raise UsageError(
+                f"Invalid batch {low}:{best}:{high}.",
+                "It takes the smallest, the best and the largest batch size, in ascending order from 1.",
+                "For example: `--batch 1:8:32`.",
+            )
+        if self.target in (C, WASM) and low != high:
+            raise UsageError(
+                f"A range of batch sizes does not apply to --target {self.target}.",
+                "The network is written for one batch size.",
+                f"For example: `--batch {best}`.",
+            )
+        for capability in self.compute_capabilities:
+            if not re.fullmatch(r"\d{1,2}\.\d", capability):
+                raise UsageError(
+                    f"Invalid --compute-capability {printable(capability)}.",
+                    "It takes numbers such as 8.9, separated by commas.",
+                    "For example: 8.6,8.9,12.0.",
+                )
+        if self.workspace is not None and self.workspace < _LEAST_WORKSPACE:
+            raise UsageError(
+                f"A workspace of {self.workspace} bytes is too small.",
+                "TensorRT needs at least 1 MiB.",
+                "For example: `--workspace 1G`, or leave it out.",
+            )
+
+    @property
+    def batches(self) -> tuple[int, int, int] | None:
+        """Smallest, best and largest batch, all equal for a fixed batch; None for the file's, or 1."""
+        return (self.batch, self.batch, self.batch) if isinstance(self.batch, int) else self.batch
+
+
+# By the target: the options that apply to it.
+_ENGINE = ("target", "precision", "plugin", "batch", "workspace", "optimization_level")
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    TENSORRT: (*_ENGINE, "timing_cache", "device"),
+    TENSORRT_RTX: (*_ENGINE, "compute_capabilities"),
+    C: ("target", "name", "batch", "fit"),
+    WASM: ("target", "name", "batch"),
+}
+_AHEAD = (
+    "TensorRT-RTX builds ahead of time: no kernel is timed and no GPU is used.",
+    "Leave it out.",
+)
+_WHY: Mapping[tuple[str, str], tuple[str, str]] = {
+    (TENSORRT_RTX, "timing_cache"): _AHEAD,
+    (TENSORRT_RTX, "device"): _AHEAD,
+    (TENSORRT, "compute_capabilities"): (
+        "A TensorRT engine runs only on the kind of GPU that it was built on.",
+        f"Add `--target {TENSORRT_RTX}` to build an engine for several kinds of RTX GPUs.",
+    ),
+}
