@@ -37,8 +37,9 @@ Example = Annotated[
     Option(
         "--example",
         help=(
-            "Input of --module without the batch, such as 1x28x28; several separated by commas; or "
-            "an .npy or .npz file. By default that of --inputs."
+            "Input of --module without the batch, such as 1x28x28; several separated by commas, with "
+            "names and types as in hist:*50:int64,user:int64 (* before an axis that stays free); or an "
+            ".npy or .npz file. By default that of --inputs."
         ),
         panel="Your own network",
     ),
@@ -148,7 +149,8 @@ class _Job(NamedTuple):
 
 def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> None:
     from capsedge.exporters.export import export
-    from capsedge.models.user_module import load_user_module, read_example
+    from capsedge.models.examples import read_example
+    from capsedge.models.user_module import load_user_module
     from capsedge.runtime.files.writing import check_apart, sha256
 
     own = load_user_module(subject)
@@ -168,7 +170,8 @@ def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> Non
         own.module,
         None if job.dry_run else target,
         replace(job.options, checkpoint_sha256=checksum),
-        example=inputs,
+        example=inputs.tensors,
+        free_axes=inputs.free_axes,
         check_inputs=job.check_inputs,
         description=job.description,
         progress=stage_reporter(job.as_json),

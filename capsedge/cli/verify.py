@@ -67,7 +67,7 @@ Inputs = Annotated[
         "--inputs",
         help=(
             "Instead of --data: .npz or .npy with an array for each input, by name, batch first. "
-            "Required if an input takes whole numbers."
+            "Without either, a file that does not take images gets random values."
         ),
     ),
     READS,

@@ -92,12 +92,16 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def user_inputs(
-    inputs: Inputs, names: Sequence[str], example: Sequence[Tensor]
+    inputs: Inputs,
+    names: Sequence[str],
+    example: Sequence[Tensor],
+    free_axes: Sequence[Sequence[int]] = (),
 ) -> tuple[Tensor, ...]:
     """The user's inputs as tensors of the example's types, one for each input.
 
     Args:
         inputs: an npz or npy file, an array or tensor, a sequence of them, or a mapping by input name.
+        free_axes: of each input, those that may have another size than in the example.
 
     Raises:
         UsageError: they do not fit the inputs.
@@ -113,12 +117,19 @@ def user_inputs(
             f"{label} holds {len(values)} inputs.", f"The network takes {', '.join(names)}.", ""
         )
     found = []
-    for name, value, like in zip(names, values, example, strict=True):
+    axes = free_axes or [()] * len(names)
+    for name, value, like, free in zip(names, values, example, axes, strict=True):
         x = torch.as_tensor(np.ascontiguousarray(value))
-        if x.ndim == 0 or not len(x) or x.shape[1:] != like.shape[1:]:
+        fits = x.ndim == like.ndim and all(
+            a == b or (k in free and a)
+            for k, (a, b) in enumerate(zip(x.shape, like.shape, strict=True))
+            if k
+        )
+        if not x.ndim or not len(x) or not fits:
+            sizes = ["any" if k in free else str(d) for k, d in enumerate(like.shape) if k]
             raise UsageError(
                 f"{label} does not fit the input '{name}'.",
-                f"It is {list(x.shape)}; expected [n, {', '.join(map(str, like.shape[1:]))}].",
+                f"It is {list(x.shape)}; expected [{', '.join(['n', *sizes])}].",
                 "Pass the inputs as the network sees them, with the batch first.",
             )
         if like.dtype.is_floating_point and not x.dtype.is_floating_point:

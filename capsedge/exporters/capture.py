@@ -112,7 +112,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 # --- Capturing ---
 
-BATCH = "N"
+BATCH, LENGTH = "N", "L"
 aten = torch.ops.aten
 _TWO = (3, 5)  # batches that a module is captured at where its code fixes them
 _FIXED = "Constraints violated"
@@ -136,6 +136,8 @@ def capture(
         NoFreeBatch: ``batch`` is None, and its code fixes the batch.
         UnsupportedModelError: torch cannot capture it; the error names the user's line.
     """
+    if subject.free_axes:
+        return _of_any_length(module, subject, opset, batch)
     if batch is not None:
         return _only(module, subject.example, subject, opset)
     flat = subject.module if isinstance(subject.module, Flat) else None
@@ -164,6 +166,41 @@ def capture(
         return merge(found[0][0], found[1][0], FreeAxis(BATCH, _TWO)), found[0][1]
     except Exception as error:  # as above, and GraphsDiffer
         raise first from error
+
+
+def _of_any_length(
+    module: nn.Module, subject: Subject, opset: int, batch: int | None
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """Captured with free axes beside the batch.
+
+    Raises:
+        UnsupportedModelError: the module's code fixes one of them; the error names the user's line.
+    """
+    try:
+        with _specialized() as lines:
+            return _captured(module, subject.example, subject, opset, free=batch is None)
+    except CapsedgeError:
+        raise
+    except Exception as error:  # torch raises many kinds of errors here, none of them ours
+        explained = _explained(error, lines)
+        fixed = [line for line in (*lines, *explained.details) if line]
+        free = [
+            f"{name} ({', '.join(str(x.shape[k]) for k in axes)} in the example)"
+            for name, x, axes in zip(
+                subject.inputs, subject.example, subject.free_axes, strict=True
+            )
+            if axes
+        ]
+        why = "The module's code fixes it." if _FIXED in str(error) else explained.why
+        raise UnsupportedModelError(
+            f"The length of {', '.join(free)} cannot be free.",
+            why,
+            "A network with weights for each position has one length: leave out free_axes, and pad shorter "
+            "inputs. Otherwise take the length from the input, x.shape[1].",
+            command="A network with weights for each position has one length: leave out the asterisk, and "
+            "pad shorter inputs. Otherwise take the length from the input, x.shape[1].",
+            details=list(dict.fromkeys(fixed))[:3],
+        ) from error
 
 
 def _only(
@@ -198,7 +235,7 @@ class _Untranslated(Exception):
 def _captured(
     module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int, free: bool
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    dims = tuple({0: torch.export.Dim(BATCH)} for _ in example) if free else None
+    dims = _free_dims(example, subject.free_axes, free)
     variadic = isinstance(module, (Flat, PerImage)) or hasattr(module, "variadic")
     shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
     with _quiet(), torch.no_grad():
@@ -220,6 +257,27 @@ def _captured(
             raise _Untranslated(program, error) from error
     assert made is not None
     return made.model_proto, made.exported_program or program
+
+
+def _free_dims(
+    example: Sequence[Tensor], free_axes: Sequence[Sequence[int]], batch: bool
+) -> tuple[dict[int, Any], ...] | None:
+    """The free dimensions of each input, as ``torch.export`` takes them; None for none.
+
+    Axes of one size are one dimension: L, L2, ...
+    """
+    if not batch and not free_axes:
+        return None
+    lengths: dict[int, Any] = {}
+    for x, axes in zip(example, free_axes, strict=bool(free_axes)):
+        for axis in axes:
+            name = f"{LENGTH}{len(lengths) + 1 if lengths else ''}"
+            lengths.setdefault(int(x.shape[axis]), torch.export.Dim(name, min=1))
+    of_batch = {0: torch.export.Dim(BATCH)} if batch else {}
+    return tuple(
+        {**of_batch, **{axis: lengths[int(x.shape[axis])] for axis in axes}}
+        for x, axes in zip(example, free_axes or [()] * len(example), strict=True)
+    )
 
 
 def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:

@@ -34,7 +34,7 @@ from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.traced_routing import RoutingCalls, Traced
 from capsedge.exporters.user_errors import explain_module_errors
-from capsedge.exporters.user_subject import NoFreeBatch, of_module
+from capsedge.exporters.user_subject import Example, FreeAxes, NoFreeBatch, of_module
 from capsedge.exporters.user_traced_routing import traced_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.fusion import FusionReport
@@ -56,7 +56,8 @@ def export(
     path: Path | str | None,
     options: ExportOptions = ExportOptions(),
     *,
-    example: Tensor | Sequence[Tensor] | None = None,
+    example: Example | None = None,
+    free_axes: FreeAxes | None = None,
     check_inputs: Inputs | None = None,
     description: Description | None = None,
     progress: Progress = lambda _: None,
@@ -72,7 +73,10 @@ def export(
         path: the file to write; None to do everything except write it.
         options: how it is written. Without ``batch``, the batch is free, or, for your own module, the size
             that its code requires (a note says why).
-        example: input of your own module: a tensor, or a tuple of tensors, batch first.
+        example: input of your own module: a tensor, a tuple of tensors, or tensors by name for a ``forward``
+            that takes one dict; batch first.
+        free_axes: of inputs by name, the axes beside the batch that stay free, such as the length of a
+            history: ``{"hist": [1]}``. Axes of the same size in the example have one length.
         check_inputs: your own inputs, which are compared too (a file, arrays, or a mapping by input name).
             For hard cases outside their range, differences are then only warnings.
         description: classes, preprocessing, task, outputs and typical images, for the metadata.
@@ -110,7 +114,7 @@ def export(
     answering = contextlib.nullcontext() if ours else explain_module_errors(made)
 
     def prepared(batch: int | None) -> _Prepared:
-        subject = _subject(module, example, batch, options)
+        subject = _subject(module, example, free_axes, batch, options)
         said, declared = stated, subject.metadata
         if said and declared is None:
             declared = _no_metadata(module, options.checkpoint_sha256)
@@ -119,7 +123,7 @@ def export(
         own = (
             ()
             if check_inputs is None
-            else user_inputs(check_inputs, subject.inputs, subject.example)
+            else user_inputs(check_inputs, subject.inputs, subject.example, subject.free_axes)
         )
         traced = bool(subject.to_trace or subject.traced)
         # All iterations of a trace have results: none can be left out.
@@ -245,7 +249,8 @@ def _rewrites(options: ExportOptions) -> Rewrites:
 
 def _subject(
     module: nn.Module,
-    example: Tensor | Sequence[Tensor] | None,
+    example: Example | None,
+    free_axes: FreeAxes | None,
     batch: int | None,
     options: ExportOptions,
 ) -> Subject:
@@ -259,7 +264,7 @@ def _subject(
                 "'extra_outputs' except trace.",
                 command="Let forward return them, and use --with only for trace.",
             )
-        subject = of_module(module, example, batch, options.output_names)
+        subject = of_module(module, example, batch, options.output_names, free_axes)
         return dataclasses.replace(subject, to_trace=bool(extra_outputs))
     if iterations is not None and iterations != module.config.iterations:
         module = with_iterations(module, iterations)
@@ -351,6 +356,8 @@ def _cases(
     batches = subject.batches if batch is None else (batch,)
     given = checks.user_cases(user_inputs, batches) if user_inputs else []
     hard, notes = checks.input_cases(subject.example, batches), tuple[str, ...]()
+    if subject.free_axes:
+        hard += checks.length_cases(subject.example, subject.free_axes, batches[-1:])
     if not isinstance(getattr(subject.module, "model", None), CapsuleModel):
         hard, notes = accepted_inputs(subject.module, hard, user_inputs or subject.example, batches)
     return [*given, *hard], notes

@@ -92,6 +92,32 @@ def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]
     return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
 
 
+LENGTHS = (1, 2, 7)  # of free axes, beside that of the example and twice as much
+
+
+def length_cases(
+    example: Sequence[Tensor], free_axes: Sequence[Sequence[int]], batches: Sequence[int]
+) -> list[Case]:
+    """Inputs of other lengths than the example's, which is shortened, or goes on from its begin.
+
+    Args:
+        free_axes: of each input.
+    """
+    longest = max(x.shape[k] for x, axes in zip(example, free_axes, strict=True) for k in axes)
+    cases: list[Case] = []
+    for length in (*LENGTHS, 2 * longest):
+        sized = list(example)
+        for n, axes in enumerate(free_axes):
+            for axis in axes:
+                at = torch.arange(length) % sized[n].shape[axis]
+                sized[n] = sized[n].index_select(axis, at)
+        for name, tensors in input_cases(sized, batches):
+            kind, _, batch = name.partition(",")
+            if kind in ("uniform", "normal"):
+                cases.append((f"{kind} of length {length},{batch}", tensors))
+    return cases
+
+
 def drawn_within(example: Tensor, batch: int, generator: torch.Generator) -> Tensor:
     """Rows drawn between the least and the largest of the example at each position; whole where it is."""
     least, most = (v.double() for v in (example.amin(0), example.amax(0)))

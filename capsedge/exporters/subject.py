@@ -27,6 +27,7 @@ class Subject:
         batches: that a file with a free batch is compared at.
         traced: the routing whose iterations are outputs too; None for none.
         to_trace: whether all routing that the graph has in capsule operators is to be traced.
+        free_axes: of each input, those that stay free beside the batch.
     """
 
     module: nn.Module
@@ -37,6 +38,7 @@ class Subject:
     batches: tuple[int, ...] = (1, 3)
     traced: Traced | None = None
     to_trace: bool = False
+    free_axes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def reference(self) -> nn.Module:

@@ -16,6 +16,7 @@ from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.subject import Subject
+from capsedge.models.examples import in_order
 from capsedge.models.user_code import (
     first_line,
     is_user_code,
@@ -25,7 +26,8 @@ from capsedge.models.user_code import (
     reductions_over_batch,
 )
 
-Example = Tensor | Sequence[Tensor]
+Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+FreeAxes = Mapping[str, Sequence[int]]
 _LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with
 _LARGEST_FIXED, _TRIED = 512, 6  # images of a batch that code fixes; sizes that are tried
 _NUMBERS = re.compile(r"(?<![\w.])\d+(?![\w.])")
@@ -62,16 +64,22 @@ def of_module(
     example: Example | None,
     batch: int | None,
     output_names: Sequence[str] = (),
+    free_axes: FreeAxes | None = None,
 ) -> Subject:
     """The subject for a user's own module.
 
     Raises:
-        UsageError: there is no example, it does not fit, or the names do not fit the outputs.
+        UsageError: there is no example, it does not fit, or the names do not fit the outputs or the axes.
         NoFreeBatch: ``batch`` is None, and the module works at another fixed batch.
         UnsupportedModelError: an output is not a tensor, or the batch cannot be free.
     """
     tensors = _tensors(example)
-    inputs = _input_names(module, len(tensors))
+    if isinstance(example, Mapping):
+        inputs = tuple(map(str, example))
+        module = in_order(module, inputs)
+    else:
+        inputs = _input_names(module, len(tensors))
+    free = _free_axes(free_axes or {}, inputs, tensors)
     flat, names = _flat(module, tensors, batch)
     if output_names:
         if len(output_names) != len(names):
@@ -82,7 +90,34 @@ def of_module(
         names = tuple(output_names)
     count = batch or min(max(2, len(tensors[0])), _LARGEST_EXAMPLE)
     shaped = tuple(t[torch.arange(count) % len(t)].clone() for t in tensors)
-    return Subject(flat.eval(), inputs, names, shaped, None, (1, 2, 5))
+    return Subject(flat.eval(), inputs, names, shaped, None, (1, 2, 5), free_axes=free)
+
+
+def _free_axes(
+    given: FreeAxes, inputs: Sequence[str], tensors: Sequence[Tensor]
+) -> tuple[tuple[int, ...], ...]:
+    """Of each input, the axes beside the batch that are to be free; nothing where none is.
+
+    Raises:
+        UsageError: there is no such input or axis.
+    """
+    unknown = [name for name in given if name not in inputs]
+    if unknown:
+        raise UsageError(
+            f"free_axes names the input '{unknown[0]}', which the module does not have.",
+            f"Its inputs: {', '.join(inputs)}.",
+            "Name inputs like the parameters of forward, or like the keys of its dict.",
+        )
+    for name, x in zip(inputs, tensors, strict=True):
+        wrong = [k for k in given.get(name, ()) if k not in range(1, x.ndim)]
+        if wrong:
+            raise UsageError(
+                f"The input '{name}' has no axis {wrong[0]} that could be free.",
+                f"Its example has the shape {list(x.shape)}; axis 0 is the batch.",
+                f"Use free_axes={{'{name}': [1]}} for the first axis after the batch.",
+            )
+    axes = tuple(tuple(sorted(set(given.get(name, ())))) for name in inputs)
+    return axes if any(axes) else ()
 
 
 def _tensors(example: Example | None) -> tuple[Tensor, ...]:
@@ -92,6 +127,8 @@ def _tensors(example: Example | None) -> tuple[Tensor, ...]:
             "Its input shapes are otherwise unknown.",
             "Pass example=torch.zeros(2, ...), or a tuple of tensors for several inputs.",
         )
+    if isinstance(example, Mapping):
+        example = tuple(example.values())
     several = isinstance(example, (list, tuple))
     given: tuple[Any, ...] = tuple(example) if several else (example,)
     wrong = next((t for t in given if not isinstance(t, Tensor)), None)
@@ -105,7 +142,7 @@ def _tensors(example: Example | None) -> tuple[Tensor, ...]:
         raise UsageError(
             f"The example {'holds' if several else 'is'} a value of type {type(wrong).__name__}.",
             "A PyTorch module takes tensors.",
-            "Pass a tensor, such as torch.rand(2, 1, 28, 28), or a tuple of them.",
+            "Pass a tensor, such as torch.rand(2, 1, 28, 28), a tuple of them, or tensors by name.",
         )
     tensors: tuple[Tensor, ...] = given
     if not tensors or any(t.ndim == 0 for t in tensors):

@@ -21,16 +21,14 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from capsedge.datasets.array_files import read_arrays
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.models.user_code import code_location, is_user_code, on_cpu
 from capsedge.models.user_weights import load_weights
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
 
-_LARGEST = 2**28  # elements of an example
 _LINES = 20  # of a message, after the first
 
 
@@ -249,37 +247,3 @@ def _advice(error: BaseException, made: Any, inside: bool) -> str:
     if isinstance(error, SystemExit):
         return "It exits during import: guard that code with if __name__ == '__main__'."
     return "Run it by itself to see where: python -c 'import ...'."
-
-
-def read_example(text: str, module: nn.Module) -> tuple[Tensor, ...]:
-    """Inputs of the shapes ``1x28x28,10`` (without the batch), or those in an ``.npy`` or ``.npz`` file.
-
-    Returns:
-        Batch first: two of each shape; or the file's arrays that are named like the parameters of the
-        module's ``forward``, in their order, and all where none is.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if text.endswith((".npy", ".npz")):
-        stored = read_arrays(Path(text))
-        parameters = inspect.signature(module.forward).parameters
-        arrays = {name: stored[name] for name in parameters if name in stored} or stored
-        if not arrays or any(a.ndim == 0 or not len(a) for a in arrays.values()):
-            raise UsageError(
-                f"{text} holds no inputs.", "", "Pass arrays with the batch as the first axis."
-            )
-        return tuple(torch.from_numpy(a.copy()) for a in arrays.values())
-    try:
-        shapes = [[int(n) for n in part.split("x")] for part in text.lower().split(",")]
-        elements = [torch.Size(shape).numel() for shape in shapes]
-    except ValueError:
-        shapes, elements = [], []
-    if not shapes or not all(0 < n <= _LARGEST for n in elements) or min(map(min, shapes)) < 1:
-        raise UsageError(
-            f"'{text}' is not the shape of an input.",
-            "The format is the shape of one image, channels first.",
-            "Use --example 1x28x28, --example 1x28x28,10 for two inputs, or an .npy or .npz file.",
-        )
-    generator = torch.Generator().manual_seed(1)
-    return tuple(torch.rand((2, *shape), generator=generator) for shape in shapes)

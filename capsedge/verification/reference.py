@@ -352,9 +352,11 @@ def load_torch(s: Specification) -> tuple[Run, str]:
     metadata = ModelMetadata.from_properties(structure.metadata)
     names = [output.name for output in structure.graph.outputs]
     if s.module:
+        from capsedge.models.examples import in_order_of
         from capsedge.models.user_module import UserModuleSpec, load_user_module
 
         own = load_user_module(UserModuleSpec(**json.loads(s.module))).module
+        own = in_order_of(own, [given.name for given in structure.graph.inputs])
         reference = Reference(own, expected_of(own, names), metadata=metadata)
     else:
         reference = Reference(load_reference(Path(s.checkpoint), metadata), names)

@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
+from onnx import numpy_helper
 from torch import Tensor
 
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.array_files import by_name, read_arrays
-from capsedge.errors import UsageError
+from capsedge.errors import CapsedgeError, UsageError
 from capsedge.exporters.parity import input_cases, outside
+from capsedge.graph.fusion.index_inputs import table_sizes
+from capsedge.models.examples import whole_numbers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.runtime.images.preprocessing import normalized, prepare
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.session import Session
 from capsedge.runtime.zoo import samples_folder
 
@@ -200,18 +205,16 @@ def arrays_for(
         limit: of the samples, from the first on.
 
     Returns:
-        The user's own inputs, or uniform values in [0, 1]; and hard cases, those within the range of the
-        user's inputs.
+        The user's own inputs, or uniform values in [0, 1] and whole numbers within the tables that the file
+        looks up with them; and hard cases, those within the range of the user's inputs.
 
     Raises:
-        UsageError: they do not fit the inputs; or an input whose values are to be drawn takes whole numbers
-            or has free sizes.
+        UsageError: they do not fit the inputs; or the values are to be drawn and the file takes none that
+            were tried.
     """
     if inputs is not None:
         return _read_arrays(session, inputs, limit)
-    example = [
-        torch.zeros(_sizes(port), dtype=getattr(torch, port.dtype)) for port in session.inputs
-    ]
+    example = _drawn_example(session)
     uniform = input_cases(example, (GENERATED,))[0][1]
     hard = dict(input_cases(example, (1,))[1:])
     samples = _named("random values", session, [each.numpy() for each in uniform])
@@ -288,24 +291,58 @@ def _fitting(port: Port, value: NDArray[Any], subject: str) -> NDArray[Any]:
     return cast
 
 
-def _sizes(port: Port) -> tuple[int, ...]:
-    """The sizes of one sample, batch first.
+LENGTHS = (50, 7, 2, 1)  # of free axes, of which the first is taken that the file takes
+
+
+def _drawn_example(session: Session) -> list[Tensor]:
+    """Zeros for floats; whole numbers within their tables, in rows of different lengths.
 
     Raises:
-        UsageError: values cannot be drawn for this input.
+        UsageError: the file states too little, or takes none of these.
     """
-    sizes = [size for size in port.shape[1:] if isinstance(size, int)]
-    whole = not port.dtype.startswith("float")
-    if whole or len(sizes) != len(port.shape) - 1:
-        why = f"takes {port.dtype}" if whole else f"has free sizes, {list(port.shape)}"
-        fix = f"with one array [n, ...] for each input by name: numpy.savez('data.npz', {port.name}=...)"
-        raise UsageError(
-            f"Inputs for the comparison cannot be drawn: '{port.name}' {why}.",
-            "The file does not state which values it expects.",
-            f"Pass inputs='data.npz', {fix}.",
-            command=f"Add --inputs data.npz, {fix}.",
-        )
-    return (1, *sizes)
+    tables = _tables(session)
+    free = any(not isinstance(size, int) for port in session.inputs for size in port.shape[1:])
+    why = ""
+    for length in LENGTHS if free else (1,):
+        found = [_rows(port, tables, length) for port in session.inputs]
+        first = {
+            port.name: each[: session.backend.batches.smallest].numpy()
+            for port, each in zip(session.inputs, found, strict=True)
+        }
+        try:
+            session.run(first)
+        except CapsedgeError as error:
+            why = error.why or error.what
+            continue
+        return found
+    names = ", ".join(f"{port.name}=..." for port in session.inputs)
+    fix = f"with one array [n, ...] for each input by name: numpy.savez('data.npz', {names})"
+    raise UsageError(
+        "Inputs for the comparison cannot be drawn.",
+        f"The file fails on those that were tried: {why}",
+        f"Pass inputs='data.npz', {fix}.",
+        command=f"Add --inputs data.npz, {fix}.",
+    )
+
+
+def _rows(port: Port, tables: Mapping[str, int], length: int) -> Tensor:
+    shape = (GENERATED, *(size if isinstance(size, int) else length for size in port.shape[1:]))
+    kind = getattr(torch, port.dtype)
+    if port.dtype.startswith("float"):
+        return torch.zeros(shape, dtype=kind)
+    generator = torch.Generator().manual_seed(5)
+    return whole_numbers(shape, tables.get(port.name), generator).to(kind)
+
+
+def _tables(session: Session) -> dict[str, int]:
+    """Of the inputs that a file looks tables up with, how many entries these have; an engine tells none."""
+    if session.backend.engine_metadata is not None or all(
+        port.dtype.startswith("float") for port in session.inputs
+    ):
+        return {}
+    graph = onnx.load_model_from_string(read_harmless(session.path)[0]).graph
+    weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    return table_sizes(graph.node, weights, [port.name for port in session.inputs])
 
 
 def _named(

@@ -19,6 +19,7 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.metrics import Decisions, check_above_chance
+from capsedge.models.examples import in_order_of
 from capsedge.models.user_module import UserModule
 from capsedge.options import takes
 from capsedge.runtime.cascade_metadata import Parent
@@ -147,6 +148,7 @@ def certify(
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
+    module = in_order_of(module, [port.name for port in session.inputs])
     ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.escalated}
     names = expected_of(module, ranks)
     source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 torch = pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
 
@@ -117,7 +119,6 @@ def test_one_at_a_time_and_several(files: dict[str, Path], name: str, sizes: lis
 @pytest.mark.parametrize(
     ("file", "options", "error", "message"),
     [
-        ("words", {}, UsageError, "inputs='data.npz'"),
         (
             "words",
             {"inputs": {"words": words()["words"]}},
@@ -147,3 +148,30 @@ def test_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         capsedge.verify(Words() if file == "words" else Pair(), files[file], **options)
+
+
+def test_whole_numbers_are_drawn_within_the_table(files: dict[str, Path]) -> None:
+    made = capsedge.verify(Words(), files["words"])
+    assert made.passed, made.failures
+    assert made.samples["images"] == 64
+    assert not capsedge.verify(Words(7), files["words"]).passed
+
+
+def test_a_file_that_takes_nothing_that_is_drawn(tmp_path: Path) -> None:
+    at = helper.make_tensor_value_info("at", TensorProto.INT64, ["N"])
+    stored = [
+        numpy_helper.from_array(np.array(value), name)
+        for name, value in {"five": 5, "three": [3], "one": [0]}.items()
+    ]
+    nodes = [
+        helper.make_node("Expand", ["one", "three"], ["table"]),
+        helper.make_node("Add", ["at", "five"], ["beyond"]),
+        helper.make_node("Gather", ["table", "beyond"], ["y"]),
+    ]
+    result = helper.make_tensor_value_info("y", TensorProto.INT64, ["N"])
+    graph = helper.make_graph(nodes, "g", [at], [result], stored)
+    opset = [helper.make_opsetid("", 20)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match="cannot be drawn") as caught:
+        capsedge.verify(nn.Identity(), tmp_path / "m.onnx")
+    assert "inputs='data.npz'" in str(caught.value)

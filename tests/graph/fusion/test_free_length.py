@@ -11,56 +11,20 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from torch import Tensor, nn
 
 from capsedge.graph.fusion.free_length import at_length, free_lengths
 from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
 from capsedge.runtime.backends.native_library import find_library
+from tests.graph.fusion.histories import AnyLength, histories
 
 LENGTHS = (1, 7, 50, 120)
-
-
-class Interests(nn.Module):
-    """Interests of ids ``[N, L]`` of any length; id 0 is none. One matrix for each interest, or for all."""
-
-    def __init__(self, *, each: bool, size: int = 6, interests: int = 4) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        self.each, self.size, self.interests = each, size, interests
-        self.items = nn.Embedding(40, size)
-        self.linear = nn.Linear(size, size * interests if each else size, bias=False)
-
-    def forward(self, history: Tensor) -> Tensor:
-        length, mask = history.shape[1], (history > 0).long()
-        votes = self.linear(self.items(history))
-        votes = votes if self.each else votes.repeat(1, 1, self.interests)
-        votes = votes.reshape(-1, length, self.interests, self.size).transpose(1, 2)
-        logits = torch.zeros(history.shape[0], self.interests, length)
-        for t in range(3):
-            shares = logits.softmax(-1)
-            seen = mask.unsqueeze(1).repeat(1, self.interests, 1)
-            shares = torch.where(seen == 0, torch.zeros_like(shares), shares)
-            interests = torch.matmul(shares.unsqueeze(2), votes)
-            norm = interests.square().sum(-1, keepdim=True)
-            interests = norm / (1 + norm) / torch.sqrt(norm + 1e-9) * interests
-            if t < 2:
-                change = torch.matmul(votes, interests.transpose(2, 3))
-                logits = logits + change.reshape(-1, self.interests, length)
-        return interests.reshape(-1, self.interests, self.size)
-
-
-def histories(batch: int, length: int) -> Tensor:
-    """Ragged ones, of which the first is empty."""
-    torch.manual_seed(length)
-    here = torch.arange(length) < torch.linspace(0, length, batch).long()[:, None]
-    return torch.randint(1, 40, (batch, length)) * here
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("each", [True, False])
 def test_a_free_length_stays_free(each: bool) -> None:
-    module = Interests(each=each).eval()
+    module = AnyLength(each=each).eval()
     stream = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")

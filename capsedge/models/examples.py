@@ -1,0 +1,319 @@
+"""Examples of the inputs of a user's module: read, or drawn from names, shapes and types. Needs torch."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from capsedge.datasets.array_files import read_arrays
+from capsedge.errors import UsageError
+from capsedge.models.base import CapsuleModel
+from capsedge.models.user_code import on_cpu
+
+_LARGEST = 2**28  # elements of an example
+_ROWS = 8  # of an example with whole numbers
+_FEW = 2  # whole numbers that index nothing are below this: masks
+_SHAPE = re.compile(r"\*?\d+(x\*?\d+)*")
+_TYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+_FORMAT = (
+    "Use --example 1x28x28, --example 1x28x28,10 for two inputs, --example hist:*50:int64,user:int64 with "
+    "names and types (* before an axis that stays free), or an .npy or .npz file."
+)
+
+
+@dataclass(frozen=True)
+class ExampleInputs:
+    """The inputs of a module.
+
+    Attributes:
+        tensors: in the order of its parameters, or by name; the batch first.
+        free_axes: by the name of an input, those that stay free beside the batch.
+    """
+
+    tensors: tuple[Tensor, ...] | dict[str, Tensor]
+    free_axes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Input:
+    """One input of an example: its sizes without the batch, and which of them are free."""
+
+    name: str
+    sizes: tuple[int, ...]
+    free: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def read_example(text: str, module: nn.Module) -> ExampleInputs:
+    """Inputs of the shapes ``1x28x28,10`` (without the batch), or those in an ``.npy`` or ``.npz`` file.
+
+    A shape may have a name before it and a type behind it, ``hist:*50:int64``: the axis with the asterisk
+    stays free. An input without sizes, ``user:int64``, is one number for each row.
+
+    Whole numbers lie within the tables that the module looks up with them. Rows are padded with zeros to
+    different lengths; the last but one is all zeros, and the last holds the largest numbers.
+
+    Returns:
+        Batch first. By name, if the text has names, or if ``forward`` takes one dict; of a file, the arrays
+        that are named like the parameters of the module's ``forward``, in their order, and all where none is.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text.endswith((".npy", ".npz")):
+        return _stored(text, module)
+    inputs = _parsed(text)
+    generator = torch.Generator().manual_seed(1)
+    if all(i.dtype == torch.float32 for i in inputs):
+        drawn = [torch.rand((2, *i.sizes), generator=generator) for i in inputs]
+    else:
+        zeros = [torch.zeros((2, *i.sizes), dtype=i.dtype) for i in inputs]
+        most = table_sizes(module, _arranged(inputs, zeros).tensors)
+        drawn = [_drawn(i, n, generator) for i, n in zip(inputs, most, strict=True)]
+    return _arranged(inputs, drawn)
+
+
+def _arranged(inputs: Sequence[_Input], tensors: Sequence[Tensor]) -> ExampleInputs:
+    if not inputs[0].name:
+        return ExampleInputs(tuple(tensors), {})
+    named = {i.name: t for i, t in zip(inputs, tensors, strict=True)}
+    return ExampleInputs(named, {i.name: i.free for i in inputs if i.free})
+
+
+def _stored(text: str, module: nn.Module) -> ExampleInputs:
+    stored = read_arrays(Path(text))
+    parameters = inspect.signature(module.forward).parameters
+    arrays = {name: stored[name] for name in parameters if name in stored}
+    named = not arrays and len(stored) > 1 and takes_dict(module, tuple(stored))
+    arrays = arrays or stored
+    if not arrays or any(a.ndim == 0 or not len(a) for a in arrays.values()):
+        raise UsageError(
+            f"{text} holds no inputs.", "", "Pass arrays with the batch as the first axis."
+        )
+    tensors = {name: torch.from_numpy(a.copy()) for name, a in arrays.items()}
+    return ExampleInputs(tensors if named else tuple(tensors.values()), {})
+
+
+def _parsed(text: str) -> list[_Input]:
+    """The inputs that a text names.
+
+    Raises:
+        UsageError: it is no such text.
+    """
+    wrong = UsageError(
+        f"'{text}' is not the shape of an input.",
+        "The format is the shape of one image, channels first.",
+        _FORMAT,
+    )
+    found = []
+    for part in text.split(","):
+        words = part.split(":")
+        dtype = _TYPES.get(words[-1])
+        words = words[:-1] if dtype is not None else words
+        shape = words.pop().lower() if words and _SHAPE.fullmatch(words[-1].lower()) else ""
+        name = words.pop() if words else ""
+        if words or not (shape or name) or (name and not name.isidentifier()):
+            raise wrong
+        if not shape and dtype is None:
+            raise wrong  # a word alone is rather a mistake than an input
+        sizes = tuple(int(size.lstrip("*")) for size in shape.split("x") if shape)
+        free = tuple(k + 1 for k, size in enumerate(shape.split("x")) if size.startswith("*"))
+        if not 0 < torch.Size(sizes).numel() <= _LARGEST or (free and not name):
+            raise wrong
+        found.append(_Input(name, sizes, free, dtype or torch.float32))
+    if len({bool(i.name) for i in found}) > 1 or (
+        found[0].name and len({i.name for i in found}) < len(found)
+    ):
+        raise UsageError(
+            f"The inputs in '{text}' are not all named, or two have the same name.",
+            "",
+            "Give every input a name of its own, or none.",
+        )
+    return found
+
+
+def _drawn(given: _Input, most: int | None, generator: torch.Generator) -> Tensor:
+    """Rows of one input; a table of so many entries is looked up with it, or none."""
+    shape = (_ROWS, *given.sizes)
+    if given.dtype.is_floating_point:
+        return torch.rand(shape, generator=generator).to(given.dtype)
+    return whole_numbers(shape, most, generator).to(given.dtype)
+
+
+def whole_numbers(shape: Sequence[int], most: int | None, generator: torch.Generator) -> Tensor:
+    """Numbers below ``most``, or 0 and 1, in rows padded with zeros to lengths from the longest to one.
+
+    The last but one row is all zeros; the last holds the largest number.
+
+    Args:
+        shape: at least three rows.
+        most: entries of the table that is looked up with them; None if they index nothing.
+
+    Returns:
+        int64.
+    """
+    below = _FEW if most is None else most
+    drawn = torch.randint(below, tuple(shape), generator=generator)
+    if len(shape) > 1:
+        length = shape[-1]
+        lengths = torch.linspace(length, 1, shape[0]).round().long()
+        here = torch.arange(length) < lengths.reshape(-1, *[1] * (len(shape) - 1))
+        drawn = drawn * here
+    drawn[-2], drawn[-1] = 0, below - 1
+    return drawn
+
+
+# --- Modules whose forward takes one dict ---
+
+
+class TakesNames(nn.Module):
+    """A module whose ``forward`` takes one dict, or keywords, as one that takes their values in order.
+
+    Args:
+        module: the user's.
+        names: the keys.
+        keywords: whether they are names of parameters.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str], *, keywords: bool = False) -> None:
+        super().__init__()
+        self.module, self.names, self.keywords = module, tuple(names), keywords
+
+    def forward(self, *inputs: Tensor) -> Any:
+        named = dict(zip(self.names, inputs, strict=True))
+        return self.module(**named) if self.keywords else self.module(named)
+
+
+def takes_dict(module: nn.Module, names: Sequence[str]) -> bool:
+    """Whether inputs of these names are rather the keys of a dict than parameters of ``forward``."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return False
+    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in plain if p.default is p.empty]
+    return len(needed) == 1 and needed[0] not in names
+
+
+def in_order(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """A module that takes inputs by these names as one that takes them in this order.
+
+    Raises:
+        UsageError: ``forward`` neither has these parameters nor takes a dict.
+    """
+    if takes_dict(module, names):
+        return TakesNames(module, names)
+    parameters = list(inspect.signature(module.forward).parameters)
+    unknown = [name for name in names if name not in parameters]
+    if unknown:
+        raise UsageError(
+            f"forward has no parameter {unknown[0]}.",
+            f"Its parameters: {', '.join(parameters) or 'none'}.",
+            "Name the inputs like the parameters, or, if forward takes one dict, like its keys.",
+        )
+    if list(names) == parameters[: len(names)]:
+        return module
+    return TakesNames(module, names, keywords=True)
+
+
+def in_order_of(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """`in_order` for the inputs of a file, which may name a single input, or any, in its own way."""
+    if isinstance(module, CapsuleModel):
+        return module
+    if takes_dict(module, names) and (len(names) > 1 or _says_dict(module)):
+        return TakesNames(module, names)
+    return module
+
+
+def _says_dict(module: nn.Module) -> bool:
+    """Whether the one parameter is annotated as a dict, or looked up by a text in the code."""
+    (name, parameter) = next(iter(inspect.signature(module.forward).parameters.items()))
+    if (
+        "dict" in str(parameter.annotation).lower()
+        or "mapping" in str(parameter.annotation).lower()
+    ):
+        return True
+    try:
+        code = inspect.getsource(module.forward)
+    except (OSError, TypeError):
+        return False
+    return re.search(rf"\b{name}\[[\"']", code) is not None
+
+
+# --- Whole numbers that look something up ---
+
+
+def table_sizes(
+    module: nn.Module, tensors: tuple[Tensor, ...] | Mapping[str, Tensor]
+) -> list[int | None]:
+    """Entries of the smallest table that the module looks up with each input; None where it does not.
+
+    Args:
+        tensors: zeros, with which the module is run once.
+    """
+    run, given = module, list(tensors) if isinstance(tensors, tuple) else list(tensors.values())
+    if isinstance(tensors, Mapping):
+        run = in_order(module, list(tensors))
+    with torch.no_grad(), on_cpu(), _LookUps(given) as found:
+        try:
+            run(*given)
+        except Exception:  # of the user's code, any kind; the export says it with its line
+            found.sizes = [None] * len(given)
+    sizes: list[int | None] = found.sizes
+    return sizes
+
+
+class _LookUps(TorchFunctionMode):
+    """Notes the sizes of the tables that are looked up with views and copies of some tensors."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.sizes: list[int | None] = [None] * len(tensors)
+        self._kept: list[Any] = list(tensors)  # an id stays that of one tensor
+        self._origin = {id(t): k for k, t in enumerate(tensors)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "embedding":
+            at, table = [*args, kwargs.get("input"), kwargs.get("weight")][:2]
+            self._note(at, len(table))
+        elif name == "__getitem__" and args[0].is_floating_point():
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            for axis, part in enumerate(parts):
+                self._note(part, args[0].shape[axis] if axis < args[0].ndim else 0)
+        elif name == "index_select":
+            axis, at = [*args[1:], kwargs.get("dim"), kwargs.get("index")][:2]
+            self._note(at, args[0].shape[axis])
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and not result.is_floating_point() and name not in _OTHER:
+            source = next((self._origin[id(a)] for a in args if id(a) in self._origin), None)
+            if source is not None:
+                self._origin[id(result)] = source
+                self._kept.append(result)
+        return result
+
+    def _note(self, at: Any, size: int) -> None:
+        k = self._origin.get(id(at))
+        if k is not None and size:
+            known = self.sizes[k]
+            self.sizes[k] = size if known is None else min(known, size)
+
+
+# Functions whose result has other values than what they are given.
+_OTHER = frozenset(("eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__gt__", "__ge__", "__lt__", "__le__",
+                    "__ne__", "logical_not", "sum", "argmax", "size", "zeros_like", "ones_like"))  # fmt: skip

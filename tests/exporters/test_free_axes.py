@@ -1,0 +1,107 @@
+"""Export of networks over histories: inputs by name, one dict, a length that stays free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import capsedge
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.exporters.parity import length_cases
+from capsedge.exporters.user_subject import of_module
+from tests.graph.fusion.histories import AnyLength, histories
+
+
+class OneDict(nn.Module):
+    """The network's ``forward`` takes a dict, as in torch-rechub."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.users = AnyLength(each=True), nn.Embedding(5, 6)
+
+    def forward(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = self.network(x["hist"])
+        return {"interests": found + self.users(x["user"]).reshape(-1, 1, found.shape[-1])}
+
+
+@pytest.mark.thorough
+def test_one_file_for_every_length(tmp_path: Path) -> None:
+    module = OneDict().eval()
+    example = {"hist": histories(4, 9), "user": torch.arange(4)}
+    path = tmp_path / "m.onnx"
+    report = capsedge.export(module, path, example=example, free_axes={"hist": [1]})
+    assert report.inputs == {"hist": ["N", "L"], "user": ["N"]}
+    (fused,) = report.fusion.fused
+    assert fused.operator == "DynamicRouting"
+    lengths = {case.case.partition(",")[0] for case in report.parity}
+    assert {"uniform of length 1", "normal of length 18"} <= lengths
+    with capsedge.load(path) as session:
+        for length in (1, 7, 50, 120):
+            given = {"hist": histories(3, length), "user": torch.tensor([4, 0, 2])}
+            with torch.no_grad():
+                wanted = module(given)["interests"].numpy()
+            found = session.run(given)["interests"]
+            np.testing.assert_allclose(found, wanted, atol=2e-6, rtol=1e-4)
+    certificate = capsedge.verify(module, path)  # draws ids within the tables
+    assert certificate.passed
+    assert certificate.samples["images"] == 64
+
+
+@pytest.mark.thorough
+def test_weights_for_each_position_fix_the_length(tmp_path: Path) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items, self.place = nn.Embedding(40, 6), nn.Parameter(torch.randn(1, 9, 6))
+
+        def forward(self, hist: Tensor) -> Tensor:
+            return (self.items(hist) * self.place).sum(1)
+
+    example = {"hist": histories(4, 9)}
+    with pytest.raises(
+        UnsupportedModelError, match=r"The length of hist \(9 in the example\) cannot be free"
+    ):
+        capsedge.export(Positions(), tmp_path / "m.onnx", example=example, free_axes={"hist": [1]})
+
+
+class Three(nn.Module):
+    def forward(self, a: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Tensor:
+        return a if c is None else a + 2 * c
+
+
+def test_inputs_by_name() -> None:
+    example = {"a": torch.rand(3, 4), "c": torch.rand(3, 4)}
+    subject = of_module(Three(), example, None)
+    assert subject.inputs == ("a", "c")
+    (found,) = subject.module(*subject.example)
+    assert torch.equal(found, subject.example[0] + 2 * subject.example[1])
+
+
+@pytest.mark.parametrize(
+    ("example", "axes", "told"),
+    [
+        ({"a": torch.rand(2, 4), "z": torch.rand(2, 4)}, {}, "forward has no parameter z"),
+        ({"a": torch.rand(2, 4)}, {"hist": [1]}, "free_axes names the input 'hist'"),
+        ({"a": torch.rand(2, 4)}, {"a": [0]}, "The input 'a' has no axis 0 that could be free"),
+        ({"a": torch.rand(2, 4)}, {"a": [2]}, "The input 'a' has no axis 2 that could be free"),
+    ],
+)
+def test_names_and_axes_that_are_not_there(
+    example: dict[str, Tensor], axes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        of_module(Three(), example, None, (), axes)
+
+
+def test_examples_of_other_lengths_go_on_from_the_begin() -> None:
+    example = [torch.arange(3).repeat(2, 1), torch.rand(2, 4)]
+    cases = dict(length_cases(example, [(1,), ()], (2,)))
+    assert [list(cases[f"uniform of length {n}, batch 2"][0][0]) for n in (1, 2, 6)] == [
+        [0], [0, 1], [0, 1, 2, 0, 1, 2]
+    ]  # fmt: skip
+    assert cases["normal of length 7, batch 2"][1].shape == (2, 4)
