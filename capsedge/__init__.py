@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     )
     from capsedge.exporters.build import build
     from capsedge.exporters.build_options import BuildOptions
-    from capsedge.exporters.c.wasm import WasmReport
-    from capsedge.exporters.c.write_c import CReport
     from capsedge.exporters.export import export
     from capsedge.exporters.export_options import ExportOptions
     from capsedge.exporters.export_report import ExportReport
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from capsedge.optimization.optimize import OptimizationReport, optimize
     from capsedge.optimization.optimize_options import OptimizeOptions
     from capsedge.optimization.prune import prune
+    from capsedge.optimization.prune_options import PruneOptions
     from capsedge.optimization.prune_report import PruningReport
     from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspection import EngineInspection, Inspection, inspect
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.metadata import Outputs, Preprocessing
     from capsedge.runtime.predictions import Prediction
     from capsedge.runtime.profiling.profile import ProfileReport, profile
+    from capsedge.runtime.profiling.profile_options import ProfileOptions
     from capsedge.runtime.routing_trace import Trace, TracedLayer
     from capsedge.runtime.session import Session
     from capsedge.runtime.user_metadata import Description
@@ -103,8 +103,6 @@ _HOMES = {
     "prune": "capsedge.optimization.prune",
     "PruningReport": "capsedge.optimization.prune_report",
     "build": "capsedge.exporters.build",
-    "CReport": "capsedge.exporters.c.write_c",
-    "WasmReport": "capsedge.exporters.c.wasm",
     "BuildReport": "capsedge.exporters.tensorrt.write_engine",
     "deploy_web": "capsedge.serving.deploy.web",
     "WebDeployment": "capsedge.serving.deploy.deployment",
@@ -123,6 +121,8 @@ _HOMES = {
     "OptimizeOptions": "capsedge.optimization.optimize_options",
     "VerifyOptions": "capsedge.verification.verify_options",
     "BuildOptions": "capsedge.exporters.build_options",
+    "PruneOptions": "capsedge.optimization.prune_options",
+    "ProfileOptions": "capsedge.runtime.profiling.profile_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -143,7 +143,6 @@ __all__ = [
     "BatchReport",
     "BuildOptions",
     "BuildReport",
-    "CReport",
     "CapsedgeError",
     "CascadeReport",
     "Certificate",
@@ -165,7 +164,9 @@ __all__ = [
     "ParityError",
     "Prediction",
     "Preprocessing",
+    "ProfileOptions",
     "ProfileReport",
+    "PruneOptions",
     "PruningReport",
     "QuantizationReport",
     "QuantizeOptions",
@@ -177,7 +178,6 @@ __all__ = [
     "UnsupportedModelError",
     "UsageError",
     "VerifyOptions",
-    "WasmReport",
     "WebDeployment",
     "__version__",
     "batch",

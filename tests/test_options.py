@@ -101,6 +101,8 @@ VERBS = {
     "ExportOptions": "export",
     "ImportOptions": "import",
     "OptimizeOptions": "optimize",
+    "ProfileOptions": "profile",
+    "PruneOptions": "prune",
     "QuantizeOptions": "quantize",
     "VerifyOptions": "verify",
 }

@@ -102,7 +102,6 @@ def _boards(_: click.Context) -> Iterable[str]:
 
 # By the name of a parameter; where verbs differ, by verb and parameter.
 NAMES: Mapping[str, Known] = {
-    "criterion": ("taylor", "look-ahead"),
     "device": _devices,
     "family": tuple(_VARIANTS),
     "name": _trained,

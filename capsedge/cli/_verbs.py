@@ -84,7 +84,7 @@ VERBS = {
     ),
     "build": Verb(
         "build:command",
-        "Build a TensorRT engine, or plain C, from an ONNX file.",
+        "Build a TensorRT engine, plain C or WebAssembly from an ONNX file.",
         SMALLER,
         "capsedge build digits.onnx -o digits.engine",
     ),

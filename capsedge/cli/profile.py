@@ -13,6 +13,7 @@ from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
 from capsedge.options import words
 from capsedge.runtime.files.writing import check_writable
+from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.result_summary import check_chart
 
 if TYPE_CHECKING:
@@ -44,10 +45,6 @@ Compare = Annotated[
         help="Other backends to measure in alternation: torch, ort, openvino, litert, mnn.",
     ),
 ]
-Warmup = Annotated[float, Option("--warmup", help="Seconds of untimed runs beforehand.")]
-Duration = Annotated[float, Option("--duration", help="Seconds of timed runs.")]
-Iterations = Annotated[int, Option("--iterations", help="Minimum number of timed runs.")]
-Operators = Annotated[bool, Option("--operators/--no-operators", help="Time every operator.")]
 Checkpoint = Annotated[
     Path | None,
     Option("--checkpoint", help="Checkpoint for --compare torch; the zoo's by default."),
@@ -73,18 +70,14 @@ Trace = Annotated[
 
 @grouped
 def command(
+    options: ProfileOptions,
     user_module: UserModuleOptions,
     models: Models = None,
     compare: Compare = "",
-    batch: _options.BatchSizes = "1",
     inputs: Inputs = None,
     threads: _options.Threads = None,
     device: _options.Device = None,
     ops: _options.Ops = "auto",
-    warmup: Warmup = 0.5,
-    duration: Duration = 3.0,
-    iterations: Iterations = 10,
-    operators: Operators = True,
     checkpoint: Checkpoint = None,
     peer_model: PeerModel = None,
     html: Html = None,
@@ -100,27 +93,20 @@ def command(
     from capsedge.runtime.load import load
     from capsedge.runtime.profiling.compare import check_installed
     from capsedge.runtime.profiling.compare_models import profile_models
-    from capsedge.runtime.profiling.profile import checked_limits
     from capsedge.runtime.zoo import default_model
 
     peers = words(compare)
     check_installed(peers)
     source = user_module.spec(checkpoint=checkpoint)
     _check_peers(peers, checkpoint, peer_model, user_module.module)
-    batches = _options.batch_sizes(batch)
-    checked_limits(warmup, duration, iterations)
-    _check_reports(html, png, markdown, trace, operators)
+    _check_reports(html, png, markdown, trace, options.operators)
     sessions = [
         load(path, device=device, threads=threads, ops=ops) for path in models or [default_model()]
     ]
     report = profile_models(
         sessions,
-        batch=batches,
+        options,
         inputs=None if inputs is None else _arrays(inputs, sessions),
-        warmup=warmup,
-        duration=duration,
-        iterations=iterations,
-        operators=operators,
         peers=peers,
         checkpoints=_checkpoints(sessions, checkpoint)
         if "torch" in peers and source is None

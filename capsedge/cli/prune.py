@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _process
-from capsedge.cli._options import bar
+from capsedge.cli._options import bar, grouped
 from capsedge.cli._output import log, print_json, print_table, require
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
+from capsedge.optimization.prune_options import PruneOptions
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 
@@ -38,60 +39,19 @@ Output = Annotated[
     Option("-o", "--output", help="The smaller checkpoint (.safetensors)."),
     PathRole(written=lambda path: [path, with_suffix_appended(path, REJECTED)]),
 ]
-Target = Annotated[
-    float | None,
-    Option(
-        "--target-speedup",
-        help="Factor by which multiply-adds are reduced; by default as far as --max-drop allows.",
-    ),
-]
-MaxDrop = Annotated[
-    float, Option("--max-drop", min=0, help="Allowed loss of accuracy in percentage points.")
-]
-Criterion = Annotated[
-    str,
-    Option(
-        "--criterion",
-        help="taylor (change of the loss, first order) or look-ahead (norms of the weights).",
-    ),
-]
-Epochs = Annotated[
-    int,
-    Option(
-        "--epochs",
-        min=1,
-        help="Epochs of fine-tuning in the last round; earlier rounds have a tenth.",
-    ),
-]
-LearningRate = Annotated[
-    float | None,
-    Option("--lr", help="Peak learning rate; by default 0.3 times the checkpoint's own."),
-]
-Fast = Annotated[
-    bool, Option("--fast", help="Fine-tune with the fast arithmetic of `capsedge train --fast`.")
-]
-Seed = Annotated[int, Option("--seed", help="Seed of the held-out images and of fine-tuning.")]
 Threads = Annotated[
     int | None,
     Option("--threads", min=1, help="Threads for PyTorch; by default its own choice."),
 ]
-Resume = Annotated[bool, Option("--resume", help="Continue the rounds in OUTPUT.pruning.")]
 
 
+@grouped
 def command(
     checkpoint: Checkpoint,
     output: Output,
+    options: PruneOptions,
     data: Data = None,
-    target_speedup: Target = None,
-    max_drop: MaxDrop = 0.1,
-    criterion: Criterion = "taylor",
-    epochs: Epochs = 6,
-    learning_rate: LearningRate = None,
-    fast: Fast = False,
-    limit: _options.Limit = None,
     threads: Threads = None,
-    seed: Seed = 1,
-    resume: Resume = False,
     as_json: _options.Json = False,
 ) -> None:
     """Remove channels, capsules and units from a checkpoint.
@@ -109,9 +69,7 @@ def command(
     try:
         with bar("fine-tuning") as progress:
             report = prune(
-                find_checkpoint_of(checkpoint), output, data=data, limit=limit,
-                target_speedup=target_speedup, max_drop=max_drop, criterion=criterion,
-                epochs=epochs, learning_rate=learning_rate, fast=fast, seed=seed, resume=resume,
+                find_checkpoint_of(checkpoint), output, options, data=data,
                 progress=progress, round_done=_log_round,
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,9 @@ from capsedge.optimization.prune_criteria import choose, multiply_adds, paramete
 from capsedge.optimization.prune_data import Evaluator, PruningImages, read, read_test
 from capsedge.optimization.prune_exact import remove_exactly
 from capsedge.optimization.prune_groups import groups, keep_units
+from capsedge.optimization.prune_options import PruneOptions
 from capsedge.optimization.prune_report import PruningReport, Round, Size
+from capsedge.options import takes
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.reading import open_regular_file, path_kind
 from capsedge.runtime.files.writing import (
@@ -83,8 +85,6 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
 # --- ``capsedge.prune`` ---
 
 EXACT = "exact"
-MAX_DROP = 0.1  # points
-EPOCHS = 6
 _LARGEST_STEP = 2.0  # times fewer multiply-adds in a round
 _SEARCH_STEP = 1.4  # the same, where no speedup is asked for
 _MOST_ROUNDS = 16
@@ -92,62 +92,16 @@ _MEASURED = 2048  # images that the Taylor criterion measures on
 _GENTLER = 0.3  # of the learning rate that the parent was trained with
 
 
-@dataclass(frozen=True)
-class PruneOptions:
-    """How to prune.
-
-    Attributes:
-        target_speedup: how many times fewer multiply-adds per image; None for as many as the gate allows
-            on held-out training images.
-        max_drop: points of accuracy that may be lost.
-        criterion: ``taylor`` or ``look-ahead``.
-        epochs: of fine-tuning in the last round; earlier rounds towards a target have a tenth.
-        learning_rate: the peak; None for 0.3 times the parent's.
-        fast: as of a recipe.
-        seed: of the images held out, and of fine-tuning.
-    """
-
-    target_speedup: float | None = None
-    max_drop: float = MAX_DROP
-    criterion: str = "taylor"
-    epochs: int = EPOCHS
-    learning_rate: float | None = None
-    fast: bool = False
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        if self.criterion not in prune_criteria.CRITERIA:
-            raise UsageError(
-                f"Unknown criterion '{self.criterion}'.",
-                "",
-                f"Choose one of: {', '.join(prune_criteria.CRITERIA)}.",
-            )
-        if self.target_speedup is not None and not 1 < self.target_speedup < math.inf:
-            raise UsageError(
-                f"The target speedup is {self.target_speedup:g}.", "It must be above 1.", "Use 4."
-            )
-        if self.epochs < 1:
-            raise UsageError("Fine-tuning needs at least one epoch.")
-        Gate(self.max_drop)
-
-
 RoundDone = Callable[[int, Round], None]
 
 
+@takes(PruneOptions)
 def prune(
     checkpoint: Path | str,
     output: Path | str,
+    options: PruneOptions = PruneOptions(),
     *,
     data: Path | str | None = None,
-    limit: int | None = None,
-    target_speedup: float | None = None,
-    max_drop: float = MAX_DROP,
-    criterion: str = "taylor",
-    epochs: int = EPOCHS,
-    learning_rate: float | None = None,
-    fast: bool = False,
-    seed: int = 1,
-    resume: bool = False,
     progress: Progress | None = None,
     round_done: RoundDone | None = None,
 ) -> PruningReport:
@@ -161,10 +115,8 @@ def prune(
     Args:
         checkpoint: of ``capsedge train`` or ``capsedge import``.
         output: the ``.safetensors`` file to write.
+        options: how far, by what, and how the rest is fine-tuned.
         data: data set folder with labels.
-        limit: maximum number of images of each split.
-        target_speedup, max_drop, criterion, epochs, learning_rate, fast, seed: as of `Request`.
-        resume: continue the rounds in ``OUTPUT.pruning``.
         progress: as `capsedge.models.training.train.train` takes it, for each round.
         round_done: called with the number and the figures of every round.
 
@@ -179,14 +131,13 @@ def prune(
             checkpoint is kept as ``OUTPUT.rejected``.
 
     Example:
-        >>> report = capsedge.prune("capsnet.pt", "small.safetensors", data="mnist", target_speedup=4)
+        >>> report = capsedge.prune("capsnet.pt", "small.safetensors",
+        ...     capsedge.PruneOptions(target_speedup=4), data="mnist")
         >>> report.speedup, report.outcome.drop
     """
-    target = None if target_speedup is None else float(target_speedup)
-    options = PruneOptions(target, float(max_drop), criterion, epochs, learning_rate, fast, seed)
     run = _Pruning(as_path(checkpoint, WEIGHTS), Path(output), options, progress, round_done)
     if data is None:
-        if target_speedup is not None:
+        if options.target_speedup is not None:
             raise UsageError(
                 "A target speedup needs data.",
                 "Without data, only units that do not change any output are removed.",
@@ -194,7 +145,7 @@ def prune(
                 command="Pass a data set folder with --data.",
             )
         return run.finish(run.smaller, EXACT, (), None, {})
-    return run.by_data(Path(data), limit, resume)
+    return run.by_data(Path(data))
 
 
 class _Pruning:
@@ -219,8 +170,9 @@ class _Pruning:
         self.warnings: list[str] = []
         self._tuned: Path | None = None  # by the last round that counts
 
-    def by_data(self, data: Path, limit: int | None, resume: bool) -> PruningReport:
+    def by_data(self, data: Path) -> PruningReport:
         """Rounds of pruning and fine-tuning, and the gate."""
+        limit = self.options.limit
         images = read(data, self.parent.config, limit, self.options.seed)
         self.warnings.append(
             "the parent may have been trained on the held-out images, so its accuracy there may be "
@@ -228,8 +180,9 @@ class _Pruning:
         )
         recipe = self._recipe()
         work = with_suffix_appended(self.output, WORK)
-        settings = [sha256(self.checkpoint), asdict(self.options), asdict(recipe), limit or 0]
-        open_work(work, json.dumps(settings, sort_keys=True), resume)
+        stated = asdict(replace(self.options, resume=False))
+        settings = [sha256(self.checkpoint), stated, asdict(recipe)]
+        open_work(work, json.dumps(settings, sort_keys=True), self.options.resume)
         best, rounds = self._rounds(images, recipe, work)
         test = read_test(data, self.parent.config, limit, images)
         outcome = Evaluator(self.parent, images.held_out if test is None else test).outcome(best)

@@ -17,7 +17,6 @@ from capsedge.optimization.prune_groups import Group, Kept
 
 # --- Importance: first-order Taylor expansion, or look-ahead magnitudes ---
 
-CRITERIA = ("taylor", "look-ahead")
 Importance = dict[str, Tensor]
 """The importance of each unit ``[units]`` by the name of the group."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of
 from capsedge.models.training.train import train
 from capsedge.optimization import prune_data
+from capsedge.optimization.prune import RoundDone
 from capsedge.optimization.prune_criteria import multiply_adds
 from capsedge.optimization.prune_report import Round
 from capsedge.runtime.files.writing import sha256
@@ -56,6 +58,19 @@ def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.safetensors"
 
 
+def pruned(
+    checkpoint: Path,
+    output: Path,
+    data: Path | None = None,
+    round_done: RoundDone | None = None,
+    **options: Any,
+) -> capsedge.PruningReport:
+    """`capsedge.prune` with its options as keywords."""
+    return capsedge.prune(
+        checkpoint, output, capsedge.PruneOptions(**options), data=data, round_done=round_done
+    )
+
+
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(a) for a in arguments])
 
@@ -66,7 +81,7 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
 ) -> None:
     small = tmp_path / "small.safetensors"
     rounds: list[tuple[int, Round]] = []
-    report = capsedge.prune(
+    report = pruned(
         checkpoint, small, data=data, target_speedup=3, max_drop=5, epochs=2,
         round_done=lambda number, done: rounds.append((number, done)),
     )  # fmt: skip
@@ -99,7 +114,7 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
         calib_data=data,
     )
     assert quantized.size < exported.size
-    again = capsedge.prune(small, tmp_path / "smaller.safetensors", data=data, target_speedup=1.2,
+    again = pruned(small, tmp_path / "smaller.safetensors", data=data, target_speedup=1.2,
                            max_drop=100, **FAST)  # fmt: skip
     tuned = recipe_of(small)
     assert tuned is not None
@@ -115,7 +130,7 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
 def test_without_a_target_the_held_out_images_end_the_search(
     checkpoint: Path, data: Path, tmp_path: Path
 ) -> None:
-    report = capsedge.prune(
+    report = pruned(
         checkpoint, tmp_path / "s.safetensors", data=data, max_drop=100, criterion="look-ahead",
         **FAST,
     )  # fmt: skip
@@ -125,7 +140,7 @@ def test_without_a_target_the_held_out_images_end_the_search(
     assert sizes == sorted(sizes, reverse=True)
     assert report.after.multiply_adds == sizes[-1]
     kept = [r for r in report.rounds if r.drop <= 2]
-    strict = capsedge.prune(
+    strict = pruned(
         checkpoint, tmp_path / "t.safetensors", data=data, max_drop=2, criterion="look-ahead",
         **FAST,
     )  # fmt: skip
@@ -140,7 +155,7 @@ def test_the_gate_keeps_a_rejected_file_aside(
     """A network without fine-tuning worth the name, pruned to a fiftieth."""
     small = tmp_path / "small.safetensors"
     with pytest.raises(ParityError, match=r"points of accuracy lost, 0 allowed") as caught:
-        capsedge.prune(checkpoint, small, data=data, target_speedup=50, max_drop=0, epochs=1,
+        pruned(checkpoint, small, data=data, target_speedup=50, max_drop=0, epochs=1,
                        learning_rate=1e-9)  # fmt: skip
     assert not small.exists()
     assert caught.value.report.output == Path(f"{small}.rejected")
@@ -162,7 +177,7 @@ def test_the_search_never_reads_the_test_images(
         return read_split(source, split, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(prune_data, "read_split", recording)
-    capsedge.prune(
+    pruned(
         checkpoint, tmp_path / "s.safetensors", data=data, target_speedup=2, max_drop=100,
         round_done=lambda number, _: order.append(f"round {number}"), **FAST,
     )  # fmt: skip
@@ -182,7 +197,7 @@ def test_the_test_images_decide_nothing_but_the_gate(
     files = []
     for name, source in (("one", data), ("two", other)):
         files.append(tmp_path / f"{name}.safetensors")
-        capsedge.prune(checkpoint, files[-1], data=source, max_drop=100, target_speedup=2, **FAST)
+        pruned(checkpoint, files[-1], data=source, max_drop=100, target_speedup=2, **FAST)
     one, two = map(safetensors.torch.load_file, files)
     assert all((one[name] == two[name]).all() for name in one)
 
@@ -199,15 +214,15 @@ def test_an_interrupted_pruning_goes_on_to_the_same_network(
 
     options = {"data": data, "target_speedup": 3, "max_drop": 100, **FAST}
     whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
-    capsedge.prune(checkpoint, whole, **options)
+    pruned(checkpoint, whole, **options)
     with pytest.raises(StopError):
-        capsedge.prune(checkpoint, cut, round_done=stop, **options)
+        pruned(checkpoint, cut, round_done=stop, **options)
     assert not cut.exists()
     with pytest.raises(UsageError, match="--resume"):
-        capsedge.prune(checkpoint, cut, **options)
+        pruned(checkpoint, cut, **options)
     with pytest.raises(ArtefactError, match="other settings"):
-        capsedge.prune(checkpoint, cut, resume=True, **{**options, "target_speedup": 4})
-    capsedge.prune(checkpoint, cut, resume=True, **options)
+        pruned(checkpoint, cut, resume=True, **{**options, "target_speedup": 4})
+    pruned(checkpoint, cut, resume=True, **options)
     one, two = safetensors.torch.load_file(whole), safetensors.torch.load_file(cut)
     assert all((one[name] == two[name]).all() for name in one)
 
@@ -224,7 +239,7 @@ def test_without_data_nothing_with_an_effect_goes(checkpoint: Path, tmp_path: Pa
     model.state_dict()["stem.1.weight"][3] = 0
     model.state_dict()["stem.1.bias"][3] = 0
     save_checkpoint(model, tmp_path / "idle.safetensors")
-    report = capsedge.prune(tmp_path / "idle.safetensors", tmp_path / "t.safetensors")
+    report = pruned(tmp_path / "idle.safetensors", tmp_path / "t.safetensors")
     assert report.units == {"stem.0 channels": "7 of 8"}
 
 
@@ -236,7 +251,7 @@ def test_em_is_fine_tuned_too(data: Path, tmp_path: Path) -> None:
     config = EM.replace(class_names=("a", "b", "c", "d"))
     torch.manual_seed(10)  # right on half of the images; most seeds are no better than chance
     save_checkpoint(build(config), tmp_path / "em.safetensors")
-    report = capsedge.prune(
+    report = pruned(
         tmp_path / "em.safetensors", tmp_path / "s.safetensors", data=data, target_speedup=1.5,
         max_drop=100, **FAST,
     )  # fmt: skip
@@ -249,33 +264,34 @@ def test_em_is_fine_tuned_too(data: Path, tmp_path: Path) -> None:
     [
         ({"target_speedup": 2}, "needs data"),
         ({"target_speedup": 1}, "above 1"),
+        ({"max_drop": "1"}, "a number"),
         ({"target_speedup": float("nan")}, "above 1"),
         ({"criterion": "magnitude"}, "look-ahead"),
-        ({"max_drop": -1}, "max_drop"),
-        ({"epochs": 0}, "one epoch"),
+        ({"max_drop": -1}, "Invalid max_drop"),
+        ({"epochs": 0}, "at least 1"),
     ],
 )
 def test_what_cannot_be_asked_for(
     checkpoint: Path, tmp_path: Path, arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        capsedge.prune(checkpoint, tmp_path / "s.safetensors", **arguments)  # type: ignore[arg-type]
+        pruned(checkpoint, tmp_path / "s.safetensors", **arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_and_data_that_do_not_fit(checkpoint: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"would overwrite|same|input"):
-        capsedge.prune(checkpoint, checkpoint)
+        pruned(checkpoint, checkpoint)
     few = tmp_path / "few"
     few.mkdir()
     images = np.zeros((40, 14, 14, 1), np.uint8)
     np.savez(few / "train.npz", images=images, labels=np.arange(40) % 4)
     with pytest.raises(UsageError, match="too few"):
-        capsedge.prune(checkpoint, tmp_path / "s.safetensors", data=few, target_speedup=2)
+        pruned(checkpoint, tmp_path / "s.safetensors", data=few, target_speedup=2)
     many = np.zeros((300, 14, 14, 1), np.uint8)
     np.savez(few / "train.npz", images=many, labels=np.arange(300) % 10)
     with pytest.raises(UsageError, match="class 9"):
-        capsedge.prune(checkpoint, tmp_path / "s.safetensors", data=few, target_speedup=2)
+        pruned(checkpoint, tmp_path / "s.safetensors", data=few, target_speedup=2)
 
 
 @pytest.mark.thorough
@@ -290,10 +306,8 @@ def test_shared_images_are_refused_and_one_file_has_no_test_split(
     np.savez(shared / "test.npz", images=images[:30], labels=labels[:30])
     options = {"target_speedup": 2, "max_drop": 100, **FAST}
     with pytest.raises(UsageError, match="among the training images"):
-        capsedge.prune(checkpoint, tmp_path / "s.safetensors", data=shared, **options)
-    report = capsedge.prune(
-        checkpoint, tmp_path / "t.safetensors", data=shared / "train.npz", **options
-    )
+        pruned(checkpoint, tmp_path / "s.safetensors", data=shared, **options)
+    report = pruned(checkpoint, tmp_path / "t.safetensors", data=shared / "train.npz", **options)
     assert report.images["evaluated_on"] == "held-out training images"
 
 
@@ -316,4 +330,4 @@ def test_a_hostile_recipe_is_an_error_of_the_file(data: Path, tmp_path: Path, te
     path = tmp_path / "m.safetensors"
     save_checkpoint(build(config), path, {TRAINING_KEY: text})
     with pytest.raises(ArtefactError, match="how it was trained"):
-        capsedge.prune(path, tmp_path / "s.safetensors", data=data, target_speedup=2)
+        pruned(path, tmp_path / "s.safetensors", data=data, target_speedup=2)

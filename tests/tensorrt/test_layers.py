@@ -24,6 +24,7 @@ from capsedge.runtime.onnx_file.layer_map import (
     node_name,
 )
 from capsedge.runtime.profiling.profile import profile
+from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.zoo import default_model
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu
@@ -69,7 +70,9 @@ def test_engines_have_the_layers_of_the_file(make: Any, mode: str) -> None:
         pytest.skip("the operator library is not built")
     built = make(model=default_model(), plugin=mode, batch=(1, 2, 4))
     ops = "portable" if mode == "native" else "fused"
-    file = profile(capsedge.load(default_model(), ops=ops), duration=0.1, startup=False)
+    file = profile(
+        capsedge.load(default_model(), ops=ops), ProfileOptions(duration=0.1, startup=False)
+    )
     wanted = {row.name for row in file.runs[0].layers}
     assert labels(engine_layers(built.path)) == wanted
     assert len(wanted) > 4
@@ -81,7 +84,7 @@ def test_times_of_layers(make: Any, gpu: Any) -> None:
     session = capsedge.load(built.path)
     session.run(np.ones((2, 1, 28, 28), np.float32))
     before = [gpu.fake_count(k) for k in range(3)]
-    report = profile(session, batch=2, duration=0.1, startup=False)
+    report = profile(session, ProfileOptions(batch=(2,), duration=0.1, startup=False))
     assert [gpu.fake_count(k) for k in range(3)] == before
     assert "undefined" not in fake.RECORDED
     (run,) = report.runs

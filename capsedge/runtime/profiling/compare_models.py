@@ -15,11 +15,12 @@ from capsedge.runtime.onnx_file.summary import read_bytes, summarize
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import (
     ProfileReport,
-    checked_limits,
+    limits_of,
     profile,
     random_inputs,
     session_device,
 )
+from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.profiling.worker import CONVERTED_SUFFIXES, Specification, ops_argument
 from capsedge.runtime.session import Session
 
@@ -30,13 +31,9 @@ TORCH_WORKER = (sys.executable, "-m", "capsedge.verification.reference")
 
 def profile_models(
     sessions: Sequence[Session],
+    options: ProfileOptions = ProfileOptions(),
     *,
-    batch: Sequence[int] = (1,),
     inputs: Mapping[str, NDArray[Any]] | None = None,
-    warmup: float = 0.5,
-    duration: float = 3.0,
-    iterations: int = 10,
-    operators: bool = True,
     peers: Sequence[str] = (),
     checkpoints: Sequence[Path] = (),
     peer_model: Path | None = None,
@@ -47,7 +44,7 @@ def profile_models(
 
     Args:
         sessions: one per model.
-        batch, inputs, warmup, duration, iterations, operators, progress: as for `profile`.
+        options, inputs, progress: as for `profile`.
         peers: other runtimes of the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
             they must be installed (`check_installed`).
         checkpoints: for the peer ``torch``, one per session.
@@ -63,26 +60,22 @@ def profile_models(
         EnvironmentProblem: a process does not start.
         UnsupportedModelError: a peer cannot read a model.
     """
-    limits = checked_limits(warmup, duration, iterations)
     side_by_side = bool(peers) or len(sessions) > 1
     entrants = _entrants(sessions, peers, checkpoints, peer_model, module) if side_by_side else []
     report = ProfileReport({}, None, [])
     for session in sessions:
-        one = profile(
-            session,
-            batch=batch,
-            inputs=inputs,
-            warmup=warmup,
-            duration=duration,
-            iterations=iterations,
-            operators=operators,
-            progress=progress,
-        )
+        one = profile(session, options, inputs=inputs, progress=progress)
         report.runs += one.runs
         report.peaks, report.machine = report.peaks or one.peaks, one.machine
     if entrants:
-        feeds = [dict(inputs)] if inputs else [random_inputs(sessions[0], size) for size in batch]
-        report.comparisons += [compare(entrants, each, limits, progress) for each in feeds]
+        feeds = (
+            [dict(inputs)]
+            if inputs
+            else [random_inputs(sessions[0], size) for size in options.batch]
+        )
+        report.comparisons += [
+            compare(entrants, each, limits_of(options), progress) for each in feeds
+        ]
     return report
 
 

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.options import takes
 from capsedge.runtime import machine
 from capsedge.runtime.backends.backend import Feeds, Port, closed_error
 from capsedge.runtime.files.text import format_milliseconds
 from capsedge.runtime.files.writing import SESSION, path_error, sha256, write_text
 from capsedge.runtime.profiling.machine_peaks import Peaks, measure_peaks
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
+from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.profiling.report_data import ReportData, Run
 from capsedge.runtime.profiling.startup import measure_startup
 from capsedge.runtime.profiling.timing import (
@@ -230,29 +232,20 @@ class ProfileReport(Summarized, ReportData):
 SEED = 0
 
 
+@takes(ProfileOptions)
 def profile(
     session: Session,
+    options: ProfileOptions = ProfileOptions(),
     *,
-    batch: int | Sequence[int] = 1,
     inputs: Mapping[str, NDArray[Any]] | None = None,
-    warmup: float = 0.5,
-    duration: float = 3.0,
-    iterations: int = 10,
-    operators: bool = True,
-    startup: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ProfileReport:
     """Measure the latency, its spread, and the memory of a session, and where its time goes.
 
     Args:
         session: a session of ``capsedge.load``.
-        batch: batch sizes, measured one after the other; a file with a fixed batch has only that one.
+        options: what is measured, and for how long. A file with a fixed batch has only that one.
         inputs: arrays by name instead of random ones; their first dimension is the batch.
-        warmup: seconds of runs that are not timed.
-        duration: seconds of timed runs.
-        iterations: least number of timed runs, whatever the duration.
-        operators: also time every operator, or every layer of an engine.
-        startup: also start a separate process for cold start and memory.
         progress: called with the name of each step.
 
     Returns:
@@ -263,31 +256,31 @@ def profile(
         EnvironmentProblem: the process for the cold start does not start.
 
     Example:
-        >>> report = capsedge.profile(capsedge.load("digits.onnx"), batch=(1, 8))
+        >>> report = capsedge.profile(capsedge.load("digits.onnx"),
+        ...     capsedge.ProfileOptions(batch=(1, 8)))
         >>> report.save_html("report.html")
     """
     if not isinstance(session, Session):
         raise path_error(session, SESSION)
     if session.closed:
         raise closed_error(session.path)
-    limits = checked_limits(warmup, duration, iterations)
     if inputs is not None and (not isinstance(inputs, Mapping) or not inputs):
         raise UsageError(
             "inputs is not a dictionary of arrays.",
             f"The model takes {', '.join(port.name for port in session.inputs)}.",
             "Pass one array for each of them, by name.",
         )
-    batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, batch)
+    batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, options.batch)
     device, threads = session_device(session), session.backend.threads
     peaks = None
-    if operators and device == "cpu":
+    if options.operators and device == "cpu":
         progress("measuring the machine's peaks")
         peaks = measure_peaks(threads or machine.available_cores())
     runs = []
     for size in batches:
         feeds = dict(inputs) if inputs else random_inputs(session, size)
-        progress(f"{session.path.name}, batch {size}: {duration:g} s")
-        runs.append(_run(session, feeds, size, limits, operators, startup, peaks, device, threads))
+        progress(f"{session.path.name}, batch {size}: {options.duration:g} s")
+        runs.append(_run(session, feeds, size, options, peaks, device, threads))
     return ProfileReport(machine_facts(), peaks, runs)
 
 
@@ -295,20 +288,18 @@ def _run(
     session: Session,
     feeds: Feeds,
     batch: int,
-    limits: Limits,
-    operators: bool,
-    startup: bool,
+    options: ProfileOptions,
     peaks: Peaks | None,
     device: str,
     threads: int,
 ) -> Run:
     load, ticks = load_average(), stolen_ticks()
     speeds = [processor_speed()]
-    samples = take_times(lambda: session.run(feeds), limits)
+    samples = take_times(lambda: session.run(feeds), limits_of(options))
     speeds.append(processor_speed())
     stolen = stolen_share(ticks, stolen_ticks())
-    times = time_operators(session, feeds, peaks) if operators else None
-    started = measure_startup(session, feeds, device, threads) if startup else None
+    times = time_operators(session, feeds, peaks) if options.operators else None
+    started = measure_startup(session, feeds, device, threads) if options.startup else None
     latency, stable = summarize(samples), stable_window(samples)
     conditions = Conditions(tuple(speeds), load, machine.available_cores(), stolen)
     return Run(
@@ -335,33 +326,16 @@ def _escalated(session: Session, feeds: Feeds) -> float | None:
     return float(session.run(feeds)[session.roles.escalated].mean())
 
 
-def checked_limits(warmup: float, duration: float, iterations: int) -> Limits:
-    """The limits of a measurement.
-
-    Raises:
-        UsageError: a time is negative, or there is less than one run.
-    """
-    if warmup < 0 or duration < 0 or iterations < 1:
-        raise UsageError(
-            f"Invalid limits: warmup {warmup:g} s, duration {duration:g} s, {iterations} iterations.",
-            "Times must not be negative, and there must be at least one timed run.",
-            "For example: --warmup 0.5 --duration 3 --iterations 10.",
-        )
-    return Limits(warmup, duration, iterations)
+def limits_of(options: ProfileOptions) -> Limits:
+    """The limits of a measurement."""
+    return Limits(options.warmup, options.duration, options.iterations)
 
 
-def _batches(session: Session, batch: int | Sequence[int]) -> list[int]:
-    wanted = [batch] if isinstance(batch, int) else list(batch)
-    if not wanted or min(wanted) < 1:
-        raise UsageError(
-            f"Invalid batch sizes {wanted}.",
-            "A batch has at least one image.",
-            "For example: --batch 1,8.",
-        )
+def _batches(session: Session, wanted: Sequence[int]) -> Sequence[int]:
     fixed = session.backend.batches.fixed
     if fixed is not None and any(size != fixed for size in wanted):
         raise UsageError(
-            f"{session.path} has a fixed batch of {fixed}, but {wanted} was requested.",
+            f"{session.path} has a fixed batch of {fixed}, but {', '.join(map(str, wanted))} was requested.",
             "",
             f"Use --batch {fixed}, or export it with a free batch.",
         )

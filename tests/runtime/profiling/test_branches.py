@@ -30,7 +30,9 @@ def test_a_profile_has_both_networks(session: capsedge.Session, escalated: bool)
     images = np.float32(pixels(400)[:, None] / 255)
     images = images[session.run(images)["escalated"] == escalated][:4]
     report = capsedge.profile(
-        session, inputs={"images": images}, warmup=0, duration=0.05, startup=False
+        session,
+        capsedge.ProfileOptions(warmup=0, duration=0.05, startup=False),
+        inputs={"images": images},
     )
     (run,) = report.runs
     assert run.escalated == float(escalated)
@@ -51,7 +53,9 @@ def test_a_profile_has_both_networks(session: capsedge.Session, escalated: bool)
 @pytest.mark.thorough
 def test_other_files_have_no_networks():
     session = capsedge.load(threads=1)
-    report = capsedge.profile(session, warmup=0, duration=0.05, startup=False)
+    report = capsedge.profile(
+        session, capsedge.ProfileOptions(warmup=0, duration=0.05, startup=False)
+    )
     assert report.runs[0].networks == []
     assert "escalated_share" not in report.runs[0].to_dict()
     assert report_text.networks(report.runs[0]) is None
