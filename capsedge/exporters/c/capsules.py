@@ -87,7 +87,13 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
     padded = -(-everything // 4) * 4
     flat = np.zeros((own, padded, depth), weight.dtype)
     flat[:, :everything] = weight.reshape(own, everything, depth)
-    packed = flat.reshape(own, padded // 4, 4, depth).transpose(0, 1, 3, 2)
+    wide = everything // 16 * 16  # columns of 16 results, then of 4
+    columns = [
+        part.reshape(own, -1, width, depth).transpose(0, 1, 3, 2).reshape(own, -1)
+        for part, width in ((flat[:, :wide], 16), (flat[:, wide:], 4))
+        if part.size
+    ]
+    packed = np.concatenate(columns, axis=1)
     prior = np.broadcast_to(_array(values, "log_prior"), (children, parents)).astype(np.float32)
     names = [program.constants.add(packed)]
     scale = _scale(program, values, names)

@@ -11,8 +11,8 @@ from capsedge.exporters.c.node import Node, Translator
 from capsedge.exporters.c.per_element import elementwise
 from capsedge.exporters.c.program import Array, Program, Untranslatable, Value, constant, literal
 
-BLOCK = 8  # output channels that caps_conv_f32 computes together
-PIXELS = 4  # and positions
+BLOCK = 16  # output channels whose weights caps_conv_f32 reads together
+PIXELS = 4  # positions that it computes together
 CHUNK = 512  # most elements of a window that caps_conv_q8 sums at once
 HWC = (0, 2, 3, 1)
 
@@ -181,11 +181,8 @@ def convolve(program: Program, node: Node, x: Value, weight: Array, bias: Array 
             scratch, kernel = 0, "conv_grouped_f32"
             call += f", {program.pointer(out)});"
         else:
-            blocks = -(-m // BLOCK)
-            packed = np.zeros((blocks * BLOCK, kh, kw, inside), np.float32)
-            packed[:m] = weight.transpose(0, 2, 3, 1)
-            packed = packed.reshape(blocks, BLOCK, kh, kw, inside).transpose(0, 2, 3, 4, 1)
-            padded = np.zeros(blocks * BLOCK, np.float32)
+            packed = pack_float(weight)
+            padded = np.zeros(-(-m // BLOCK) * BLOCK, np.float32)
             padded[:m] = bias
             names = [program.constants.add(packed), program.constants.add(padded)]
             scratch = PIXELS * kh * kw * inside * 4 if g.padded else 0
@@ -198,6 +195,17 @@ def convolve(program: Program, node: Node, x: Value, weight: Array, bias: Array 
             products=products, constants=names,
         )  # fmt: skip
     return result
+
+
+def pack_float(weight: Array) -> Array:
+    """``[M, C, Kh, Kw]`` as ``[M/16][Kh][Kw][C][16]``, flat; up to 8 outputs at the end in 8 columns."""
+    parts = []
+    for first in range(0, weight.shape[0], BLOCK):
+        part = weight[first : first + BLOCK].transpose(2, 3, 1, 0)
+        wide = np.zeros((*part.shape[:3], BLOCK if part.shape[3] > 8 else 8), np.float32)
+        wide[..., : part.shape[3]] = part
+        parts.append(wide.reshape(-1))
+    return np.concatenate(parts)
 
 
 def _quantized_convolution(program: Program, node: Node) -> list[Value]:

@@ -35,10 +35,11 @@ def test_equals_the_file(source: Path, tmp_path: Path) -> None:
         pictures = want["reconstruction"]
         for k in (0, 7):
             np.testing.assert_allclose(net.reconstruct(got["poses"], k), pictures[0, k], atol=1e-5)
-    net.again("-DCAPS_PORTABLE")
-    for x, got in zip(images, results, strict=True):
-        for name, value in net.run(x).items():
-            assert np.array_equal(value, got[name]), name
+    for flag in ("-DCAPS_PORTABLE", "-march=native"):
+        net.again(flag)
+        for x, got in zip(images, results, strict=True):
+            for name, value in net.run(x).items():
+                assert np.array_equal(value, got[name]), (flag, name)
 
 
 @pytest.mark.parametrize(

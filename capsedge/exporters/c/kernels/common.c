@@ -30,17 +30,38 @@
 #define CAPS_UNROLL
 #endif
 
-/* Four floats in one register. A lane computes what the portable code computes, in the same order. */
-#if defined(__GNUC__) && !defined(CAPS_PORTABLE) &&                                                            \
+/* Floats in one register: 4, and 8 or 16 where the target has such. A lane computes what the portable code computes, in
+   the same order. */
+#if (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 9)) && !defined(CAPS_PORTABLE) &&                 \
     (defined(__SSE2__) || defined(__wasm_simd128__) || (defined(__ARM_NEON) && defined(__aarch64__)) ||        \
      (defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 2)))
 #define CAPS_VECTORS 1
-typedef float caps_float4 __attribute__((vector_size(16)));
-CAPS_INLINE caps_float4 caps_load4(const float *p) {
-  caps_float4 v;
-  memcpy(&v, p, 16);
-  return v;
-}
+#define CAPS_VECTOR(n)                                                                                         \
+  typedef float caps_float##n __attribute__((vector_size(4 * n)));                                             \
+  typedef int32_t caps_int##n __attribute__((vector_size(4 * n)));                                             \
+  CAPS_INLINE caps_float##n caps_load##n(const float *p) {                                                     \
+    caps_float##n v;                                                                                           \
+    memcpy(&v, p, 4 * n);                                                                                      \
+    return v;                                                                                                  \
+  }                                                                                                            \
+  CAPS_INLINE void caps_store##n(float *p, caps_float##n v) { memcpy(p, &v, 4 * n); }
+/* Compilers would read a vector again in every product that it is part of. */
+#if defined(__AVX512VL__)
+#define CAPS_KEEP(v) __asm__("" : "+v"(v))
+#elif defined(__SSE2__)
+#define CAPS_KEEP(v) __asm__("" : "+x"(v))
+#else
+#define CAPS_KEEP(v) (void)(v)
+#endif
+CAPS_VECTOR(4)
+#if defined(__AVX2__)
+#define CAPS_VECTORS8 1
+CAPS_VECTOR(8)
+#endif
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define CAPS_VECTORS16 1
+CAPS_VECTOR(16)
+#endif
 #endif
 
 /* The square root, correctly rounded, without libm. */

@@ -5,7 +5,7 @@ typedef struct {
 } caps_conv;
 
 #define CAPS_PIXELS 4
-#define CAPS_BLOCK 8 /* output channels computed together */
+#define CAPS_BLOCK 16 /* output channels whose weights lie together; 8 at the end where fewer are left */
 
 /* Window of output position o: where its rows lie and how far apart; copied to the patch where it leaves the image. */
 CAPS_INLINE const float *caps_window(const caps_conv *c, const float *x, int o, float *patch, int *stride) {
@@ -29,80 +29,134 @@ CAPS_INLINE const float *caps_window(const caps_conv *c, const float *x, int o, 
   return patch;
 }
 
-/* Weights [outputs/8][kernel_h][kernel_w][channels][8]; patch: 4 windows. Sums start with the bias. */
+#if defined(CAPS_VECTORS) && !defined(__ARM_FEATURE_MVE)
+/* 4 positions by 2 vectors of channels: the sums stay in registers. Weights of the vectors at v and w, a step apart. */
+#define CAPS_TILE(n)                                                                                           \
+  CAPS_INLINE void caps_tile##n(const float *const *q, const int *stride, int rows, int row, const float *v,   \
+                                const float *w, int step, const float *bias, int relu, float *const *y) {      \
+    caps_float##n a0 = caps_load##n(bias), b0 = caps_load##n(bias + n), a1 = a0, b1 = b0, a2 = a0, b2 = b0;    \
+    caps_float##n a3 = a0, b3 = b0;                                                                            \
+    int ky, k;                                                                                                 \
+    for (ky = 0; ky < rows; ky++) {                                                                            \
+      const float *q0 = q[0] + ky * stride[0], *q1 = q[1] + ky * stride[1];                                    \
+      const float *q2 = q[2] + ky * stride[2], *q3 = q[3] + ky * stride[3];                                    \
+      for (k = 0; k < row; k++, v += step, w += step) {                                                        \
+        caps_float##n low = caps_load##n(v), high = caps_load##n(w);                                           \
+        CAPS_KEEP(low);                                                                                        \
+        CAPS_KEEP(high);                                                                                       \
+        a0 += low * q0[k]; b0 += high * q0[k];                                                                 \
+        a1 += low * q1[k]; b1 += high * q1[k];                                                                 \
+        a2 += low * q2[k]; b2 += high * q2[k];                                                                 \
+        a3 += low * q3[k]; b3 += high * q3[k];                                                                 \
+      }                                                                                                        \
+    }                                                                                                          \
+    if (relu) {                                                                                                \
+      CAPS_RELU(n, a0) CAPS_RELU(n, b0) CAPS_RELU(n, a1) CAPS_RELU(n, b1)                                      \
+      CAPS_RELU(n, a2) CAPS_RELU(n, b2) CAPS_RELU(n, a3) CAPS_RELU(n, b3)                                      \
+    }                                                                                                          \
+    caps_store##n(y[0], a0); caps_store##n(y[0] + n, b0);                                                      \
+    caps_store##n(y[1], a1); caps_store##n(y[1] + n, b1);                                                      \
+    caps_store##n(y[2], a2); caps_store##n(y[2] + n, b2);                                                      \
+    caps_store##n(y[3], a3); caps_store##n(y[3] + n, b3);                                                      \
+  }
+#define CAPS_RELU(n, v) v = (caps_float##n)((caps_int##n)v & ~(caps_int##n)(v < 0.0f));
+CAPS_TILE(4)
+#if defined(CAPS_VECTORS8)
+CAPS_TILE(8)
+#endif
+#if defined(CAPS_VECTORS16)
+CAPS_TILE(16)
+#endif
+
+#if defined(CAPS_VECTORS16)
+#define CAPS_WIDTH(left, step) ((left) >= 32 ? 32 : (step))
+#elif defined(CAPS_VECTORS8)
+#define CAPS_WIDTH(left, step) (step)
+#else
+#define CAPS_WIDTH(left, step) 8
+#endif
+/* The sums of 4 positions, width channels each; weights at w, a step apart. */
+CAPS_INLINE void caps_tile(const caps_conv *c, const float *const *q, const int *stride, int row, const float *w, int step,
+                           const float *bias, int width, float *const *y) {
+#if defined(CAPS_VECTORS16)
+  if (width == 32) {
+    caps_tile16(q, stride, c->kernel_h, row, w, w + CAPS_BLOCK * c->kernel_h * row, step, bias, c->relu, y);
+    return;
+  }
+#endif
+#if defined(CAPS_VECTORS8)
+  if (width == 16) {
+    caps_tile8(q, stride, c->kernel_h, row, w, w + 8, step, bias, c->relu, y);
+    return;
+  }
+#endif
+  (void)width;
+  caps_tile4(q, stride, c->kernel_h, row, w, w + 4, step, bias, c->relu, y);
+}
+#else
+#define CAPS_WIDTH(left, step) 4
+CAPS_INLINE void caps_tile(const caps_conv *c, const float *const *q, const int *stride, int row, const float *v, int step,
+                           const float *bias, int width, float *const *y) {
+  int ky, k;
+#if defined(CAPS_VECTORS) /* Helium has 8 registers: 4 positions by 4 channels */
+  caps_float4 a0 = caps_load4(bias), a1 = a0, a2 = a0, a3 = a0;
+  for (ky = 0; ky < c->kernel_h; ky++) {
+    const float *q0 = q[0] + ky * stride[0], *q1 = q[1] + ky * stride[1];
+    const float *q2 = q[2] + ky * stride[2], *q3 = q[3] + ky * stride[3];
+    for (k = 0; k < row; k++, v += step) {
+      const caps_float4 f = caps_load4(v);
+      a0 += f * *q0++; a1 += f * *q1++; a2 += f * *q2++; a3 += f * *q3++;
+    }
+  }
+  caps_store4(y[0], a0); caps_store4(y[1], a1); caps_store4(y[2], a2); caps_store4(y[3], a3);
+#else
+  float a0 = bias[0], a1 = bias[1], a2 = bias[2], a3 = bias[3];
+  float b0 = a0, b1 = a1, b2 = a2, b3 = a3, c0 = a0, c1 = a1, c2 = a2, c3 = a3, d0 = a0, d1 = a1, d2 = a2, d3 = a3;
+  for (ky = 0; ky < c->kernel_h; ky++) {
+    const float *q0 = q[0] + ky * stride[0], *q1 = q[1] + ky * stride[1];
+    const float *q2 = q[2] + ky * stride[2], *q3 = q[3] + ky * stride[3];
+    for (k = row; k > 0; k--, v += step) {
+      const float x0 = *q0++, x1 = *q1++, x2 = *q2++, x3 = *q3++, f0 = v[0], f1 = v[1], f2 = v[2], f3 = v[3];
+      a0 += f0 * x0; a1 += f1 * x0; a2 += f2 * x0; a3 += f3 * x0;
+      b0 += f0 * x1; b1 += f1 * x1; b2 += f2 * x1; b3 += f3 * x1;
+      c0 += f0 * x2; c1 += f1 * x2; c2 += f2 * x2; c3 += f3 * x2;
+      d0 += f0 * x3; d1 += f1 * x3; d2 += f2 * x3; d3 += f3 * x3;
+    }
+  }
+  y[0][0] = a0; y[0][1] = a1; y[0][2] = a2; y[0][3] = a3;
+  y[1][0] = b0; y[1][1] = b1; y[1][2] = b2; y[1][3] = b3;
+  y[2][0] = c0; y[2][1] = c1; y[2][2] = c2; y[2][3] = c3;
+  y[3][0] = d0; y[3][1] = d1; y[3][2] = d2; y[3][3] = d3;
+#endif
+  (void)width;
+  if (c->relu)
+    for (ky = 0; ky < CAPS_PIXELS; ky++) for (k = 0; k < 4; k++) y[ky][k] = y[ky][k] < 0.0f ? 0.0f : y[ky][k];
+}
+#endif
+
+/* Weights [outputs/16][kernel_h][kernel_w][channels][16], the last ones in 8 columns if at most 8 outputs are left; bias
+   and weights padded. patch: 4 windows. Sums start with the bias. */
 CAPS_FUNCTION void caps_conv_f32(const caps_conv *c, const float *x, const float *w, const float *bias, float *y,
                                  float *patch) {
   const int row = c->kernel_w * c->channels, positions = c->out_h * c->out_w;
-  int o, i, m, ky, k, block;
+  int o, i, block, width;
   for (o = 0; o < positions; o += CAPS_PIXELS) {
-    const float *q[CAPS_PIXELS], *wp = w;
+    const float *q[CAPS_PIXELS];
     int stride[CAPS_PIXELS], at[CAPS_PIXELS];
     for (i = 0; i < CAPS_PIXELS; i++) {
       at[i] = o + i < positions ? o + i : positions - 1;
       q[i] = caps_window(c, x, at[i], patch + i * c->kernel_h * row, &stride[i]);
     }
-    for (block = 0; block < c->outputs; block += CAPS_BLOCK, wp += CAPS_BLOCK * c->kernel_h * row) {
-      const float *b = bias + block;
-      float sums[CAPS_PIXELS][CAPS_BLOCK];
-#if defined(CAPS_VECTORS) && !defined(__ARM_FEATURE_MVE)
-      const float *v = wp;
-      caps_float4 a0 = caps_load4(b), b0 = caps_load4(b + 4), a1 = a0, b1 = b0, a2 = a0, b2 = b0, a3 = a0, b3 = b0;
-      for (ky = 0; ky < c->kernel_h; ky++) {
-        const float *q0 = q[0] + ky * stride[0], *q1 = q[1] + ky * stride[1];
-        const float *q2 = q[2] + ky * stride[2], *q3 = q[3] + ky * stride[3];
-        for (k = 0; k < row; k++, v += CAPS_BLOCK) {
-          const caps_float4 low = caps_load4(v), high = caps_load4(v + 4);
-          a0 += low * q0[k]; b0 += high * q0[k];
-          a1 += low * q1[k]; b1 += high * q1[k];
-          a2 += low * q2[k]; b2 += high * q2[k];
-          a3 += low * q3[k]; b3 += high * q3[k];
-        }
-      }
-      memcpy(sums[0], &a0, 16); memcpy(sums[0] + 4, &b0, 16);
-      memcpy(sums[1], &a1, 16); memcpy(sums[1] + 4, &b1, 16);
-      memcpy(sums[2], &a2, 16); memcpy(sums[2] + 4, &b2, 16);
-      memcpy(sums[3], &a3, 16); memcpy(sums[3] + 4, &b3, 16);
-#else
-      int half;
-      for (half = 0; half < CAPS_BLOCK; half += 4) {
-        const float *v = wp + half;
-#if defined(CAPS_VECTORS) /* Helium has 8 registers: 4 pixels by 4 channels */
-        caps_float4 a0 = caps_load4(b + half), a1 = a0, a2 = a0, a3 = a0;
-        for (ky = 0; ky < c->kernel_h; ky++) {
-          const float *q0 = q[0] + ky * stride[0], *q1 = q[1] + ky * stride[1];
-          const float *q2 = q[2] + ky * stride[2], *q3 = q[3] + ky * stride[3];
-          for (k = 0; k < row; k++, v += CAPS_BLOCK) {
-            const caps_float4 f = caps_load4(v);
-            a0 += f * *q0++; a1 += f * *q1++; a2 += f * *q2++; a3 += f * *q3++;
-          }
-        }
-        memcpy(sums[0] + half, &a0, 16); memcpy(sums[1] + half, &a1, 16);
-        memcpy(sums[2] + half, &a2, 16); memcpy(sums[3] + half, &a3, 16);
-#else
-        float a0 = b[half], a1 = b[half + 1], a2 = b[half + 2], a3 = b[half + 3];
-        float b0 = a0, b1 = a1, b2 = a2, b3 = a3, c0 = a0, c1 = a1, c2 = a2, c3 = a3, d0 = a0, d1 = a1, d2 = a2, d3 = a3;
-        for (ky = 0; ky < c->kernel_h; ky++) {
-          const float *q0 = q[0] + ky * stride[0], *q1 = q[1] + ky * stride[1];
-          const float *q2 = q[2] + ky * stride[2], *q3 = q[3] + ky * stride[3];
-          for (k = row; k > 0; k--, v += CAPS_BLOCK) {
-            const float x0 = *q0++, x1 = *q1++, x2 = *q2++, x3 = *q3++, f0 = v[0], f1 = v[1], f2 = v[2], f3 = v[3];
-            a0 += f0 * x0; a1 += f1 * x0; a2 += f2 * x0; a3 += f3 * x0;
-            b0 += f0 * x1; b1 += f1 * x1; b2 += f2 * x1; b3 += f3 * x1;
-            c0 += f0 * x2; c1 += f1 * x2; c2 += f2 * x2; c3 += f3 * x2;
-            d0 += f0 * x3; d1 += f1 * x3; d2 += f2 * x3; d3 += f3 * x3;
-          }
-        }
-        sums[0][half] = a0; sums[0][half + 1] = a1; sums[0][half + 2] = a2; sums[0][half + 3] = a3;
-        sums[1][half] = b0; sums[1][half + 1] = b1; sums[1][half + 2] = b2; sums[1][half + 3] = b3;
-        sums[2][half] = c0; sums[2][half + 1] = c1; sums[2][half + 2] = c2; sums[2][half + 3] = c3;
-        sums[3][half] = d0; sums[3][half + 1] = d1; sums[3][half + 2] = d2; sums[3][half + 3] = d3;
-#endif
-      }
-#endif
-      for (i = 0; i < CAPS_PIXELS; i++) for (m = 0; m < CAPS_BLOCK && block + m < c->outputs; m++) {
-        const float s = sums[i][m];
-        y[at[i] * c->outputs + block + m] = c->relu && s < 0.0f ? 0.0f : s;
-      }
+    for (block = 0; block < c->outputs; block += width) {
+      const int first = block / CAPS_BLOCK * CAPS_BLOCK, left = c->outputs - block;
+      const int step = c->outputs - first > 8 ? CAPS_BLOCK : 8;
+      const float *const v = w + first * c->kernel_h * row + (block - first);
+      float sums[CAPS_PIXELS][16], *to[CAPS_PIXELS];
+      width = CAPS_WIDTH(left, step);
+      for (i = 0; i < CAPS_PIXELS; i++) to[i] = left < width ? sums[i] : y + at[i] * c->outputs + block;
+      caps_tile(c, q, stride, row, v, step, bias + block, width, to);
+      if (left < width)
+        for (i = 0; i < CAPS_PIXELS; i++) memcpy(y + at[i] * c->outputs + block, sums[i], sizeof(float) * (size_t)left);
     }
   }
 }

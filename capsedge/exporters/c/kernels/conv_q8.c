@@ -19,17 +19,36 @@ CAPS_INLINE uint8_t caps_requantize(int32_t sum, float factor, int32_t zero) {
 #endif
 }
 
-#if defined(__ARM_FEATURE_SIMD32) && !defined(__ARM_FEATURE_MVE) && !defined(CAPS_PORTABLE)
+/* How the pixels of a chunk lie in scratch: two bytes for each at most, those of 2 output positions. */
+#if defined(CAPS_PORTABLE)
+typedef uint8_t caps_pixel;
+#elif defined(__ARM_FEATURE_SIMD32) && !defined(__ARM_FEATURE_MVE)
 #define CAPS_DSP 1
 typedef int16_t caps_pixel; /* fours of two pixels in turn, each in the order 0, 2, 1, 3 in which SXTB16 unpacks weights */
+#elif defined(CAPS_VECTORS16) && defined(__AVX512VNNI__)
+#define CAPS_VNNI 1
+#define CAPS_TOGETHER 8 /* channels */
+typedef uint8_t caps_pixel; /* sixteens twice, once for each channel of a pair */
+#elif defined(__AVX2__)
+#define CAPS_TOGETHER 4
+typedef int16_t caps_pixel;
+#elif defined(__SSE2__)
+typedef int16_t caps_pixel;
 #else
 typedef uint8_t caps_pixel;
 #endif
 
 /* n bytes from x, or of value where x is NULL, to p. */
 CAPS_INLINE uint8_t *caps_fill(uint8_t *p, const uint8_t *x, int value, int n) {
-  if (x) memcpy(p, x, (size_t)n);
-  else memset(p, value, (size_t)n);
+  if (!x) memset(p, value, (size_t)n);
+  else if (n > 16) memcpy(p, x, (size_t)n);
+  else if (n >= 8) { memcpy(p, x, 8); memcpy(p + n - 8, x + n - 8, 8); } /* a call would take longer */
+  else if (n >= 4) { memcpy(p, x, 4); memcpy(p + n - 4, x + n - 4, 4); }
+  else {
+    p[0] = x[0];
+    if (n > 1) p[n - 1] = x[n - 1];
+    if (n > 2) p[1] = x[1];
+  }
   return p + n;
 }
 
@@ -91,6 +110,21 @@ CAPS_INLINE void caps_chunk(const caps_conv_q8_t *c, const uint8_t *x, int o, in
     }
   }
   for (; p < end; p += 8) memset(p, 0, 8);
+#elif defined(CAPS_VNNI) || (defined(__SSE2__) && !defined(CAPS_PORTABLE)) /* spread from the second half of its own memory */
+  uint8_t *const to = (uint8_t *)p, *const from = to + c->chunk;
+  int k;
+  (void)bytes;
+  caps_bytes(c, x, o, first, from);
+  for (k = 0; k < c->chunk; k += 16) {
+    const __m128i v = _mm_loadu_si128((const __m128i *)(const void *)(from + k));
+#if defined(CAPS_VNNI)
+    const __m128i low = v, high = v;
+#else
+    const __m128i low = _mm_unpacklo_epi8(v, _mm_setzero_si128()), high = _mm_unpackhi_epi8(v, _mm_setzero_si128());
+#endif
+    _mm_storeu_si128((__m128i *)(void *)(to + 2 * k), low);
+    _mm_storeu_si128((__m128i *)(void *)(to + 2 * k + 16), high);
+  }
 #else
   (void)bytes;
   caps_bytes(c, x, o, first, p);
@@ -121,31 +155,25 @@ CAPS_INLINE void caps_dot(const caps_pixel *p, const caps_pixel *q, const int8_t
   }
 #undef CAPS_STEP
   s[0] = s0; s[1] = s1; s[2] = s2; s[3] = s3;
-#elif defined(__AVX2__) && !defined(CAPS_PORTABLE)
-  __m256i a0 = _mm256_setzero_si256(), a1 = a0, a2 = a0, a3 = a0;
-  __m128i low, high;
-  for (; n > 0; n -= 16, w += 32, p += 16, q += 16) {
-    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
-    const __m256i y = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)q));
-    const __m256i f = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)w));
-    const __m256i g = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(w + 16)));
-    a0 = _mm256_add_epi32(a0, _mm256_madd_epi16(x, f));
-    a1 = _mm256_add_epi32(a1, _mm256_madd_epi16(x, g));
-    a2 = _mm256_add_epi32(a2, _mm256_madd_epi16(y, f));
-    a3 = _mm256_add_epi32(a3, _mm256_madd_epi16(y, g));
+#elif defined(CAPS_VNNI)
+  __m256i a = _mm256_setzero_si256(), b = a;
+  for (; n > 0; n -= 16, w += 32, p += 32, q += 32) {
+    const __m256i f = _mm256_loadu_si256((const __m256i *)(const void *)w);
+    a = _mm256_dpbusd_epi32(a, _mm256_loadu_si256((const __m256i *)(const void *)p), f);
+    b = _mm256_dpbusd_epi32(b, _mm256_loadu_si256((const __m256i *)(const void *)q), f);
   }
-  a0 = _mm256_hadd_epi32(_mm256_hadd_epi32(a0, a1), _mm256_hadd_epi32(a2, a3));
-  low = _mm256_castsi256_si128(a0);
-  high = _mm256_extracti128_si256(a0, 1);
-  _mm_storeu_si128((__m128i *)s, _mm_add_epi32(_mm_add_epi32(low, high), _mm_loadu_si128((const __m128i *)s)));
+  a = _mm256_hadd_epi32(a, b);
+  a = _mm256_hadd_epi32(a, a); /* first channel: both pixels, twice; second channel */
+  s[0] += _mm256_extract_epi32(a, 0); s[1] += _mm256_extract_epi32(a, 4);
+  s[2] += _mm256_extract_epi32(a, 1); s[3] += _mm256_extract_epi32(a, 5);
 #elif defined(__SSE2__) && !defined(CAPS_PORTABLE)
   __m128i a0 = _mm_setzero_si128(), a1 = a0, a2 = a0, a3 = a0, b0, b1;
-  const __m128i none = a0;
   for (; n > 0; n -= 16, w += 32, p += 16, q += 16) {
-    const __m128i x = _mm_loadu_si128((const __m128i *)p), y = _mm_loadu_si128((const __m128i *)q);
-    const __m128i x0 = _mm_unpacklo_epi8(x, none), x1 = _mm_unpackhi_epi8(x, none);
-    const __m128i y0 = _mm_unpacklo_epi8(y, none), y1 = _mm_unpackhi_epi8(y, none);
-    const __m128i f = _mm_loadu_si128((const __m128i *)w), g = _mm_loadu_si128((const __m128i *)(w + 16));
+    const __m128i *const pv = (const __m128i *)(const void *)p, *const qv = (const __m128i *)(const void *)q;
+    const __m128i x0 = _mm_loadu_si128(pv), x1 = _mm_loadu_si128(pv + 1);
+    const __m128i y0 = _mm_loadu_si128(qv), y1 = _mm_loadu_si128(qv + 1);
+    const __m128i f = _mm_loadu_si128((const __m128i *)(const void *)w);
+    const __m128i g = _mm_loadu_si128((const __m128i *)(const void *)(w + 16));
     const __m128i f0 = _mm_srai_epi16(_mm_unpacklo_epi8(f, f), 8), f1 = _mm_srai_epi16(_mm_unpackhi_epi8(f, f), 8);
     const __m128i g0 = _mm_srai_epi16(_mm_unpacklo_epi8(g, g), 8), g1 = _mm_srai_epi16(_mm_unpackhi_epi8(g, g), 8);
     a0 = _mm_add_epi32(a0, _mm_add_epi32(_mm_madd_epi16(x0, f0), _mm_madd_epi16(x1, f1)));
@@ -156,7 +184,7 @@ CAPS_INLINE void caps_dot(const caps_pixel *p, const caps_pixel *q, const int8_t
   b0 = _mm_add_epi32(_mm_unpacklo_epi32(a0, a1), _mm_unpackhi_epi32(a0, a1));
   b1 = _mm_add_epi32(_mm_unpacklo_epi32(a2, a3), _mm_unpackhi_epi32(a2, a3));
   a0 = _mm_add_epi32(_mm_unpacklo_epi64(b0, b1), _mm_unpackhi_epi64(b0, b1));
-  _mm_storeu_si128((__m128i *)s, _mm_add_epi32(a0, _mm_loadu_si128((const __m128i *)s)));
+  _mm_storeu_si128((__m128i *)(void *)s, _mm_add_epi32(a0, _mm_loadu_si128((const __m128i *)(const void *)s)));
 #elif defined(__wasm_simd128__) && !defined(CAPS_PORTABLE)
   v128_t a0 = wasm_i32x4_splat(0), a1 = a0, a2 = a0, a3 = a0;
   for (; n > 0; n -= 16, w += 32, p += 16, q += 16) {
@@ -199,6 +227,84 @@ CAPS_INLINE void caps_dot(const caps_pixel *p, const caps_pixel *q, const int8_t
 #endif
 }
 
+#if defined(CAPS_TOGETHER)
+typedef int32_t caps_sums __attribute__((vector_size(4 * CAPS_TOGETHER)));
+
+/* Adds the products of 2 pixels and as many channels as are computed together; pairs of channels lie per_pair apart. */
+CAPS_INLINE void caps_dots(const caps_pixel *p, const caps_pixel *q, const int8_t *w, int per_pair, int n, caps_sums *s) {
+#if defined(CAPS_VNNI)
+  const int8_t *const w1 = w + per_pair, *const w2 = w1 + per_pair, *const w3 = w2 + per_pair;
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  __m512i a0 = _mm512_setzero_si512(), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
+  __m256i c0, c1, c2, c3, d0, d1, d2, d3;
+  int k = 0;
+  for (; k + 64 <= 2 * n; k += 64) {
+    const __m512i x = _mm512_loadu_si512(p + k), y = _mm512_loadu_si512(q + k);
+    const __m512i f0 = _mm512_loadu_si512(w + k), f1 = _mm512_loadu_si512(w1 + k);
+    const __m512i f2 = _mm512_loadu_si512(w2 + k), f3 = _mm512_loadu_si512(w3 + k);
+    a0 = _mm512_dpbusd_epi32(a0, x, f0); a1 = _mm512_dpbusd_epi32(a1, x, f1);
+    a2 = _mm512_dpbusd_epi32(a2, x, f2); a3 = _mm512_dpbusd_epi32(a3, x, f3);
+    b0 = _mm512_dpbusd_epi32(b0, y, f0); b1 = _mm512_dpbusd_epi32(b1, y, f1);
+    b2 = _mm512_dpbusd_epi32(b2, y, f2); b3 = _mm512_dpbusd_epi32(b3, y, f3);
+  }
+#define CAPS_HALVE(v) _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1))
+  c0 = CAPS_HALVE(a0); c1 = CAPS_HALVE(a1); c2 = CAPS_HALVE(a2); c3 = CAPS_HALVE(a3);
+  d0 = CAPS_HALVE(b0); d1 = CAPS_HALVE(b1); d2 = CAPS_HALVE(b2); d3 = CAPS_HALVE(b3);
+#undef CAPS_HALVE
+  if (k < 2 * n) {
+#define CAPS_READ(from) _mm256_loadu_si256((const __m256i *)(const void *)((from) + k))
+    const __m256i x = CAPS_READ(p), y = CAPS_READ(q);
+    const __m256i f0 = CAPS_READ(w), f1 = CAPS_READ(w1), f2 = CAPS_READ(w2), f3 = CAPS_READ(w3);
+    c0 = _mm256_dpbusd_epi32(c0, x, f0); c1 = _mm256_dpbusd_epi32(c1, x, f1);
+    c2 = _mm256_dpbusd_epi32(c2, x, f2); c3 = _mm256_dpbusd_epi32(c3, x, f3);
+    d0 = _mm256_dpbusd_epi32(d0, y, f0); d1 = _mm256_dpbusd_epi32(d1, y, f1);
+    d2 = _mm256_dpbusd_epi32(d2, y, f2); d3 = _mm256_dpbusd_epi32(d3, y, f3);
+#undef CAPS_READ
+  }
+  c0 = _mm256_hadd_epi32(_mm256_hadd_epi32(c0, c1), _mm256_hadd_epi32(c2, c3)); /* first channels, second channels */
+  d0 = _mm256_hadd_epi32(_mm256_hadd_epi32(d0, d1), _mm256_hadd_epi32(d2, d3));
+  s[0] += (caps_sums)_mm256_permutevar8x32_epi32(c0, order);
+  s[1] += (caps_sums)_mm256_permutevar8x32_epi32(d0, order);
+#else
+  const int8_t *const v = w + per_pair;
+  __m256i a0 = _mm256_setzero_si256(), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
+  int k;
+#define CAPS_READ(from) _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)((from) + 2 * k)))
+  for (k = 0; k < n; k += 16) {
+    const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)(p + k));
+    const __m256i y = _mm256_loadu_si256((const __m256i *)(const void *)(q + k));
+    const __m256i f0 = CAPS_READ(w), f1 = CAPS_READ(w + 16), f2 = CAPS_READ(v), f3 = CAPS_READ(v + 16);
+    a0 = _mm256_add_epi32(a0, _mm256_madd_epi16(x, f0)); a1 = _mm256_add_epi32(a1, _mm256_madd_epi16(x, f1));
+    a2 = _mm256_add_epi32(a2, _mm256_madd_epi16(x, f2)); a3 = _mm256_add_epi32(a3, _mm256_madd_epi16(x, f3));
+    b0 = _mm256_add_epi32(b0, _mm256_madd_epi16(y, f0)); b1 = _mm256_add_epi32(b1, _mm256_madd_epi16(y, f1));
+    b2 = _mm256_add_epi32(b2, _mm256_madd_epi16(y, f2)); b3 = _mm256_add_epi32(b3, _mm256_madd_epi16(y, f3));
+  }
+#undef CAPS_READ
+  a0 = _mm256_hadd_epi32(_mm256_hadd_epi32(a0, a1), _mm256_hadd_epi32(a2, a3));
+  b0 = _mm256_hadd_epi32(_mm256_hadd_epi32(b0, b1), _mm256_hadd_epi32(b2, b3));
+  s[0] += (caps_sums)_mm_add_epi32(_mm256_castsi256_si128(a0), _mm256_extracti128_si256(a0, 1));
+  s[1] += (caps_sums)_mm_add_epi32(_mm256_castsi256_si128(b0), _mm256_extracti128_si256(b0, 1));
+#endif
+}
+
+/* caps_requantize of the channels computed together. */
+CAPS_INLINE void caps_requantize_all(caps_sums sum, const float *factor, int32_t zero, uint8_t *y) {
+#if defined(CAPS_VNNI)
+  const __m256 most = _mm256_set1_ps(1000.0f), least = _mm256_set1_ps(-1000.0f);
+  const __m256 v = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), _mm256_loadu_ps(factor));
+  const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(v, most), least)), _mm256_set1_epi32(zero));
+  const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
+#else
+  const __m128 most = _mm_set1_ps(1000.0f), least = _mm_set1_ps(-1000.0f);
+  const __m128 v = _mm_mul_ps(_mm_cvtepi32_ps((__m128i)sum), _mm_loadu_ps(factor));
+  const __m128i n = _mm_add_epi32(_mm_cvtps_epi32(_mm_max_ps(_mm_min_ps(v, most), least)), _mm_set1_epi32(zero));
+  const __m128i half = _mm_packs_epi32(n, n);
+#endif
+  const __m128i done = _mm_packus_epi16(half, half);
+  memcpy(y, &done, CAPS_TOGETHER);
+}
+#endif
+
 /* Weights [outputs/2][chunks][chunk/16][2][16]; the bias holds -x_zero times the sum of the weights. Scratch: a chunk of
    2 pixels in 16 bits, its bytes where channels are no multiple of 4, the sums of 2 pixels if there are several chunks. */
 CAPS_FUNCTION void caps_conv_q8(const caps_conv_q8_t *c, const uint8_t *x, const int8_t *w, const int32_t *bias,
@@ -206,7 +312,7 @@ CAPS_FUNCTION void caps_conv_q8(const caps_conv_q8_t *c, const uint8_t *x, const
 #if defined(CAPS_DSP)
   caps_pixel *const p = (caps_pixel *)scratch, *const q = p + 4;
 #else
-  caps_pixel *const p = (caps_pixel *)scratch, *const q = p + c->chunk;
+  caps_pixel *const p = (caps_pixel *)scratch, *const q = (caps_pixel *)((int16_t *)scratch + c->chunk);
 #endif
   uint8_t *const bytes = (uint8_t *)((int16_t *)scratch + 2 * c->chunk);
   int32_t *const sums = (int32_t *)(void *)(bytes + (c->channels & 3 ? c->chunk : 0));
@@ -220,7 +326,19 @@ CAPS_FUNCTION void caps_conv_q8(const caps_conv_q8_t *c, const uint8_t *x, const
       const int last = first + c->rows >= c->kernel_h;
       caps_chunk(c, x, o, first, p, bytes);
       caps_chunk(c, x, next, first, q, bytes);
-      for (m = 0; m < c->outputs; m += 2, v += per_pair) {
+      m = 0;
+#if defined(CAPS_TOGETHER)
+      for (; m + CAPS_TOGETHER <= c->outputs; m += CAPS_TOGETHER, v += CAPS_TOGETHER / 2 * per_pair) {
+        caps_sums s[2];
+        if (first) memcpy(s, sums + 2 * m, sizeof s);
+        else { memcpy(s, bias + m, sizeof *s); s[1] = s[0]; }
+        caps_dots(p, q, v, per_pair, c->chunk, s);
+        if (!last) { memcpy(sums + 2 * m, s, sizeof s); continue; }
+        caps_requantize_all(s[0], factor + m, c->y_zero, y0 + m);
+        caps_requantize_all(s[1], factor + m, c->y_zero, y1 + m);
+      }
+#endif
+      for (; m < c->outputs; m += 2, v += per_pair) {
         int32_t s[4];
         if (first) memcpy(s, sums + 2 * m, sizeof s);
         else { s[0] = s[2] = bias[m]; s[1] = s[3] = bias[m + 1]; }

@@ -1,8 +1,50 @@
 /* variants: f32 q8 */
-/* uses: softmax squash */
+/* uses: softmax squash lanes wide */
 /* Routing by agreement. Votes are computed again in every pass, child by child; logits are the agreement with the sum of
-   all parents so far (total). Weights [I][J*P/4][D][4], J*P padded to a multiple of 4; scratch: votes, sums and total, so
+   all parents so far (total). Weights [I][J*P/16][D][16], the rest of
+   J*P in fours, padded; scratch: votes, sums and total, so
    padded, and couplings J. */
+CAPS_INLINE void caps_vote_SUFFIX(const float *x, const WEIGHT *w, float *v, const int depth, const int step,
+                                  const int add) {
+  int d;
+#if defined(CAPS_VECTORS)
+  caps_float4 a = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (add) a = caps_load4(v);
+  CAPS_UNROLL
+  for (d = 0; d < depth; d++, w += step) a += x[d] * caps_wide4_SUFFIX(w);
+  caps_store4(v, a);
+#else
+  float a0 = 0.0f, a1 = 0.0f, a2 = 0.0f, a3 = 0.0f;
+  if (add) { a0 = v[0]; a1 = v[1]; a2 = v[2]; a3 = v[3]; }
+  CAPS_UNROLL
+  for (d = 0; d < depth; d++, w += step) {
+    a0 += x[d] * (float)w[0]; a1 += x[d] * (float)w[1]; a2 += x[d] * (float)w[2]; a3 += x[d] * (float)w[3];
+  }
+  v[0] = a0; v[1] = a1; v[2] = a2; v[3] = a3;
+#endif
+}
+
+CAPS_INLINE void caps_votes16_SUFFIX(const float *x, const WEIGHT *w, float *v, const int depth, const int add) {
+#if defined(CAPS_VECTORS16)
+  caps_float16 a = {0.0f};
+  int d;
+  if (add) a = caps_load16(v);
+  CAPS_UNROLL
+  for (d = 0; d < depth; d++, w += 16) a += x[d] * caps_wide16_SUFFIX(w);
+  caps_store16(v, a);
+#elif defined(CAPS_VECTORS8)
+  caps_float8 a = {0.0f}, b = {0.0f};
+  int d;
+  if (add) { a = caps_load8(v); b = caps_load8(v + 8); }
+  CAPS_UNROLL
+  for (d = 0; d < depth; d++, w += 16) { a += x[d] * caps_wide8_SUFFIX(w); b += x[d] * caps_wide8_SUFFIX(w + 8); }
+  caps_store8(v, a); caps_store8(v + 8, b);
+#else
+  int k;
+  for (k = 0; k < 16; k += 4) caps_vote_SUFFIX(x, w + k, v + k, depth, 16, add);
+#endif
+}
+
 CAPS_INLINE void caps_dynamic_SUFFIX(const float *u, const WEIGHT *w, const float *scale, const float *prior,
                                      const float *bias, float *v, float *scratch, const int children, const int parents,
                                      const int size, const int depth, const int iterations, const int leaky, const int shared,
@@ -10,7 +52,7 @@ CAPS_INLINE void caps_dynamic_SUFFIX(const float *u, const WEIGHT *w, const floa
   const int all = parents * size, padded = (all + 3) / 4 * 4;
   float *const votes = scratch, *const sums = votes + padded, *const total = sums + padded;
   float *const couplings = total + padded;
-  int t, i, j, k, d;
+  int t, i, j, k, h;
   memset(total, 0, sizeof(float) * (size_t)all);
   for (t = 0; t < iterations; t++) {
     const WEIGHT *f = w;
@@ -20,30 +62,32 @@ CAPS_INLINE void caps_dynamic_SUFFIX(const float *u, const WEIGHT *w, const floa
     memset(sums, 0, sizeof(float) * (size_t)padded);
     for (i = 0; i < children; i++, x += depth) {
       if (shared) f = w; /* one weight for all children */
-      for (k = 0; k < padded; k += 4) {
-        float a0 = 0.0f, a1 = 0.0f, a2 = 0.0f, a3 = 0.0f;
-        if (uniform) { a0 = out[k]; a1 = out[k + 1]; a2 = out[k + 2]; a3 = out[k + 3]; }
-        CAPS_UNROLL
-        for (d = 0; d < depth; d++, f += 4) {
-          a0 += x[d] * (float)f[0]; a1 += x[d] * (float)f[1]; a2 += x[d] * (float)f[2]; a3 += x[d] * (float)f[3];
+      for (k = 0; k < padded; k += 16) {
+        if (padded - k < 16) {
+          for (h = k; h < padded; h += 4, f += 4 * depth) caps_vote_SUFFIX(x, f, out + h, depth, 4, uniform);
+          break;
         }
-        out[k] = a0; out[k + 1] = a1; out[k + 2] = a2; out[k + 3] = a3;
+        caps_votes16_SUFFIX(x, f, out + k, depth, uniform);
+        f += 16 * depth;
       }
       if (uniform) continue;
+#if defined(CAPS_VECTORS16)
+      if (size == 16 && parents <= 16) { /* the same with all parents in one register */
+        caps_float16 logits = {0.0f};
+        float one[16];
+        if (t) logits += caps_inner_all(votes, total, parents);
+        if (prior) logits += caps_part(prior + i * parents, parents);
+        caps_store16(one, caps_softmax16(logits, parents, leaky));
+        for (j = 0; j < parents; j++) caps_add_scaled(sums + j * 16, votes + j * 16, one[j], 16);
+        continue;
+      }
+#endif
       for (j = 0; j < parents; j++) {
-        float sum = 0.0f;
-        if (t) {
-          CAPS_UNROLL
-          for (k = 0; k < size; k++) sum += votes[j * size + k] * total[j * size + k];
-        }
+        const float sum = t ? caps_inner(votes + j * size, total + j * size, size) : 0.0f;
         couplings[j] = prior ? sum + prior[i * parents + j] : sum;
       }
       caps_softmax(couplings, parents, 1, leaky);
-      for (j = 0; j < parents; j++) {
-        const float share = couplings[j];
-        CAPS_UNROLL
-        for (k = 0; k < size; k++) sums[j * size + k] += share * votes[j * size + k];
-      }
+      for (j = 0; j < parents; j++) caps_add_scaled(sums + j * size, votes + j * size, couplings[j], size);
     }
     for (k = 0; k < all; k++) {
       if (uniform) sums[k] *= 1.0f / (float)parents;

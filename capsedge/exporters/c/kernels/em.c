@@ -1,5 +1,5 @@
 /* variants: f32 q8 */
-/* uses: votes softmax exp log windows */
+/* uses: votes softmax exp log windows lanes */
 typedef struct {
   caps_windows windows;
   int iterations, centres, normalize;
@@ -9,14 +9,28 @@ typedef struct {
 /* The votes of child i of a window, with the coordinates of its cell. */
 CAPS_INLINE void caps_em_votes_SUFFIX(const caps_windows *c, int centres, const float *coordinates, const float *pose,
                                       const WEIGHT *w, const float *scale, float *votes, int child, int i) {
-  const int size = c->rows * c->l, all = c->parents * size, cell = child / c->types;
-  int j, h;
+  const int size = c->rows * c->l, cell = child / c->types;
+  const float *offset = coordinates ? coordinates + cell * size : 0;
+#if defined(CAPS_VECTORS)
+  float centre[16];
+  if (!coordinates && centres && size == 16) {
+    int h;
+    for (h = 0; h < 16; h++) centre[h] = -0.0f;
+    centre[c->l - 1] = ((float)(cell / c->width) + 0.5f) / (float)c->height;
+    centre[2 * c->l - 1] = ((float)(cell % c->width) + 0.5f) / (float)c->width;
+    offset = centre;
+  }
+#endif
   caps_votes_SUFFIX(pose + child * c->rows * c->k, w + (c->shared ? i % c->types : i) * c->parents * c->k * c->l, scale,
-                    votes, c->parents, c->rows, c->k, c->l);
-  if (coordinates) for (j = 0; j < all; j += size) for (h = 0; h < size; h++) votes[j + h] += coordinates[cell * size + h];
-  else if (centres) for (j = 0; j < all; j += size) {
-    votes[j + c->l - 1] += ((float)(cell / c->width) + 0.5f) / (float)c->height;
-    votes[j + 2 * c->l - 1] += ((float)(cell % c->width) + 0.5f) / (float)c->width;
+                    offset, votes, c->parents, c->rows, c->k, c->l);
+  if (!offset && centres) {
+    const float y = ((float)(cell / c->width) + 0.5f) / (float)c->height;
+    const float x = ((float)(cell % c->width) + 0.5f) / (float)c->width;
+    int j;
+    for (j = 0; j < c->parents * size; j += size) {
+      votes[j + c->l - 1] += y;
+      votes[j + 2 * c->l - 1] += x;
+    }
   }
 }
 
@@ -34,6 +48,9 @@ CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, co
   for (oy = 0; oy < c->out_h; oy++) for (ox = 0; ox < c->out_w; ox++, pose_out += all, a_out += parents) {
     for (t = 0; t < e->iterations; t++) {
       /* E-step and the sums of the means */
+#if defined(CAPS_VECTORS16)
+      caps_float16 masses = {0.0f};
+#endif
       memset(mass, 0, sizeof(float) * (size_t)parents);
       memset(pose_out, 0, sizeof(float) * (size_t)all);
       for (i = 0; i < children; i++) {
@@ -41,39 +58,41 @@ CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, co
         float *const ri = r + i * parents, share = a[child];
         if (e->normalize) share = share / (share + e->epsilon);
         caps_em_votes_SUFFIX(c, e->centres, coordinates, pose, w, scale, votes, child, i);
+#if defined(CAPS_VECTORS16)
+        if (size == 16 && parents <= 16) { /* the same with all parents in one register */
+          caps_float16 shares = {0.0f};
+          float one[16];
+          shares += e->first;
+          if (t) shares = caps_softmax16(caps_part(prior, parents) - caps_distance_all(votes, mean, variance, parents), parents, 0);
+          shares *= share;
+          caps_put(ri, shares, parents);
+          caps_store16(one, shares);
+          masses += shares;
+          for (j = 0; j < parents; j++) caps_add_scaled(pose_out + j * 16, votes + j * 16, one[j], 16);
+          continue;
+        }
+#endif
         if (t) {
-          for (j = 0; j < parents; j++) {
-            float distance = 0.0f;
-            CAPS_UNROLL
-            for (h = j * size; h < (j + 1) * size; h++) {
-              const float d = votes[h] - mean[h];
-              distance += d * d * variance[h];
-            }
-            ri[j] = prior[j] - distance;
-          }
+          for (j = 0; j < parents; j++)
+            ri[j] = prior[j] - caps_distance(votes + j * size, mean + j * size, variance + j * size, size);
           caps_softmax(ri, parents, 1, 0);
         } else for (j = 0; j < parents; j++) ri[j] = e->first;
         for (j = 0; j < parents; j++) {
           const float f = ri[j] *= share;
           mass[j] += f;
-          CAPS_UNROLL
-          for (h = j * size; h < (j + 1) * size; h++) pose_out[h] += f * votes[h];
+          caps_add_scaled(pose_out + j * size, votes + j * size, f, size);
         }
       }
+#if defined(CAPS_VECTORS16)
+      if (size == 16 && parents <= 16) caps_put(mass, masses, parents);
+#endif
       for (j = 0; j < parents; j++) for (h = j * size; h < (j + 1) * size; h++) mean[h] = pose_out[h] /= mass[j] + e->epsilon;
       /* variances */
       memset(variance, 0, sizeof(float) * (size_t)all);
       for (i = 0; i < children; i++) {
         const float *const ri = r + i * parents;
         caps_em_votes_SUFFIX(c, e->centres, coordinates, pose, w, scale, votes, caps_child(c, oy, ox, i), i);
-        for (j = 0; j < parents; j++) {
-          const float share = ri[j];
-          CAPS_UNROLL
-          for (h = j * size; h < (j + 1) * size; h++) {
-            const float d = votes[h] - mean[h];
-            variance[h] += share * d * d;
-          }
-        }
+        for (j = 0; j < parents; j++) caps_add_squares(variance + j * size, votes + j * size, mean + j * size, ri[j], size);
       }
       for (j = 0; j < parents; j++) {
         float cost = 0.0f, z;
