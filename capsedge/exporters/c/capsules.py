@@ -87,7 +87,7 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
     padded = -(-everything // 4) * 4
     flat = np.zeros((own, padded, depth), weight.dtype)
     flat[:, :everything] = weight.reshape(own, everything, depth)
-    wide = everything // 16 * 16  # columns of 16 results, then of 4
+    wide = padded // 16 * 16  # columns of 16 results, then of 4
     columns = [
         part.reshape(own, -1, width, depth).transpose(0, 1, 3, 2).reshape(own, -1)
         for part, width in ((flat[:, :wide], 16), (flat[:, wide:], 4))
