@@ -143,7 +143,8 @@ const cases = {
       for (let k = 0; k < options.images; k++) answers.push(await example(page, k));
       await settled(page);
       const pictures = opened.description.hasDecoder ? [await turn(page, 0, 0), await turn(page, 3, 50)] : [];
-      found.push({ file: opened.description.file, checked: opened.checked, answers, pictures });
+      const { checked, compiled, description } = opened;
+      found.push({ file: description.file, checked, compiled, answers, pictures });
     }
     return { found };
   },
@@ -186,6 +187,22 @@ const cases = {
     await drop(page, "capsedge.json", "text.png");
     await page.waitForSelector("#message:not([hidden])");
     return { opened: opened.description, image, message: await text(page, "message") };
+  },
+
+  async small() {
+    const page = await open();
+    await page.waitForFunction(() => document.getElementById("offline").textContent.includes("works offline"));
+    const names = () => page.evaluate(() => performance.getEntriesByType("resource").map(({ name }) => new URL(name).pathname));
+    const kept = () => page.evaluate(async () => (await (await caches.open((await caches.keys())[0])).keys()).map(({ url }) => new URL(url).pathname));
+    const status = await text(page, "status");
+    const before = { fetched: await names(), kept: await kept(), status, answer: await example(page, 4), trace: await page.$$eval("#steps > *", (all) => all.length) };
+    const dropped = await reply(page, "open", () => drop(page, options.own, "own.onnx"));
+    await settled(page);
+    const own = await example(page, 4);
+    await page.waitForSelector("#offline button");
+    await page.click("#offline button");
+    await page.waitForFunction(() => document.getElementById("offline").textContent.includes("Files of your own do too"));
+    return { before, dropped, own, after: { kept: await kept(), status: await text(page, "status") } };
   },
 
   async hostile() {

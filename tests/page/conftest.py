@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import capsedge
 from capsedge.runtime.zoo import MODELS
+from capsedge.serving.deploy import compiled_models
 from capsedge.serving.deploy.preview_server import FolderServer
 from tests.page import browser
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The zoo with 1 and 2 iterations."""
+@pytest.fixture(scope="session", params=["compiled", "general"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zoo with 1 and 2 iterations, with the extra ``wasm`` and as without it."""
     reason = browser.missing()
+    if not reason and request.param == "compiled" and not compiled_models.is_available():
+        reason = "needs ziglang: pip install 'capsedge[wasm]'"
     if reason:
         pytest.skip(reason)
     output = tmp_path_factory.mktemp("page") / "folder"
-    capsedge.deploy_web(MODELS, output, iterations=[1, 2])
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "general":
+            patched.setattr(compiled_models, "is_available", lambda: False)
+        capsedge.deploy_web(MODELS, output, iterations=[1, 2])
     return output
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What the folder says of itself."""
+    found: dict[str, Any] = json.loads((folder / "capsedge.json").read_text())
+    return found
 
 
 @pytest.fixture

@@ -15,9 +15,12 @@ import pytest
 
 import capsedge
 from capsedge.runtime.onnx_file.wire import with_properties
+from capsedge.runtime.zoo import MODELS
+from capsedge.serving.deploy.compiled_models import RUNTIME
 from capsedge.serving.deploy.preview_server import ADDRESS, FolderServer
 from tests.conftest import ROOT
 from tests.page.browser import play
+from tests.page.conftest import manifest_of
 from tests.paths.table import ZOO
 
 pytestmark = pytest.mark.slow
@@ -30,12 +33,15 @@ LABEL = '<img src=x onerror="globalThis.intruded=true">'
 
 def test_numbers_are_those_of_python(server: FolderServer, folder: Path) -> None:
     """Scores and poses of all samples, and pictures of turned poses, of every model of the zoo."""
-    models = len(json.loads((folder / "capsedge.json").read_text())["models"])
+    models = len(manifest_of(folder)["models"])
+    compiled = RUNTIME in manifest_of(folder)["late"]
     seen = play("values", server.url, models=models, images=len(SAMPLES))
-    assert len(seen["found"]) == models == 3
+    assert len(seen["found"]) == models == len(MODELS)
     for found in seen["found"]:
         assert found["checked"]
-        session = capsedge.load(folder / "models" / found["file"])
+        assert found["compiled"] == compiled
+        assert Path(found["file"]).suffix == (".wasm" if compiled else ".onnx")
+        session = capsedge.load((folder / "models" / found["file"]).with_suffix(".onnx"))
         wanted = session.predict([str(path) for path in SAMPLES])
         for answer, prediction in zip(found["answers"], wanted, strict=True):
             assert answer["label"] == prediction.label
@@ -88,6 +94,28 @@ def test_files_of_a_person(server: FolderServer, tmp_path: Path) -> None:
     assert "neither a model (.onnx) nor an image" in seen["message"]
 
 
+def test_a_compiled_page_loads_the_runtime_for_files_of_a_person(
+    server: FolderServer, folder: Path
+) -> None:
+    """Nothing of ONNX Runtime before that; then it runs the file, and is kept for use without a network."""
+    if RUNTIME not in manifest_of(folder)["late"]:
+        pytest.skip("the page loads ONNX Runtime at once")
+    server.files["/own.onnx"] = ZOO / "digits-attention.onnx"
+    seen = play("small", server.url, own="own.onnx")
+    before, dropped = seen["before"], seen["dropped"]
+    assert not [name for name in before["fetched"] + before["kept"] if RUNTIME in name]
+    assert not [name for name in before["fetched"] + before["kept"] if name.endswith(".onnx")]
+    assert "compiled from this network" in before["status"]
+    assert before["answer"]["label"] == "4"
+    assert before["trace"] > 0
+    assert (dropped["compiled"], dropped["description"]["file"]) == (False, "own.onnx")
+    assert seen["own"]["label"] == "4"
+    runtime = {f"/{path}" for path in manifest_of(folder)["files"] if path.startswith(RUNTIME)}
+    assert runtime
+    assert runtime <= set(seen["after"]["kept"])
+    assert "compiled" not in seen["after"]["status"]
+
+
 def test_hostile_files(server: FolderServer, tmp_path: Path) -> None:
     """They are refused in words, or shown as text; the model before them stays."""
     data = (ZOO / "digits-em.onnx").read_bytes()
@@ -120,8 +148,9 @@ def test_hostile_files(server: FolderServer, tmp_path: Path) -> None:
 
 def test_a_file_that_was_exchanged_is_refused(server: FolderServer, folder: Path) -> None:
     """The checksum in the manifest decides, not the server."""
-    manifest = json.loads((folder / "capsedge.json").read_text())
-    last = manifest["models"][-1]["files"][-1]["path"]
+    manifest = manifest_of(folder)
+    file = manifest["models"][-1]["files"][-1]
+    last = file.get("compiled", file["path"])
     server.files[f"/{last}"] = ZOO / "digits-em.onnx"
     seen = play("exchanged", server.url, model=len(manifest["models"]) - 1)
     assert seen["problem"]["code"] == "file"
@@ -156,7 +185,8 @@ def test_offline(folder: Path) -> None:
         seen = play("offline", url, ready=stop)
     wanted = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     kept = {path.removeprefix("/") for path in seen["kept"]}
-    assert kept == {path for path in wanted if not path.startswith("webgpu/")} - {"worker.js"}
+    late = tuple(manifest_of(folder)["late"])
+    assert kept == {path for path in wanted if not path.startswith(late)} - {"worker.js"}
     assert (seen["first"], seen["second"]) == (False, True)  # the service worker isolates it
     assert seen["answer"]["label"] == "5"
 

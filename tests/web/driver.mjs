@@ -1,6 +1,6 @@
 // Answers questions from tests, which are JSON and bytes, with a line of JSON and `size` bytes.
 import * as ort from "onnxruntime-web";
-import { CapsedgeError, LIMITS, load } from "capsedge";
+import { CapsedgeError, LIMITS, load, loadCompiled } from "capsedge";
 import { extractSubgraph } from "./capsedge/dist/subgraph.js";
 import { Decoder } from "./capsedge/dist/decoder.js";
 import { Graph } from "./capsedge/dist/graph.js";
@@ -74,6 +74,11 @@ const OPERATIONS = {
   printable: ({ text }) => ({ text: printable(text) }),
   toHalf: (_, payload) => [{}, Uint16Array.from(numbers("float32", payload), toHalf)],
   fromHalf: (_, payload) => [{}, Float32Array.from(numbers("uint16", payload), fromHalf)],
+  loadCompiled: async ({ id, op: _, ...options }, payload) => {
+    sessions.set(id, await loadCompiled(new Uint8Array(payload), options));
+    const { description, provider, fallback } = sessions.get(id);
+    return { description, provider, fallback };
+  },
   load: async ({ id, url, op: _, ...options }, payload) => {
     sessions.set(id, await load(url ?? payload, { runtime: ort, threads: 1, ...options }));
     const { description, provider, fallback } = sessions.get(id);

@@ -111,10 +111,10 @@ class Package:
             return error
         return None
 
-    def load(self, file: bytes, **options: Any) -> Session:
-        """A model in the package."""
+    def load(self, file: bytes, op: str = "load", **options: Any) -> Session:
+        """A model in the package; ``op`` is ``loadCompiled`` for one in WebAssembly."""
         self._sessions += 1
-        answer, _ = self.ask("load", file, id=self._sessions, **options)
+        answer, _ = self.ask(op, file, id=self._sessions, **options)
         return Session(self, self._sessions, answer)
 
 

@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from capsedge.errors import EnvironmentProblem
 from capsedge.exporters.c import folder, naming
 from capsedge.exporters.c.source import Library, header, source
@@ -26,10 +28,13 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.spec.fields import PREFIX
+from capsedge.spec.onnx_wire import DOMAIN
 from capsedge.spec.vocabularies import LENGTHS, LOGITS
 
 KIND = "capsedge-wasm"  # of the description
 SECTION = "capsedge"  # the custom section with the description
+GLUE = "caps_host.c"  # no network has this name, or symbols that begin so
 EXTRA = "pip install 'capsedge[wasm]'"
 # Vectors, and what every engine with vectors has. No fused products: results are those of the C source.
 FLAGS = (
@@ -140,7 +145,6 @@ def compile_network(
     file: Path,
     prefix: str,
     batch: int | None = None,
-    extra: Mapping[str, Any] | None = None,
 ) -> CompiledNetwork:
     """A network, compiled; nothing is written.
 
@@ -149,7 +153,6 @@ def compile_network(
         file: its path, for errors and the description.
         prefix: of its symbols, checked.
         batch: images of a call; the file's, or 1.
-        extra: more fields of the description.
 
     Raises:
         UsageError, UnsupportedModelError, ArtefactError, EnvironmentProblem: as `write_wasm`.
@@ -159,7 +162,7 @@ def compile_network(
     known = folder.describe(library, metadata, file, data)
     for name in ("layers", "declared_outputs", "products"):
         del known[name]
-    known |= {"kind": KIND, "scores": _scores(library, metadata), **(extra or {})}
+    known |= {"kind": KIND, "scores": _scores(library, metadata), "file": _file(data)}
     code = _compile(zig, library)
     text = json.dumps(known, separators=(",", ":")).encode("ascii")
     return CompiledNetwork(code + custom_section(SECTION, text), library, known)
@@ -176,6 +179,24 @@ def _scores(library: Library, metadata: ModelMetadata | None) -> dict[str, str] 
         if name in fields:
             return {"field": fields[name], "kind": kind}
     return None
+
+
+def _file(data: bytes) -> dict[str, Any]:
+    """What the npm package reads in an ONNX file, as `compiled.ts` expects it."""
+    model = onnx.load_model_from_string(data)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    nodes = [*model.graph.node, *(node for each in model.functions for node in each.node)]
+    ours = {node.op_type for node in nodes if node.domain == DOMAIN}
+    return {
+        "producer": model.producer_name,
+        "producer_version": model.producer_version,
+        "nodes": len(nodes),
+        "operators": sorted(ours),
+        "input": next(each.name for each in model.graph.input if each.name not in stored),
+        "properties": {
+            each.key: each.value for each in model.metadata_props if each.key.startswith(PREFIX)
+        },
+    }
 
 
 # --- The compiler ---
@@ -197,9 +218,9 @@ def _compile(zig: Path, library: Library) -> bytes:
     name = library.name
     with temporary_folder() as place:
         texts = {f"{name}.h": header(library), f"{name}.c": source(library), **_HEADERS}
-        for path, text in {**texts, "network.c": glue(library)}.items():
+        for path, text in {**texts, GLUE: glue(library)}.items():
             write_bytes(place / path, text.encode("ascii"))
-        words = [str(zig), "cc", *FLAGS, "-I.", "-o", "network.wasm", "network.c"]
+        words = [str(zig), "cc", *FLAGS, "-I.", "-o", "caps_host.wasm", GLUE]
         environment = {**os.environ, "ZIG_LOCAL_CACHE_DIR": str(place / "cache")}
         try:
             done = subprocess.run(
@@ -211,7 +232,7 @@ def _compile(zig: Path, library: Library) -> bytes:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line]
             raise _failed(lines[0] if lines else f"It ended with {done.returncode}.")
-        return (place / "network.wasm").read_bytes()
+        return (place / "caps_host.wasm").read_bytes()
 
 
 def _failed(why: str) -> EnvironmentProblem:
@@ -238,30 +259,30 @@ def _glue(lib: Library) -> Iterator[str]:
             "picture": ("float", f"{u}_PICTURE_SIZE"),
         }
     yield f'#include "{n}.c"'
-    yield "#define HOST(name) __attribute__((export_name(name))) "
-    yield f"static uint8_t host_arena[{u}_ARENA_BYTES] __attribute__((aligned(16)));"
+    yield "#define CAPS_HOST(name) __attribute__((export_name(name))) "
+    yield f"static uint8_t caps_host_arena[{u}_ARENA_BYTES] __attribute__((aligned(16)));"
     for name, (kind, size) in buffers.items():
-        yield f"static {kind} host_{name}[{size}] __attribute__((aligned(16)));"
-        yield f'HOST("{name}") {kind} *host_{name}_address(void) {{ return host_{name}; }}'
+        yield f"static {kind} caps_host_{name}[{size}] __attribute__((aligned(16)));"
+        yield f'CAPS_HOST("{name}") {kind} *caps_host_{name}_address(void) {{ return caps_host_{name}; }}'
     for k, output in enumerate(lib.outputs):
-        yield f"static float host_output_{k}[{output.size}] __attribute__((aligned(16)));"
-    yield 'HOST("output") float *host_output(uint32_t k) {'
+        yield f"static float caps_host_output_{k}[{output.size}] __attribute__((aligned(16)));"
+    yield 'CAPS_HOST("output") float *caps_host_output(uint32_t k) {'
     yield "  switch (k) {"
-    yield from (f"    case {k}: return host_output_{k};" for k in range(len(lib.outputs)))
+    yield from (f"    case {k}: return caps_host_output_{k};" for k in range(len(lib.outputs)))
     yield "    default: return 0;\n  }\n}"
-    results = ", ".join(f"host_output_{k}" for k in range(len(lib.outputs)))
-    yield 'HOST("run") void host_run(void) {'
+    results = ", ".join(f"caps_host_output_{k}" for k in range(len(lib.outputs)))
+    yield 'CAPS_HOST("run") void caps_host_run(void) {'
     yield f"  {n}_outputs outputs = {{{results}}};"
-    yield f"  {n}_run(host_arena, host_input, &outputs);\n}}"
+    yield f"  {n}_run(caps_host_arena, caps_host_input, &outputs);\n}}"
     if p is not None:
         image = p.channels * p.height * p.width
-        yield 'HOST("prepare") void host_prepare(void) {'
+        yield 'CAPS_HOST("prepare") void caps_host_prepare(void) {'
         yield f"  for (int k = 0; k < {lib.input_shape[0]}; k++)"
-        yield f"    {n}_prepare(host_pixels + k * {image}, host_input + k * {image});\n}}"
+        yield f"    {n}_prepare(caps_host_pixels + k * {image}, caps_host_input + k * {image});\n}}"
     if lib.decoder is not None:
-        yield 'HOST("reconstruct") void host_reconstruct(int32_t index) {'
+        yield 'CAPS_HOST("reconstruct") void caps_host_reconstruct(int32_t index) {'
         yield f"  if (index >= 0 && index < {lib.capsules[0]})"
-        yield f"    {n}_reconstruct(host_arena, host_poses, index, host_picture);\n}}"
+        yield f"    {n}_reconstruct(caps_host_arena, caps_host_poses, index, caps_host_picture);\n}}"
 
 
 def custom_section(name: str, data: bytes) -> bytes:

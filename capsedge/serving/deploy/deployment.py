@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,31 @@ class WebModel:
         routing: ``dynamic``, ``em`` or ``attention``; empty if its file does not state it.
         precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``.
         files: path of the file for each number of routing iterations.
+        compiled: path of the same network as WebAssembly, for those that are compiled.
     """
 
     name: str
     routing: str
     precision: str
     files: Mapping[int, str]
+    compiled: Mapping[int, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        files = [{"iterations": count, "path": path} for count, path in self.files.items()]
-        return {**vars(self), "files": files}
+        files = [
+            {
+                "iterations": count,
+                "path": path,
+                **({"compiled": self.compiled[count]} if count in self.compiled else {}),
+            }
+            for count, path in self.files.items()
+        ]
+        return {
+            "name": self.name,
+            "routing": self.routing,
+            "precision": self.precision,
+            "files": files,
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,12 +74,14 @@ class WebDeployment(Summarized):
         models: in the order of the page.
         files: the files in it.
         notes: remarks for the user.
+        late: how the paths begin that are loaded when they are first used.
     """
 
     output: Path
     models: tuple[WebModel, ...]
     files: tuple[DeployedFile, ...]
     notes: tuple[str, ...] = ()
+    late: tuple[str, ...] = (ON_DEMAND,)
 
     @property
     def bytes(self) -> int:
@@ -75,7 +91,7 @@ class WebDeployment(Summarized):
     @property
     def first_visit(self) -> int:
         """Bytes loaded on the first visit: everything except what is fetched on first use."""
-        return sum(file.bytes for file in self.files if not file.path.startswith(ON_DEMAND))
+        return sum(file.bytes for file in self.files if not file.path.startswith(self.late))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -24,8 +24,10 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary as onnx_file
+from capsedge.serving.deploy import compiled_models
 from capsedge.serving.deploy.deployment import (
     MANIFEST,
+    ON_DEMAND,
     DeployedFile,
     WebDeployment,
     WebModel,
@@ -284,27 +286,37 @@ def deploy_web(
             note(text)
 
     chosen = grouped(page_models(paths, iterations, noted))
+    models_by_path = {path: model.data for _, files in chosen for path, model in files}
     contents: dict[str, bytes | Path] = {
         **site,
-        **{path: model.data for _, files in chosen for path, model in files},
+        **models_by_path,
     }
+    compiled: dict[str, tuple[str, bytes]] = {}
+    runtime = [path for name, path in site.items() if name.startswith(compiled_models.RUNTIME)]
+    if compiled_models.is_available():
+        compiled = compiled_models.compile_models(models_by_path, noted)
+    else:
+        compiled_models.note_without_extra(sum(p.stat().st_size for p in runtime), noted)
+    contents |= dict(compiled.values())
+    late = (ON_DEMAND, *compiled_models.late_files(compiled, list(models_by_path)))
     offered = tuple(
         WebModel(
             name,
             files[0][1].metadata.routing,
             files[0][1].metadata.precision,
             {model.metadata.iterations: path for path, model in files},
+            {m.metadata.iterations: compiled[path][0] for path, m in files if path in compiled},
         )
         for name, files in chosen
     )
     named = [listed(path, contents[path]) for path in sorted(contents) if path != WORKER]
-    manifest = _manifest(offered, named)
+    manifest = _manifest(offered, named, late)
     version = hashlib.sha256(manifest).hexdigest()[:16]
     worker = site[WORKER].read_bytes().replace(_VERSION, version.encode())
     written = {**contents, MANIFEST: manifest, WORKER: worker}
     write_folder(target, written, earlier)
     named += [listed(MANIFEST, manifest), listed(WORKER, worker)]
-    return WebDeployment(target, offered, tuple(named), tuple(notes))
+    return WebDeployment(target, offered, tuple(named), tuple(notes), late)
 
 
 def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
@@ -342,10 +354,13 @@ def _site() -> dict[str, Path]:
     return found
 
 
-def _manifest(models: Sequence[WebModel], files: Sequence[DeployedFile]) -> bytes:
+def _manifest(
+    models: Sequence[WebModel], files: Sequence[DeployedFile], late: Sequence[str]
+) -> bytes:
     document = {
         "schema": 1,
         "models": [model.to_dict() for model in models],
+        "late": list(late),
         "files": {f.path: {"bytes": f.bytes, "sha256": f.sha256} for f in files},
     }
     return json.dumps(document, indent=1).encode()

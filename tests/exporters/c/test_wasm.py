@@ -146,9 +146,9 @@ def test_what_surrounds_the_source_is_plain_c(tmp_path: Path) -> None:
     source = tiny(tmp_path)
     library, _ = read_library(source.read_bytes(), source, "net", 3)
     wasm_files = {"net.h": wasm.header(library), "net.c": wasm.source(library)}
-    for path, text in {**wasm_files, "network.c": wasm.glue(library)}.items():
+    for path, text in {**wasm_files, wasm.GLUE: wasm.glue(library)}.items():
         (tmp_path / path).write_text(text)
-    words = [compiler(), *STRICT, "-Wno-attributes", "-c", "-o", "network.o", "network.c"]
+    words = [compiler(), *STRICT, "-Wno-attributes", "-c", "-o", "network.o", wasm.GLUE]
     subprocess.run(words, cwd=tmp_path, check=True)
 
 
@@ -161,6 +161,7 @@ def test_the_tiny_network_in_every_host(tmp_path: Path) -> None:
     hostile = ("\u202e</script>", '"\\\n*/ ??/')
     source = tiny(tmp_path, labels=hostile)
     written = wasm.write_wasm(source, tmp_path / "net", name="net")
+    wasm.write_wasm(source, tmp_path / "host", name="host")  # a name that nothing around it has
     assert {p.name for p in (tmp_path / "net").iterdir()} == set(written.description["files"])
     assert all(p.read_bytes().isascii() for p in (tmp_path / "net").glob("net.*[a-v]*[!m]"))
     x = np.array([0.25, 1.0], np.float32)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import capsedge
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.wire import with_properties
-from capsedge.serving.deploy import web
+from capsedge.serving.deploy import compiled_models, web
 from capsedge.serving.deploy import web as models
 from tests.paths.table import ZOO
 from tests.runtime.models import capsule_model, metadata, save
@@ -30,10 +31,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "index.html": b"page",
         "worker.js": b"const VERSION = '@capsedge-version@';",
         "webgpu/x.wasm": bytes(1000),
+        "runtime/ort.wasm": bytes(3000),
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     monkeypatch.setattr(web, "_SITE", folder)
+    monkeypatch.setattr(compiled_models, "is_available", lambda: False)
     return folder
 
 
@@ -65,6 +68,60 @@ def test_the_folder(tmp_path: Path) -> None:
     assert made.bytes - made.first_visit == 1000
     version = hashlib.sha256((output / "capsedge.json").read_bytes()).hexdigest()[:16]
     assert version in (output / "worker.js").read_text()
+
+
+def test_without_the_extra_it_says_what_that_would_spare(tmp_path: Path) -> None:
+    made = capsedge.deploy_web(model(tmp_path / "net.onnx"), tmp_path / "out")
+    (note,) = made.notes
+    assert "2.9 KiB of ONNX Runtime" in note
+    assert "pip install 'capsedge[wasm]'" in note
+    assert json.loads((tmp_path / "out/capsedge.json").read_text())["late"] == ["webgpu/"]
+
+
+def compiling(monkeypatch: pytest.MonkeyPatch, refused: str = "") -> None:
+    """A compiler that writes the name of the file; it refuses one."""
+
+    def compile_network(data: bytes, file: Path, prefix: str) -> SimpleNamespace:
+        if file.name == refused:
+            raise UnsupportedModelError("The node 'x' (If) cannot be written as C.", "Why.", "Fix.")
+        return SimpleNamespace(data=f"compiled {file.name}".encode())
+
+    monkeypatch.setattr(compiled_models, "is_available", lambda: True)
+    monkeypatch.setattr("capsedge.exporters.c.wasm.compile_network", compile_network)
+
+
+def test_compiled_models_make_the_runtime_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(monkeypatch)
+    same: dict[str, Any] = {"checkpoint_sha256": CHECKSUM, "routing": "dynamic"}
+    given = [model(tmp_path / f"net-it{n}.onnx", iterations=n, **same) for n in (1, 3)]
+    made = capsedge.deploy_web(given, tmp_path / "out")
+    manifest = json.loads((tmp_path / "out/capsedge.json").read_text())
+    assert manifest["models"][0]["files"] == [
+        {"iterations": n, "path": f"models/net-{n}.onnx", "compiled": f"models/net-{n}.wasm"}
+        for n in (1, 3)
+    ]
+    assert manifest["late"] == ["webgpu/", "runtime/", "models/net-1.onnx", "models/net-3.onnx"]
+    assert (tmp_path / "out/models/net-3.wasm").read_bytes() == b"compiled net-3.onnx"
+    late = 4000 + sum(path.stat().st_size for path in (tmp_path / "out/models").glob("*.onnx"))
+    assert made.bytes - made.first_visit == late
+    assert made.notes == ()
+    capsedge.deploy_web(given[:1], tmp_path / "out")  # which replaces all of it
+    assert len(list((tmp_path / "out/models").iterdir())) == 2
+
+
+def test_a_model_that_cannot_be_compiled_keeps_the_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(monkeypatch, refused="second.onnx")
+    given = [model(tmp_path / f"{name}.onnx") for name in ("first", "second")]
+    made = capsedge.deploy_web(given, tmp_path / "out")
+    manifest = json.loads((tmp_path / "out/capsedge.json").read_text())
+    assert manifest["late"] == ["webgpu/", "models/first.onnx"]
+    assert [m.compiled != {} for m in made.models] == [True, False]
+    (note,) = made.notes
+    assert note == "second runs in ONNX Runtime, as it cannot be compiled: Why."
 
 
 def test_iterations_of_one_checkpoint_are_one_model(tmp_path: Path) -> None:
@@ -148,7 +205,7 @@ def test_a_model_of_the_zoo_is_exported_with_its_trace(tmp_path: Path) -> None:
     session = capsedge.load(tmp_path / "out" / made.models[0].files[1])
     assert session.metadata is not None
     assert session.metadata.trace is not None
-    assert made.notes == ()
+    assert not any("trace" in note for note in made.notes)
 
 
 def test_without_torch_it_is_taken_as_it_lies(

@@ -4,8 +4,9 @@ import { licences } from "./licences.js";
 
 const SITE = fileURLToPath(new URL("../../../serving/deploy/site", import.meta.url));
 
-// `capsedge deploy web` and the service worker know this folder: its files are fetched when WebGPU is chosen.
-const folderOf = (name: string | undefined) => (/webgpu|asyncify/.test(name ?? "") ? "webgpu" : "assets");
+// `capsedge deploy web` and the service worker know these folders: their files are fetched when WebGPU is chosen, and
+// when a model is not compiled.
+const folderOf = (name = "") => (/webgpu|asyncify/.test(name) ? "webgpu" : /^ort[-.]/.test(name) ? "runtime" : "assets");
 
 const output = {
   entryFileNames: "assets/[name]-[hash].js",

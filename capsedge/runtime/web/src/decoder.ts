@@ -20,8 +20,21 @@ export interface Opening {
   limits: Limits;
 }
 
+/** What draws the pictures of poses. */
+export interface PoseDecoder {
+  /**
+   * The pictures of poses.
+   *
+   * @param poses `[N, J, P]` in a row, or `[N, P]` with `classIndex`; finite, and below 2^32.
+   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` of that class.
+   * @throws CapsedgeError `input` where the poses do not fit.
+   */
+  decode(poses: Float32Array, classIndex: number | null): Promise<FloatArray>;
+  close(): Promise<void>;
+}
+
 /** The part of a file between its poses and its reconstruction, opened when it is first used. */
-export class Decoder {
+export class Decoder implements PoseDecoder {
   private engine: Promise<Engine> | null = null;
 
   private constructor(
@@ -58,52 +71,12 @@ export class Decoder {
     }
   }
 
-  /**
-   * The pictures of poses.
-   *
-   * @param poses `[N, J, P]` in a row, or `[N, P]` with `classIndex`; finite, and below 2^32.
-   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` of that class.
-   * @throws CapsedgeError `input` where the poses do not fit.
-   */
   async decode(poses: Float32Array, classIndex: number | null): Promise<FloatArray> {
-    const each = classIndex === null ? this.classes * this.size : this.size;
-    this.check(poses, each, classIndex);
+    const each = checkedPoses(poses, this.classes, this.size, classIndex);
     const count = poses.length / each;
     const whole = classIndex === null ? poses : this.packed(poses, count, classIndex);
     const pictures = await this.runAll(whole, count);
     return classIndex === null ? pictures : this.picked(pictures, classIndex);
-  }
-
-  private check(poses: Float32Array, each: number, classIndex: number | null): void {
-    if (classIndex !== null && !(Number.isInteger(classIndex) && classIndex >= 0 && classIndex < this.classes)) {
-      throw new CapsedgeError(
-        "input",
-        `The class is ${classIndex}.`,
-        `Classes are whole numbers from 0 to ${this.classes - 1}.`,
-      );
-    }
-    if (!(poses instanceof Float32Array)) {
-      throw new CapsedgeError(
-        "input",
-        "The poses are not a Float32Array.",
-        "Pass `poses` of a prediction, or other numbers of the same shape.",
-      );
-    }
-    if (!poses.length || poses.length % each) {
-      const wanted = classIndex === null ? `[N, ${this.classes}, ${this.size}]` : `[N, ${this.size}] of one class`;
-      throw new CapsedgeError(
-        "input",
-        `The poses have ${grouped(poses.length)} values.`,
-        `Pass a Float32Array ${wanted}.`,
-      );
-    }
-    if (!poses.every((value) => Math.abs(value) < INPUT_MAGNITUDE)) {
-      throw new CapsedgeError(
-        "input",
-        "The poses have values that are NaN, infinite, or of 2^32 and more.",
-        "Pass finite numbers.",
-      );
-    }
   }
 
   /** Poses `[N, P]` of one class as `[N, J, P]`; a picture depends on the pose of its own class only. */
@@ -168,6 +141,46 @@ export class Decoder {
 function fitsRun(port: Port, bytes: number, limits: Limits): boolean {
   const [batch = null] = port.shape;
   return batch === null || (batch > 0 && batch * bytes <= limits.runBytes);
+}
+
+/**
+ * Refuse poses that do not fit a decoder.
+ *
+ * @returns the values of one item: the poses of all classes, or of one.
+ * @throws CapsedgeError `input`.
+ */
+export function checkedPoses(poses: Float32Array, classes: number, size: number, classIndex: number | null): number {
+  const each = classIndex === null ? classes * size : size;
+  if (classIndex !== null && !(Number.isInteger(classIndex) && classIndex >= 0 && classIndex < classes)) {
+    throw new CapsedgeError(
+      "input",
+      `The class is ${classIndex}.`,
+      `Classes are whole numbers from 0 to ${classes - 1}.`,
+    );
+  }
+  if (!(poses instanceof Float32Array)) {
+    throw new CapsedgeError(
+      "input",
+      "The poses are not a Float32Array.",
+      "Pass `poses` of a prediction, or other numbers of the same shape.",
+    );
+  }
+  if (!poses.length || poses.length % each) {
+    const wanted = classIndex === null ? `[N, ${classes}, ${size}]` : `[N, ${size}] of one class`;
+    throw new CapsedgeError(
+      "input",
+      `The poses have ${grouped(poses.length)} values.`,
+      `Pass a Float32Array ${wanted}.`,
+    );
+  }
+  if (!poses.every((value) => Math.abs(value) < INPUT_MAGNITUDE)) {
+    throw new CapsedgeError(
+      "input",
+      "The poses have values that are NaN, infinite, or of 2^32 and more.",
+      "Pass finite numbers.",
+    );
+  }
+  return each;
 }
 
 /** The error for a file that cannot decode poses. */

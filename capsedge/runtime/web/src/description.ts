@@ -1,6 +1,6 @@
 /** The metadata of a file, checked, with every text printable. */
 import type { OutputRoles } from "./outputs.js";
-import type { Decoder } from "./decoder.js";
+import type { PoseDecoder } from "./decoder.js";
 import type { Port } from "./graph.js";
 import { WIDTH, type ScoreKind, type Task } from "./generated/spec.js";
 import type { Metadata } from "./metadata.js";
@@ -58,12 +58,12 @@ export interface Description {
 export interface Known {
   file: string;
   bytes: number;
-  summary: OnnxSummary;
+  summary: Pick<OnnxSummary, "producer" | "producerVersion" | "operators" | "nodes">;
   metadata: Metadata;
   roles: OutputRoles;
   input: Port;
   outputs: readonly Port[];
-  decoder: Decoder | string;
+  decoder: PoseDecoder | string;
 }
 
 /** The description of a file that has been checked. */

@@ -15,6 +15,20 @@ const FATAL = 4; // ONNX Runtime's messages reach the caller as errors, not on t
 const MESSAGE = 300; // characters of its messages that are passed on
 const MOST_THREADS = 4;
 
+/** Values that an engine computed. */
+export type Computed = Pick<Tensor, "type" | "data" | "dims">;
+
+/** What runs a model: ONNX Runtime, or the model itself where it is compiled. */
+export interface Runnable {
+  /**
+   * Run the model on a batch for its one input.
+   *
+   * @throws CapsedgeError `runtime` where it fails.
+   */
+  run(port: Port, batch: FloatArray, outputs: readonly string[]): Promise<ReadonlyMap<string, Computed>>;
+  close(): Promise<void>;
+}
+
 /** Which provider runs a model, and why it is not the first choice. */
 export interface Chosen {
   provider: Provider;
@@ -74,8 +88,8 @@ export function useThreads(runtime: Runtime, wanted: number | undefined): number
 
 declare const WorkerGlobalScope: unknown;
 
-/** One model. */
-export class Engine {
+/** One model in ONNX Runtime. */
+export class Engine implements Runnable {
   private constructor(
     private readonly runtime: Runtime,
     private readonly session: InferenceSession,
@@ -94,11 +108,6 @@ export class Engine {
     return inTurn(async () => new Engine(runtime, await runtime.InferenceSession.create(file, options)));
   }
 
-  /**
-   * Run the model on a batch for its one input.
-   *
-   * @throws CapsedgeError `runtime` where it fails.
-   */
   async run(port: Port, batch: FloatArray, outputs: readonly string[]): Promise<ReadonlyMap<string, Tensor>> {
     const cast = CASTS[port.type];
     if (!cast)

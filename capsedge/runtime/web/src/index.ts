@@ -1,5 +1,6 @@
 /** Capsule networks exported by capsedge, in browsers and Node.js. */
 export { load, type LoadOptions } from "./load.js";
+export { loadCompiled, type CompiledOptions } from "./compiled.js";
 export type { Source } from "./source.js";
 export { Session, type Prediction, type PredictOptions, type PrepareOptions } from "./session.js";
 export { CapsedgeError, type ErrorCode } from "./errors.js";

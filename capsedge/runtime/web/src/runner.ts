@@ -1,6 +1,5 @@
 /** Running a model on one image, or on a batch, as its file fixes it. */
-import type { Tensor } from "onnxruntime-web";
-import type { Engine } from "./engine.js";
+import type { Computed, Runnable } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
 import { short } from "./text.js";
@@ -15,7 +14,7 @@ export type Outputs = ReadonlyMap<string, FloatArray>;
  * @param count at most the fixed batch, where there is one.
  */
 export async function runItems(
-  engine: Engine,
+  engine: Runnable,
   port: Port,
   data: Float32Array,
   count: number,
@@ -32,7 +31,7 @@ export async function runItems(
   return new Map(outputs.map((name) => [name, firstOf(found.get(name), name, count, batch)]));
 }
 
-function firstOf(tensor: Tensor | undefined, name: string, count: number, batch: number): FloatArray {
+function firstOf(tensor: Computed | undefined, name: string, count: number, batch: number): FloatArray {
   if (!tensor || tensor.dims[0] !== batch) {
     throw new CapsedgeError(
       "file",

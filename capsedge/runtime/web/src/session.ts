@@ -1,9 +1,9 @@
 /** A loaded model: predicting with it, and decoding poses. */
 import type { OutputRoles } from "./outputs.js";
-import { Decoder, noDecoder } from "./decoder.js";
+import { noDecoder, type PoseDecoder } from "./decoder.js";
 import { INPUT_MAGNITUDE } from "./generated/spec.js";
 import type { Description } from "./description.js";
-import type { Engine, Provider } from "./engine.js";
+import type { Provider, Runnable } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
 import type { Limits } from "./limits.js";
@@ -65,7 +65,7 @@ export interface Prediction {
 
 /** What a session is made of. */
 export interface Parts {
-  engine: Engine;
+  engine: Runnable;
   provider: Provider;
   fallback: string | null;
   threads: number;
@@ -74,7 +74,7 @@ export interface Parts {
   roles: OutputRoles;
   input: Port;
   outputs: readonly Port[];
-  decoder: Decoder | string;
+  decoder: PoseDecoder | string;
   limits: Limits;
 }
 

@@ -24,7 +24,7 @@ export const CASTS: Readonly<Record<string, Cast>> = {
 };
 
 /** The values of an output as float32; 16 bits of floating point are given as their bits where JavaScript lacks them. */
-export function floats(tensor: Tensor): Float32Array {
+export function floats(tensor: Pick<Tensor, "type" | "data">): Float32Array {
   const { data } = tensor;
   if (data instanceof Float32Array) return data;
   if (tensor.type === "float16" && data instanceof Uint16Array) return Float32Array.from(data, fromHalf);

@@ -4,7 +4,6 @@ const VERSION = "@capsedge-version@"; // `capsedge deploy web` puts a checksum o
 const FAMILY = `capsedge ${self.registration.scope} `; // several folders may share an origin
 const CACHE = FAMILY + VERSION;
 const MANIFEST = "capsedge.json";
-const ON_DEMAND = "webgpu/";
 const ISOLATION = {
   "Cross-Origin-Opener-Policy": "same-origin",
   "Cross-Origin-Embedder-Policy": "require-corp",
@@ -19,19 +18,19 @@ function integrityOf(hex) {
   return `sha256-${btoa(bytes.join(""))}`;
 }
 
-/** Requests for the listed files, which fail where the content is another. */
-async function listed() {
-  const manifest = await (await fetch(addressOf(MANIFEST), { cache: "no-cache" })).json();
-  return Object.entries(manifest.files).map(([path, { sha256 }]) => ({
-    path,
+/** Requests for the listed files, which fail where the content is another; `late` ones are kept when they are used. */
+function requests({ files, late }) {
+  return Object.entries(files).map(([path, { sha256 }]) => ({
+    late: late.some((start) => path.startsWith(start)),
     request: new Request(addressOf(path), { cache: "no-cache", integrity: integrityOf(sha256) }),
   }));
 }
 
 async function install() {
   const cache = await caches.open(CACHE);
-  const files = await listed();
-  await cache.addAll([addressOf(MANIFEST), ...files.filter(({ path }) => !path.startsWith(ON_DEMAND)).map(({ request }) => request)]);
+  const manifest = await (await fetch(addressOf(MANIFEST), { cache: "no-cache" })).json();
+  const early = requests(manifest).filter(({ late }) => !late);
+  await cache.addAll([addressOf(MANIFEST), ...early.map(({ request }) => request)]);
 }
 
 async function activate() {
@@ -40,11 +39,20 @@ async function activate() {
   await self.clients.claim();
 }
 
+/** A late file, which is kept from now on; null for any other, and where it is not as listed. */
+async function fetchedLate(cache, address) {
+  const manifest = await cache.match(addressOf(MANIFEST));
+  if (!manifest) return null;
+  const found = requests(await manifest.json()).find(({ late, request }) => late && request.url === address);
+  const response = found && (await fetch(found.request).catch(() => null));
+  if (!response?.ok) return null;
+  await cache.put(address, response.clone());
+  return response;
+}
+
 async function answer(request, address) {
   const cache = await caches.open(CACHE);
-  const kept = await cache.match(address);
-  const response = kept ?? (await fetch(request));
-  if (!kept && response.ok && address.startsWith(addressOf(ON_DEMAND))) await cache.put(address, response.clone());
+  const response = (await cache.match(address)) ?? (await fetchedLate(cache, address)) ?? (await fetch(request));
   if (response.type === "opaque" || response.redirected || !response.ok) return response;
   const headers = new Headers(response.headers);
   for (const [name, value] of Object.entries(ISOLATION)) headers.set(name, value);

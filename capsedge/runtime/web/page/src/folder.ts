@@ -1,16 +1,17 @@
 /** The manifest of the folder, `capsedge.json`: which models it has. Typed and bounded like any file from elsewhere. */
 
+import type { FolderFile } from "./engine/messages.js";
+
 const MANIFEST = "capsedge.json";
+const RUNTIME = "runtime/"; // where the build puts ONNX Runtime for WebAssembly
 const SCHEMA = 1;
 const MOST = 1000; // models and files
 const PATH = /^(?!\.)[\w./-]{1,200}$/;
 const SHA256 = /^[0-9a-f]{64}$/;
 
-export interface ModelFile {
+export interface ModelFile extends FolderFile {
   iterations: number;
-  address: string;
-  bytes: number;
-  sha256: string;
+  compiled: FolderFile | null;
 }
 
 export interface FolderModel {
@@ -18,31 +19,48 @@ export interface FolderModel {
   files: ModelFile[];
 }
 
+export interface Folder {
+  models: FolderModel[];
+  /** Addresses of ONNX Runtime where it is fetched late, as every model is compiled; empty otherwise. */
+  runtime: string[];
+}
+
 /**
- * The models of the folder that holds the page.
+ * The folder that holds the page.
  *
  * @throws Error where the manifest is missing or is none.
  */
-export async function readFolder(): Promise<FolderModel[]> {
+export async function readFolder(): Promise<Folder> {
   const address = new URL(MANIFEST, document.baseURI);
   const response = await fetch(address);
   if (!response.ok) throw new Error(`${MANIFEST} is missing`);
   const manifest = object(await response.json());
   if (manifest["schema"] !== SCHEMA) throw new Error(`${MANIFEST} has another schema`);
   const listed = object(manifest["files"]);
-  return list(manifest["models"]).map((model) => modelOf(object(model), listed, address));
+  const late = manifest["late"] === undefined ? [] : list(manifest["late"]);
+  const runtime = late.includes(RUNTIME) ? Object.keys(listed).filter((path) => path.startsWith(RUNTIME)) : [];
+  return {
+    models: list(manifest["models"]).map((model) => modelOf(object(model), listed, address)),
+    runtime: runtime.map((path) => new URL(path, address).href),
+  };
 }
 
 function modelOf(model: Record<string, unknown>, listed: Record<string, unknown>, base: URL): FolderModel {
   const files = list(model["files"]).map((each): ModelFile => {
-    const { iterations, path } = object(each);
-    if (typeof path !== "string" || !PATH.test(path) || path.includes("..")) throw wrong();
-    const { bytes, sha256 } = object(listed[path]);
-    if (!whole(iterations) || !whole(bytes) || typeof sha256 !== "string" || !SHA256.test(sha256)) throw wrong();
-    return { iterations, address: new URL(path, base).href, bytes, sha256 };
+    const { iterations, path, compiled } = object(each);
+    if (!whole(iterations)) throw wrong();
+    const file = (path: unknown) => fileOf(path, listed, base);
+    return { iterations, ...file(path), compiled: compiled === undefined ? null : file(compiled) };
   });
   if (!files.length || typeof model["name"] !== "string") throw wrong();
   return { name: model["name"].slice(0, 200), files };
+}
+
+function fileOf(path: unknown, listed: Record<string, unknown>, base: URL): FolderFile {
+  if (typeof path !== "string" || !PATH.test(path) || path.includes("..")) throw wrong();
+  const { bytes, sha256 } = object(listed[path]);
+  if (!whole(bytes) || typeof sha256 !== "string" || !SHA256.test(sha256)) throw wrong();
+  return { address: new URL(path, base).href, bytes, sha256 };
 }
 
 function whole(value: unknown): value is number {

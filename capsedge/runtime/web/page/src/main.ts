@@ -31,14 +31,18 @@ async function change(): Promise<void> {
 async function start(): Promise<void> {
   engine.prepare();
   takeFiles((file) => chooser.add(file), (image) => void play.take(image, image.name));
+  let runtime: string[] = [];
   try {
-    chooser.offer(await readFolder());
+    const folder = await readFolder();
+    runtime = folder.runtime;
+    if (!runtime.length) engine.warm();
+    chooser.offer(folder.models);
   } catch (error) {
     showProblem(new Error(`There is no model beside this page: ${error instanceof Error ? error.message : "?"}. Open a model of your own.`));
   }
   byId("loading").textContent = "Loading the model…";
   await Promise.all([firstExample(), chooser.useModel()]);
-  await keepOffline(); // which fetches everything again, and so must not compete with the first answer
+  await keepOffline(runtime); // which fetches everything again, and so must not compete with the first answer
 }
 
 void start();

@@ -1,7 +1,8 @@
 /** The service worker: keeps the folder's files, and isolates the page from its second load on. */
 import { byId, make } from "./ui/dom.js";
 
-export async function keepOffline(): Promise<void> {
+/** @param runtime addresses of ONNX Runtime where only files of the visitor's own need it. */
+export async function keepOffline(runtime: readonly string[]): Promise<void> {
   const state = byId("offline");
   if (!("serviceWorker" in navigator)) {
     state.textContent = "Over https it would also work offline.";
@@ -14,10 +15,27 @@ export async function keepOffline(): Promise<void> {
     if (!crossOriginIsolated && !navigator.serviceWorker.controller) {
       await new Promise((resolve) => navigator.serviceWorker.addEventListener("controllerchange", resolve, { once: true }));
     }
-    if (!crossOriginIsolated && navigator.hardwareConcurrency > 2) offerThreads(state);
+    if (runtime.length) offerRuntime(state, runtime);
+    else if (!crossOriginIsolated && navigator.hardwareConcurrency > 2) offerThreads(state);
   } catch {
     state.textContent = "It does not work offline: this server does not give its files unchanged.";
   }
+}
+
+/** Keeps ONNX Runtime too, so that files of the visitor's own run without a network. */
+function offerRuntime(state: HTMLElement, addresses: readonly string[]): void {
+  const keep = make("button", { type: "button", className: "link" }, "Keep ONNX Runtime for files of your own too");
+  keep.addEventListener("click", () => {
+    keep.disabled = true;
+    const all = addresses.map(async (address) => {
+      if (!(await fetch(address)).ok) throw new Error(address);
+    });
+    Promise.all(all).then(
+      () => keep.replaceWith("Files of your own do too"),
+      () => (keep.disabled = false),
+    );
+  });
+  state.append(" ", keep, ".");
 }
 
 /** The next load is isolated, which gives WebAssembly threads. */

@@ -34,9 +34,14 @@ export class Engine {
     return this.call("open", source, provider);
   }
 
-  /** Start the worker, which fetches ONNX Runtime while the page still asks which model to load. */
+  /** Start the worker while the page still asks which models there are. */
   prepare(): void {
     this.worker ??= this.start();
+  }
+
+  /** Let the worker fetch ONNX Runtime while the model is fetched; a failure is told with the model. */
+  warm(): void {
+    this.call("warm").catch(() => undefined);
   }
 
   /** Call a function of the worker. */

@@ -1,20 +1,22 @@
 /** The worker that holds the model, so that neither loading nor running it stops the page. */
-import { CapsedgeError, LIMITS, load, type Provider, type Session } from "capsedge";
-import type { Calls, ModelSource, Opened, Problem, Reply, Request } from "./messages.js";
+import { CapsedgeError, LIMITS, load, loadCompiled, type Provider, type Session } from "capsedge";
+import type { Calls, FolderFile, ModelSource, Opened, Problem, Reply, Request } from "./messages.js";
 import { runtimeFor } from "./runtimes.js";
 
 let session: Session | null = null;
-runtimeFor("wasm").catch(() => undefined); // early, as it is wanted next; a failure is told then
 
 const calls: Calls = {
+  async warm() {
+    await runtimeFor("wasm");
+  },
+
   async open(source, provider) {
-    const { file, checked } = await fileOf(source);
-    const { session: opened, fallback } = await first(file, provider);
+    const { session: opened, fallback, compiled, checked } = await found(source, provider);
     const before = session;
     session = opened;
     await before?.close();
     const { description, threads } = opened;
-    return { description, provider: opened.provider, fallback, threads, checked };
+    return { description, provider: opened.provider, fallback, threads, compiled, checked };
   },
 
   async predict(image, invert) {
@@ -39,6 +41,28 @@ function open(): Session {
   throw new CapsedgeError("input", "No model is open.", "Choose one.");
 }
 
+interface Found {
+  session: Session;
+  fallback: Opened["fallback"];
+  compiled: boolean;
+  checked: boolean;
+}
+
+/** The model: compiled, where the folder has it so and WebAssembly is wanted, otherwise in ONNX Runtime. */
+async function found(source: ModelSource, provider: Provider): Promise<Found> {
+  if (!("file" in source) && source.compiled && provider === "wasm") {
+    const { file, checked } = await fetched(source.compiled);
+    try {
+      return { session: await loadCompiled(file), fallback: null, compiled: true, checked };
+    } catch (error) {
+      // An engine without SIMD cannot compile it; ONNX Runtime tells what it lacks.
+      if (!(error instanceof CapsedgeError) || error.code !== "runtime") throw error;
+    }
+  }
+  const { file, checked } = "file" in source ? { file: source.file, checked: false } : await fetched(source);
+  return { ...(await first(file, provider)), compiled: false, checked };
+}
+
 /** The model with a provider, or with WebAssembly where WebGPU cannot take it. */
 async function first(file: Blob, provider: Provider): Promise<{ session: Session; fallback: Opened["fallback"] }> {
   if (provider === "wasm") return { session: await withProvider(file, "wasm"), fallback: null };
@@ -55,8 +79,7 @@ async function withProvider(file: Blob, provider: Provider): Promise<Session> {
   return load(file, { runtime: await runtimeFor(provider), providers: [provider] });
 }
 
-async function fileOf(source: ModelSource): Promise<{ file: Blob; checked: boolean }> {
-  if ("file" in source) return { file: source.file, checked: false };
+async function fetched(source: FolderFile): Promise<{ file: Blob; checked: boolean }> {
   if (source.bytes > LIMITS.fileBytes) throw new CapsedgeError("limit", "The file is too large.", "Deploy a smaller one.");
   const response = await fetch(source.address).catch((error: unknown) => {
     throw new CapsedgeError("runtime", "The model cannot be fetched.", "Check the connection and try again.", { cause: error });

@@ -1,7 +1,7 @@
 /** Digits to begin with, also for those who draw with no pointer. */
 import { byId, make } from "./dom.js";
 
-const FILES = import.meta.glob<string>("../../../../../capsedge/zoo/samples/{digit-?,overlapping-2-4}.png", { eager: true, query: "?url", import: "default" });
+const FILES = import.meta.glob<string>("../../../../../zoo/samples/{digit-?,overlapping-2-4}.png", { eager: true, query: "?url", import: "default" });
 
 /** Offer the examples; `take` is told which one was chosen. Returns the first choice. */
 export function offerExamples(take: (image: Blob, name: string) => void): () => Promise<void> {

@@ -1,0 +1,68 @@
+"""Models of the page as WebAssembly of their own, which visitors load in place of ONNX Runtime."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from capsedge.errors import UnsupportedModelError
+from capsedge.runtime.files.text import format_bytes
+
+RUNTIME = "runtime/"  # of the page: ONNX Runtime for WebAssembly
+_PACKAGES = ("ziglang", "onnx", "onnxscript")
+_PREFIX = "network"  # of symbols, which no one sees
+
+
+def is_available() -> bool:
+    """Whether models can be compiled: whether the extra ``wasm`` is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in _PACKAGES)
+
+
+def compile_models(
+    models: Mapping[str, bytes], note: Callable[[str], None]
+) -> dict[str, tuple[str, bytes]]:
+    """Compile the models that can be written as C.
+
+    Args:
+        models: bytes of ONNX files that were checked, by their paths in the folder.
+        note: told of each model that cannot be compiled, and why.
+
+    Returns:
+        For the path of a model, the path and the bytes of its WebAssembly.
+
+    Raises:
+        ArtefactError: a file is damaged.
+        EnvironmentProblem: the compiler fails.
+    """
+    from capsedge.exporters.c.wasm import compile_network
+
+    found = {}
+    for path, data in models.items():
+        place = PurePosixPath(path)
+        try:
+            network = compile_network(data, Path(place.name), _PREFIX)
+        except UnsupportedModelError as error:
+            note(f"{place.stem} runs in ONNX Runtime, as it cannot be compiled: {error.why}")
+            continue
+        found[path] = (str(place.with_suffix(".wasm")), network.data)
+    return found
+
+
+def note_without_extra(runtime_bytes: int, note: Callable[[str], None]) -> None:
+    """Say what the extra would spare a visitor."""
+    note(
+        f"a first visit loads {format_bytes(runtime_bytes)} of ONNX Runtime; with pip install "
+        "'capsedge[wasm]', models are compiled, and only files of the visitor's own need it"
+    )
+
+
+def late_files(compiled: Mapping[str, object], models: Sequence[str]) -> list[str]:
+    """Starts of the paths that a visitor loads when they are first used, beside WebGPU's.
+
+    Args:
+        compiled: the paths of the models that were compiled.
+        models: the paths of all models.
+    """
+    whole = [RUNTIME] if models and all(path in compiled for path in models) else []
+    return [*whole, *compiled]
