@@ -87,7 +87,13 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
 
     source = _source(model, count, folder)
     here, there = folder / "one.parquet", folder / "out.parquet"
-    parts = capsedge.batch(model, source, here, threads=1, force=True).parts
+    parts = capsedge.batch(
+        model,
+        source,
+        here,
+        capsedge.BatchOptions(force=True),
+        runtime=capsedge.RuntimeOptions(threads=1),
+    ).parts
     with _cluster(1, others=2) as cluster:
         calls, lost = itertools.count(1), []
 
@@ -96,7 +102,13 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
                 lost.append([*cluster.worker_nodes][-1])
                 cluster.remove_node(lost[0], allow_graceful=False)
 
-        capsedge.batch(model, source, there, force=True, cluster=cluster.address, progress=progress)
+        capsedge.batch(
+            model,
+            source,
+            there,
+            capsedge.BatchOptions(force=True, cluster=cluster.address),
+            progress=progress,
+        )
     return {
         "model": model, "images": count, "nodes": 3, "lost": len(lost),
         "rows": parquet.read_metadata(there).num_rows,
@@ -122,15 +134,15 @@ def _measured(
 ) -> dict[str, Any]:
     """Images per second of both ways, and their ratio."""
     source = _source(model, count, folder)
-    ways: dict[str, dict[str, Any]] = {
-        LOCAL: {"threads": cores}, CLUSTER: {"threads": 1, "cluster": address}
-    }  # fmt: skip
+    ways = {LOCAL: (cores, None), CLUSTER: (1, address)}
     least = dict.fromkeys(ways, float("inf"))
     tables: set[bytes] = set()
     for _ in range(rounds):
-        for way, options in ways.items():
+        for way, (threads, cluster) in ways.items():
+            options = capsedge.BatchOptions(force=True, cluster=cluster)
+            runtime = capsedge.RuntimeOptions(threads=threads)
             start = time.perf_counter()
-            capsedge.batch(model, source, folder / "out.parquet", force=True, **options)
+            capsedge.batch(model, source, folder / "out.parquet", options, runtime)
             least[way] = min(least[way], time.perf_counter() - start)
             tables.add((folder / "out.parquet").read_bytes())
     return {

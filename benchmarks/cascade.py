@@ -87,7 +87,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     found = report.cascade
     paths = {"small": options.small, "large": options.large, "cascade": options.cascade}
-    sessions = {n: capsedge.load(Path(p), threads=options.threads) for n, p in paths.items()}
+    sessions = {
+        n: capsedge.load(Path(p), capsedge.RuntimeOptions(threads=options.threads))
+        for n, p in paths.items()
+    }
     metadata = sessions["large"].metadata
     assert metadata is not None
     data = read_images(options.data, metadata.preprocessing, "test")

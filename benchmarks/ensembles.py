@@ -28,7 +28,9 @@ def main() -> None:
     ways = {
         together: capsedge.Ensemble(
             [
-                capsedge.load(m, threads=share if together else options.threads)
+                capsedge.load(
+                    m, capsedge.RuntimeOptions(threads=share if together else options.threads)
+                )
                 for m in options.models
             ],
             together=together,

@@ -106,7 +106,7 @@ def on_provider(file: Path, images: Any, wanted: dict[str, Any]) -> dict[str, An
     import capsedge
     from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-    backend = capsedge.load(file, device="cuda", ops="portable").backend
+    backend = capsedge.load(file, capsedge.RuntimeOptions(device="cuda", ops="portable")).backend
     assert isinstance(backend, OnnxRuntimeBackend)
     session = backend.session
     binding = session.io_binding()
@@ -147,7 +147,9 @@ def on_tensorrt(
     target, plugin, precision = engine.target, engine.plugin, engine.precision
     if precision == "int8":
         file = quantized(file, folder, images)
-        wanted = capsedge.load(file, ops="portable").run(images.cpu().numpy())
+        wanted = capsedge.load(file, capsedge.RuntimeOptions(ops="portable")).run(
+            images.cpu().numpy()
+        )
     path = folder / f"{file.stem}-{target}-{plugin}-{precision}-{len(images)}.engine"
     options = BuildOptions(
         plugin=plugin,

@@ -67,7 +67,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         model, plain, capsedge.ExportOptions(ops="portable", no_rewrite=tuple(REWRITES))
     )
     files = {PLAIN: plain, **{path.name: path for path in options.files}}
-    sessions = {n: capsedge.load(path, threads=options.threads) for n, path in files.items()}
+    sessions = {
+        n: capsedge.load(path, capsedge.RuntimeOptions(threads=options.threads))
+        for n, path in files.items()
+    }
     shape = model.config.preprocessing.shape
     images = np.random.default_rng(0).random((64, *shape), np.float32)
     data: ImageSet | None = None

@@ -105,7 +105,7 @@ def plain_export(model: CapsuleModel, images: torch.Tensor) -> bytes:
 
 
 def _run(path: Path, images: np.ndarray, threads: int) -> Run:
-    session = capsedge.load(path, threads=threads)
+    session = capsedge.load(path, capsedge.RuntimeOptions(threads=threads))
     return lambda: next(iter(session.run(images).values()))
 
 

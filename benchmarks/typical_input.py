@@ -168,7 +168,7 @@ def cost(session: Session, images: Pixels, rounds: int = 50) -> float:
 def main(say: Callable[[str], None] = print) -> None:
     """Print all figures."""
     data = Path(sys.argv[1])
-    session = capsedge.load(default_model(), threads=1)
+    session = capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1))
     test = read_split(data / "mnist", "test", Preprocessing(SIDE, SIDE, 1)).images[..., 0]
     say(f"{'MNIST test images':<40} {refused(session, test):8.2%} of {len(test)}")
     for families in (random_noise, smooth_noise, patterns):

@@ -55,9 +55,11 @@ if TYPE_CHECKING:
     from capsedge.runtime.profiling.profile import ProfileReport, profile
     from capsedge.runtime.profiling.profile_options import ProfileOptions
     from capsedge.runtime.routing_trace import Trace, TracedLayer
+    from capsedge.runtime.runtime_options import RuntimeOptions
     from capsedge.runtime.session import Session
     from capsedge.runtime.user_metadata import Description
     from capsedge.serving.batch.batch import BatchReport, batch
+    from capsedge.serving.batch.batch_options import BatchOptions
     from capsedge.serving.deploy.deployment import KServeDeployment, TritonDeployment, WebDeployment
     from capsedge.serving.deploy.kserve import deploy_kserve
     from capsedge.serving.deploy.triton import deploy_triton
@@ -123,6 +125,8 @@ _HOMES = {
     "BuildOptions": "capsedge.exporters.build_options",
     "PruneOptions": "capsedge.optimization.prune_options",
     "ProfileOptions": "capsedge.runtime.profiling.profile_options",
+    "RuntimeOptions": "capsedge.runtime.runtime_options",
+    "BatchOptions": "capsedge.serving.batch.batch_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -140,6 +144,7 @@ _HOMES = {
 
 __all__ = [
     "ArtefactError",
+    "BatchOptions",
     "BatchReport",
     "BuildOptions",
     "BuildReport",
@@ -170,6 +175,7 @@ __all__ = [
     "PruningReport",
     "QuantizationReport",
     "QuantizeOptions",
+    "RuntimeOptions",
     "Session",
     "ShapeError",
     "Trace",

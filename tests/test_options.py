@@ -97,6 +97,7 @@ def test_wrong_tolerances(text: str) -> None:
 
 # By the dataclass: the verb that takes it.
 VERBS = {
+    "BatchOptions": "batch",
     "BuildOptions": "build",
     "ExportOptions": "export",
     "ImportOptions": "import",
@@ -104,6 +105,7 @@ VERBS = {
     "ProfileOptions": "profile",
     "PruneOptions": "prune",
     "QuantizeOptions": "quantize",
+    "RuntimeOptions": "infer",
     "VerifyOptions": "verify",
 }
 

@@ -29,7 +29,7 @@ def frames() -> Iterator[bytes]:
     yield b""
 
 
-with capsedge.load("digits-em", threads=1) as session:
+with capsedge.load("digits-em", capsedge.RuntimeOptions(threads=1)) as session:
     reveal_type(session)
     reveal_type(session(Path("a.png")))
     reveal_type(session.predict(["a.png", b"", np.zeros((2, 2)), Image.new("L", (2, 2))], layout="HW"))

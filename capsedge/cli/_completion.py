@@ -107,7 +107,6 @@ NAMES: Mapping[str, Known] = {
     "name": _trained,
     "ops": words.OPS,
     "pairs": ("none", "overlap", "diverse"),
-    "provider": words.PROVIDERS,
     "routing": words.ZOO_ROUTINGS,
     "schedule": ("one-cycle", "exponential", "multistep"),
     "variant": _variants,
@@ -135,7 +134,6 @@ LISTS: Mapping[str, Known] = {
         *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
         *("responsibilities", "capsules", "hardest"),
     ),
-    "batch outputs": ("scores", "poses"),
     "sweep couplings": ("routed", "frozen"),
     "sweep precision": words.SWEEP_PRECISIONS,
 }

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options, _output
+from capsedge.cli._options import grouped
 from capsedge.cli._output import bar
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
-from capsedge.cli.infer import Invert, Provider
 from capsedge.errors import ExitCode
-from capsedge.options import words
+from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.serving.batch.batch_options import BatchOptions
 
 _LINES = 10_000  # images between lines of progress, where their number is not known
 
@@ -65,41 +66,15 @@ Output = Annotated[
     ),
     PathRole(written=_written, creates=True, named=_local),
 ]
-Column = Annotated[
-    str,
-    Option(
-        "--column",
-        help="The column (in an npz file, the array) with the images; required if several qualify.",
-    ),
-]
-Outputs = Annotated[str, Option("--outputs", help="Additional columns: scores, poses or both.")]
-Resume = Annotated[
-    bool,
-    Option("--resume", help="Continue an interrupted run with the same model and source."),
-]
-Force = Annotated[
-    bool, Option("--force", help="Replace the table of an earlier run, finished or not.")
-]
-Cluster = Annotated[
-    str | None,
-    Option("--cluster", help="Address of a Ray cluster, such as 10.0.0.1:6379, or auto."),
-]
 
 
+@grouped
 def command(
     model: Model,
     source: BatchSource,
     output: Output,
-    column: Column = "",
-    outputs: Outputs = "",
-    invert: Invert = False,
-    resume: Resume = False,
-    force: Force = False,
-    cluster: Cluster = None,
-    threads: _options.Threads = None,
-    ops: _options.Ops = "auto",
-    device: _options.Device = None,
-    provider: Provider = "auto",
+    options: BatchOptions,
+    runtime: RuntimeOptions,
     as_json: _options.Json = False,
 ) -> None:
     """Classify any number of images into a parquet table.
@@ -112,11 +87,7 @@ def command(
 
     # Ray prints messages of the cluster, and standard output is for the result.
     with redirect_stdout(sys.stderr), _progress() as progress, _resumable():
-        report = batch(
-            model, source, output, column=column, outputs=words(outputs), invert=invert,
-            resume=resume, force=force, cluster=cluster, threads=threads, ops=ops, device=device,
-            provider=provider, progress=progress,
-        )  # fmt: skip
+        report = batch(model, source, output, options, runtime, progress=progress)
     for warning in report.warnings:
         _output.log(f"warning: {warning}")
     if as_json:

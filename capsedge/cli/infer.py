@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
+from capsedge.cli._options import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import ExitCode
+from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
     from capsedge.runtime.classify import Classified
@@ -58,23 +60,17 @@ Reconstruct = Annotated[
     ),
     WRITES,
 ]
-Provider = Annotated[
-    str,
-    Option("--provider", help="ONNX Runtime's provider on a GPU: auto, cuda or tensorrt."),
-]
 
 
+@grouped
 def command(
     images: Images,
+    options: RuntimeOptions,
     model: Models = None,
     top: Top = None,
     threshold: Threshold = None,
     invert: Invert = False,
     reconstruct: Reconstruct = None,
-    threads: _options.Threads = None,
-    ops: _options.Ops = "auto",
-    device: _options.Device = None,
-    provider: Provider = "auto",
     as_json: _options.Json = False,
 ) -> None:
     """Classify images, or compute the values of a regression.
@@ -89,10 +85,7 @@ def command(
     files = image_files(images)
     opened = contents(files)
     given = model or [DEFAULT]
-    options: dict[str, Any] = {
-        "device": device, "threads": threads, "ops": ops, "provider": provider
-    }  # fmt: skip
-    session = load(given, **options) if len(given) > 1 else load(given[0], **options)
+    session = load(given if len(given) > 1 else given[0], options)
     with _progress(len(files)) as progress:
         found = classify_files(
             session, files, opened=opened, top_k=top, threshold=threshold, invert=invert,

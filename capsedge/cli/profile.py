@@ -15,6 +15,7 @@ from capsedge.options import words
 from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.result_summary import check_chart
+from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,13 +72,11 @@ Trace = Annotated[
 @grouped
 def command(
     options: ProfileOptions,
+    runtime: RuntimeOptions,
     user_module: UserModuleOptions,
     models: Models = None,
     compare: Compare = "",
     inputs: Inputs = None,
-    threads: _options.Threads = None,
-    device: _options.Device = None,
-    ops: _options.Ops = "auto",
     checkpoint: Checkpoint = None,
     peer_model: PeerModel = None,
     html: Html = None,
@@ -100,9 +99,7 @@ def command(
     source = user_module.spec(checkpoint=checkpoint)
     _check_peers(peers, checkpoint, peer_model, user_module.module)
     _check_reports(html, png, markdown, trace, options.operators)
-    sessions = [
-        load(path, device=device, threads=threads, ops=ops) for path in models or [default_model()]
-    ]
+    sessions = [load(path, runtime) for path in models or [default_model()]]
     report = profile_models(
         sessions,
         options,

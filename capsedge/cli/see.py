@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _output
+from capsedge.cli._options import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
 from capsedge.options import words
+from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
     from capsedge.viz.figure import Picture
@@ -87,8 +89,10 @@ Limit = Annotated[
 Invert = Annotated[bool, Option("--invert", help="Dark ink on a light background, as on paper.")]
 
 
+@grouped
 def command(
     model: Model,
+    runtime: RuntimeOptions,
     images: Images = None,
     output: Output = None,
     what: What = "",
@@ -100,9 +104,6 @@ def command(
     count: Count = 30,
     limit: Limit = None,
     invert: Invert = False,
-    threads: _options.Threads = None,
-    ops: _options.Ops = "auto",
-    device: _options.Device = None,
     as_json: _options.Json = False,
 ) -> None:
     """Draw what a network sees.
@@ -129,7 +130,7 @@ def command(
         limit=limit,
         count=count,
     )
-    session = load(model, device=device, threads=threads, ops=ops)
+    session = load(model, runtime)
     several = output is not None and output.suffix.lower() == ".html"
     names = figure_kinds.chosen(session, options, words(what), several)
     if output is not None:

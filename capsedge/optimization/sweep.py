@@ -28,6 +28,7 @@ from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.profiling.worker import Limits, Specification
 from capsedge.runtime.result_summary import caption, new_figure, save_figure
+from capsedge.runtime.runtime_options import RuntimeOptions
 
 # --- The search ---
 
@@ -278,7 +279,7 @@ def _timed(made: Sequence[Candidate], threads: int, progress: Callable[[str], No
         for one in made
         for file in [str(one.path)]
     ]
-    feeds = random_inputs(load(made[0].path, threads=1), 1)
+    feeds = random_inputs(load(made[0].path, RuntimeOptions(threads=1)), 1)
     measured = compare(entrants, feeds, TIMED, lambda said: progress(f"latency: {said}"))
     points = []
     for one, entry in zip(made, measured.entries, strict=True):

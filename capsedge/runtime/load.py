@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from capsedge.errors import UsageError
+from capsedge.options import takes
 from capsedge.runtime import zoo
 from capsedge.runtime.backends import BACKENDS
-from capsedge.runtime.backends.backend import Backend, ModelFile, RuntimeOptions, usable_cores
+from capsedge.runtime.backends.backend import Backend, ModelFile, usable_cores
 from capsedge.runtime.decoder import decoder_of
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import MODEL, as_path, sha256
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -26,35 +28,21 @@ SIDE_BY_SIDE = 2  # threads of each member of an ensemble, from which on they ru
 @overload
 def load(  # type: ignore[overload-overlap] # a string is a sequence of strings, and means one file
     path: str | os.PathLike[str] = ...,
-    *,
-    device: str | None = ...,
-    threads: int | None = ...,
-    ops: str = ...,
-    provider: str = ...,
-    contexts: int | None = ...,
+    options: RuntimeOptions = ...,
 ) -> Session: ...
 
 
 @overload
 def load(
     path: Sequence[str | os.PathLike[str]],
-    *,
-    device: str | None = ...,
-    threads: int | None = ...,
-    ops: str = ...,
-    provider: str = ...,
-    contexts: int | None = ...,
+    options: RuntimeOptions = ...,
 ) -> Ensemble: ...
 
 
+@takes(RuntimeOptions)
 def load(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = zoo.DEFAULT,
-    *,
-    device: str | None = None,
-    threads: int | None = None,
-    ops: str = "auto",
-    provider: str = "auto",
-    contexts: int | None = None,
+    options: RuntimeOptions = RuntimeOptions(),
 ) -> Session | Ensemble:
     """Load a model.
 
@@ -64,16 +52,8 @@ def load(
             ``digits-dynamic`` (the default), ``digits-em`` or ``digits-attention``. As a string, such a name
             always means the zoo; a file of that name is ``./digits-em``, or a `pathlib.Path`. A list of
             several is an ensemble, which averages their scores.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the first GPU for an engine. The
-            requested device is used or refused, never replaced.
-        threads: threads of one inference; None leaves the choice to ONNX Runtime (a thread per core). The
-            members of an ensemble share them.
-        ops: ``auto`` runs capsedge's nodes with its operator library if that is installed, otherwise with
-            the function bodies of the file; ``fused`` requires the library, ``portable`` never uses it. Its
-            kernels are for the CPU, so on a GPU the function bodies run.
-        provider: ONNX Runtime's provider on a GPU: ``cuda`` (the choice of ``auto``) or ``tensorrt``.
-        contexts: number of concurrent calls of an engine, each with its own GPU memory; further calls wait.
-            None for 4.
+        options: the device, the threads of one inference, which kernels run capsedge's nodes: ``auto`` is the
+            operator library if that is installed, otherwise the function bodies of the file.
 
     Returns:
         The session, ready to run; for a list an `Ensemble`.
@@ -88,10 +68,9 @@ def load(
             built for another machine.
 
     Example:
-        >>> with capsedge.load("digits.onnx", threads=2) as session:
+        >>> with capsedge.load("digits.onnx", capsedge.RuntimeOptions(threads=2)) as session:
         ...     session.predict("image.png")[0].label
     """
-    options = RuntimeOptions(device, threads, ops, provider, contexts)
     if isinstance(path, (list, tuple)):
         return _load_ensemble([ModelFile(model_path(each)) for each in path], options)
     return _load(ModelFile(model_path(path)), options)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from mlserver.types import InferenceRequest, InferenceResponse, MetadataModelRes
 
 from capsedge.errors import UsageError
 from capsedge.runtime.load import load
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import InferRequest, Input, Output
 from capsedge.serving.request_tensors import DATATYPES
@@ -49,7 +50,13 @@ class CapsedgeModel(MLModel):
 
     def _loading(self, uri: str, options: dict[str, Any]) -> Model:
         threads = int(options["threads"])
-        return Model(load(uri, **options), self.name, self.version or "", threads, *self._batching)
+        return Model(
+            load(uri, RuntimeOptions(**options)),
+            self.name,
+            self.version or "",
+            threads,
+            *self._batching,
+        )
 
     async def unload(self) -> bool:
         """Free the model; requests that still run are not disturbed."""

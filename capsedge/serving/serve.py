@@ -14,6 +14,7 @@ from typing import Any
 from capsedge import __version__
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.load import load
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session import Session
 from capsedge.serving.deploy.server_model import parse_model_names
 from capsedge.serving.served_models import (
@@ -78,7 +79,10 @@ def serve(
         sessions = []
         for model in given:
             engine = model.file.endswith(".engine")
-            session = load(model.file, device=device, threads=None if engine else threads, ops=ops)
+            session = load(
+                model.file,
+                RuntimeOptions(device=device, threads=None if engine else threads, ops=ops),
+            )
             assert isinstance(session, Session)  # of one file
             sessions.append(stack.enter_context(session))
         # grpc would write a line of its own for messages that it refuses, as often as a client likes.

@@ -25,7 +25,6 @@ from capsedge.runtime.backends.backend import (
     Feeds,
     ModelFile,
     Port,
-    RuntimeOptions,
     closed_error,
 )
 from capsedge.runtime.engine_metadata import EngineMetadata
@@ -34,6 +33,7 @@ from capsedge.runtime.files.writing import sha256, temporary_folder, write_bytes
 from capsedge.runtime.load import load
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import read_harmless
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session import Session
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -168,7 +168,7 @@ def open_folder(folder: Path, file: Path) -> Session:
     library, compiler = _compile(files, prefix)
     text = files[f"{prefix}.c"]
     source = CFile(f"{prefix}.c", hashlib.sha256(text).hexdigest(), len(text))
-    with load(file, ops="portable") as original:
+    with load(file, RuntimeOptions(ops="portable")) as original:
         backend = CompiledC(library, description, original.backend, source, compiler)
     return Session(file, backend)
 

@@ -29,6 +29,7 @@ from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.origin import pruned_of
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.tolerance import NOISE_FACTOR
@@ -196,7 +197,7 @@ def _opened(artefact: Session | Path | str, made_from: Path | str | None, ops: s
     if isinstance(artefact, Session):
         return artefact
     if not is_folder(artefact, made_from):
-        return load(artefact, ops=ops)
+        return load(artefact, RuntimeOptions(ops=ops))
     return open_folder(Path(artefact), as_path(made_from, MODEL))
 
 

@@ -19,6 +19,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
 from capsedge.runtime.result_summary import Row, Summary, short
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.scores import scores_of
 from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Verdict
@@ -151,7 +152,11 @@ def verify_ensemble(
             "This is a single file or session.",
             "Use capsedge.verify, or pass a list of files.",
         )
-    loaded = ensemble if isinstance(ensemble, Ensemble) else load(ensemble, ops=options.ops)
+    loaded = (
+        ensemble
+        if isinstance(ensemble, Ensemble)
+        else load(ensemble, RuntimeOptions(ops=options.ops))
+    )
     members, count = loaded.members, len(loaded.members)
     sources = _sources(references, members)
     found = [_MemberOutputs(member) for member in members]

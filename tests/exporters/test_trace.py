@@ -49,7 +49,7 @@ class Traced:
         self.model = options.pop("model", None) or network(family)
         given = arguments(extra_outputs=extras, **options)
         self.report = capsedge.export(self.model, self.path, **given)
-        self.session = capsedge.load(self.path, threads=1)
+        self.session = capsedge.load(self.path, capsedge.RuntimeOptions(threads=1))
         self.trace: Trace = self.session.trace(IMAGES, prepared=True)
         self.outputs = self.session.run(IMAGES[: self.session.backend.batches.fixed])
 
@@ -105,7 +105,7 @@ def test_the_last_iteration_is_the_usual_output(made: Traced):
 
 def test_lengths_and_poses_are_those_of_a_file_without(made: Traced, exported: Exports):
     plain = exported(made.model).path
-    wanted = capsedge.load(plain, threads=1).run(IMAGES)
+    wanted = capsedge.load(plain, capsedge.RuntimeOptions(threads=1)).run(IMAGES)
     for name, value in wanted.items():
         np.testing.assert_allclose(made.outputs[name], value, rtol=1e-4, atol=1e-5)
 

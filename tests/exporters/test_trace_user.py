@@ -40,7 +40,7 @@ class OfImages(nets.Own):
 def exported(model: nn.Module, path: Path, example: Tensor = IMAGES, **more: object) -> Session:
     given = arguments(extra_outputs=["trace"], **more)
     capsedge.export(model.eval(), path, example=example, **given)
-    return capsedge.load(path, threads=1)
+    return capsedge.load(path, capsedge.RuntimeOptions(threads=1))
 
 
 @pytest.mark.thorough

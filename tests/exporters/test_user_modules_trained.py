@@ -81,7 +81,7 @@ def test_int8_within_a_tenth_of_a_point(file: Path, mnist: Path) -> None:
 @pytest.mark.skipif(libcapsedge.library_path() is None, reason="libcapsedge is not built")
 def test_the_same_bits_in_c(file: Path) -> None:
     images = np.random.default_rng(0).random((5, 1, 28, 28), np.float32)
-    wanted = capsedge.load(file, threads=1).run({"x": images})
+    wanted = capsedge.load(file, capsedge.RuntimeOptions(threads=1)).run({"x": images})
     found = libcapsedge.Session(file).run({"x": images})
     for name, values in wanted.items():
         np.testing.assert_array_equal(found[name], values)

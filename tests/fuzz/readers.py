@@ -520,11 +520,12 @@ def _read_onnx(data: bytes) -> None:
     from capsedge.runtime.inspection import inspect_file as inspect
     from capsedge.runtime.load import load
     from capsedge.runtime.onnx_file.forecast import forecast
+    from capsedge.runtime.runtime_options import RuntimeOptions
 
     path = _file("m.onnx", data)
 
     def run() -> None:
-        session = load(path, threads=1)
+        session = load(path, RuntimeOptions(threads=1))
         if session.metadata is not None and session.metadata.preprocessing is not None:
             session.predict(np.zeros((8, 8), np.uint8))
 

@@ -25,7 +25,7 @@ POSES = RNG.uniform(-0.4, 0.4, (67, 10, 16)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def python() -> capsedge.Session:
-    return capsedge.load(default_model(), threads=1)
+    return capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_other_precisions(tmp_path: Path, precision: str):
         default_model(), options=capsedge.QuantizeOptions(precision=precision), calib_data=images
     )
     path.write_bytes(made.model)
-    python, native = capsedge.load(path, threads=1), Session(path)
+    python, native = capsedge.load(path, capsedge.RuntimeOptions(threads=1)), Session(path)
     assert native.decode(POSES[:3]).tobytes() == python.decode(POSES[:3]).tobytes()
     found = python.predict(images)
     poses = np.stack([each.poses for each in found])
@@ -103,7 +103,7 @@ def test_a_trace_has_the_bits_of_python(tmp_path: Path):
 
     path = tmp_path / "traced.onnx"
     capsedge.export(network("em"), path, capsedge.ExportOptions(extra_outputs=["trace"]))
-    python, native = capsedge.load(path, threads=1), Session(path)
+    python, native = capsedge.load(path, capsedge.RuntimeOptions(threads=1)), Session(path)
     images = RNG.random((2, 1, 10, 10)).astype(np.float32)
     wanted, found = python.run(images), native.run({"images": images})
     assert set(found) == set(wanted)

@@ -51,7 +51,10 @@ def test_it_verifies_against_the_large_network(made: Path, pictures: np.ndarray,
 
 def test_both_kinds_of_operators_decide_alike(made: Path):
     files = sorted((ROOT / "capsedge/zoo/samples").glob("digit-*.png"))
-    found = [capsedge.load(made, ops=ops).predict(files) for ops in ("auto", "portable")]
+    found = [
+        capsedge.load(made, capsedge.RuntimeOptions(ops=ops)).predict(files)
+        for ops in ("auto", "portable")
+    ]
     for one, other in zip(*found, strict=True):
         assert (one.label, one.escalated) == (other.label, other.escalated)
         np.testing.assert_allclose(one.scores, other.scores, atol=1e-4)

@@ -24,7 +24,10 @@ pytestmark = pytest.mark.skipif(
 
 def test_library_runs_and_agrees_with_the_bodies(tmp_path: Path):
     path = save(capsule_model(), tmp_path / "a.onnx")
-    fused, portable = capsedge.load(path), capsedge.load(path, ops="portable")
+    fused, portable = (
+        capsedge.load(path),
+        capsedge.load(path, capsedge.RuntimeOptions(ops="portable")),
+    )
     assert (fused.backend.ops, portable.backend.ops) == ("fused", "portable")
     x = np.random.default_rng(0).random((5, 1, SIDE, SIDE), np.float32)
     found, wanted = fused.run(x), portable.run(x)
@@ -35,7 +38,10 @@ def test_library_runs_and_agrees_with_the_bodies(tmp_path: Path):
 
 def test_bodies_are_not_needed(tmp_path: Path):
     """A file without function bodies can only run in the library: so the library really runs."""
-    session = capsedge.load(save(capsule_model(function=False), tmp_path / "a.onnx"), ops="fused")
+    session = capsedge.load(
+        save(capsule_model(function=False), tmp_path / "a.onnx"),
+        capsedge.RuntimeOptions(ops="fused"),
+    )
     assert session.backend.ops == "fused"
     assert session.predict(np.full((SIDE, SIDE), 255, np.uint8))[0].score == pytest.approx(16 / 17)
 
@@ -82,5 +88,5 @@ def test_routing_in_standard_operators_is_not_called_fused(exported: Exports, fa
         path = exported(network(family), **options).path
         session = capsedge.load(path)
         assert session.backend.ops == ops
-        again = capsedge.load(path, ops=ops_argument(session))
+        again = capsedge.load(path, capsedge.RuntimeOptions(ops=ops_argument(session)))
         assert again.backend.ops == ops

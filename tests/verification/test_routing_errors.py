@@ -186,7 +186,7 @@ def test_right_files_are_within_tolerance(families, routing, ops) -> None:
     exported = families[routing]
     session = capsedge.load(
         exported.onnx(ops, **({} if ops == "portable" else {"extra_outputs": ("couplings",)})),
-        ops="portable",
+        capsedge.RuntimeOptions(ops="portable"),
     )
     reference = Reference(
         load_reference(exported.checkpoint, session.metadata), [p.name for p in session.outputs]
@@ -211,7 +211,7 @@ def test_without_rewrites(families, tmp_path) -> None:
     exported = families["attention"]
     path = tmp_path / "plain.onnx"
     capsedge.export(exported.model, path, capsedge.ExportOptions(no_rewrite=tuple(REWRITES)))
-    session = capsedge.load(path, ops="portable")
+    session = capsedge.load(path, capsedge.RuntimeOptions(ops="portable"))
     reference = Reference(exported.model, [p.name for p in session.outputs])
     images = np.random.default_rng(1).random((2, 1, 28, 28), np.float32)
     errors = measure_routing_errors(reference, session, images)
@@ -231,7 +231,7 @@ def test_fused_kernels_from_outside(families) -> None:
 
 def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     exported = families["em"]
-    session = capsedge.load(exported.onnx(), ops="portable")
+    session = capsedge.load(exported.onnx(), capsedge.RuntimeOptions(ops="portable"))
     other = Reference(families["dynamic"].model, ["lengths", "poses"])
     errors = measure_routing_errors(other, session, np.zeros((1, 1, 28, 28), np.float32))
     assert not errors.rows

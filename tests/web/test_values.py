@@ -57,7 +57,10 @@ def compare(
 def test_the_zoo_on_all_samples(web: Package, name: str, invert: bool) -> None:
     path = zoo_model(name)
     assert path is not None
-    python, session = capsedge.load(path, threads=1), web.load(path.read_bytes())
+    python, session = (
+        capsedge.load(path, capsedge.RuntimeOptions(threads=1)),
+        web.load(path.read_bytes()),
+    )
     blank, noise = (
         np.zeros((28, 28, 1), np.uint8),
         np.random.default_rng(0).integers(0, 256, (28, 28, 1)),
@@ -183,7 +186,10 @@ def test_traces(web: Package, tmp_path: Path, name: str) -> None:
     model = capsedge.load_checkpoint(zoo_model(name).with_suffix(".safetensors"))  # type: ignore[union-attr]
     path = tmp_path / "traced.onnx"
     capsedge.export(model, path, capsedge.ExportOptions(extra_outputs=["trace"]))
-    python, session = capsedge.load(path, threads=1), web.load(path.read_bytes())
+    python, session = (
+        capsedge.load(path, capsedge.RuntimeOptions(threads=1)),
+        web.load(path.read_bytes()),
+    )
     for sample in SAMPLES:
         wanted = python.trace(sample)
         answer, (_, _, *values) = session.predict(pixels_of(sample), trace=True)

@@ -22,13 +22,12 @@ from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import read_bytes
-from capsedge.spec.vocabularies import OPS
+from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.device_array import DeviceArray
     from capsedge.runtime.onnx_file.structure import Structure
 
-MAX_THREADS = 1024
 
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -75,31 +74,6 @@ class BatchRange:
         sizes = [port.shape[0] for port in inputs if port.shape]
         fixed = [size for size in sizes if isinstance(size, int) and size > 0]
         return cls(fixed[0], fixed[0]) if fixed and len(fixed) == len(sizes) else cls()
-
-
-@dataclass(frozen=True)
-class RuntimeOptions:
-    """How a model is to run: the arguments of `capsedge.load`, which describes them.
-
-    Raises:
-        UsageError: there are no such ``ops``, or no such number of threads.
-    """
-
-    device: str | None = None
-    threads: int | None = None
-    ops: str = "auto"
-    provider: str = "auto"
-    contexts: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.ops not in OPS:
-            raise UsageError(f"ops is '{self.ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
-        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
-            raise UsageError(
-                f"threads is {self.threads}.",
-                f"It must be 1 to {MAX_THREADS}.",
-                "Leave it out for one per core.",
-            )
 
 
 def parse_device(device: str) -> int | None:

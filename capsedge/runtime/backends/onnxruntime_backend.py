@@ -29,7 +29,6 @@ from capsedge.runtime.backends.backend import (
     Port,
     ProfiledRuns,
     Recording,
-    RuntimeOptions,
     closed_error,
     parse_device,
 )
@@ -52,6 +51,7 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.spec.operators import DOMAIN
 
 if TYPE_CHECKING:

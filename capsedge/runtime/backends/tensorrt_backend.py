@@ -24,7 +24,6 @@ from capsedge.runtime.backends.backend import (
     Port,
     ProfiledRuns,
     Recording,
-    RuntimeOptions,
     closed_error,
     parse_device,
 )
@@ -33,6 +32,7 @@ from capsedge.runtime.backends.device_array import DeviceArray, device_array
 from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
 from capsedge.runtime.engine_metadata import EngineMetadata
+from capsedge.runtime.runtime_options import RuntimeOptions
 
 
 class TensorRTBackend:

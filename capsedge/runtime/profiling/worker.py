@@ -31,6 +31,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from capsedge.runtime.runtime_options import RuntimeOptions
     from capsedge.runtime.session import Session
 
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -229,7 +230,8 @@ def load_capsedge(s: Specification) -> tuple[Run, str]:
     from capsedge.runtime.load import load
 
     session = load(
-        s.model, device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider
+        s.model,
+        RuntimeOptions(device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider),
     )
     package = "onnxruntime" if session.backend.engine_metadata is None else "tensorrt"
     below = f"{package} {machine.versions(package).get(package, 'unknown')}"

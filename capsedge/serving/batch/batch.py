@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from capsedge.errors import UsageError
+from capsedge.options import takes
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
+from capsedge.serving.batch.batch_options import BatchOptions
 from capsedge.serving.batch.items import ImageSource, Part
 from capsedge.serving.batch.journal import Journal, check_output
 from capsedge.serving.batch.model_bytes import ModelBytes, read_model
@@ -77,34 +80,14 @@ FORMAT = 2  # of the table: an unfinished run of another format is not resumed
 Progress = Callable[[int, int | None], None]
 
 
-@dataclass(frozen=True)
-class _Options:
-    """How images become rows."""
-
-    threads: int | None
-    ops: str
-    device: str | None
-    provider: str
-    invert: bool
-    outputs: tuple[str, ...]
-    cluster: str | None
-
-
+@takes(BatchOptions, RuntimeOptions)
 def batch(
     model: str | os.PathLike[str],
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
+    options: BatchOptions = BatchOptions(),
+    runtime: RuntimeOptions = RuntimeOptions(),
     *,
-    column: str = "",
-    outputs: Sequence[str] = (),
-    invert: bool = False,
-    resume: bool = False,
-    force: bool = False,
-    cluster: str | None = None,
-    threads: int | None = None,
-    ops: str = "auto",
-    device: str | None = None,
-    provider: str = "auto",
     progress: Progress = lambda _done, _total: None,
 ) -> BatchReport:
     """Classify any number of images, or compute the values of a regression, into a parquet table.
@@ -117,17 +100,9 @@ def batch(
         source: a folder of images, with its subfolders; a parquet file, tar archive, or a folder
             of them; an idx, npz or npy file; by its path or an address of fsspec.
         output: a file ``*.parquet``, or a folder of parts, which may be an address of fsspec.
-        column: the column of parquet files, or the array of an npz file, that holds the images; needed where
-            several can be.
-        outputs: further columns: ``scores`` of all classes, ``poses`` of all classes.
-        invert: for dark ink on a light background.
-        resume: continue an unfinished run of the same model, source and options. The table is identical, bit
-            for bit, to that of an uninterrupted run.
-        force: replace the table, finished or not, of an earlier run.
-        cluster: address of a running Ray cluster, or ``auto`` for the one that this machine belongs to; None
-            runs only on this machine, without Ray. All machines must reach the source by the same path.
-        threads: threads of one inference; on a cluster, the CPUs of one worker (1 by default).
-        ops, device, provider: as for `load`.
+        options: which images are read, and which columns are written. A run that continues makes a table
+            that is identical, bit for bit, to that of an uninterrupted run.
+        runtime: as for `load`; on a cluster, the threads are the CPUs of one worker, 1 by default.
         progress: called with the number of images done and of all images, which is None if it is not known in
             advance.
 
@@ -154,31 +129,23 @@ def batch(
             "Choose an output outside the source.",
         )
     check_output(target)
-    if resume and force:
-        raise UsageError(
-            "resume and force cannot be used together.", "", "Use either resume or force.",
-            command="Use either --resume or --force.",
-        )  # fmt: skip
-    options = _Options(
-        threads, ops, device, provider, invert, tuple(dict.fromkeys(outputs)), cluster
-    )
     begun = time.monotonic()
     if isinstance(model, str):
         model = plain(model)
     # Read once: what computes is what the plan names and what is sent.
-    content = read_model(model) if is_remote(str(model)) or cluster is not None else None
-    with _session(model, content, options) as session:
-        found = open_source(where, column)
+    content = read_model(model) if is_remote(str(model)) or options.cluster is not None else None
+    with _session(model, content, options.cluster, runtime) as session:
+        found = open_source(where, options.column)
         warnings = score_warnings(session)
-        row_maker = RowMaker(session, options.outputs, invert, threads)
+        row_maker = RowMaker(session, options.outputs, options.invert, runtime.threads)
         schema = schema_of(row_maker)
         parts = found.parts()
         journal = Journal(target, _plan(session, content, found, options), parts)
         try:
-            done = journal.begin(resume, force)
+            done = journal.begin(options.resume, options.force)
             if not journal.complete:
                 left = [part for part in parts if part.number not in done]
-                produced = _produced(row_maker, schema, found, left, content, options)
+                produced = _produced(row_maker, schema, found, left, content, options, runtime)
                 _keep(journal, produced, parts, progress)
                 _check_not_empty(journal, where)
                 journal.complete_table(schema)
@@ -192,9 +159,11 @@ def batch(
     )  # fmt: skip
 
 
-def _session(model: Any, content: ModelBytes | None, options: _Options) -> Session:
+def _session(
+    model: Any, content: ModelBytes | None, cluster: str | None, options: RuntimeOptions
+) -> Session:
     """The session of this process, which on a cluster determines the columns of the table."""
-    if options.cluster is not None and options.device not in (None, "cpu"):
+    if cluster is not None and options.device not in (None, "cpu"):
         raise UsageError(
             f"device is '{options.device}' on a cluster.",
             "Its workers compute on CPUs.",
@@ -202,15 +171,12 @@ def _session(model: Any, content: ModelBytes | None, options: _Options) -> Sessi
         )
     if content is not None:
         return content.load(options.threads, options.ops)
-    session: Session = load(
-        model, device=options.device, threads=options.threads, ops=options.ops,
-        provider=options.provider,
-    )  # fmt: skip
+    session: Session = load(model, options)
     return session
 
 
 def _plan(
-    session: Session, content: ModelBytes | None, source: ImageSource, options: _Options
+    session: Session, content: ModelBytes | None, source: ImageSource, options: BatchOptions
 ) -> dict[str, Any]:
     """What determines every bit of the table, besides the parts."""
     return {
@@ -231,7 +197,8 @@ def _produced(
     source: ImageSource,
     parts: Sequence[Part],
     content: ModelBytes | None,
-    options: _Options,
+    options: BatchOptions,
+    runtime: RuntimeOptions,
 ) -> Iterator[tuple[int, bytes, Counts]]:
     """The parts as parquet, with their numbers and counts, in any order."""
     if options.cluster is not None:
@@ -239,7 +206,7 @@ def _produced(
         from capsedge.serving.batch.cluster import PartTask, predict_parts, versions
 
         work = PartTask(
-            source, options.threads or 1, options.ops, options.outputs, options.invert,
+            source, runtime.threads or 1, runtime.ops, options.outputs, options.invert,
             versions(row_maker.session),
         )  # fmt: skip
         yield from predict_parts(options.cluster, content, work, parts)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.load import load
+from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session import Session
 from capsedge.serving.batch.items import Item
 from capsedge.serving.batch.model_bytes import ModelBytes, read_model
@@ -135,7 +136,7 @@ def _session(model: Any, threads: int | None, options: dict[str, Any]) -> Sessio
                 "Pass a file that the worker can open.",
             )
         return model.load(threads, options["ops"])
-    found: Session = load(model, threads=threads, **options)
+    found: Session = load(model, RuntimeOptions(threads=threads, **options))
     return found
 
 

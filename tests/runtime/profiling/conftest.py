@@ -14,7 +14,10 @@ from tests.conftest import ROOT
 @pytest.fixture(scope="session")
 def report() -> ProfileReport:
     """The digit model's, with bodies inlined, so that there are votes and routing iterations."""
-    session = capsedge.load(ROOT / "capsedge/zoo/digits-dynamic.onnx", threads=1, ops="portable")
+    session = capsedge.load(
+        ROOT / "capsedge/zoo/digits-dynamic.onnx",
+        capsedge.RuntimeOptions(threads=1, ops="portable"),
+    )
     return capsedge.profile(
         session, capsedge.ProfileOptions(batch=(1, 2), warmup=0.05, duration=0.2, startup=False)
     )

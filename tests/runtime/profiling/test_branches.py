@@ -21,7 +21,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> capsedge.Session:
     folder: Path = tmp_path_factory.mktemp("branches")
     names = pair(folder)
     capsedge.cascade(*names, folder / "pair.onnx", data=pixels(400), min_agreement=0.98)
-    return capsedge.load(folder / "pair.onnx", threads=1)
+    return capsedge.load(folder / "pair.onnx", capsedge.RuntimeOptions(threads=1))
 
 
 @pytest.mark.thorough
@@ -52,7 +52,7 @@ def test_a_profile_has_both_networks(session: capsedge.Session, escalated: bool)
 
 @pytest.mark.thorough
 def test_other_files_have_no_networks():
-    session = capsedge.load(threads=1)
+    session = capsedge.load(options=capsedge.RuntimeOptions(threads=1))
     report = capsedge.profile(
         session, capsedge.ProfileOptions(warmup=0, duration=0.05, startup=False)
     )

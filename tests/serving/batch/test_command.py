@@ -56,7 +56,7 @@ def test_an_interrupt_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--outputs", "pictures"], "no pictures"), (["--column", "x"], "no columns"),
+        (["--outputs", "pictures"], "Choose one of: scores, poses"), (["--column", "x"], "no columns"),
         (["--device", "cuda", "--cluster", "auto"], "on a cluster"),
         (["--resume", "--force"], "--resume or --force"),
     ],

@@ -100,7 +100,9 @@ def after(counts: dict[int, Callable[[], None]]) -> Callable[[int, int | None], 
 @pytest.mark.usefixtures("larger_parts")
 def test_nothing_is_lost_and_nothing_twice(cluster: Any, tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(4000), tmp_path)
-    whole = capsedge.batch(MODEL, source, tmp_path / "whole.parquet", threads=1)
+    whole = capsedge.batch(
+        MODEL, source, tmp_path / "whole.parquet", runtime=capsedge.RuntimeOptions(threads=1)
+    )
     last = [*cluster.worker_nodes][-1]
     deeds = {
         3: kill_a_worker,
@@ -108,7 +110,11 @@ def test_nothing_is_lost_and_nothing_twice(cluster: Any, tmp_path: Path) -> None
         11: kill_a_worker,
     }
     report = capsedge.batch(
-        MODEL, source, tmp_path / "out.parquet", cluster=cluster.address, progress=after(deeds)
+        MODEL,
+        source,
+        tmp_path / "out.parquet",
+        capsedge.BatchOptions(cluster=cluster.address),
+        progress=after(deeds),
     )
     assert (report.images, report.parts) == (whole.images, whole.parts) == (4000, 20)
     names = pq.read_table(tmp_path / "out.parquet", columns=["image"])["image"].to_pylist()
@@ -120,16 +126,22 @@ def test_nothing_is_lost_and_nothing_twice(cluster: Any, tmp_path: Path) -> None
 def test_folders_of_parts_and_resuming(cluster: Any, tmp_path: Path) -> None:
     source = write_folder(pixels(20), tmp_path / "images")
     (source / "0/00001.png").write_bytes(b"bad")
-    capsedge.batch(MODEL, source, tmp_path / "whole", threads=1)
+    capsedge.batch(MODEL, source, tmp_path / "whole", runtime=capsedge.RuntimeOptions(threads=1))
 
     def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         capsedge.batch(
-            MODEL, source, tmp_path / "out", cluster=cluster.address, progress=after({2: stop})
+            MODEL,
+            source,
+            tmp_path / "out",
+            capsedge.BatchOptions(cluster=cluster.address),
+            progress=after({2: stop}),
         )
-    report = capsedge.batch(MODEL, source, tmp_path / "out", cluster=cluster.address, resume=True)
+    report = capsedge.batch(
+        MODEL, source, tmp_path / "out", capsedge.BatchOptions(cluster=cluster.address, resume=True)
+    )
     assert (report.images, report.failed) == (20, 1)
     assert report.resumed >= 2
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == {
@@ -140,10 +152,20 @@ def test_folders_of_parts_and_resuming(cluster: Any, tmp_path: Path) -> None:
 def test_what_a_cluster_cannot_do(cluster: Any, tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(4), tmp_path)
     with pytest.raises(UsageError, match="No machine of the cluster has 64 CPUs"):
-        capsedge.batch(MODEL, source, tmp_path / "a.parquet", cluster=cluster.address, threads=64)
+        capsedge.batch(
+            MODEL,
+            source,
+            tmp_path / "a.parquet",
+            capsedge.BatchOptions(cluster=cluster.address),
+            runtime=capsedge.RuntimeOptions(threads=64),
+        )
     with pytest.raises(UsageError, match="on a cluster"):
         capsedge.batch(
-            MODEL, source, tmp_path / "a.parquet", cluster=cluster.address, device="cuda"
+            MODEL,
+            source,
+            tmp_path / "a.parquet",
+            capsedge.BatchOptions(cluster=cluster.address),
+            runtime=capsedge.RuntimeOptions(device="cuda"),
         )
     with pytest.raises(UsageError, match="cannot reach memory://gone"):
         _at_a_place_of_the_driver(cluster.address, tmp_path)
@@ -155,13 +177,15 @@ def _at_a_place_of_the_driver(address: str, place: Path) -> None:
 
     with fsspec.open("memory://gone/a.npy", "wb") as file:
         np.save(file, pixels(4))
-    capsedge.batch(MODEL, "memory://gone/a.npy", place / "b.parquet", cluster=address)
+    capsedge.batch(
+        MODEL, "memory://gone/a.npy", place / "b.parquet", capsedge.BatchOptions(cluster=address)
+    )
 
 
 def test_workers_with_other_versions_are_refused() -> None:
     from capsedge.serving.batch.cluster import _check_versions, versions
 
-    with capsedge.load(MODEL, threads=1) as session:
+    with capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1)) as session:
         here = versions(session)
     _check_versions(here, here)
     with pytest.raises(EnvironmentProblem, match="Install the same versions"):
@@ -171,7 +195,7 @@ def test_workers_with_other_versions_are_refused() -> None:
 def test_there_is_no_cluster(tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(4), tmp_path)
     with pytest.raises(EnvironmentProblem, match="no Ray cluster at auto"):
-        capsedge.batch(MODEL, source, tmp_path / "a.parquet", cluster="auto")
+        capsedge.batch(MODEL, source, tmp_path / "a.parquet", capsedge.BatchOptions(cluster="auto"))
 
 
 def test_the_predictor_in_a_pipeline(cluster: Any, tmp_path: Path) -> None:
@@ -180,7 +204,12 @@ def test_the_predictor_in_a_pipeline(cluster: Any, tmp_path: Path) -> None:
 
     images = [png(image) for image in pixels(30)]
     write_parquet({"image": images, "key": list(range(30))}, tmp_path / "a.parquet", rows=10)
-    capsedge.batch(MODEL, tmp_path / "a.parquet", tmp_path / "whole.parquet", threads=1)
+    capsedge.batch(
+        MODEL,
+        tmp_path / "a.parquet",
+        tmp_path / "whole.parquet",
+        runtime=capsedge.RuntimeOptions(threads=1),
+    )
     ray.init(address=cluster.address, log_to_driver=False)
     answers = ray.data.read_parquet(str(tmp_path / "a.parquet")).map_batches(
         Predictor,

@@ -37,7 +37,14 @@ def interrupted(source: Path, target: Path, parts: int, **options: object) -> No
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        capsedge.batch(MODEL, source, target, threads=1, progress=stop, **options)  # type: ignore[arg-type]
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(**options),
+            capsedge.RuntimeOptions(threads=1),
+            progress=stop,
+        )
 
 
 def content(place: Path) -> dict[str, bytes]:
@@ -60,7 +67,7 @@ def test_the_same_bytes_wherever_it_stopped(kind: str, stops: list[int], single:
         whole, resumed = (
             place / f"{k}{'.parquet' if single else ''}" for k in ("whole", "resumed")
         )
-        report = capsedge.batch(MODEL, source, whole, threads=1)
+        report = capsedge.batch(MODEL, source, whole, runtime=capsedge.RuntimeOptions(threads=1))
         done = 0
         for parts in stops:
             if done + parts > report.parts:
@@ -68,7 +75,13 @@ def test_the_same_bytes_wherever_it_stopped(kind: str, stops: list[int], single:
             # A run that goes on reports the parts from before, too.
             interrupted(source, resumed, parts + (done > 0), resume=done > 0)
             done += parts
-        again = capsedge.batch(MODEL, source, resumed, threads=1, resume=True)
+        again = capsedge.batch(
+            MODEL,
+            source,
+            resumed,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
         assert content(resumed) == content(whole)
         assert (again.images, again.failed) == (report.images, report.failed) == (COUNT, 0)
 
@@ -77,16 +90,28 @@ def test_counts_include_the_parts_from_before(tmp_path: Path) -> None:
     source = write_folder(pixels(), tmp_path / "images")
     (source / "0/00001.png").write_bytes(b"bad")
     interrupted(source, tmp_path / "out.parquet", 2)
-    report = capsedge.batch(MODEL, source, tmp_path / "out.parquet", threads=1, resume=True)
+    report = capsedge.batch(
+        MODEL,
+        source,
+        tmp_path / "out.parquet",
+        capsedge.BatchOptions(resume=True),
+        runtime=capsedge.RuntimeOptions(threads=1),
+    )
     assert (report.resumed, report.parts, report.images, report.failed) == (2, 4, COUNT, 1)
 
 
 def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(), tmp_path)
     for target in (tmp_path / "out.parquet", tmp_path / "out"):
-        first = capsedge.batch(MODEL, source, target, threads=1)
+        first = capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
         before = content(target)
-        again = capsedge.batch(MODEL, source, target, threads=1, resume=True)
+        again = capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
         assert again.resumed == again.parts == first.parts
         assert (again.images, again.atypical) == (first.images, first.atypical)
         assert content(target) == before
@@ -96,14 +121,32 @@ def test_an_unfinished_run_is_neither_replaced_nor_mixed(tmp_path: Path) -> None
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out.parquet"
     interrupted(source, target, 1)
     with pytest.raises(UsageError, match="holds an unfinished run"):
-        capsedge.batch(MODEL, source, target, threads=1)
+        capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
     with pytest.raises(UsageError, match="another model, source or options"):
-        capsedge.batch(MODEL, source, target, threads=1, resume=True, invert=True)
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True, invert=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
     with pytest.raises(UsageError, match="another model, source or options"):
-        capsedge.batch(MODEL.replace("-em", "-dynamic"), source, target, threads=1, resume=True)
+        capsedge.batch(
+            MODEL.replace("-em", "-dynamic"),
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
     KINDS["npy"](pixels(9), tmp_path)
     with pytest.raises(UsageError, match="another model, source or options"):
-        capsedge.batch(MODEL, source, target, threads=1, resume=True)
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
@@ -112,7 +155,13 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine/a.txt").write_text("mine")
     for resume in (False, True):
         with pytest.raises(UsageError, match="not empty"):
-            capsedge.batch(MODEL, source, tmp_path / "mine", threads=1, resume=resume)
+            capsedge.batch(
+                MODEL,
+                source,
+                tmp_path / "mine",
+                capsedge.BatchOptions(resume=resume),
+                runtime=capsedge.RuntimeOptions(threads=1),
+            )
     assert content(tmp_path / "mine") == {"a.txt": b"mine"}
 
 
@@ -160,11 +209,25 @@ def test_a_part_that_the_run_did_not_write_is_named(
     interrupted(source, target, 2)
     damage(place)
     with pytest.raises(ArtefactError, match=r"part-000000\.\w+ .* is damaged"):
-        capsedge.batch(MODEL, source, target, threads=1, resume=True)
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
     (place / "part-000000.parquet").unlink()  # as the error says
-    report = capsedge.batch(MODEL, source, target, threads=1, resume=True)
+    report = capsedge.batch(
+        MODEL,
+        source,
+        target,
+        capsedge.BatchOptions(resume=True),
+        runtime=capsedge.RuntimeOptions(threads=1),
+    )
     assert (report.resumed, report.images) == (1, COUNT)
-    capsedge.batch(MODEL, source, tmp_path / f"whole-{output}", threads=1)
+    capsedge.batch(
+        MODEL, source, tmp_path / f"whole-{output}", runtime=capsedge.RuntimeOptions(threads=1)
+    )
     assert content(target) == content(tmp_path / f"whole-{output}")
 
 
@@ -180,7 +243,13 @@ def test_a_part_that_changes_during_the_run_is_named(tmp_path: Path) -> None:
                 _exchange(tmp_path / place)
 
         with pytest.raises(ArtefactError, match="is damaged"):
-            capsedge.batch(MODEL, source, tmp_path / output, threads=1, progress=third)
+            capsedge.batch(
+                MODEL,
+                source,
+                tmp_path / output,
+                runtime=capsedge.RuntimeOptions(threads=1),
+                progress=third,
+            )
         assert not (tmp_path / output / "_SUCCESS").exists()
         assert output == "out" or not (tmp_path / output).exists()
 
@@ -192,7 +261,13 @@ def test_a_mark_of_success_alone_is_no_table(output: str, forged: str, tmp_path:
     interrupted(source, target, 2)
     place = tmp_path / (f"{output}.parts" if output == "out.parquet" else output)
     (place / "_SUCCESS").write_text(forged)
-    report = capsedge.batch(MODEL, source, target, threads=1, resume=True)
+    report = capsedge.batch(
+        MODEL,
+        source,
+        target,
+        capsedge.BatchOptions(resume=True),
+        runtime=capsedge.RuntimeOptions(threads=1),
+    )
     assert (report.resumed, report.images) == (2, COUNT)
     parts = [target] if target.is_file() else sorted(target.glob("part-*"))
     assert sum(pq.read_metadata(part).num_rows for part in parts) == COUNT
@@ -200,30 +275,66 @@ def test_a_mark_of_success_alone_is_no_table(output: str, forged: str, tmp_path:
 
 def test_a_finished_folder_is_checked(tmp_path: Path) -> None:
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out"
-    capsedge.batch(MODEL, source, target, threads=1)
+    capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
     whole = content(target)
     (target / "part-000001.parquet").unlink()
-    assert capsedge.batch(MODEL, source, target, threads=1, resume=True).resumed == 3
+    assert (
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        ).resumed
+        == 3
+    )
     assert content(target) == whole
     _flip(target)
     with pytest.raises(ArtefactError, match=r"part-000000\.parquet .* is damaged"):
-        capsedge.batch(MODEL, source, target, threads=1, resume=True)
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
     (target / "part-000000.parquet").write_bytes(whole["part-000000.parquet"])
     shutil.copy(target / "part-000000.parquet", target / "part-000009.parquet")
     with pytest.raises(UsageError, match=r"part-000009\.parquet"):
-        capsedge.batch(MODEL, source, target, threads=1, resume=True)
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        )
 
 
 def test_a_finished_file_is_checked(tmp_path: Path) -> None:
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out.parquet"
-    capsedge.batch(MODEL, source, target, threads=1)
+    capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
     whole = target.read_bytes()
     for damaged in _damage_each(target, whole):
         target.write_bytes(damaged)
         with pytest.raises(UsageError, match="not the table of this run"):
-            capsedge.batch(MODEL, source, target, threads=1, resume=True)
+            capsedge.batch(
+                MODEL,
+                source,
+                target,
+                capsedge.BatchOptions(resume=True),
+                runtime=capsedge.RuntimeOptions(threads=1),
+            )
     target.write_bytes(whole)
-    assert capsedge.batch(MODEL, source, target, threads=1, resume=True).images == COUNT
+    assert (
+        capsedge.batch(
+            MODEL,
+            source,
+            target,
+            capsedge.BatchOptions(resume=True),
+            runtime=capsedge.RuntimeOptions(threads=1),
+        ).images
+        == COUNT
+    )
 
 
 def _damage_each(path: Path, whole: bytes) -> list[bytes]:
@@ -243,7 +354,13 @@ def test_a_plan_that_is_no_document_is_refused(tmp_path: Path) -> None:
     for plan in ("[" * 10**5, "{", "\xff", '{"sha256": 1}'):
         (tmp_path / "out.parquet.parts/_plan.json").write_text(plan, "latin-1")
         with pytest.raises(UsageError, match="another model, source or options"):
-            capsedge.batch(MODEL, source, target, threads=1, resume=True)
+            capsedge.batch(
+                MODEL,
+                source,
+                target,
+                capsedge.BatchOptions(resume=True),
+                runtime=capsedge.RuntimeOptions(threads=1),
+            )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
@@ -252,9 +369,17 @@ def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
 
     def second(_done: int, _total: int | None) -> None:
         with pytest.raises(UsageError, match="Another run is writing"):
-            capsedge.batch(MODEL, source, target, threads=1, resume=True)
+            capsedge.batch(
+                MODEL,
+                source,
+                target,
+                capsedge.BatchOptions(resume=True),
+                runtime=capsedge.RuntimeOptions(threads=1),
+            )
 
-    capsedge.batch(MODEL, source, target, threads=1, progress=second)
+    capsedge.batch(
+        MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1), progress=second
+    )
     assert pq.read_metadata(target).num_rows == COUNT
 
 

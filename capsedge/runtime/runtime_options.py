@@ -1,0 +1,43 @@
+"""Declare how a model runs, for `capsedge.load` and every verb that runs one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from capsedge.options import Options, option
+from capsedge.spec.vocabularies import OPS, PROVIDERS
+
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class RuntimeOptions(Options):
+    """How a model runs: an option of `capsedge.load`, and of the verbs that load one."""
+
+    device: str | None = option(
+        None,
+        "cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine. It is used or refused, never "
+        "replaced.",
+    )
+    threads: int | None = option(
+        None,
+        "Threads of one inference; one per physical core by default. The members of an ensemble share them.",
+        min=1,
+        max=MAX_THREADS,
+        metavar="N",
+    )
+    ops: str = option(
+        "auto",
+        "auto, fused (operator library, whose kernels are for the CPU) or portable (function bodies).",
+        choices=OPS,
+    )
+    provider: str = option(
+        "auto",
+        "ONNX Runtime's provider on a GPU: auto (cuda), cuda or tensorrt.",
+        choices=PROVIDERS,
+    )
+    contexts: int | None = option(
+        None,
+        "Concurrent calls of an engine, each with its own GPU memory; further calls wait. None for 4.",
+        python_only=True,
+    )
