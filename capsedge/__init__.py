@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.user_metadata import Description
     from capsedge.serving.batch.batch import BatchReport, batch
     from capsedge.serving.batch.batch_options import BatchOptions
+    from capsedge.serving.deploy.deploy_options import KServeOptions, TritonOptions
     from capsedge.serving.deploy.deployment import KServeDeployment, TritonDeployment, WebDeployment
     from capsedge.serving.deploy.kserve import deploy_kserve
     from capsedge.serving.deploy.triton import deploy_triton
@@ -127,6 +128,8 @@ _HOMES = {
     "ProfileOptions": "capsedge.runtime.profiling.profile_options",
     "RuntimeOptions": "capsedge.runtime.runtime_options",
     "BatchOptions": "capsedge.serving.batch.batch_options",
+    "TritonOptions": "capsedge.serving.deploy.deploy_options",
+    "KServeOptions": "capsedge.serving.deploy.deploy_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -163,6 +166,7 @@ __all__ = [
     "ImportReport",
     "Inspection",
     "KServeDeployment",
+    "KServeOptions",
     "OptimizationReport",
     "OptimizeOptions",
     "Outputs",
@@ -181,6 +185,7 @@ __all__ = [
     "Trace",
     "TracedLayer",
     "TritonDeployment",
+    "TritonOptions",
     "UnsupportedModelError",
     "UsageError",
     "VerifyOptions",

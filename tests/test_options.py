@@ -101,11 +101,13 @@ VERBS = {
     "BuildOptions": "build",
     "ExportOptions": "export",
     "ImportOptions": "import",
+    "KServeOptions": "deploy kserve",
     "OptimizeOptions": "optimize",
     "ProfileOptions": "profile",
     "PruneOptions": "prune",
     "QuantizeOptions": "quantize",
     "RuntimeOptions": "infer",
+    "TritonOptions": "deploy triton",
     "VerifyOptions": "verify",
 }
 

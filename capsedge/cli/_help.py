@@ -87,7 +87,7 @@ _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(
         (
             f"deploy triton {n}"
-            for n in ("max_batch", "preferred_batch", "queue_delay", "instances")
+            for n in ("max_batch", "preferred_batches", "queue_delay", "instances")
         ),
         "Batches and instances",
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _process
+from capsedge.cli._options import grouped
 from capsedge.cli._output import log, print_json, print_table
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import (
@@ -20,8 +21,8 @@ from capsedge.cli._paths import (
     file_or_name,
 )
 from capsedge.errors import UsageError
-from capsedge.options import words
 from capsedge.runtime.files.text import format_bytes
+from capsedge.serving.deploy.deploy_options import KServeOptions, TritonOptions
 
 if TYPE_CHECKING:
     from capsedge.serving.deploy.deployment import WebDeployment
@@ -127,32 +128,6 @@ ServedModels = Annotated[
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]
-Ops = Annotated[
-    str,
-    Option(
-        "--ops",
-        help="auto (operator library, and a portable twin of each model), fused (no twin) or portable "
-        "(no library).",
-    ),
-]
-MaxBatch = Annotated[int, Option("--max-batch", help="Largest batch that is formed from requests.")]
-PreferredBatches = Annotated[
-    str,
-    Option(
-        "--preferred-batch",
-        help="Batch sizes that run as soon as they are reached, for example 8,16.",
-    ),
-]
-QueueDelay = Annotated[
-    int,
-    Option("--queue-delay", help="Microseconds that a request may wait for others."),
-]
-Instances = Annotated[
-    int, Option("--instances", help="Copies of each model that run at the same time.")
-]
-Mount = Annotated[
-    str, Option("--mount", help="Where the server sees the folder; for KServe /mnt/models.")
-]
 Folder = Annotated[
     Path,
     Argument(metavar="REPOSITORY", help="A folder written by `capsedge deploy triton`."),
@@ -166,65 +141,20 @@ Storage = Annotated[
         help="Where the cluster finds a copy of the folder: s3://bucket/models, gs://..., pvc://...",
     ),
 ]
-Name = Annotated[
-    str | None, Option("--name", help="Name of the service; by default that of the first model.")
-]
-Load = Annotated[
-    str,
-    Option("--load", help="Models to load, for example a,b; by default all but the twins."),
-]
-Cores = Annotated[
-    int | None,
-    Option(
-        "--cpus", min=1, help="Processors of a replica; by default those of the Triton runtime."
-    ),
-]
-Memory = Annotated[
-    str,
-    Option(
-        "--memory", help="Memory of a replica, such as 4Gi; by default that of the Triton runtime."
-    ),
-]
-Replicas = Annotated[
-    str, Option("--replicas", help="Minimum and maximum number of replicas, for example 1:4.")
-]
-Release = Annotated[
-    str | None,
-    Option("--release", help="Release of Triton's container, 24.08 or later; by default 26.07."),
-]
 
 
+@grouped
 def triton(
     models: ServedModels,
     output: _options.DeployedFolder,
-    device: _options.Device = None,
-    ops: Ops = "auto",
-    max_batch: MaxBatch = 32,
-    preferred_batch: PreferredBatches = "",
-    queue_delay: QueueDelay = 0,
-    instances: Instances = 1,
-    threads: _options.Threads = None,
-    mount: Mount = "/models",
+    options: TritonOptions,
     as_json: _options.Json = False,
 ) -> None:
     """Write a model repository for Triton Inference Server."""
     from capsedge.serving.deploy.deployment import described
     from capsedge.serving.deploy.triton import deploy_triton
 
-    sizes = _options.batch_sizes(preferred_batch, "--preferred-batch") if preferred_batch else ()
-    made = deploy_triton(
-        models,
-        output,
-        device=device,
-        ops=ops,
-        max_batch=max_batch,
-        preferred_batches=sizes,
-        queue_delay=queue_delay,
-        instances=instances,
-        threads=threads,
-        mount=mount,
-        note=lambda text: log(f"note: {text}"),
-    )
+    made = deploy_triton(models, output, options, note=lambda text: log(f"note: {text}"))
     if as_json:
         print_json(made.to_dict())
         return
@@ -233,46 +163,20 @@ def triton(
     print_table("Deployed", ("", ""), rows)
 
 
+@grouped
 def kserve(
     repository: Folder,
     output: Manifest,
     storage: Storage,
-    name: Name = None,
-    load: Load = "",
-    cpus: Cores = None,
-    memory: Memory = "",
-    replicas: Replicas = "",
-    release: Release = None,
+    options: KServeOptions,
     as_json: _options.Json = False,
 ) -> None:
     """Write a KServe service for a folder of `capsedge deploy triton`."""
-    from capsedge.serving.deploy.kserve import TRITON, deploy_kserve
+    from capsedge.serving.deploy.kserve import deploy_kserve
 
-    made = deploy_kserve(
-        repository,
-        output,
-        storage=storage,
-        name=name,
-        models=words(load),
-        cpus=cpus,
-        memory=memory,
-        replicas=_range(replicas),
-        release=release or TRITON,
-    )
+    made = deploy_kserve(repository, output, options, storage=storage)
     if as_json:
         print_json(made.to_dict())
         return
     rows = [("file", str(made.output)), ("service", made.name), ("models", ", ".join(made.models))]
     print_table("Deployed", ("", ""), rows)
-
-
-def _range(text: str) -> tuple[int, int] | None:
-    if not text:
-        return None
-    try:
-        least, most = map(int, text.split(":"))
-    except ValueError:
-        raise UsageError(
-            f"'{text}' is not a range of replicas.", "", "For example: --replicas 1:4."
-        ) from None
-    return least, most

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.options import takes
 from capsedge.runtime import zoo
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import Malformed, decode
 from capsedge.runtime.files.writing import as_path, write_text
+from capsedge.serving.deploy.deploy_options import KServeOptions
 from capsedge.serving.deploy.deployment import MANIFEST, KServeDeployment, read_manifest
 from capsedge.serving.deploy.triton import KIND
 
@@ -44,7 +46,6 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
 # --- ``capsedge.deploy_kserve`` ---
 
 MOUNT = "/mnt/models"  # where KServe puts what lies in the storage
-TRITON = "26.07"  # a release with ONNX Runtime 1.27
 RUNTIME = "kserve-tritonserver"
 SCHEMES = ("gs", "s3", "pvc", "https", "http", "hdfs", "webhdfs", "oci", "hf")
 _STORAGE = re.compile(rf"({'|'.join(SCHEMES)})://[!-~]+")
@@ -63,17 +64,13 @@ class _Model:
     twin_of: str
 
 
+@takes(KServeOptions)
 def deploy_kserve(
     repository: str | os.PathLike[str],
     output: str | os.PathLike[str],
+    options: KServeOptions = KServeOptions(),
     *,
     storage: str,
-    name: str | None = None,
-    models: Sequence[str] = (),
-    cpus: int | None = None,
-    memory: str = "",
-    replicas: tuple[int, int] | None = None,
-    release: str = TRITON,
 ) -> KServeDeployment:
     """Write an InferenceService (``serving.kserve.io/v1beta1``) that runs a model repository in Triton.
 
@@ -81,13 +78,8 @@ def deploy_kserve(
         repository: the folder that `deploy_triton` wrote, with ``mount="/mnt/models"`` where its models
             use the operator library.
         output: the YAML file.
+        options: the service.
         storage: address of a copy of the folder that the cluster can read, such as ``s3://bucket/models``.
-        name: of the service; by default that of the first model.
-        models: names of the models to load; by default all but the portable twins.
-        cpus: processors of a replica; by default those of the cluster's Triton runtime.
-        memory: of a replica, as Kubernetes writes it: ``4Gi``; by default that of the runtime.
-        replicas: minimum and maximum number of replicas; by default the cluster's choice.
-        release: of Triton's container, 24.08 or later: earlier ones have an ONNX Runtime before 1.19.
 
     Returns:
         The service's name, its models and the document.
@@ -105,9 +97,8 @@ def deploy_kserve(
     folder = as_path(repository, "the path of a model repository")
     target = as_path(output, "the path of a YAML file to write")
     mount, architecture, listed = _read(folder)
-    loaded = _chosen(listed, models)
+    loaded = _chosen(listed, options.models)
     _check_storage(storage)
-    _check_release(release)
     uses_library = any(m.ops == "fused" and m.device == "cpu" for m in loaded)
     if uses_library and mount != MOUNT:
         raise UsageError(
@@ -117,18 +108,18 @@ def deploy_kserve(
             command=f"Write it again: capsedge deploy triton ... --mount {MOUNT}.",
         )
     _check_plugins(loaded)
-    service = _service_name(name, loaded[0].name)
-    predictor: dict[str, Any] = dict(_replicas(replicas))
+    service = _service_name(options.name, loaded[0].name)
+    predictor: dict[str, Any] = dict(_replicas(options.replicas))
     if uses_library and architecture in _ARCHITECTURES:
         predictor["nodeSelector"] = {"kubernetes.io/arch": _ARCHITECTURES[architecture]}
     predictor["model"] = {
         "modelFormat": {"name": "triton", "version": "2"},
         "runtime": RUNTIME,
-        "runtimeVersion": f"{release}-py3",
+        "runtimeVersion": f"{options.release}-py3",
         "protocolVersion": "v2",
         "storageUri": storage,
         "args": ["--model-control-mode=explicit", *(f"--load-model={m.name}" for m in loaded)],
-        **_resources(cpus, memory, any(m.device != "cpu" for m in loaded)),
+        **_resources(options.cpus, options.memory, any(m.device != "cpu" for m in loaded)),
     }
     document = {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -147,7 +138,8 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
         raise UsageError(
             f"{folder} is not a model repository.",
             "KServe runs a folder of models in its storage.",
-            f"Write one with deploy_triton(..., mount='{MOUNT}') and pass its folder.",
+            f"Write one with deploy_triton(..., capsedge.TritonOptions(mount='{MOUNT}')) and pass "
+            "its folder.",
             command=f"Write one, and name its folder: capsedge deploy triton {folder} -o repository "
             f"--mount {MOUNT}",
         )
@@ -221,15 +213,6 @@ def _check_storage(storage: str) -> None:
         )
 
 
-def _check_release(release: str) -> None:
-    if not _RELEASE.fullmatch(release) or release < "24.08":
-        raise UsageError(
-            f"'{release}' is not a Triton release that can run the files of capsedge.",
-            "They need ONNX Runtime 1.19, which Triton includes since 24.08.",
-            f"For example: --release {TRITON}.",
-        )
-
-
 def _service_name(name: str | None, model: str) -> str:
     if name is None:
         name = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
@@ -248,24 +231,10 @@ def _replicas(replicas: tuple[int, int] | None) -> dict[str, int]:
     if replicas is None:
         return {}
     least, most = replicas
-    if not 0 <= least <= most or most < 1:
-        raise UsageError(
-            f"There cannot be {least} to {most} replicas.",
-            "Expected: two whole numbers in ascending order.",
-            "For example: --replicas 1:4.",
-        )
     return {"minReplicas": least, "maxReplicas": most}
 
 
 def _resources(cpus: int | None, memory: str, gpu: bool) -> dict[str, Any]:
-    if cpus is not None and cpus < 1:
-        raise UsageError(f"A replica cannot have {cpus} processors.", "", "Give 1 or more.")
-    if memory and not re.fullmatch(r"[1-9][0-9]{0,8}(Mi|Gi|M|G)", memory):
-        raise UsageError(
-            f"'{memory}' is not an amount of memory.",
-            "Expected: a number with the unit Mi, Gi, M or G.",
-            "For example: --memory 4Gi.",
-        )
     amounts: dict[str, str] = {}
     if cpus is not None:
         amounts["cpu"] = str(cpus)

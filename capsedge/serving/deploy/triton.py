@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from capsedge.errors import UsageError
+from capsedge.options import takes
 from capsedge.runtime import zoo
 from capsedge.runtime.backends.backend import Port, parse_device
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import MODEL, as_path, check_replaceable, write_folder
+from capsedge.serving.deploy.deploy_options import TritonOptions
 from capsedge.serving.deploy.deployment import (
     MANIFEST,
     ServedTensor,
@@ -36,7 +37,6 @@ from capsedge.serving.deploy.server_model import (
     folders,
     read_server_model,
 )
-from capsedge.spec.vocabularies import OPS
 
 # --- Protobuf's text format, written without the package ``protobuf`` ---
 
@@ -226,24 +226,15 @@ def _warmup(name: str, file: str, batch: int, model: ServerModel, arrays: Arrays
 # --- ``capsedge.deploy_triton`` ---
 
 KIND = "triton"  # in the manifest
-MOUNT = "/models"
-_MOST = 2**31 - 1  # int32 of the protocol
-_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
 Contents = dict[str, "bytes | Path"]
 
 
+@takes(TritonOptions)
 def deploy_triton(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
+    options: TritonOptions = TritonOptions(),
     *,
-    device: str | None = None,
-    ops: str = "auto",
-    max_batch: int = 32,
-    preferred_batches: Sequence[int] = (),
-    queue_delay: int = 0,
-    instances: int = 1,
-    threads: int | None = None,
-    mount: str = MOUNT,
     note: Callable[[str], None] | None = None,
 ) -> TritonDeployment:
     """Write a model repository for Triton Inference Server.
@@ -254,16 +245,8 @@ def deploy_triton(
     Args:
         models: ONNX files, TensorRT engines, or names of the zoo; ``NAME=FILE`` sets the name.
         output: the folder; one written by an earlier call is replaced as a whole.
-        device: ``cpu``, ``cuda`` or ``cuda:1``; by default the CPU, or the GPU for an engine.
-        ops: ``auto``: capsule operators run in the operator library, which is copied next to the model, and a
-            twin ``NAME-portable`` runs without it; ``fused``: no twin; ``portable``: no library.
-        max_batch: size of the largest batch, for models with a free batch.
-        preferred_batches: batch sizes that run as soon as they are reached.
-        queue_delay: microseconds that a request may wait for others; 0 combines only requests that are
-            already waiting.
-        instances: copies of each model that run at the same time.
-        threads: of one inference on the CPU; by default ONNX Runtime's choice, a thread for each core.
-        mount: where the server sees the folder; the path of the operator library begins with it.
+        options: how Triton runs the models. By default capsule operators run in the operator library, which
+            is copied next to the model, and a twin ``NAME-portable`` runs without it.
         note: called with each of the report's notes as it arises.
 
     Returns:
@@ -284,10 +267,12 @@ def deploy_triton(
     given = [models] if isinstance(models, (str, os.PathLike)) else list(models)
     paths = [str(as_path(path, MODEL)) for path in given]
     target = as_path(output, "the path of a folder to write")
-    gpu = None if device is None else parse_device(device)
-    sizes = tuple(sorted(set(preferred_batches)))
-    serving = Serving(gpu, instances, threads, max_batch, sizes, queue_delay)
-    _check(paths, serving, ops, mount)
+    gpu = None if options.device is None else parse_device(options.device)
+    _check(paths, options.ops, gpu)
+    serving = Serving(
+        gpu, options.instances, options.threads, options.max_batch, options.preferred_batches,
+        options.queue_delay,
+    )  # fmt: skip
     earlier = earlier_files(target)
     check_replaceable(target, earlier)
     notes: list[str] = []
@@ -300,51 +285,36 @@ def deploy_triton(
     contents: Contents = {}
     found: list[TritonModel] = []
     for one in folders(paths):
-        model = read_server_model(one.name, one.file, ops, gpu is not None, noted)
+        model = read_server_model(one.name, one.file, options.ops, gpu is not None, noted)
         if isinstance(model, ServerEngine):
-            found.append(_add_engine(contents, model, serving, device, noted))
+            found.append(_add_engine(contents, model, serving, options.device, noted))
         else:
-            found += _add_model(contents, model, serving, mount)
+            found += _add_model(contents, model, serving, options.mount)
     architecture = platform.machine() if any(map(_uses_library, found)) else ""
     files = [listed(path, contents[path]) for path in sorted(contents)]
-    made = TritonDeployment(target, mount, architecture, tuple(found), tuple(files), tuple(notes))
+    made = TritonDeployment(
+        target, options.mount, architecture, tuple(found), tuple(files), tuple(notes)
+    )
     manifest = _manifest(made)
     write_folder(target, {**contents, MANIFEST: manifest}, earlier)
     return TritonDeployment(
-        target, mount, architecture, made.models, (*files, listed(MANIFEST, manifest)), made.notes
+        target,
+        options.mount,
+        architecture,
+        made.models,
+        (*files, listed(MANIFEST, manifest)),
+        made.notes,
     )
 
 
-def _check(models: Sequence[str], serving: Serving, ops: str, mount: str) -> None:
+def _check(models: Sequence[str], ops: str, gpu: int | None) -> None:
     if not models:
         raise UsageError("No model is given.", "", f"Pass ONNX files, or {', '.join(zoo.MODELS)}.")
-    if ops not in OPS:
-        raise UsageError(f"Unknown ops '{ops}'.", "", f"Choose one of: {', '.join(OPS)}.")
-    if ops == "fused" and serving.gpu is not None:
+    if ops == "fused" and gpu is not None:
         raise UsageError(
             "ops is 'fused' on a GPU.",
             "The operator library of ONNX Runtime has kernels for the CPU.",
             "Leave ops out, or deploy an engine of `capsedge build --plugin fused`.",
-        )
-    for what, least, value in (
-        ("max_batch", 1, serving.max_batch),
-        ("queue_delay", 0, serving.queue_delay),
-        ("instances", 1, serving.instances),
-        ("threads", 1, 1 if serving.threads is None else serving.threads),
-        *(("preferred_batches", 1, size) for size in serving.preferred_batches),
-    ):
-        most = serving.max_batch if what == "preferred_batches" else _MOST
-        if type(value) is not int or not least <= value <= most:
-            raise UsageError(
-                f"{what} cannot be {value!r}.",
-                f"Expected: a whole number from {least} to {most}.",
-                "Correct the option, or leave it out.",
-            )
-    if not _PATH.fullmatch(mount) or ".." in mount.split("/"):
-        raise UsageError(
-            f"The server cannot see the repository at '{mount}'.",
-            "Expected: an absolute path of letters, digits, '.', '_' and '-'.",
-            f"For example: --mount {MOUNT}.",
         )
 
 

@@ -38,7 +38,10 @@ def test_the_manifest(tmp_path: Path) -> None:
         architecture="aarch64",
     )
     made = capsedge.deploy_kserve(
-        given, tmp_path / "s.yaml", storage=STORAGE, cpus=4, memory="4Gi", replicas=(1, 3)
+        given,
+        tmp_path / "s.yaml",
+        capsedge.KServeOptions(cpus=4, memory="4Gi", replicas=(1, 3)),
+        storage=STORAGE,
     )
     assert (made.name, made.models) == ("net-1", ("Net_1",))
     amounts = {"cpu": "4", "memory": "4Gi"}
@@ -70,7 +73,10 @@ def test_the_manifest(tmp_path: Path) -> None:
 def test_the_schema_of_kserve(device: str, tmp_path: Path) -> None:
     given = folder(tmp_path / "r", {"name": "a", "device": device})
     made = capsedge.deploy_kserve(
-        given, tmp_path / "s.yaml", storage=STORAGE, cpus=4, memory="4Gi", replicas=(0, 3)
+        given,
+        tmp_path / "s.yaml",
+        capsedge.KServeOptions(cpus=4, memory="4Gi", replicas=(0, 3)),
+        storage=STORAGE,
     )
     assert faults(made.manifest) == []
     model = made.manifest["spec"]["predictor"]["model"]
@@ -82,14 +88,16 @@ def test_the_schema_of_kserve(device: str, tmp_path: Path) -> None:
 
 
 def test_a_repository_of_deploy_triton(tmp_path: Path) -> None:
-    capsedge.deploy_triton("digits-em", tmp_path / "r", mount="/mnt/models")
+    capsedge.deploy_triton("digits-em", tmp_path / "r", capsedge.TritonOptions(mount="/mnt/models"))
     made = capsedge.deploy_kserve(tmp_path / "r", tmp_path / "s.yaml", storage=STORAGE)
     assert made.models == ("digits-em",)
 
 
 def test_portable_models_run_on_any_node(tmp_path: Path) -> None:
     given = folder(tmp_path / "r", {"name": "a"}, {"name": "b", "twin_of": "a"})
-    made = capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE, models=["b"])
+    made = capsedge.deploy_kserve(
+        given, tmp_path / "s.yaml", capsedge.KServeOptions(models=["b"]), storage=STORAGE
+    )
     predictor = made.manifest["spec"]["predictor"]
     assert set(predictor) == {"model"}
     assert "resources" not in predictor["model"]
@@ -120,7 +128,7 @@ def test_scalars_that_yaml_would_read_otherwise() -> None:
         ({"name": "Net"}, "cannot be called"),
         ({"name": "a" * 64}, "cannot be called"),
         ({"models": ["other"]}, "has no model 'other'"),
-        ({"cpus": 0}, "cannot have 0"),
+        ({"cpus": 0}, "Invalid cpus 0"),
         ({"memory": "4"}, "not an amount of memory"),
         ({"replicas": (2, 1)}, "cannot be 2 to 1"),
         ({"release": "23.05"}, "24.08"),
@@ -129,8 +137,11 @@ def test_scalars_that_yaml_would_read_otherwise() -> None:
 )
 def test_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     given = repository(tmp_path / "r")
+    storage = options.pop("storage", STORAGE)
     with pytest.raises(UsageError, match=said):
-        capsedge.deploy_kserve(given, tmp_path / "s.yaml", **{"storage": STORAGE, **options})
+        capsedge.deploy_kserve(
+            given, tmp_path / "s.yaml", capsedge.KServeOptions(**options), storage=storage
+        )
     assert not (tmp_path / "s.yaml").exists()
 
 
@@ -203,7 +214,9 @@ def test_an_engine_with_plugins(tmp_path: Path) -> None:
     given = folder(tmp_path / "r", {"name": "a", "device": "cuda", "ops": "fused"}, {"name": "b"})
     with pytest.raises(UsageError, match="cannot run a"):
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
-    made = capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE, models=["b"])
+    made = capsedge.deploy_kserve(
+        given, tmp_path / "s.yaml", capsedge.KServeOptions(models=["b"]), storage=STORAGE
+    )
     assert made.models == ("b",)
 
 

@@ -102,7 +102,9 @@ KINDS = (
 
 def _check(given: str | Path, folder: Path) -> None:
     """Deploy a file for the place where it is, and open every model of the repository."""
-    made = capsedge.deploy_triton(given, folder / "r", mount=str(folder / "r"))
+    made = capsedge.deploy_triton(
+        given, folder / "r", capsedge.TritonOptions(mount=str(folder / "r"))
+    )
     for model in made.models:
         check_model(folder / "r", model.name)
     batched = [bool(config(folder / "r", m.name).get("max_batch_size")) for m in made.models]

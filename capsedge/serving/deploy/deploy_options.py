@@ -1,0 +1,135 @@
+"""Declare the options of ``deploy triton`` and ``deploy kserve``, for Python and the command line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from capsedge.errors import UsageError
+from capsedge.options import Options, option
+from capsedge.spec.vocabularies import OPS
+
+TRITON = "26.07"  # a release with ONNX Runtime 1.27
+MOUNT = "/models"
+_MOST = 2**31 - 1  # int32 of the protocol
+_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
+_RELEASE = re.compile(r"[0-9]{2}\.[0-9]{2}")
+
+
+@dataclass(frozen=True)
+class TritonOptions(Options):
+    """How Triton runs the models of `capsedge.deploy_triton`."""
+
+    device: str | None = option(
+        None, "cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."
+    )
+    ops: str = option(
+        "auto",
+        "auto (operator library, and a portable twin of each model), fused (no twin) or portable (no "
+        "library).",
+        choices=OPS,
+    )
+    max_batch: int = option(32, "Largest batch that is formed from requests.", min=1, max=_MOST)
+    preferred_batches: tuple[int, ...] = option(
+        (),
+        "Batch sizes that run as soon as they are reached, for example 8,16.",
+        "--preferred-batch",
+        min=1,
+    )
+    queue_delay: int = option(
+        0, "Microseconds that a request may wait for others.", min=0, max=_MOST
+    )
+    instances: int = option(1, "Copies of each model that run at the same time.", min=1, max=_MOST)
+    threads: int | None = option(
+        None,
+        "Threads of one inference on the CPU; one per core by default.",
+        min=1,
+        max=_MOST,
+        metavar="N",
+    )
+    mount: str = option(MOUNT, "Where the server sees the folder; for KServe /mnt/models.")
+
+    def __post_init__(self) -> None:
+        """Check the path and the preferred batches, too.
+
+        Raises:
+            UsageError: a value is wrong.
+        """
+        super().__post_init__()
+        sizes = tuple(sorted(set(self.preferred_batches)))
+        object.__setattr__(self, "preferred_batches", sizes)
+        if sizes and sizes[-1] > self.max_batch:
+            raise UsageError(
+                f"A preferred batch cannot be {sizes[-1]}.",
+                f"The largest batch is {self.max_batch}.",
+                "Correct the option, or leave it out.",
+            )
+        if not _PATH.fullmatch(self.mount) or ".." in self.mount.split("/"):
+            raise UsageError(
+                f"The server cannot see the repository at '{self.mount}'.",
+                "Expected: an absolute path of letters, digits, '.', '_' and '-'.",
+                f"For example: --mount {MOUNT}.",
+            )
+
+
+def _range(text: str) -> tuple[int, int]:
+    try:
+        least, most = map(int, text.split(":"))
+    except ValueError:
+        raise UsageError(
+            f"'{text:.40}' is not a range of replicas.", "", "For example: --replicas 1:4."
+        ) from None
+    return least, most
+
+
+@dataclass(frozen=True)
+class KServeOptions(Options):
+    """The service that `capsedge.deploy_kserve` describes."""
+
+    name: str | None = option(None, "Name of the service; by default that of the first model.")
+    models: tuple[str, ...] = option(
+        (), "Models to load, for example a,b; by default all but the twins.", "--load"
+    )
+    cpus: int | None = option(
+        None,
+        "Processors of a replica; by default those of the Triton runtime.",
+        min=1,
+        metavar="N",
+    )
+    memory: str = option(
+        "", "Memory of a replica, such as 4Gi; by default that of the Triton runtime."
+    )
+    replicas: tuple[int, int] | None = option(
+        None,
+        "Minimum and maximum number of replicas, for example 1:4; by default the cluster's choice.",
+        metavar="MIN:MAX",
+        parse=_range,
+    )
+    release: str = option(TRITON, "Release of Triton's container, 24.08 or later.")
+
+    def __post_init__(self) -> None:
+        """Check the forms of memory, replicas and release, too.
+
+        Raises:
+            UsageError: a value is wrong.
+        """
+        super().__post_init__()
+        if self.memory and not re.fullmatch(r"[1-9][0-9]{0,8}(Mi|Gi|M|G)", self.memory):
+            raise UsageError(
+                f"'{self.memory}' is not an amount of memory.",
+                "Expected: a number with the unit Mi, Gi, M or G.",
+                "For example: --memory 4Gi.",
+            )
+        least, most = self.replicas or (1, 1)
+        if not 0 <= least <= most or most < 1:
+            raise UsageError(
+                f"There cannot be {least} to {most} replicas.",
+                "Expected: two whole numbers in ascending order.",
+                "For example: --replicas 1:4.",
+            )
+        if not _RELEASE.fullmatch(self.release) or self.release < "24.08":
+            raise UsageError(
+                f"'{self.release}' is not a Triton release that can run the files of capsedge.",
+                "They need ONNX Runtime 1.19, which Triton includes since 24.08.",
+                f"For example: --release {TRITON}.",
+            )
