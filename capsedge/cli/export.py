@@ -149,7 +149,7 @@ class _Job(NamedTuple):
 
 def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> None:
     from capsedge.exporters.export import export
-    from capsedge.models.examples import read_example
+    from capsedge.models.example_inputs import read_example
     from capsedge.models.user_module import load_user_module
     from capsedge.runtime.files.writing import check_apart, sha256
 

@@ -1,4 +1,4 @@
-"""``capsedge infer``: images in, classes, poses and pictures out."""
+"""``capsedge infer``: images in, classes, poses and pictures out; or arrays in, outputs out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from capsedge.cli import _options, _output
 from capsedge.cli._options import grouped
 from capsedge.cli._parameters import Argument, Option
-from capsedge.cli._paths import READS_IMAGES, READS_MODEL_OR_NAME, WRITES
-from capsedge.errors import ExitCode
+from capsedge.cli._paths import READS, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
+from capsedge.errors import ExitCode, UsageError
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -22,13 +22,28 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
 
 ATYPICAL = "nothing to see"
+_ROWS, _NUMBERS = 10, 8  # of outputs for arrays: rows shown, and numbers of each
 _MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
-    list[Path],
+    list[Path] | None,
     Argument(
         help="PNG, JPEG, GIF, BMP, TIFF or WebP files, or folders of them; - is standard input."
     ),
     READS_IMAGES,
+]
+Inputs = Annotated[
+    Path | None,
+    Option(
+        "--inputs",
+        help="Instead of images: .npz or .npy with an array for each input, by name, batch first; the answer "
+        "is the outputs of the file.",
+    ),
+    READS,
+]
+Output = Annotated[
+    Path | None,
+    Option("-o", "--output", help="With --inputs: write the outputs to this .npz file."),
+    WRITES,
 ]
 Models = Annotated[
     list[str] | None,
@@ -64,16 +79,18 @@ Reconstruct = Annotated[
 
 @grouped
 def command(
-    images: Images,
     options: RuntimeOptions,
+    images: Images = None,
+    inputs: Inputs = None,
     model: Models = None,
     top: Top = None,
     threshold: Threshold = None,
     invert: Invert = False,
     reconstruct: Reconstruct = None,
+    output: Output = None,
     as_json: _options.Json = False,
 ) -> None:
-    """Classify images, or compute the values of a regression.
+    """Classify images, compute the values of a regression, or the outputs for arrays.
 
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     """
@@ -82,7 +99,13 @@ def command(
     from capsedge.runtime.load import load
     from capsedge.runtime.zoo import DEFAULT
 
-    files = image_files(images)
+    _check_choice(
+        images, inputs, output, top=top, threshold=threshold, invert=invert, reconstruct=reconstruct
+    )
+    if inputs is not None:
+        _infer_arrays(inputs, model or [], options, output, as_json)
+        return
+    files = image_files(images or [])
     opened = contents(files)
     given = model or [DEFAULT]
     session = load(given if len(given) > 1 else given[0], options)
@@ -109,6 +132,100 @@ def command(
     if found.errors:
         _output.log(f"{len(found.errors)} of {len(files)} images could not be read")
         raise SystemExit(int(ExitCode.USAGE))
+
+
+def _check_choice(
+    images: list[Path] | None, inputs: Path | None, output: Path | None, **of_images: object
+) -> None:
+    """Refuse images beside arrays, neither, and options of the other."""
+    if (inputs is None) == (not images):
+        raise UsageError(
+            "infer takes images or --inputs.",
+            "Neither was given." if inputs is None else "Both were given.",
+            "Name image files, or pass --inputs FILE.npz with an array for each input.",
+        )
+    if inputs is None:
+        if output is not None:
+            raise UsageError(
+                "--output needs --inputs.",
+                "Predictions of images are printed.",
+                "Use --json for predictions as JSON, or `capsedge batch` for a table of them.",
+            )
+        return
+    for name, value in of_images.items():
+        if value:
+            raise UsageError(
+                f"--{name} is for images.",
+                "With --inputs, the answer is the outputs of the file as they are.",
+                f"Leave out --{name}.",
+            )
+
+
+def _infer_arrays(
+    inputs: Path, model: list[str], options: RuntimeOptions, output: Path | None, as_json: bool
+) -> None:
+    """Print, or write, the outputs for arrays."""
+    import io
+
+    import numpy as np
+
+    from capsedge.datasets.array_files import by_name, read_arrays
+    from capsedge.runtime.array_runs import run_rows
+    from capsedge.runtime.files.writing import write_bytes
+    from capsedge.runtime.load import load
+
+    if len(model) != 1:
+        raise UsageError(
+            "--inputs needs one --model.",
+            f"{len(model)} were given.",
+            "Add --model FILE.onnx, the file that takes these inputs.",
+        )
+    arrays = read_arrays(inputs)
+    with load(model[0], options) as session:
+        names = [port.name for port in session.inputs]
+        values = by_name(arrays, names, str(inputs))
+        found = run_rows(session, dict(zip(names, values, strict=True)))
+        ops, path = session.backend.ops, session.path
+    if output is not None:
+        stream = io.BytesIO()
+        np.savez(stream, allow_pickle=False, **found)
+        write_bytes(output, stream.getvalue())
+    if as_json:
+        _output.print_json(
+            {
+                "model": str(path),
+                "ops": ops,
+                "inputs": str(inputs),
+                "outputs": {name: value.tolist() for name, value in found.items()},
+            }
+        )
+    else:
+        _print_arrays(f"{path.name}, {ops} operators", found)
+    if output is not None:
+        _output.log(f"wrote {output}")
+
+
+def _print_arrays(title: str, found: dict[str, Any]) -> None:
+    """The first rows: values of an output, or, where each row holds vectors, their lengths."""
+    import numpy as np
+
+    columns = ["row"]
+    for name, value in found.items():
+        of = f", lengths of {value.shape[-1]}" if value.ndim > 2 else ""
+        columns.append(f"{name} {list(value.shape)}{of}")
+    shown = {n: np.linalg.norm(v, axis=-1) if v.ndim > 2 else v for n, v in found.items()}
+    rows = min(_ROWS, *(len(v) for v in shown.values()))
+    cells = [
+        [str(k), *(_short(np.atleast_1d(value[k]).reshape(-1)) for value in shown.values())]
+        for k in range(rows)
+    ]
+    _output.print_table(title, columns, cells)
+
+
+def _short(values: Any) -> str:
+    """The first numbers of a row."""
+    text = " ".join(f"{v:.4g}" for v in values[:_NUMBERS])
+    return f"{text} ..." if len(values) > _NUMBERS else text
 
 
 @contextmanager

@@ -41,11 +41,13 @@ from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, Progress, lower
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
+from capsedge.models.example_inputs import table_sizes
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.routing_trace import TraceOutputs
+from capsedge.runtime.table_indices import index_property
 from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
 from capsedge.spec.vocabularies import TRACE
 
@@ -154,6 +156,7 @@ def export(
         )
     if declared is None and subject.traced:
         declared = _no_metadata(module, options.checkpoint_sha256)
+    _state_tables(lowered.model, subject)
     data, notes = lowered.model.SerializeToString(), tuple[str, ...]()
     warnings: tuple[str, ...] = ()
     if declared is not None and all(p.passed or p.outside for p in parity):
@@ -208,6 +211,16 @@ class _Prepared(NamedTuple):
     user_inputs: Sequence[Tensor]
     rewrites: Rewrites
     lowered: Lowered
+
+
+def _state_tables(model: onnx.ModelProto, subject: Subject) -> None:
+    """Let the file say which inputs are indices, and of how many entries, in place."""
+    if all(x.dtype.is_floating_point for x in subject.example):
+        return
+    sizes = table_sizes(subject.module, subject.example, from_zero=True)
+    entries = {name: n for name, n in zip(subject.inputs, sizes, strict=True) if n is not None}
+    for key, value in index_property(entries).items():
+        model.metadata_props.add(key=key, value=value)
 
 
 def _no_metadata(model: nn.Module, checkpoint_sha256: str) -> ModelMetadata:

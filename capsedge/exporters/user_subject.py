@@ -16,7 +16,7 @@ from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.subject import Subject
-from capsedge.models.examples import in_order
+from capsedge.models.example_inputs import in_order
 from capsedge.models.user_code import (
     first_line,
     is_user_code,

@@ -17,6 +17,7 @@ from capsedge.runtime.tensors import (
     AnyArray,
     as_array,
     check_rows,
+    check_sizes_agree,
     checked_input,
     fixed_bytes,
     stack_images,
@@ -74,6 +75,8 @@ class Runner:
             value = given[port.name]
             array = as_array(value, f"Input '{port.name}'")
             feeds[port.name] = checked_input(port, value if array is None else array, self._bound)
+        if len(self._inputs) > 1:
+            check_sizes_agree(self._inputs, feeds)
         if self._described and len(feeds[self._inputs[0].name]) == 0:
             # Not every operator of ONNX Runtime accepts empty tensors (MatMul fails, reductions keep
             # their axes), so shapes and types are taken from one black image.

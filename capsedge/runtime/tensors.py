@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.table_indices import check_indices
 from capsedge.spec import limits
 
 # Of images: layers may amplify them 2^20 times, and squares of 2^20 such values still add up within float32
@@ -179,7 +180,15 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
         raise ShapeError(
             f"Input '{port.name}' has the shape {list(array.shape)}.",
             f"Expected: {shape_text(wanted)}.",
-            "Reshape the array, or prepare the image with `Session.prepare`.",
+            "Reshape the array, or prepare the image with `Session.prepare`."
+            if array.dtype.kind == "f"
+            else "Pad what is shorter, such as a history, as in training, and cut what is longer.",
+        )
+    if 0 in array.shape[1:]:
+        raise ShapeError(
+            f"Input '{port.name}' has an empty axis.",
+            f"Its shape is {list(array.shape)}; only the batch may be empty.",
+            "Pad an empty history with one element that counts as none.",
         )
     if array.dtype.kind == "f" and not _small(array, bound):
         most = bound if array.dtype.itemsize > 2 else math.inf  # float16 never reaches the bound
@@ -192,7 +201,31 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
                 + (" below 2^32." if bound == LARGEST else "."),
                 "Remove these values before inference.",
             )
+    if port.entries is not None and array.dtype.kind in "iu":
+        check_indices(port.name, array, port.entries)
     return array
+
+
+def check_sizes_agree(ports: Sequence[Port], feeds: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse inputs whose sizes differ where the file gives them one name, such as that of the batch.
+
+    Raises:
+        ShapeError: they do.
+    """
+    known: dict[str, tuple[Port, int]] = {}
+    for port in ports:
+        for axis, name in enumerate(port.shape):
+            if not isinstance(name, str):
+                continue
+            size = feeds[port.name].shape[axis]
+            other, wanted = known.setdefault(name, (port, size))
+            if size != wanted:
+                raise ShapeError(
+                    f"Inputs '{other.name}' and '{port.name}' do not fit together.",
+                    f"{name} is {wanted} in {list(feeds[other.name].shape)} and {size} in "
+                    f"{list(feeds[port.name].shape)}.",
+                    "Pass every input for the same samples.",
+                )
 
 
 def check_rows(path: Path, outputs: Mapping[str, NDArray[Any]], images: int) -> None:

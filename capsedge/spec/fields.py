@@ -12,6 +12,9 @@ from typing import Any
 SCHEMA = 1  # of the metadata
 ENGINE_SCHEMA = 1  # of the metadata file of an engine
 PREFIX = "capsedge."  # of the names of all properties
+INPUTS_KEY = (
+    "capsedge_inputs"  # the property of files whose inputs are indices, with or without metadata
+)
 
 
 class _Required:

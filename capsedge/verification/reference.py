@@ -352,7 +352,7 @@ def load_torch(s: Specification) -> tuple[Run, str]:
     metadata = ModelMetadata.from_properties(structure.metadata)
     names = [output.name for output in structure.graph.outputs]
     if s.module:
-        from capsedge.models.examples import in_order_of
+        from capsedge.models.example_inputs import in_order_of
         from capsedge.models.user_module import UserModuleSpec, load_user_module
 
         own = load_user_module(UserModuleSpec(**json.loads(s.module))).module

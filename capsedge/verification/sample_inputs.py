@@ -19,7 +19,7 @@ from capsedge.datasets.array_files import by_name, read_arrays
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.exporters.parity import input_cases, outside
 from capsedge.graph.fusion.index_inputs import table_sizes
-from capsedge.models.examples import whole_numbers
+from capsedge.models.example_inputs import whole_numbers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.runtime.images.preprocessing import normalized, prepare

@@ -19,7 +19,7 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.metrics import Decisions, check_above_chance
-from capsedge.models.examples import in_order_of
+from capsedge.models.example_inputs import in_order_of
 from capsedge.models.user_module import UserModule
 from capsedge.options import takes
 from capsedge.runtime.cascade_metadata import Parent

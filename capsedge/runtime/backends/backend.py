@@ -40,11 +40,13 @@ class Port:
         name: its name in the graph.
         shape: sizes; a string or None is a free dimension.
         dtype: numpy's name for the element type, or the backend's if numpy has none.
+        entries: of the table that an input of whole numbers looks up; None if the file does not state it.
     """
 
     name: str
     shape: tuple[int | str | None, ...]
     dtype: str
+    entries: int | None = None
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +52,7 @@ from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.runtime.table_indices import explained, read_index_property
 from capsedge.spec.operators import DOMAIN
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class OnnxRuntimeBackend:
         settings: how it runs.
         metadata: the metadata of the file.
         mixed: whether there is also routing that no library runs.
+        entries: of the tables that inputs look up, by input.
 
     Raises:
         EnvironmentProblem: ONNX Runtime or the provider is missing, or the library does not load into it.
@@ -140,6 +142,7 @@ class OnnxRuntimeBackend:
         settings: SessionSettings | None = None,
         metadata: ModelMetadata | None = None,
         mixed: bool = False,
+        entries: Mapping[str, int] | None = None,
     ) -> None:
         ort = import_onnxruntime()
         settings = settings or SessionSettings()
@@ -158,8 +161,8 @@ class OnnxRuntimeBackend:
             options.add_session_config_entry(onnxruntime_session.NO_FALLBACK, "1")
         try:
             session = load()
-            self.inputs = _ports(session.get_inputs())
-            self.outputs = _ports(session.get_outputs())
+            self.inputs = _ports(session.get_inputs(), entries or {})
+            self.outputs = _ports(session.get_outputs(), {})
         except Exception as error:
             if onnxruntime_session.fell_back_to_cpu(error):
                 # Either the provider did not start at all, or it does not support every node.
@@ -222,7 +225,8 @@ class OnnxRuntimeBackend:
         how = SessionSettings(
             options.threads, library, tuple(summary.capsedge_types), provider, gpu
         )
-        return cls(data, path, how, metadata, mixed=summary.expanded_routing)
+        entries = read_index_property(summary.metadata)
+        return cls(data, path, how, metadata, summary.expanded_routing, entries)
 
     def open_part(self, content: bytes) -> OnnxRuntimeBackend:
         """A part of the file, opened with the same options."""
@@ -246,6 +250,9 @@ class OnnxRuntimeBackend:
         try:
             values = session.run(outputs, feeds, self._run_options)
         except Exception as error:
+            refused = explained(str(error), feeds)
+            if refused is not None:
+                raise refused from error
             shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
             raise ArtefactError(
                 f"ONNX Runtime failed while running {self._path} on {shapes}.",
@@ -273,9 +280,14 @@ class OnnxRuntimeBackend:
         return self._session is None
 
 
-def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:
+def _ports(nodes: Sequence[Any], entries: Mapping[str, int]) -> tuple[Port, ...]:
     return tuple(
-        Port(node.name, tuple(node.shape or ()), _DTYPES.get(node.type, node.type))
+        Port(
+            node.name,
+            tuple(node.shape or ()),
+            _DTYPES.get(node.type, node.type),
+            entries.get(node.name),
+        )
         for node in nodes
     )
 

@@ -209,4 +209,25 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
   return m;
 }
 
+std::map<std::string, int64_t> read_index_inputs(const std::map<std::string, std::string>& properties) {
+  std::map<std::string, int64_t> entries;
+  const auto found = properties.find(spec::kInputsKey);
+  if (found == properties.end()) return entries;
+  try {
+    const Json json = parse_json(found->second);
+    json.check(Json::kObject);
+    constexpr std::string_view known[] = {"entries"};
+    for (const auto& [name, value] : json.members) {
+      value.only(known);
+      const int64_t count = value.member("entries", Json::kInteger).integer;
+      if (count < 1) throw JsonError("the table of '" + name + "' has " + std::to_string(count) + " entries");
+      entries[name] = count;
+    }
+  } catch (const JsonError& error) {
+    throw Failure(CAPSEDGE_ARTEFACT, std::string("The file's property ") + spec::kInputsKey + " cannot be read.",
+                  std::string(error.what()) + ".", "Export the model again with `capsedge export`.");
+  }
+  return entries;
+}
+
 }  // namespace capsedge::libcapsedge

@@ -35,4 +35,8 @@ struct Metadata {
 // another schema.
 std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties);
 
+// The entries of the table that each input of whole numbers looks up, as the property `capsedge_inputs` states them: as
+// capsedge/runtime/table_indices.py. Throws Failure (CAPSEDGE_ARTEFACT) where it is damaged.
+std::map<std::string, int64_t> read_index_inputs(const std::map<std::string, std::string>& properties);
+
 }  // namespace capsedge::libcapsedge

@@ -226,6 +226,9 @@ class OnnxRuntimeBackend : public Backend {
   [[noreturn]] void fail(OrtStatus* status) const {
     const std::string why = first_line(GetErrorMessage(api_)(status));
     ReleaseStatus(api_)(status);
+    if (why.find("indices element out of data bounds") != std::string::npos)
+      fail_usage("An input has an index that its table does not have.", why,
+                 "Give unknown items an index that the network was trained with, such as that of its padding.");
     throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime failed while running " + name_ + ".", why,
                   "If the model was made for these shapes, the file is damaged: export it again.");
   }

@@ -67,8 +67,23 @@ size_t place_of(const std::vector<Port>& ports, const char* name, size_t order, 
   fail_usage(std::string("The model has no ") + kind + " '" + name + "'.", std::string("Its ") + kind + "s: " + joined(names) + ".");
 }
 
+// The first of some indices that a table of so many entries does not have, and how many there are.
+template <typename T>
+void check_indices(const std::string& name, const void* data, size_t count, int64_t entries) {
+  const auto* at = static_cast<const T*>(data);
+  const auto beyond = [entries](T index) { return index < 0 || int64_t{index} >= entries; };
+  const auto wrong = std::count_if(at, at + count, beyond);
+  if (wrong == 0) return;
+  fail_usage("Input '" + name + "' has an index that its table does not have.",
+             "Found: " + std::to_string(*std::find_if(at, at + count, beyond)) +
+                 (wrong > 1 ? " and " + std::to_string(wrong - 1) + " more" : "") + "; expected: 0 to " +
+                 std::to_string(entries - 1) + ".",
+             "Give unknown items an index that the network was trained with, such as that of its padding.");
+}
+
 // `readable`: whether its values are in memory of the host, and so can be looked at. `ours`: the model is capsedge's.
-Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable, bool ours) {
+// `entries`: of the table that it looks up; -1 where that is not known.
+Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable, bool ours, int64_t entries) {
   if (port.type == CAPSEDGE_OTHER)
     throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' has a type that this library does not run.", "", "");
   if (tensor.type != port.type)
@@ -81,7 +96,14 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
     fail_usage("Input '" + port.name + "' has the shape " +
                    shape_text(tensor.shape, static_cast<size_t>(std::clamp<int32_t>(tensor.rank, 0, CAPSEDGE_MAX_RANK))) + ".",
                "Expected: " + shape_text(port.shape.data(), port.shape.size()) + ".",
-               "Reshape the values, or prepare the image with capsedge_prepare.");
+               tensor.type == CAPSEDGE_INT64 || tensor.type == CAPSEDGE_INT32
+                   ? "Pad what is shorter, such as a history, as in training, and cut what is longer."
+                   : "Reshape the values, or prepare the image with capsedge_prepare.");
+  for (int32_t i = 1; i < tensor.rank; ++i)
+    if (tensor.shape[i] == 0)
+      fail_usage("Input '" + port.name + "' has an empty axis.",
+                 "Its shape is " + shape_text(tensor.shape, static_cast<size_t>(tensor.rank)) + "; only the batch may be empty.",
+                 "Pad an empty history with one element that counts as none.");
   Value value;
   value.port = place;
   value.data = tensor.data;
@@ -101,6 +123,10 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
     fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^32 and more." : "."),
                ours ? "Expected: finite numbers below 2^32." : "Expected: finite numbers.",
                "Clean the values before inference.");
+  if (readable && entries >= 0 && tensor.type == CAPSEDGE_INT64)
+    check_indices<int64_t>(port.name, tensor.data, bytes / sizeof(int64_t), entries);
+  if (readable && entries >= 0 && tensor.type == CAPSEDGE_INT32)
+    check_indices<int32_t>(port.name, tensor.data, bytes / sizeof(int32_t), entries);
   return value;
 }
 
@@ -117,6 +143,11 @@ Session::Session(std::string name, Model model)
       decoder_(std::move(model.decoder)) {
   check_sizes();
   if (metadata_) check_metadata(model.outputs);
+  const std::map<std::string, int64_t> entries = read_index_inputs(properties_);
+  for (const Port& port : backend_->inputs()) {
+    const auto found = entries.find(port.name);
+    entries_.push_back(found == entries.end() ? -1 : found->second);
+  }
   roles_ = output_roles(metadata_ ? &*metadata_ : nullptr, *backend_);
   class_names_ = std::make_shared<const std::vector<std::string>>(roles_.class_names);
 }
@@ -200,13 +231,33 @@ void Session::run_values(const Value* inputs, size_t input_count, Value* outputs
   }
 }
 
+void Session::check_batches(const Value* given, size_t count) const {
+  // Only of our own files is it known that the first dimension is the batch.
+  const bool ours = metadata_ || std::any_of(entries_.begin(), entries_.end(), [](int64_t n) { return n >= 0; });
+  const std::vector<Port>& ports = backend_->inputs();
+  const Value* first = nullptr;
+  for (size_t i = 0; ours && i < count; ++i) {
+    if (given[i].rank == 0 || ports[given[i].port].shape[0] >= 0) continue;
+    if (first == nullptr) first = &given[i];
+    if (given[i].shape[0] != first->shape[0])
+      fail_usage("Inputs '" + ports[first->port].name + "' and '" + ports[given[i].port].name + "' do not fit together.",
+                 "The batch is " + std::to_string(first->shape[0]) + " in the one and " + std::to_string(given[i].shape[0]) +
+                     " in the other.",
+                 "Pass every input for the same samples.");
+  }
+}
+
 void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_tensor* outputs, size_t output_count,
                   const GpuStream* stream) const {
   const std::vector<Port>& wanted = backend_->inputs();
   if (wanted.size() > CAPSEDGE_MAX_TENSORS || output_count > CAPSEDGE_MAX_TENSORS)
     throw Failure(CAPSEDGE_UNSUPPORTED, "A run has at most " + std::to_string(CAPSEDGE_MAX_TENSORS) + " inputs and outputs.", "", "");
-  if (input_count != wanted.size())
-    fail_usage("The model has " + std::to_string(wanted.size()) + " inputs, and " + std::to_string(input_count) + " were given.");
+  if (input_count != wanted.size()) {
+    std::vector<std::string> names;
+    for (const Port& port : wanted) names.push_back(port.name);
+    fail_usage("The model has " + std::to_string(wanted.size()) + " inputs, and " + std::to_string(input_count) + " were given.",
+               "Its inputs: " + joined(names) + ".");
+  }
   if (output_count == 0) fail_usage("No output was requested.");
   Value given[CAPSEDGE_MAX_TENSORS];
   bool have[CAPSEDGE_MAX_TENSORS] = {};
@@ -214,11 +265,12 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
     const size_t place = place_of(wanted, inputs[i].name, i, "input");
     if (have[place]) fail_usage("Input '" + wanted[place].name + "' was given twice.");
     have[place] = true;
-    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr, metadata_.has_value());
+    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr, metadata_.has_value(), entries_[place]);
   }
   int64_t batch = 1;
   for (size_t i = 0; i < input_count; ++i)
     if (given[i].port == batch_input() && given[i].rank > 0) batch = given[i].shape[0];
+  check_batches(given, input_count);
   const bool empty = metadata_ && batch == 0;
   Value found[CAPSEDGE_MAX_TENSORS];
   for (size_t i = 0; i < output_count; ++i) {

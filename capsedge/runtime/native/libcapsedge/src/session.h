@@ -67,6 +67,7 @@ class Session {
   // The input that says the batch: the first that leaves its first dimension open, else the first.
   size_t batch_input() const;
   void check_sizes() const;
+  void check_batches(const Value* given, size_t count) const;
   void check_metadata(const std::vector<std::string>& output_names) const;
   const std::string name_;
   const std::map<std::string, std::string> properties_;
@@ -75,6 +76,7 @@ class Session {
   const bool expanded_routing_;
   const std::unique_ptr<Backend> backend_;
   const std::unique_ptr<Decoder> decoder_;
+  std::vector<int64_t> entries_;  // of the table that each input looks up; -1 where the file does not state it
   OutputRoles roles_;
   std::shared_ptr<const std::vector<std::string>> class_names_;
   mutable Counters counters_;

@@ -258,17 +258,21 @@ def _says_dict(module: nn.Module) -> bool:
 
 
 def table_sizes(
-    module: nn.Module, tensors: tuple[Tensor, ...] | Mapping[str, Tensor]
+    module: nn.Module,
+    tensors: tuple[Tensor, ...] | Mapping[str, Tensor],
+    *,
+    from_zero: bool = False,
 ) -> list[int | None]:
     """Entries of the smallest table that the module looks up with each input; None where it does not.
 
     Args:
-        tensors: zeros, with which the module is run once.
+        tensors: numbers that it takes, with which it is run once.
+        from_zero: only look-ups that refuse negative numbers, as ``nn.Embedding`` does.
     """
     run, given = module, list(tensors) if isinstance(tensors, tuple) else list(tensors.values())
     if isinstance(tensors, Mapping):
         run = in_order(module, list(tensors))
-    with torch.no_grad(), on_cpu(), _LookUps(given) as found:
+    with torch.no_grad(), on_cpu(), _LookUps(given, from_zero) as found:
         try:
             run(*given)
         except Exception:  # of the user's code, any kind; the export says it with its line
@@ -280,8 +284,9 @@ def table_sizes(
 class _LookUps(TorchFunctionMode):
     """Notes the sizes of the tables that are looked up with views and copies of some tensors."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], from_zero: bool) -> None:
         super().__init__()
+        self.from_zero = from_zero
         self.sizes: list[int | None] = [None] * len(tensors)
         self._kept: list[Any] = list(tensors)  # an id stays that of one tensor
         self._origin = {id(t): k for k, t in enumerate(tensors)}
@@ -292,7 +297,7 @@ class _LookUps(TorchFunctionMode):
         if name == "embedding":
             at, table = [*args, kwargs.get("input"), kwargs.get("weight")][:2]
             self._note(at, len(table))
-        elif name == "__getitem__" and args[0].is_floating_point():
+        elif name == "__getitem__" and not self.from_zero and args[0].is_floating_point():
             parts = args[1] if isinstance(args[1], tuple) else (args[1],)
             for axis, part in enumerate(parts):
                 self._note(part, args[0].shape[axis] if axis < args[0].ndim else 0)
