@@ -25,6 +25,9 @@ TOOLS = (
     (r"make test-ray", "Ray is missing; run `make test-ray`"),
     (r"onnxruntime_c_api\.h", "ONNX Runtime's C header is missing; run tools/onnxruntime_headers.sh"),
     (r"CAPSEDGE_TENSORRT_INCLUDE|TensorRT's public headers", _CUDA),
+    (r"gcc-arm-none-eabi|qemu-system|gcc-riscv64",
+     "tools for microcontrollers are missing; apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi "
+     "qemu-system-arm gcc-riscv64-unknown-elf qemu-system-misc"),
     (r"qemu|aarch64|emulates ARM|arm64_root|onnxruntime for ARM",
      "QEMU or the compiler for ARM is missing; apt-get install g++-aarch64-linux-gnu qemu-user"),
     (r"nvcc(?! does)", "nvcc is missing; install CUDA 12.8 or later"),

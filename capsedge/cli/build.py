@@ -124,6 +124,8 @@ def _print_wasm(written: WasmReport) -> None:
 
 
 def _print_c(written: CReport) -> None:
+    from capsedge.exporters.c.measure import measured_text
+
     memory, name = written.description["memory"], written.description["name"]
     lines = {
         "folder": f"{written.path}, with {name}.c and {name}.h",
@@ -131,8 +133,11 @@ def _print_c(written: CReport) -> None:
         "arena": f"{format_bytes(memory['arena_bytes'])} (RAM)",
         "products": f"{written.description['products']:,} multiply-adds",
     }
+    lines |= {each["core"]: measured_text(each) for each in written.description.get("measured", [])}
     for key, value in lines.items():
         say(f"{key:<10} {value}")
+    if written.missing:
+        log(f"instructions were not counted. On Debian: apt install {' '.join(written.missing)}")
     log("next:", f"  cmake -S {shlex.quote(str(written.path))} -B build && cmake --build build")
 
 

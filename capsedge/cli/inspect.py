@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,8 +99,9 @@ def _c_folder(folder: Path, options: Mapping[str, object], as_json: bool) -> Non
     if given is not None:
         raise UsageError(f"--{given} does not apply to a folder of C.", "", f"Leave out --{given}.")
     from capsedge.exporters.c.folder import read_report
+    from capsedge.exporters.c.measure import measured_text
 
-    description, memory, layers = read_report(folder)
+    description, memory, layers, measured = read_report(folder)
     if as_json:
         _output.print_json(description)
         return
@@ -110,18 +112,31 @@ def _c_folder(folder: Path, options: Mapping[str, object], as_json: bool) -> Non
         ("constants", f"{format_bytes(memory['constant_bytes'])} (flash)"),
         ("arena", f"{format_bytes(memory['arena_bytes'])} (RAM)"),
     ]
+    for each in measured:
+        rows += [(f"measured for {each.core}", measured_text(asdict(each))), ("", each.compiler)]
+        rows += [("", each.emulator)] if each.emulator else []
     print_table("Network in C", ("", ""), rows)
+    counted = [each for each in measured if each.instructions]
     print_table(
         "Layers",
-        ("node", "operator", "multiply-adds", "constants", "scratch", "live"),
+        (
+            "node",
+            "operator",
+            "multiply-adds",
+            *(each.core for each in counted),
+            "constants",
+            "scratch",
+            "live",
+        ),
         [
             (
                 x.node,
                 x.operator,
                 f"{x.products:,}",
+                *(f"{each.instructions[k]:,}" for each in counted),
                 *map(format_bytes, (x.constant_bytes, x.scratch_bytes, x.live_bytes)),
             )
-            for x in layers
+            for k, x in enumerate(layers)
         ],
     )
 

@@ -55,7 +55,14 @@ def build(
         if options.target == C:
             from capsedge.exporters.c.write_c import write_c
 
-            return write_c(file, path, name=options.name, batch=batch, fit=options.fit)
+            return write_c(
+                file,
+                path,
+                name=options.name,
+                batch=batch,
+                fit=options.fit,
+                measure=options.measure,
+            )
         if options.target == WASM:
             from capsedge.exporters.c.wasm import write_wasm
 

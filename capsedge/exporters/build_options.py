@@ -115,6 +115,11 @@ class BuildOptions(Options):
         metavar="SIZES",
         parse=parse_fit,
     )
+    measure: bool = option(
+        False,
+        "With --target c: compile for Cortex-M7 and M55, report a bound of the stack, and count the "
+        "instructions of every layer in QEMU.",
+    )
 
     def __post_init__(self) -> None:
         """Check what depends on the target, too.
@@ -167,7 +172,7 @@ _ENGINE = ("target", "precision", "plugin", "batch", "workspace", "optimization_
 _TAKES: Mapping[str, tuple[str, ...]] = {
     TENSORRT: (*_ENGINE, "timing_cache", "device"),
     TENSORRT_RTX: (*_ENGINE, "compute_capabilities"),
-    C: ("target", "name", "batch", "fit"),
+    C: ("target", "name", "batch", "fit", "measure"),
     WASM: ("target", "name", "batch"),
 }
 _AHEAD = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from capsedge import __version__
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.fit import CODE_BYTES, layer_table
+from capsedge.exporters.c.measure import Measured
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import decode, parse
@@ -122,8 +123,24 @@ class LayerRow:
     live_bytes: int
 
 
-def read_report(folder: Path) -> tuple[dict[str, Any], dict[str, int], list[LayerRow]]:
-    """What a folder says of itself: the whole description, its memory, and its layers.
+class Report(NamedTuple):
+    """What a folder says of itself.
+
+    Attributes:
+        description: the whole ``NAME.json``.
+        memory: bytes, by their names.
+        layers: of the network.
+        measured: what `build --measure` found, with as many counts as layers or none.
+    """
+
+    description: dict[str, Any]
+    memory: dict[str, int]
+    layers: list[LayerRow]
+    measured: list[Measured]
+
+
+def read_report(folder: Path) -> Report:
+    """What a folder says of itself.
 
     Raises:
         UsageError: it is no folder of `write_c`.
@@ -136,7 +153,11 @@ def read_report(folder: Path) -> tuple[dict[str, Any], dict[str, int], list[Laye
         memory = decode(dict[str, int], found.get("memory"), "memory")
         for name in ("constant_bytes", "arena_bytes"):
             decode(int, memory.get(name), name)
-        return found, memory, decode(list[LayerRow], found.get("layers"), "layers")
+        layers = decode(list[LayerRow], found.get("layers"), "layers")
+        measured = decode(list[Measured], found.get("measured", []), "measured")
+        if any(len(m.instructions) not in (0, len(layers)) for m in measured):
+            raise ValueError("measured has other layers")
+        return Report(found, memory, layers, measured)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 from capsedge import __version__
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, naming
+from capsedge.exporters.c import measure as measuring
 from capsedge.exporters.c.fit import check_fit
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
@@ -36,10 +37,12 @@ class CReport(Summarized):
     Attributes:
         path: the folder.
         description: the contents of ``NAME.json`` in it.
+        missing: Debian's packages that would measure more.
     """
 
     path: Path
     description: dict[str, Any]
+    missing: tuple[str, ...] = ()
 
     def _summary(self) -> Summary:
         memory = self.description["memory"]
@@ -49,6 +52,11 @@ class CReport(Summarized):
             Row("constants", format_bytes(memory["constant_bytes"])),
             Row("arena", format_bytes(memory["arena_bytes"])),
             Row("products", f"{self.description['products']:,}"),
+            *(
+                Row(m["core"], f"{sum(m['instructions']):,} instructions")
+                for m in self.description.get("measured", [])
+                if m["instructions"]
+            ),
         ]
         return Summary("CReport", [f"{self.path.name}: {flash} of constants, {ram} of RAM"], rows)
 
@@ -64,6 +72,7 @@ def write_c(
     name: str | None = None,
     batch: int | None = None,
     fit: Mapping[str, int] | None = None,
+    measure: bool = False,
 ) -> CReport:
     """Write a network as a folder of C.
 
@@ -73,8 +82,11 @@ def write_c(
         name: prefix of all symbols; made from the file's name by default.
         batch: images of a call; the file's, or 1.
         fit: the most bytes of ``flash`` and of ``ram`` that it may take.
+        measure: compile it for Cortex-M and count its instructions in QEMU, where these are installed. The
+            description then has ``measured``, which depends on their versions.
 
     Raises:
+        EnvironmentProblem: there is no compiler to measure with, or it fails.
         UsageError: an option is wrong, the folder holds other files, or the network does not fit.
         UnsupportedModelError: an operator has no translation.
         ArtefactError: the file is damaged.
@@ -85,8 +97,13 @@ def write_c(
     check_replaceable(target, replaced)
     data, _ = summary.read_harmless(source)
     files, description = generate(data, source, prefix, batch, fit)
+    missing: list[str] = []
+    if measure:
+        found, missing = measuring.measure(files, description)
+        description["measured"] = [asdict(each) for each in found]
+        files[f"{prefix}.json"] = naming.json_text(description).encode("ascii")
     write_folder(target, files, replaced)
-    return CReport(target, description)
+    return CReport(target, description, tuple(missing))
 
 
 def generate(

@@ -1,6 +1,16 @@
-#include <math.h>
 #include <stdint.h>
+#if __STDC_HOSTED__
+#include <math.h>
 #include <string.h>
+#else /* -ffreestanding: a compiler without a C library; who links gives memcpy and memset */
+#include <stddef.h>
+void *memcpy(void *to, const void *from, size_t n);
+void *memset(void *to, int value, size_t n);
+#define memcpy(to, from, n) __builtin_memcpy(to, from, n)
+#define memset(to, value, n) __builtin_memset(to, value, n)
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
+#endif
 #if defined(__wasm_simd128__)
 #include <wasm_simd128.h>
 #elif defined(__AVX2__)
