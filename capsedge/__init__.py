@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from capsedge.optimization.prune import prune
     from capsedge.optimization.prune_options import PruneOptions
     from capsedge.optimization.prune_report import PruningReport
+    from capsedge.optimization.sweep import SweepReport, sweep
+    from capsedge.optimization.sweep_options import SweepOptions
     from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspection import EngineInspection, Inspection, inspect
     from capsedge.runtime.load import load
@@ -105,6 +107,8 @@ _HOMES = {
     "OptimizationReport": "capsedge.optimization.optimize",
     "prune": "capsedge.optimization.prune",
     "PruningReport": "capsedge.optimization.prune_report",
+    "sweep": "capsedge.optimization.sweep",
+    "SweepReport": "capsedge.optimization.sweep",
     "build": "capsedge.exporters.build",
     "BuildReport": "capsedge.exporters.tensorrt.write_engine",
     "deploy_web": "capsedge.serving.deploy.web",
@@ -130,6 +134,7 @@ _HOMES = {
     "BatchOptions": "capsedge.serving.batch.batch_options",
     "TritonOptions": "capsedge.serving.deploy.deploy_options",
     "KServeOptions": "capsedge.serving.deploy.deploy_options",
+    "SweepOptions": "capsedge.optimization.sweep_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -182,6 +187,8 @@ __all__ = [
     "RuntimeOptions",
     "Session",
     "ShapeError",
+    "SweepOptions",
+    "SweepReport",
     "Trace",
     "TracedLayer",
     "TritonDeployment",
@@ -209,6 +216,7 @@ __all__ = [
     "profile",
     "prune",
     "quantize",
+    "sweep",
     "verify",
     "verify_ensemble",
     "viz",

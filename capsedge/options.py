@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from capsedge.errors import UsageError
+from capsedge.spec import limits
 
 DEFAULT_PANEL = "Options"
 
@@ -243,6 +244,30 @@ def tolerance(text: str) -> tuple[float, float]:
             "For example: --tolerance 1e-5,1e-4.",
         )
     return absolute, relative
+
+
+def iteration_counts(text: str) -> tuple[int, ...]:
+    """The numbers of routing iterations of an option such as ``1..5`` or ``1,3,5``.
+
+    Raises:
+        UsageError: it has another form, or a number is not from 1 to `limits.ITERATIONS`.
+    """
+    possible = range(1, limits.ITERATIONS + 1)
+    try:
+        if ".." in text:
+            first, last = (int(v) for v in text.split(".."))
+            found = list(range(first, last + 1)) if {first, last} <= {*possible} else []
+        else:
+            found = list(dict.fromkeys(int(v) for v in text.split(",")))
+    except ValueError:
+        found = []
+    if not found or not {*found} <= {*possible}:
+        raise UsageError(
+            f"Invalid --iters {text}.",
+            f"It takes whole numbers from 1 to {limits.ITERATIONS}.",
+            "For example: 1..5 or 1,3.",
+        )
+    return tuple(found)
 
 
 # --- Functions that take such a dataclass ---

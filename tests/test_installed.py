@@ -103,7 +103,7 @@ VERBS: dict[str, tuple[list[str], int]] = {
         0,
     ),
     "sweep": (
-        ["sweep", "--model", "digits-em", "--data", "{data}", "--iters", "1", "--precision", "fp32"], 0
+        ["sweep", "--checkpoint", "digits-em", "--data", "{data}", "--iters", "1", "--precision", "fp32"], 0
     ),
     "train": (
         ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--epochs", "1", "--limit", "32",

@@ -107,6 +107,7 @@ VERBS = {
     "PruneOptions": "prune",
     "QuantizeOptions": "quantize",
     "RuntimeOptions": "infer",
+    "SweepOptions": "sweep",
     "TritonOptions": "deploy triton",
     "VerifyOptions": "verify",
 }

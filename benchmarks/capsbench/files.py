@@ -83,7 +83,7 @@ class Files:
         from capsedge.models.find import find_model
 
         torch.manual_seed(0)
-        found = find_model(None if checkpoint else name, checkpoint)
+        found = find_model(checkpoint or name)
         self.model, self.trained = found.model, found.trained
         self._data, self._folder = data, folder
         self.checkpoint = folder / "model.safetensors"

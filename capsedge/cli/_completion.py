@@ -116,7 +116,7 @@ NAMES: Mapping[str, Known] = {
     "deploy kserve name": (),
     "deploy triton models": _trained,
     "deploy web models": _trained,
-    "export model": _MODELS,
+    "export checkpoint": _MODELS,
     "infer model": _trained,
     "inspect device": _boards,
     "optimize batch": ("free", "keep"),
@@ -124,7 +124,7 @@ NAMES: Mapping[str, Known] = {
     "see model": _trained,
     "serve batch": ("auto",),
     "serve models": _trained,
-    "sweep model": _trained,
+    "sweep checkpoint": _trained,
     "train model": _MODELS,
 }
 # Several names that commas separate.
@@ -134,14 +134,19 @@ LISTS: Mapping[str, Known] = {
         *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
         *("responsibilities", "capsules", "hardest"),
     ),
-    "sweep couplings": ("routed", "frozen"),
-    "sweep precision": words.SWEEP_PRECISIONS,
 }
 # What takes a file besides all that is a path: a name or a file, a file and a class in it, an address.
 FILES = frozenset(
     (
         *("module", "reference_code", "batch model", "batch output", "batch source", "infer model"),
-        *("prune checkpoint", "see model", "train model", "verify name"),
+        *(
+            "prune checkpoint",
+            "export checkpoint",
+            "sweep checkpoint",
+            "see model",
+            "train model",
+            "verify name",
+        ),
     )
 )
 

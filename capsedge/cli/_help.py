@@ -30,9 +30,7 @@ _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("cascade max_share", "export check_inputs"), _GATES),
     **dict.fromkeys(("export ops", "quantize ops", "deploy triton ops"), "Options"),
     **dict.fromkeys(("train threads", "prune threads", "deploy triton device"), "Options"),
-    **dict.fromkeys(
-        (f"export {n}" for n in ("model", "checkpoint", "routing", "iterations")), "Network"
-    ),
+    **dict.fromkeys((f"export {n}" for n in ("checkpoint", "routing", "iterations")), "Network"),
     **dict.fromkeys(
         (f"export {n}" for n in ("freeze_couplings", "calib_data", "calib_images")),
         "Frozen couplings",
@@ -201,9 +199,13 @@ def _unmentioned(parameter: Any) -> tuple[str, ...]:
     return () if set(choices) <= set(re.findall(r"[\w-]+", parameter.help or "")) else choices
 
 
+def _default(part: Any) -> str:
+    return part if isinstance(part, str) else f"{part:g}"
+
+
 def shown_default(parameter: Any) -> str:
     """The default as it is typed; empty for none."""
     preset = getattr(parameter, "preset", None)
     if preset in (None, "", False, ()) or getattr(parameter, "is_flag", False):
         return ""
-    return ",".join(f"{part:g}" for part in preset) if isinstance(preset, tuple) else str(preset)
+    return ",".join(map(_default, preset)) if isinstance(preset, tuple) else str(preset)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, ROLES, PathRole
+from capsedge.cli._paths import READS_OR_NAME, ROLES, PathRole
 from capsedge.errors import UsageError
 from capsedge.options import Declared, Options, declared, option
-from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from capsedge.models.user_module import UserModuleSpec
@@ -24,19 +23,15 @@ if TYPE_CHECKING:
 # --- Single options ---
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document instead of text.")]
-Model = Annotated[
-    str | None,
-    Option(
-        "--model",
-        help="Name of a model, such as digits-em; an unknown name lists all models.",
-    ),
-]
 Checkpoint = Annotated[
     Path | None,
     Option(
-        "--checkpoint", help="Checkpoint, .safetensors or .pt; the zoo's digit model by default."
+        "--checkpoint",
+        metavar="NAME|FILE",
+        help="Checkpoint, .safetensors or .pt, or the name of a model, such as digits-em (an unknown name "
+        "lists all models); the zoo's digit model by default.",
     ),
-    READS,
+    READS_OR_NAME,
 ]
 Iterations = Annotated[
     int | None, Option("--iters", help="Routing iterations; by default the model's own.")
@@ -78,30 +73,6 @@ def batch_sizes(text: str, option: str = "--batch") -> list[int]:
             "They must be whole numbers.",
             f"For example: {option} 1,8.",
         ) from None
-
-
-def iteration_counts(text: str) -> list[int]:
-    """The numbers of routing iterations of an option such as ``1..5`` or ``1,3,5``.
-
-    Raises:
-        UsageError: it has another form, or a number is not from 1 to `limits.ITERATIONS`.
-    """
-    possible = range(1, limits.ITERATIONS + 1)
-    try:
-        if ".." in text:
-            first, last = (int(v) for v in text.split(".."))
-            found = list(range(first, last + 1)) if {first, last} <= {*possible} else []
-        else:
-            found = list(dict.fromkeys(int(v) for v in text.split(",")))
-    except ValueError:
-        found = []
-    if not found or not {*found} <= {*possible}:
-        raise UsageError(
-            f"Invalid --iters {text}.",
-            f"It takes whole numbers from 1 to {limits.ITERATIONS}.",
-            "For example: 1..5 or 1,3.",
-        )
-    return found
 
 
 def exclude(**options: object) -> None:

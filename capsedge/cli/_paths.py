@@ -124,11 +124,13 @@ READS_LIST = PathRole(reads=True, named=_list)
 WRITES = PathRole(written=lambda path: [path])
 # Read if it exists, written at the end.
 UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
+KEEPS = PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True)
 # By the names that options of Python give them (`capsedge.options.Option.path`).
 ROLES: Mapping[str, PathRole] = {
     "arrays": READS_ARRAYS,
     "code": READS_CODE,
     "data": READS_DATA,
+    "keeps": KEEPS,
     "list": READS_LIST,
     "model": READS_MODEL,
     "reads": READS,

@@ -74,7 +74,7 @@ VERBS = {
         "sweep:command",
         "Search for the best trade-off of accuracy, latency and size.",
         SMALLER,
-        "capsedge sweep --model digits-em --data mnist/ --picture front.svg",
+        "capsedge sweep --checkpoint digits-em --data mnist/ --picture front.svg",
     ),
     "cascade": Verb(
         "cascade:command",

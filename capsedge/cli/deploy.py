@@ -21,6 +21,7 @@ from capsedge.cli._paths import (
     file_or_name,
 )
 from capsedge.errors import UsageError
+from capsedge.options import iteration_counts
 from capsedge.runtime.files.text import format_bytes
 from capsedge.serving.deploy.deploy_options import KServeOptions, TritonOptions
 
@@ -70,7 +71,7 @@ def web(
         raise UsageError(
             "--port has no effect without --open.", "", "Add --open, or leave --port out."
         )
-    counts = _options.iteration_counts(iters) if iters else None
+    counts = iteration_counts(iters) if iters else None
     made = deploy_web(models, output, iterations=counts, note=lambda text: log(f"note: {text}"))
     if as_json:
         print_json(made.to_dict())

@@ -101,7 +101,6 @@ def command(
     options: ExportOptions,
     frozen: FrozenOptions,
     described: MetadataOptions,
-    model: _options.Model = None,
     checkpoint: _options.Checkpoint = None,
     routing: Routing = None,
     typical_data: Typical = None,
@@ -118,7 +117,7 @@ def command(
     """
     frozen.check(dry_run or options.target is not None or options.ops != "auto")
     own = user_module.spec(
-        model=model, checkpoint=checkpoint, routing=routing, iters=options.iterations,
+        checkpoint=checkpoint, routing=routing, iters=options.iterations,
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
     example = _example(own, example, check_inputs)
@@ -133,7 +132,7 @@ def command(
     if own is not None:
         _export_user_module(own, str(example), job)
     else:
-        _export_known(model, checkpoint, routing, frozen, job)
+        _export_known(checkpoint, routing, frozen, job)
 
 
 class _Job(NamedTuple):
@@ -183,7 +182,6 @@ def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> Non
 
 
 def _export_known(
-    model: str | None,
     checkpoint: Path | None,
     routing: str | None,
     frozen: FrozenOptions,
@@ -194,13 +192,13 @@ def _export_known(
     from capsedge.models.find import find_model
     from capsedge.runtime.files.writing import sha256
 
-    found = find_model(model, checkpoint, routing)
+    found = find_model(checkpoint, routing)
     target = job.output or Path(f"{found.name}.onnx")
-    default = model is None and checkpoint is None
+    default = checkpoint is None
     if default:
         log(
-            f"exporting {found.name}, the default, because neither --module, "
-            "--checkpoint nor --model is given"
+            f"exporting {found.name}, the default, because neither --module nor "
+            "--checkpoint is given"
         )
     if not found.trained:
         log(

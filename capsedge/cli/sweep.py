@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
+from capsedge.cli._options import grouped
 from capsedge.cli._output import log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, READS_DATA, WRITES, PathRole
+from capsedge.cli._paths import READS_DATA, READS_OR_NAME, WRITES
 from capsedge.errors import UsageError
-from capsedge.options import words
+from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.runtime.files.text import format_bytes
+from capsedge.runtime.zoo import DEFAULT
 
 if TYPE_CHECKING:
-    from capsedge.optimization.sweep import Point, Sweep
+    from capsedge.optimization.sweep import Point, SweepReport
 
 Data = Annotated[
     Path,
@@ -28,30 +30,15 @@ Data = Annotated[
     ),
     READS_DATA,
 ]
-Model = Annotated[
-    str | None,
-    Option("--model", help="Name of a trained zoo model, such as digits-em."),
-]
 Checkpoints = Annotated[
     list[Path] | None,
     Option(
         "--checkpoint",
-        help="Checkpoint, .safetensors or .pt; repeatable, for example a network and its pruned versions.",
+        metavar="NAME|FILE",
+        help="Checkpoint, .safetensors or .pt, or a name from the zoo (digits-em); the zoo's digit model by "
+        "default. Repeatable, for example for a network and its pruned versions.",
     ),
-    READS,
-]
-Iterations = Annotated[str, Option("--iters", help="Routing iterations, for example 1..5 or 1,3.")]
-Couplings = Annotated[
-    str, Option("--couplings", help="routed, frozen (at their mean), or both: routed,frozen.")
-]
-Precisions = Annotated[
-    str, Option("--precision", help="Any of fp32, fp16, int8, for example fp32,int8.")
-]
-Threads = Annotated[int, Option("--threads", min=1, help="Threads of one inference.")]
-Keep = Annotated[
-    Path | None,
-    Option("--keep", help="Folder for the files; an interrupted sweep continues there."),
-    PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True),
+    READS_OR_NAME,
 ]
 Output = Annotated[Path | None, Option("-o", "--output", help="Write the points as JSON."), WRITES]
 Picture = Annotated[
@@ -61,16 +48,11 @@ Picture = Annotated[
 ]
 
 
+@grouped
 def command(
     data: Data,
-    model: Model = None,
+    options: SweepOptions,
     checkpoint: Checkpoints = None,
-    iters: Iterations = "1..5",
-    couplings: Couplings = "routed",
-    precision: Precisions = "fp32,fp16,int8",
-    limit: _options.Limit = None,
-    threads: Threads = 2,
-    keep: Keep = None,
     output: Output = None,
     picture: Picture = None,
     as_json: _options.Json = False,
@@ -79,32 +61,22 @@ def command(
 
     The candidates combine routing iterations, couplings, precisions and checkpoints.
     """
-    iterations = _options.iteration_counts(iters)
     require(
         "onnx", "onnxruntime", "torch",
         what="A sweep exports the model, which needs PyTorch and ONNX.",
         fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    from capsedge.models.find import find_model
-    from capsedge.optimization.sweep import Grid, draw, sweep
-    from capsedge.optimization.sweep_candidates import COUPLINGS
+    from capsedge.optimization.sweep import draw, sweep
     from capsedge.runtime.files.writing import check_writable, write_text
     from capsedge.runtime.result_summary import check_chart
-    from capsedge.spec.vocabularies import SWEEP_PRECISIONS as PRECISIONS
 
-    grid = Grid(
-        iterations,
-        _words("--couplings", couplings, COUPLINGS),
-        _words("--precision", precision, PRECISIONS),
-    )
     if output is not None:
         check_writable(output)
     if picture is not None:
         _check_picture(picture)
         check_chart(picture)
-    given: list[Path | None] = [*checkpoint] if checkpoint else [None]
-    found = [find_model(model, each) for each in given]
-    swept = sweep(found, data, grid, limit=limit, threads=threads, keep=keep, progress=log)
+    models = [str(each) for each in checkpoint] if checkpoint else [DEFAULT]
+    swept = sweep(models, data, options, progress=log)
     for warning in swept.warnings:
         log(f"warning: {warning}")
     if output is not None:
@@ -114,7 +86,7 @@ def command(
     if as_json:
         print_json(swept.to_dict())
     else:
-        _show(swept, keep)
+        _show(swept, options.keep)
 
 
 def _check_picture(path: Path) -> None:
@@ -124,14 +96,7 @@ def _check_picture(path: Path) -> None:
         )
 
 
-def _words(option: str, text: str, known: tuple[str, ...]) -> list[str]:
-    found = list(dict.fromkeys(words(text)))
-    if not found or not set(found) <= set(known):
-        raise UsageError(f"Invalid {option} {text}.", "", f"Choose one of: {', '.join(known)}.")
-    return found
-
-
-def _show(swept: Sweep, keep: Path | None) -> None:
+def _show(swept: SweepReport, keep: Path | None) -> None:
     front = swept.front
     columns = ["front", "model", "iters", "couplings", "precision", "ms", "size", "search", "test"]
     print_table(

@@ -35,31 +35,22 @@ class NamedModel:
         return self.checkpoint is not None
 
 
-def find_model(
-    name: str | None = None, checkpoint: Path | None = None, routing: str | None = None
-) -> NamedModel:
+def find_model(model: str | Path | None = None, routing: str | None = None) -> NamedModel:
     """Find a model by its name in the registry, or by its checkpoint.
 
     Args:
-        name: a name in the registry; with its trained weights if the package has them, otherwise with random
-            initial ones.
-        checkpoint: ``.safetensors`` or ``.pt``; excludes ``name``.
-        routing: which of the zoo's models, if neither is given (``dynamic`` by default); otherwise the
-            routing that the model must have.
+        model: a name in the registry, with its trained weights if the package has them, otherwise with random
+            initial ones; or a checkpoint, ``.safetensors`` or ``.pt``.
+        routing: which of the zoo's models, if none is given (``dynamic`` by default); otherwise the routing
+            that the model must have.
 
     Raises:
         UsageError: the arguments contradict each other, or name nothing.
         EnvironmentProblem: the zoo's checkpoint is not in this installation.
         ArtefactError: the checkpoint is damaged.
     """
-    if name is not None and checkpoint is not None:
-        raise UsageError(
-            "--model and --checkpoint cannot be used together.", "", "Use one of them."
-        )
-    if name is not None:
-        config = get_config(name)
-        checkpoint = zoo.checkpoint_of_model(name)
-    elif checkpoint is None:
+    name, checkpoint = None, None
+    if model is None:
         checkpoint = zoo.checkpoint_of_routing(routing or ZOO_ROUTINGS[0])
         if not checkpoint.is_file():
             raise EnvironmentProblem(
@@ -67,20 +58,26 @@ def find_model(
                 f"{checkpoint} is missing.",
                 "Install capsedge again, or pass a checkpoint with --checkpoint.",
             )
+    elif is_file(model):
+        checkpoint = Path(model)
+    else:
+        name = str(model)
+        config = get_config(name)
+        checkpoint = zoo.checkpoint_of_model(name)
     if checkpoint is not None:
-        model = load_checkpoint(checkpoint)
-        config, name = model.config, name or checkpoint.stem
+        network = load_checkpoint(checkpoint)
+        config, name = network.config, name or checkpoint.stem
     else:
         assert name is not None
         torch.manual_seed(0)
-        model = build(config).eval()
+        network = build(config).eval()
     if routing is not None and config.routing != routing:
         raise UsageError(
             f"{name} routes by {config.routing}, not by {routing}.",
             "The routing is part of the trained weights.",
             "Leave out --routing, or choose another model.",
         )
-    return NamedModel(model, name, checkpoint)
+    return NamedModel(network, name, checkpoint)
 
 
 def trained_checkpoint(name: str) -> Path:
@@ -106,5 +103,9 @@ def find_checkpoint_of(model: str) -> Path:
     Raises:
         UsageError: there is neither such a file nor such a model with weights.
     """
-    path = Path(model)
-    return path if os.path.lexists(path) or path.suffix else trained_checkpoint(model)
+    return Path(model) if is_file(model) else trained_checkpoint(model)
+
+
+def is_file(model: str | Path) -> bool:
+    """Whether it is the path of a checkpoint, and not the name of a model."""
+    return os.path.lexists(model) or bool(Path(model).suffix)

@@ -18,8 +18,10 @@ from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import UsageError
 from capsedge.models.config_base import ModelConfig
-from capsedge.models.find import NamedModel
+from capsedge.models.find import NamedModel, find_model
 from capsedge.optimization.sweep_candidates import FROZEN, Candidate, CandidateMaker, Kind, State
+from capsedge.optimization.sweep_options import SweepOptions
+from capsedge.options import takes
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.load import load
@@ -27,7 +29,14 @@ from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.profiling.worker import Limits, Specification
-from capsedge.runtime.result_summary import caption, new_figure, save_figure
+from capsedge.runtime.result_summary import (
+    Row,
+    Summarized,
+    Summary,
+    caption,
+    new_figure,
+    save_figure,
+)
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 # --- The search ---
@@ -68,8 +77,8 @@ class Point:
         return Kind(self.model, self.iterations, self.couplings, self.precision)
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class SweepReport(Summarized):
     """All files of a sweep.
 
     Attributes:
@@ -94,96 +103,98 @@ class Sweep:
         """The Pareto front, the fastest first."""
         return tuple(sorted((p for p in self.points if p.front), key=lambda p: p.milliseconds))
 
+    def _summary(self) -> Summary:
+        best = [
+            f"{p.kind}: {100 * p.accuracy:.2f} %, {p.milliseconds:.2f} ms, {format_bytes(p.bytes)}"
+            for p in self.front
+        ]
+        rows = [Row(p.file, text) for p, text in zip(self.front, best, strict=True)]
+        first = f"{len(self.points)} files, {len(self.front)} on the Pareto front"
+        return Summary("SweepReport", [first, *best], rows)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         document = asdict(self)
         return {"schema": 1, **document, "points": list(document["points"])}
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The settings whose combinations are the candidates.
-
-    Attributes:
-        iterations: numbers of routing iterations.
-        couplings: any of `sweep_candidates.COUPLINGS`.
-        precisions: any of `sweep_candidates.PRECISIONS`.
-    """
-
-    iterations: Sequence[int]
-    couplings: Sequence[str]
-    precisions: Sequence[str]
-
-    @property
-    def size(self) -> int:
-        """Candidates of one checkpoint."""
-        return len(self.iterations) * len(self.couplings) * len(self.precisions)
-
-
+@takes(SweepOptions)
 def sweep(
-    models: Sequence[NamedModel],
-    data: Path,
-    grid: Grid,
+    models: str | Path | Sequence[str | Path],
+    data: str | Path,
+    options: SweepOptions = SweepOptions(),
     *,
-    limit: int | None = None,
-    threads: int = 2,
-    keep: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Sweep:
+) -> SweepReport:
     """Make every candidate, compare them on training images, and test the best.
 
     Args:
-        models: trained single-label models of the same classes and preprocessing, such as a network and its
-            pruned descendants.
+        models: a trained single-label model, or several of the same classes and preprocessing, such as a
+            network and its pruned descendants: checkpoints, or names of the zoo.
         data: data set folder: its training split is calibrated and searched on, its test split reported on.
             Of other data a third is held out for the report.
-        grid: the candidates.
-        limit: largest number of test images, drawn at random.
-        threads: threads of one inference.
-        keep: folder for the files; an interrupted sweep continues there.
+        options: the candidates, and how they are measured.
         progress: called with a description of each step.
+
+    Returns:
+        Every file, those of the Pareto front with their accuracy on the test images.
 
     Raises:
         UsageError: a model is not trained or is multi-label, they do not fit each other, there are too many
             candidates, or the data is wrong.
+
+    Example:
+        >>> swept = capsedge.sweep("digits-em", "mnist", capsedge.SweepOptions(iterations=(1, 3)))
+        >>> [point.file for point in swept.front]
     """
-    _check(models, grid)
+    given = [models] if isinstance(models, (str, Path)) else models
+    found = [find_model(model) for model in given]
+    return _swept(found, Path(data), options, progress)
+
+
+def _swept(
+    models: Sequence[NamedModel],
+    data: Path,
+    options: SweepOptions,
+    progress: Callable[[str], None],
+) -> SweepReport:
+    _check(models, options)
     sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
         config = models[0].model.config
         calibration, search, warnings = _training_images(config, data)
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
-        folder = scratch if keep is None else keep
+        folder = scratch if options.keep is None else options.keep
         state = State(folder, images)
         made: list[Candidate] = []
         for found, checksum in zip(models, sums, strict=True):
             maker = CandidateMaker(found, checksum, folder, state, calibration, search)
-            for count in grid.iterations:
-                for one in maker.candidates(count, grid.couplings, grid.precisions):
+            for count in options.iterations:
+                for one in maker.candidates(count, options.couplings, options.precision):
                     made.append(one)
-                    most = grid.size * len(models)
+                    most = options.size * len(models)
                     progress(f"{len(made)} of up to {most}: {one.kind}: {100 * one.accuracy:.2f} %")
             warnings += list(dict.fromkeys(maker.warnings))
         if not made:
             raise UsageError(
                 "There are no candidates.", f"{warnings[-1]}.", "Add --couplings routed."
             )
-        points = pareto(_timed(made, threads, progress))
-        tested, notes = _test_images(config, data, (calibration, search), limit)
+        points = pareto(_timed(made, options.threads, progress))
+        tested, notes = _test_images(config, data, (calibration, search), options.limit)
         points = [_tested(p, folder, tested, progress) if p.front else p for p in points]
-    return Sweep(
+    return SweepReport(
         models=tuple(found.name for found in models),
         searched=len(search),
         images=len(tested),
         data=tested.described,
-        threads=threads,
+        threads=options.threads,
         points=tuple(points),
         warnings=(*warnings, *notes),
     )
 
 
-def _check(models: Sequence[NamedModel], grid: Grid) -> None:
+def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
     for found in models:
         if not found.trained:
             raise UsageError(
@@ -203,9 +214,9 @@ def _check(models: Sequence[NamedModel], grid: Grid) -> None:
                 raise UsageError(
                     f"{models[0].name} and {found.name} do not fit each other.",
                     f"Their {what.replace('_', ' ')} differ, so one data set cannot compare them.",
-                    "Sweep checkpoints of one task together.",
+                    "SweepReport checkpoints of one task together.",
                 )
-    count = grid.size * len(models)
+    count = options.size * len(models)
     if count > MOST:
         raise UsageError(
             f"The sweep has {count} candidates.",
@@ -334,7 +345,7 @@ _GROUPS = {"fp32": "stem", "fp16": "votes", "int8": "routing"}
 _AREA = 240.0  # of the largest file's marker, in points squared
 
 
-def draw(sweep: Sweep, path: Path) -> None:
+def draw(sweep: SweepReport, path: Path) -> None:
     """Write a PNG or an SVG, by the suffix: the front joined by a line, other points faint.
 
     Accuracy is that of the search, in which all points are compared; the table gives the test accuracy.
@@ -387,7 +398,7 @@ def _marker(number: int) -> str:
     return _MARKERS[number % len(_MARKERS)]
 
 
-def _draw_point(axis: Any, point: Point, sweep: Sweep, largest: int) -> None:
+def _draw_point(axis: Any, point: Point, sweep: SweepReport, largest: int) -> None:
     axis.scatter(
         [point.milliseconds],
         [100 * point.accuracy],

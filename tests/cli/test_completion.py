@@ -55,9 +55,9 @@ def starting(names: Iterable[str], start: str) -> list[str]:
     [
         ("capsedge ex", ["export"]),
         ("capsedge train --model em-", starting(MODELS, "em-")),
-        ("capsedge export --model em-", starting(MODELS, "em-")),
+        ("capsedge export --checkpoint em-", starting(MODELS, "em-")),
         ("capsedge verify x.onnx --model ", TRAINED),
-        ("capsedge sweep --model digits-e", ["digits-em"]),
+        ("capsedge sweep --checkpoint digits-e", ["digits-em"]),
         ("capsedge export --routing ", list(ROUTINGS)),
         ("capsedge import --family ", [f.name for f in families.FAMILIES]),
         ("capsedge import --family yu", ["yuxianmeng"]),
@@ -115,7 +115,7 @@ def test_files_are_left_to_the_shell(line: str, names: list[str]) -> None:
         ("capsedge infer --model ", "onnx|engine", TRAINED),
         ("capsedge infer ", "png|jpg|jpeg|gif|bmp|tif|tiff|webp", []),
         ("capsedge quantize my", "onnx", []),
-        ("capsedge export --checkpoint ", "safetensors|pt", []),
+        ("capsedge export --checkpoint di", "safetensors|pt", starting(MODELS, "di")),
         ("capsedge export --module ", "py", []),
         ("capsedge train --model em-", "safetensors|pt", starting(MODELS, "em-")),
         ("capsedge verify x.onnx --model ", "onnx|engine", TRAINED),
@@ -185,17 +185,15 @@ def test_words_are_those_that_the_verbs_take() -> None:
     from capsedge.calibration import ranges
     from capsedge.graph.target_runtimes import TARGETS
     from capsedge.models.training import recipe
-    from capsedge.optimization.sweep_candidates import COUPLINGS
     from capsedge.spec import vocabularies as spec
     from capsedge.viz.figure_kinds import KINDS
 
     for line, known in {
         "quantize --method": ranges.METHODS,
         "export --target": TARGETS,
-        "sweep --couplings": COUPLINGS,
         "train --schedule": recipe.SCHEDULES,
         "train --pairs": recipe.PAIRS,
-        "export --model": MODELS,
+        "export --checkpoint": MODELS,
         "train --model": MODELS,
         "see --what": KINDS,
     }.items():

@@ -21,10 +21,10 @@ from capsedge.cli import app
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.checkpoint import save_checkpoint
-from capsedge.models.find import find_model
 from capsedge.optimization import sweep as sweeps
 from capsedge.optimization.sweep import Point
 from capsedge.optimization.sweep_candidates import STATE, Candidate, CandidateMaker, Kind
+from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.runtime.zoo import zoo_checkpoint
 from tests.exporters.nets import network
 
@@ -118,9 +118,9 @@ def test_the_test_images_are_read_once_after_the_search(
     monkeypatch.setattr(sweeps, "_timed", time)
     monkeypatch.setattr(sweeps, "_tested", tested)
     swept = sweeps.sweep(
-        [find_model(None, place / "m.safetensors")],
+        place / "m.safetensors",
         place / "data",
-        sweeps.Grid([1, 2], ["routed"], ["fp32"]),
+        SweepOptions(iterations=(1, 2), precision=("fp32",)),
     )
     assert events == ["train", "timed", "test", "tested 1"]
     assert swept.images == 80 - swept.searched - len(searched[0])
@@ -129,11 +129,8 @@ def test_the_test_images_are_read_once_after_the_search(
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = (
-        [find_model(None, place / "m.safetensors")],
-        place / "data",
-        sweeps.Grid([1], ["routed"], ["fp32", "int8"]),
-    )
+    options = SweepOptions(iterations=(1,), precision=("fp32", "int8"), keep=place / "kept")
+    given = (place / "m.safetensors", place / "data", options)
     measured: list[str] = []
     outcome = FloatModel.outcome
 
@@ -149,22 +146,22 @@ def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(FloatModel, "outcome", count)
     monkeypatch.setattr(sweeps, "_timed", fake)
     with pytest.raises(KeyboardInterrupt):
-        sweeps.sweep(*given, keep=place / "kept")
-    first = sweeps.sweep(*given, keep=place / "kept")
+        sweeps.sweep(*given)
+    first = sweeps.sweep(*given)
     assert len(measured) == 3  # the first file is not measured again
-    assert sweeps.sweep(*given, keep=place / "kept").points == first.points
+    assert sweeps.sweep(*given).points == first.points
     assert len(measured) == 3
     int8 = next((place / "kept").glob("*-int8.onnx"))
     int8.write_bytes(b"other")  # a file that was changed is made again
-    assert sweeps.sweep(*given, keep=place / "kept").points == first.points
+    assert sweeps.sweep(*given).points == first.points
     assert len(measured) == 4
     with np.load(place / "data/train.npz") as train:
         np.savez(place / "data/train.npz", images=train["images"][::-1], labels=train["labels"] * 0)
     with pytest.raises(UsageError, match="other images"):
-        sweeps.sweep(*given, keep=place / "kept")
+        sweeps.sweep(*given)
     (place / "kept" / STATE).write_text("{}")
     with pytest.raises(ArtefactError, match="cannot be read"):
-        sweeps.sweep(*given, keep=place / "kept")
+        sweeps.sweep(*given)
 
 
 @given(
@@ -209,7 +206,7 @@ def test_checkpoints_of_other_tasks(place: Path) -> None:
         (("--iters", "0..3"), "--iters 0..3"),
         (("--iters", "x"), "--iters x"),
         (("--precision", "int4"), "one of: fp32"),
-        (("--model", "capsnet-svhn"), "no trained weights"),
+        (("--checkpoint", "capsnet-svhn"), "no trained weights"),
         (("-o", "/nonexistent/s.json"), "There is no folder"),
         (("--picture", "/nonexistent/s.png"), "There is no folder"),
         (("--picture", "s.pdf"), "neither a .png nor an .svg"),
@@ -218,7 +215,7 @@ def test_checkpoints_of_other_tasks(place: Path) -> None:
     ],
 )
 def test_wrong_options(place: Path, arguments: tuple[str, str], word: str) -> None:
-    more = () if "--model" in arguments else ("--checkpoint", place / "m.safetensors")
+    more = () if "--checkpoint" in arguments else ("--checkpoint", place / "m.safetensors")
     code, _, message = _run("--data", place / "data", *more, *arguments)
     assert code == 2
     assert word in message

@@ -23,9 +23,13 @@ _HIDDEN = "import sys; sys.modules['onnxruntime'] = None; from capsedge.cli impo
         ["optimize", MODEL, "-o", "new.onnx"],
         ["quantize", MODEL, "--calib-data", "digits.npz", "-o", "new.onnx"],
         ["cascade", MODEL, MODEL, "--data", "digits.npz", "-o", "new.onnx"],
-        pytest.param(["export", "--model", "digits-em", "-o", "new.onnx"], marks=pytest.mark.slow),
+        pytest.param(
+            ["export", "--checkpoint", "digits-em", "-o", "new.onnx"], marks=pytest.mark.slow
+        ),
         pytest.param(["verify", MODEL], marks=pytest.mark.slow),
-        pytest.param(["sweep", "--model", "digits-em", "--data", "mnist"], marks=pytest.mark.slow),
+        pytest.param(
+            ["sweep", "--checkpoint", "digits-em", "--data", "mnist"], marks=pytest.mark.slow
+        ),
     ],
     ids=lambda words: words[0],
 )

@@ -83,7 +83,13 @@ def test_untrained_weights_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = _run(
-        monkeypatch, "--model", "capsnet-svhn", "-o", tmp_path / "m.onnx", "--dry-run", "--json"
+        monkeypatch,
+        "--checkpoint",
+        "capsnet-svhn",
+        "-o",
+        tmp_path / "m.onnx",
+        "--dry-run",
+        "--json",
     )
     assert code == 0
     printed = capsys.readouterr()
@@ -106,16 +112,15 @@ def test_the_default_is_the_zoo(
     ("arguments", "message"),
     [
         (["--iters", "0"], "Invalid --iters 0"),
-        (["--model", "digits-dynamc"], "Did you mean digits-dynamic"),
-        (["--model", "digits-em", "--routing", "dynamic"], "routes by em"),
+        (["--checkpoint", "digits-dynamc"], "Did you mean digits-dynamic"),
+        (["--checkpoint", "digits-em", "--routing", "dynamic"], "routes by em"),
         (["--routing", "emm"], "Unknown routing 'emm'"),
-        (["--model", "digits-em", "--checkpoint", __file__], "cannot be used together"),
         (["--checkpoint", "missing.safetensors"], "There is no such file"),
         (["--no-rewrite", "cone"], "Invalid --no-rewrite cone"),
-        (["--model", "digits-em", "--opset", "13"], "Invalid --opset 13"),
-        (["--model", "digits-em", "--ops", "fast"], "Invalid --ops fast"),
-        (["--model", "digits-em", "--with", "votes"], "Invalid --with votes"),
-        (["--model", "digits-em", "--with", "reconstruction"], "no decoder"),
+        (["--checkpoint", "digits-em", "--opset", "13"], "Invalid --opset 13"),
+        (["--checkpoint", "digits-em", "--ops", "fast"], "Invalid --ops fast"),
+        (["--checkpoint", "digits-em", "--with", "votes"], "Invalid --with votes"),
+        (["--checkpoint", "digits-em", "--with", "reconstruction"], "no decoder"),
     ],
 )
 def test_wrong_options(

@@ -240,5 +240,5 @@ def test_export_says_that_its_model_is_the_default(tmp_path: Path) -> None:
     assert "the default" in out.splitlines()[0]
     found = json.loads(run(*words, "--json")[1])
     assert found["default_model"] is True
-    named = json.loads(run(*words, "--json", "--model", "digits-dynamic")[1])
+    named = json.loads(run(*words, "--json", "--checkpoint", "digits-dynamic")[1])
     assert named["default_model"] is False

@@ -106,7 +106,7 @@ def test_temporary_folders_go(number: signal.Signals, tmp_path: Path) -> None:
     data = honest(tmp_path / "honest")["sweep"]["data"][1]
     (tmp_path / "new").mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "capsedge", "sweep", "--model", "digits-em", "--data", data,
+        [sys.executable, "-m", "capsedge", "sweep", "--checkpoint", "digits-em", "--data", data,
          "-o", tmp_path / "new" / "s.json"],
         env=os.environ | {"TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE, text=True,
         preexec_fn=heard,

@@ -60,9 +60,9 @@ def infer(command: list[str], *options: str | Path) -> dict[str, Any]:
 def test_the_same_answer_as_here(python: list[str], model: str, tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     subprocess.run(
-        [sys.executable, "-m", "capsedge", "export", "--model", model, "-o", file], check=True
+        [sys.executable, "-m", "capsedge", "export", "--checkpoint", model, "-o", file], check=True
     )
-    there, here = (infer(c, "--model", file) for c in (python, [sys.executable]))
+    there, here = (infer(c, "--checkpoint", file) for c in (python, [sys.executable]))
     assert there["ops"] == "fused"
     first, second = (r["images"][0] for r in (there, here))
     assert first["labels"][0]["label"] == second["labels"][0]["label"] == "7"

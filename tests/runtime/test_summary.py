@@ -25,7 +25,7 @@ SHOWN = (
     "BatchReport", "BuildReport", "CascadeReport", "Certificate", "EngineInspection", "Ensemble",
     "EnsembleCertificate", "ExportReport", "ImportReport", "Inspection", "KServeDeployment",
     "OptimizationReport", "Prediction", "ProfileReport", "PruningReport", "QuantizationReport",
-    "Session", "Trace", "TritonDeployment", "WebDeployment",
+    "Session", "SweepReport", "Trace", "TritonDeployment", "WebDeployment",
 )  # fmt: skip
 HOSTILE = "<script>alert(1)</script>\x1b[31m\n\u202e&\"'" * 9
 NONE = np.zeros((3, 0), np.float32)
