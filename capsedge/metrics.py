@@ -313,6 +313,8 @@ class OutputError:
         mean_share, largest_share: the same as shares of the range; for whole numbers and truth values the
             share of values that differ, and 0. For several values, the worst one's.
         rms_share: root mean squared error as a share of the range, the worst value's.
+        cosine: of an output of vectors ``[n, J, K]``, such as poses, the mean of those with the reference's;
+            None for others.
     """
 
     name: str
@@ -321,10 +323,14 @@ class OutputError:
     mean_share: float
     largest_share: float
     rms_share: float
+    cosine: float | None = None
 
     def to_dict(self) -> dict[str, float | str]:
         """JSON values."""
+        cosine: dict[str, float | str]
+        cosine = {} if self.cosine is None else {"mean_cosine": self.cosine}
         return {
+            **cosine,
             "name": self.name,
             "mean_error": self.mean,
             "largest_error": self.largest,
@@ -347,6 +353,7 @@ class ErrorCount:
         zero = np.zeros(1)
         self._number, self._sum, self._squares, self._largest = zero, zero, zero, zero
         self._low, self._high = np.full(1, np.inf), np.full(1, -np.inf)
+        self._cosines, self._vectors = 0.0, 0
 
     def update(self, reference: Array, artefact: Array) -> None:
         """Add the results of one run.
@@ -366,6 +373,10 @@ class ErrorCount:
             expected, actual = np.zeros(reference.shape), (reference != artefact).astype(np.float64)
         else:
             expected, actual = reference.astype(np.float64), artefact.astype(np.float64)
+            if reference.ndim == 3 and reference.shape[-1] > 1:
+                found = _cosines(expected, actual)
+                self._cosines += float(found.sum())
+                self._vectors += found.size
         wide = int(reference.shape[-1]) if self._columns and reference.ndim else 1
         expected, actual = (np.reshape(v, (-1, wide)) for v in (expected, actual))
         known = np.isfinite(expected)
@@ -409,8 +420,20 @@ class ErrorCount:
         if self._exact:
             return OutputError(self.name, mean, largest, mean, 0.0, mean)
         rms = np.sqrt(self._squares / np.maximum(self._number, 1))
-        shares = (float(self.share(value).max()) for value in (self.mean, self.largest, rms))
-        return OutputError(self.name, mean, largest, *shares)
+        cosine = self._cosines / self._vectors if self._vectors else None
+        of_mean, of_largest, of_rms = (
+            float(self.share(value).max()) for value in (self.mean, self.largest, rms)
+        )
+        return OutputError(self.name, mean, largest, of_mean, of_largest, of_rms, cosine)
+
+
+def _cosines(a: Array, b: Array) -> Array:
+    """Cosines of the vectors along the last axis; 1 where both are zero. Others do not count."""
+    finite = (np.isfinite(a) & np.isfinite(b)).all(-1)
+    a, b = a[finite], b[finite]
+    sizes = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    same = (a == b).all(-1).astype(np.float64)
+    return np.asarray(np.divide((a * b).sum(-1), sizes, out=same, where=sizes > 0))
 
 
 # --- The comparison of a regression's values, each in its own unit ---

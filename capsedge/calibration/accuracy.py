@@ -36,6 +36,7 @@ ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
 # Points: of accuracy lost; of answers changed, of which about half do no harm; per cent of the range.
 DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0}
 DEFAULT_MAX_ERROR = 10.0
+DEFAULT_MIN_COSINE = 0.99
 _ROUNDING = 1e-9  # one answer of a hundred is one point
 UNITS_OF_LOSS = {
     ACCURACY: "points of accuracy lost",
@@ -174,10 +175,12 @@ class Gate:
         max_drop: percentage points: of accuracy lost; without labels, of decisions changed; for numbers, the
             mean error in per cent of the output's range. None for the default of each, `DEFAULT_MAX_DROP`.
         max_error: for numbers, the largest error in per cent of the output's range.
+        min_cosine: for outputs of vectors, the least mean cosine with FP32.
     """
 
     max_drop: float | None = None
     max_error: float = DEFAULT_MAX_ERROR
+    min_cosine: float = DEFAULT_MIN_COSINE
 
     def __post_init__(self) -> None:
         for name, value in (("max_drop", self.max_drop), ("max_error", self.max_error)):
@@ -212,6 +215,12 @@ class Gate:
             for o in outcome.outputs
             if not 100 * o.largest_share <= self.max_error
         ]
+        found += [
+            f"The vectors of '{o.name}' have a mean cosine of {o.cosine:.6f} with those of FP32, "
+            f"{self.min_cosine:g} required."
+            for o in outcome.outputs
+            if o.cosine is not None and not o.cosine >= self.min_cosine
+        ]
         return found
 
     def passes(self, outcome: Outcome) -> bool:
@@ -224,7 +233,9 @@ class Gate:
             "metric": outcome.metric,
             "max_drop": self.limit(outcome.metric),
         }
-        return allowed | ({"max_error": self.max_error} if outcome.metric == ERROR else {})
+        if outcome.metric == ERROR:
+            allowed |= {"max_error": self.max_error, "min_cosine": self.min_cosine}
+        return allowed
 
 
 # --- Comparing the outputs of two files ---

@@ -33,8 +33,9 @@ def emit(
 
     Convolutions become ``QuantizedConv`` (in a file of standard operators only: ``QLinearConv``), including
     their ReLU: uint8 with the zero point 0 saturates where the ReLU would clip. Routing operators are
-    replaced by those with INT8 weights. Other weights are stored in few bits and converted back to FP32 by
-    nodes that ONNX Runtime folds when it loads the file.
+    replaced by those with INT8 weights. Tables are looked up in INT8, with a scale for each row. Other
+    weights are stored in few bits and converted back to FP32 by nodes that ONNX Runtime folds when it loads
+    the file.
     """
     return _Emitter(model, layers, assignment, table).run()
 
@@ -75,6 +76,8 @@ class _Emitter:
                 self._conv(node, level)
             elif node.domain == DOMAIN:
                 self._routing(node, index, level)
+            elif node.op_type == "Gather":
+                self._table(node)
             else:
                 self._stored(node, index, level)
         made = replace_graph(self.graph.model, self.nodes, self.more, self.like)
@@ -210,6 +213,24 @@ class _Emitter:
         weight = [eight, self._add(f"{name}_scale", scale.squeeze(axes))]
         replace(made.input, [*node.input[:index], *weight, *node.input[index + 1 :]])
         self.nodes.append(made)
+
+    def _table(self, node: onnx.NodeProto) -> None:
+        """Look up rows of INT8, and the scale of each; 4-bit rows would be unpacked as a whole."""
+        name, at = node.input
+        result = node.output[0]
+        if f"{name}_int8" not in self.more:
+            integers, scale = quantizable_layers.quantize_rows(self.graph.array(name))
+            self._add(f"{name}_int8", integers)
+            self._add(f"{name}_steps", scale)
+        rows, steps = f"{result}_int8", f"{result}_steps"
+        self.like[rows] = (result, TensorProto.INT8)
+        self.like[f"{result}_whole"] = (result, TensorProto.FLOAT)
+        self.nodes += [
+            helper.make_node("Gather", [f"{name}_int8", at], [rows]),
+            _cast(rows, f"{result}_whole", TensorProto.FLOAT),
+            helper.make_node("Gather", [f"{name}_steps", at], [steps]),
+            helper.make_node("Mul", [f"{result}_whole", steps], [result]),
+        ]
 
     def _stored(self, node: onnx.NodeProto, index: int, level: str) -> None:
         """Store a weight in few bits and compute with it in FP32."""

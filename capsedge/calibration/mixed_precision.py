@@ -154,7 +154,9 @@ def _fits(gate: Gate, outcome: Outcome) -> bool:
     limit = gate.limit(outcome.metric)
     if outcome.metric == ERROR:
         kept = SEARCHED * limit, SEARCHED * gate.max_error
-        return replace(gate, max_drop=kept[0], max_error=kept[1]).passes(outcome)
+        least = 1 - SEARCHED * (1 - gate.min_cosine)
+        searched = replace(gate, max_drop=kept[0], max_error=kept[1], min_cosine=least)
+        return searched.passes(outcome)
     changed = 100.0 * (1.0 - outcome.agreement)
     return gate.passes(outcome) and changed <= limit
 

@@ -19,7 +19,8 @@ from capsedge.spec.operators import DOMAIN, OPERATORS
 # --- Quantizable layers ---
 
 LEAST_ELEMENTS = 256  # smaller weights stay FP32: their scales would take as much space
-_STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1}  # index of the weight among the inputs
+# Index of the weight among the inputs.
+_STANDARD = {"Conv": 1, "Gemm": 1, "MatMul": 1, "Gather": 0}
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class QuantizableLayer:
     Attributes:
         name: name of the layer, from the exporter's name of its weight.
         kind: ``conv``; ``routing`` (a capsule operator that has a variant with INT8 weights); ``linear``
-            (weights that are stored in few bits and used in FP32).
+            (weights that are stored in few bits and used in FP32); ``table`` (rows that are looked up, such
+            as embeddings: stored in few bits, and only the rows that are read become FP32).
         weight: the initializer.
         elements: of the weight.
     """
@@ -88,6 +90,18 @@ def is_sum(graph: Graph, node: onnx.NodeProto) -> bool:
     return False
 
 
+def is_table(graph: Graph, name: str) -> bool:
+    """Whether an initializer ``[rows, size]`` is only looked up, row by row."""
+    return len(graph.initializers[name].dims) == 2 and all(
+        user.op_type == "Gather"
+        and not user.domain
+        and user.input[0] == name
+        and attributes_of(user).get("axis", 0) == 0
+        and user.input[1] not in graph.initializers
+        for user in graph.consumers[name]
+    )
+
+
 def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
     """Why a convolution cannot run in 8 bits; empty if it can."""
     if float_weight(graph, node, 1) is None:
@@ -117,6 +131,8 @@ def find_layers(graph: Graph) -> tuple[list[QuantizableLayer], list[KeptNode]]:
         name = None if index is None else float_weight(graph, node, index)
         if name is None or is_sum(graph, node):
             continue
+        if node.op_type == "Gather" and not is_table(graph, name):
+            continue
         elements = math.prod(graph.initializers[name].dims)
         if node.op_type == "Conv":
             problem = conv_problem(graph, node)
@@ -130,6 +146,7 @@ def find_layers(graph: Graph) -> tuple[list[QuantizableLayer], list[KeptNode]]:
             continue
         else:
             kind = "routing" if node.domain == DOMAIN else "linear"
+            kind = "table" if node.op_type == "Gather" else kind
         # A weight shared by several nodes is one unit, of the kind that computes in 8 bits.
         if kinds.get(name) in (None, "linear"):
             kinds[name] = kind
@@ -183,6 +200,7 @@ LARGEST = 127  # -128 stays unused: symmetric
 LARGEST4 = 7
 MULTIPLIERS = LARGEST // LARGEST4  # a 4-bit weight times this still fits 8 bits
 SMALLEST_GROUP = 8  # weights that share a multiplier
+_ROWS = 65536  # of a table, quantized at a time
 
 
 def quantize(
@@ -203,6 +221,16 @@ def quantize(
     if least is not None:
         scale = np.maximum(scale, least).astype(np.float32)
     return _steps(w, scale).round().clip(-LARGEST, LARGEST).astype(np.int8), scale
+
+
+def quantize_rows(table: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """A table ``[rows, size]`` as INT8 and a scale for each row ``[rows, 1]``; in parts, for large tables."""
+    integers = np.empty(table.shape, np.int8)
+    scale = np.empty((len(table), 1), np.float32)
+    for start in range(0, len(table), _ROWS):
+        part = slice(start, start + _ROWS)
+        integers[part], scale[part] = quantize(table[part], (1,))
+    return integers, scale
 
 
 def quantize4(

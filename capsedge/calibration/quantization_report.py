@@ -135,7 +135,7 @@ def check_executed(
     runs: list[ExecutedPrecision], assignment: Mapping[str, str], layers: list[QuantizableLayer]
 ) -> None:
     """Refuse a file whose layers are not executed in 8 bits as they should; some only store weights."""
-    computing = {layer.name for layer in layers if layer.kind != "linear"}
+    computing = {layer.name for layer in layers if layer.kind not in ("linear", "table")}
     integers = any(assignment.get(name) in ("int8", "int4") for name in computing)
     if integers and not any(e.precision.startswith("int8") for e in runs):
         raise ArtefactError(
@@ -238,6 +238,7 @@ class QuantizationReport(Summarized):
             "criterion": self.criterion,
             "max_drop_points": self.max_drop,
             "max_error_percent": self.gate.max_error if self.outcome.metric == ERROR else None,
+            "min_cosine": self.gate.min_cosine if self.outcome.metric == ERROR else None,
             "outcome": self.outcome.to_dict(),
             "assignment": self.assignment,
             "kept_in_fp32": [k.to_dict() for k in self.kept],
@@ -273,8 +274,8 @@ class Rejected(ParityError):
             + (f"; kept as {report.output}. " if report.output is not None else ". ")
             + " ".join(report.gate.failures(o)),
             f"Try {other}another `method=`, more `calib_images=`, or allow more with "
-            "`max_drop=`" + (" and `max_error=`." if o.metric == ERROR else "."),
+            "`max_drop=`" + (", `max_error=` or `min_cosine=`." if o.metric == ERROR else "."),
             report=report,
             command=f"Try {option}another --method, more --calib-images, or allow more with "
-            "--max-drop" + (" and --max-error." if o.metric == ERROR else "."),
+            "--max-drop" + (", --max-error or --min-cosine." if o.metric == ERROR else "."),
         )

@@ -145,7 +145,7 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
 
 def gate_of(options: QuantizeOptions) -> Gate:
     """What a file may lose."""
-    return Gate(options.max_drop, options.max_error)
+    return Gate(options.max_drop, options.max_error, options.min_cosine)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,12 @@ class QuantizeOptions(Options):
     max_error: float = option(
         10.0, "For numbers: the largest error allowed, in % of an output's range.", min=0
     )
+    min_cosine: float = option(
+        0.99,
+        "For outputs of vectors, such as poses or interests: the least mean cosine with FP32.",
+        min=-1,
+        max=1,
+    )
     scores: str | None = option(
         None, "The output that decides the class, if the file does not state it."
     )

@@ -25,7 +25,7 @@ _GATES = "Limits"
 # none is under "Options". Groups that several verbs declare in the same way name themselves (`Option.panel`).
 _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("threads", "ops", "device", "provider"), _RUNNING),
-    **dict.fromkeys(("tolerance", "min_agreement", "max_drop", "max_error"), _GATES),
+    **dict.fromkeys(("tolerance", "min_agreement", "max_drop", "max_error", "min_cosine"), _GATES),
     **dict.fromkeys(("batch cluster", "serve batch", "serve wait", "sweep threads"), _RUNNING),
     **dict.fromkeys(("cascade max_share", "export check_inputs"), _GATES),
     **dict.fromkeys(("export ops", "quantize ops", "deploy triton ops"), "Options"),

@@ -228,7 +228,12 @@ def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
             (
                 e.name,
                 f"mean error {e.mean:.4g}, {100 * e.mean_share:.3f} % of its range ({allowed}); largest "
-                f"{e.largest:.4g}, {100 * e.largest_share:.2f} % ({most}); {o.images} samples",
+                f"{e.largest:.4g}, {100 * e.largest_share:.2f} % ({most}); {o.images} samples"
+                + (
+                    ""
+                    if e.cosine is None
+                    else f"; mean cosine of its vectors {e.cosine:.5f} (at least {report.gate.min_cosine:g})"
+                ),
             )
             for e in o.outputs
         ]
