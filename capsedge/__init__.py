@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from capsedge.importers.import_options import ImportOptions
     from capsedge.models import ops
     from capsedge.models.checkpoint import load_checkpoint
+    from capsedge.models.training.run import Trained, train
+    from capsedge.models.training.train_options import TrainOptions
     from capsedge.optimization.cascade import CascadeReport, cascade
     from capsedge.optimization.optimize import OptimizationReport, optimize
     from capsedge.optimization.optimize_options import OptimizeOptions
@@ -109,6 +111,8 @@ _HOMES = {
     "PruningReport": "capsedge.optimization.prune_report",
     "sweep": "capsedge.optimization.sweep",
     "SweepReport": "capsedge.optimization.sweep",
+    "train": "capsedge.models.training.run",
+    "Trained": "capsedge.models.training.run",
     "build": "capsedge.exporters.build",
     "BuildReport": "capsedge.exporters.tensorrt.write_engine",
     "deploy_web": "capsedge.serving.deploy.web",
@@ -135,6 +139,7 @@ _HOMES = {
     "TritonOptions": "capsedge.serving.deploy.deploy_options",
     "KServeOptions": "capsedge.serving.deploy.deploy_options",
     "SweepOptions": "capsedge.optimization.sweep_options",
+    "TrainOptions": "capsedge.models.training.train_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -191,6 +196,8 @@ __all__ = [
     "SweepReport",
     "Trace",
     "TracedLayer",
+    "TrainOptions",
+    "Trained",
     "TritonDeployment",
     "TritonOptions",
     "UnsupportedModelError",
@@ -217,6 +224,7 @@ __all__ = [
     "prune",
     "quantize",
     "sweep",
+    "train",
     "verify",
     "verify_ensemble",
     "viz",

@@ -108,6 +108,7 @@ VERBS = {
     "QuantizeOptions": "quantize",
     "RuntimeOptions": "infer",
     "SweepOptions": "sweep",
+    "TrainOptions": "train",
     "TritonOptions": "deploy triton",
     "VerifyOptions": "verify",
 }

@@ -46,16 +46,6 @@ _GROUPS: Mapping[str, str] = {
         ("import reference_code", "import data", "import limit"),
         "Comparison with the author's code",
     ),
-    **dict.fromkeys(
-        (
-            *("train epochs", "train batch", "train learning_rate", "train schedule"),
-            *("train average", "train patience", "train seed", "train init", "train iters"),
-        ),
-        "Recipe",
-    ),
-    **dict.fromkeys(
-        ("train shift", "train rotate", "train zoom", "train flip", "train pairs"), "Augmentation"
-    ),
     **dict.fromkeys(("verify data", "verify inputs", "verify limit"), _SAMPLES),
     **dict.fromkeys(("quantize data", "quantize limit", "quantize scores"), _SAMPLES),
     **dict.fromkeys(

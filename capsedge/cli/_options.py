@@ -33,9 +33,6 @@ Checkpoint = Annotated[
     ),
     READS_OR_NAME,
 ]
-Iterations = Annotated[
-    int | None, Option("--iters", help="Routing iterations; by default the model's own.")
-]
 Ops = Annotated[
     str, Option("--ops", help="auto, fused (operator library) or portable (function bodies).")
 ]

@@ -134,6 +134,7 @@ ROLES: Mapping[str, PathRole] = {
     "list": READS_LIST,
     "model": READS_MODEL,
     "reads": READS,
+    "reads or name": READS_OR_NAME,
     "updates": UPDATES,
     "writes": WRITES,
 }

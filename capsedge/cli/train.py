@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from capsedge.cli import _options, _process
-from capsedge.cli._options import bar
+from capsedge.cli._options import bar, grouped
 from capsedge.cli._output import log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS, READS_DATA, READS_OR_NAME, PathRole
+from capsedge.cli._paths import READS_DATA, PathRole
 from capsedge.errors import UsageError
+from capsedge.models.training.train_options import TrainOptions
 
 
 def _written(folder: Path) -> list[Path]:
@@ -22,18 +23,6 @@ def _written(folder: Path) -> list[Path]:
     return files(folder)
 
 
-Model = Annotated[
-    str | None,
-    Option(
-        "--model",
-        help=(
-            "Name of a model, such as digits-em (see --list), or a checkpoint whose architecture "
-            "is trained from random weights. By default, for a folder with one sub-folder per "
-            "class, a small model for its images."
-        ),
-    ),
-    READS_OR_NAME,
-]
 Listed = Annotated[
     bool, Option("--list", help="List the models: parameters, input, size of the weights.")
 ]
@@ -49,14 +38,6 @@ Data = Annotated[
     ),
     READS_DATA,
 ]
-Size = Annotated[
-    int | None,
-    Option(
-        "--size",
-        min=1,
-        help="Height and width to which images of a folder are resized; by default the model's.",
-    ),
-]
 Output = Annotated[
     Path | None,
     Option(
@@ -66,62 +47,6 @@ Output = Annotated[
     ),
     PathRole(written=_written, creates=True),
 ]
-Epochs = Annotated[int, Option("--epochs", min=1, help="Passes over the training images.")]
-Batch = Annotated[int, Option("--batch", min=1, help="Images per step.")]
-LearningRate = Annotated[float, Option("--lr", help="Peak learning rate.")]
-Schedule = Annotated[
-    str,
-    Option(
-        "--schedule",
-        help="one-cycle (Adam), exponential (Adam, Sabour et al.) or multistep (SGD, Tsai et al.).",
-    ),
-]
-Shift = Annotated[int, Option("--shift", min=0, help="Random shift in pixels.")]
-Rotate = Annotated[float, Option("--rotate", min=0, max=180, help="Random rotation in degrees.")]
-Zoom = Annotated[
-    float, Option("--zoom", min=0, max=0.9, help="Random change of size, as a fraction.")
-]
-Flip = Annotated[bool, Option("--flip", help="Random mirroring.")]
-Pairs = Annotated[
-    str, Option("--pairs", help="none, overlap (MultiMNIST) or diverse (DiverseMultiMNIST).")
-]
-Average = Annotated[
-    float,
-    Option("--average", min=0.0, max=0.99999, help="Decay of the moving average of the weights."),
-]
-Seed = Annotated[int, Option("--seed", help="Seed of weights, order and augmentation.")]
-Init = Annotated[
-    Path | None, Option("--init", help="Start from the weights of this checkpoint."), READS
-]
-Limit = Annotated[
-    int | None, Option("--limit", min=1, help="Only the first N images of each split.")
-]
-Threads = Annotated[
-    int | None,
-    Option("--threads", min=1, help="Threads for PyTorch; by default its own choice."),
-]
-Device = Annotated[
-    str, Option("--device", help="Where the network is computed: cpu, or cuda for a GPU.")
-]
-Fast = Annotated[
-    bool,
-    Option(
-        "--fast", help="Convolutions in BF16, compiled routing; for processors with AMX. Needs g++."
-    ),
-]
-Patience = Annotated[
-    int | None,
-    Option(
-        "--patience",
-        min=0,
-        help=(
-            "End when so many epochs were not more accurate on the validation images; by default "
-            "half of --epochs; 0 never."
-        ),
-    ),
-]
-Resume = Annotated[bool, Option("--resume", help="Continue the run in the output folder.")]
-
 _ACCURACIES = {
     "test": "test accuracy",
     "validation": "validation accuracy",
@@ -129,31 +54,12 @@ _ACCURACIES = {
 }
 
 
+@grouped
 def command(
+    options: TrainOptions,
     data: Data = None,
     output: Output = None,
-    model: Model = None,
     listed: Listed = False,
-    size: Size = None,
-    iters: _options.Iterations = None,
-    epochs: Epochs = 10,
-    batch: Batch = 128,
-    learning_rate: LearningRate = 3e-3,
-    schedule: Schedule = "one-cycle",
-    shift: Shift = 2,
-    rotate: Rotate = 0.0,
-    zoom: Zoom = 0.0,
-    flip: Flip = False,
-    pairs: Pairs = "none",
-    average: Average = 0.999,
-    seed: Seed = 1,
-    fast: Fast = False,
-    init: Init = None,
-    limit: Limit = None,
-    threads: Threads = None,
-    patience: Patience = None,
-    device: Device = "cpu",
-    resume: Resume = False,
     as_json: _options.Json = False,
 ) -> None:
     """Train a capsule network on images.
@@ -171,26 +77,17 @@ def command(
             "",
             "Run `capsedge train --data FOLDER -o RUN`, or `capsedge train --list` for the models.",
         )
-    from capsedge.models.training.recipe import Recipe
-    from capsedge.models.training.run import train_model
+    from capsedge.models.training.run import train
 
-    recipe = Recipe(
-        epochs, batch, schedule, learning_rate, shift, rotate, zoom, flip, pairs, average, seed,
-        fast,
-    )  # fmt: skip
     lines: list[dict[str, Any]] = []
 
     def done(line: dict[str, Any]) -> None:
         lines.append(line)
-        _log_epoch(line, epochs, len(lines))
+        _log_epoch(line, options.epochs, len(lines))
 
     try:
-        with bar("training", epochs) as progress:
-            trained = train_model(
-                model, data, output, recipe, size=size, iterations=iters, init=init, limit=limit,
-                threads=threads, patience=patience, device=device, resume=resume, log=log, progress=progress,
-                epoch_done=done,
-            )  # fmt: skip
+        with bar("training", options.epochs) as progress:
+            trained = train(data, output, options, log=log, progress=progress, epoch_done=done)
     except KeyboardInterrupt:
         log("interrupted: finished epochs are kept; continue with the same command and --resume")
         raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None

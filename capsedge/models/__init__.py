@@ -1,6 +1,6 @@
 """The architectures of capsule networks, built by name or from a configuration.
 
-Configurations and names need no torch; ``build`` and the modules do, and are imported when asked for.
+All is imported when it is asked for; configurations and names need no torch.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from capsedge.models.configs import ModelConfig
-from capsedge.models.registry import MODELS, get_config
-
 if TYPE_CHECKING:
     from capsedge.models.attention_capsules import AttentionCapsules
     from capsedge.models.base import CapsuleModel, CapsuleOutput
     from capsedge.models.capsnet import CapsNet
     from capsedge.models.capsule_stack import CapsuleStack
+    from capsedge.models.configs import ModelConfig
     from capsedge.models.deepcaps import DeepCaps
     from capsedge.models.efficient_capsnet import EfficientCapsNet
     from capsedge.models.fsanet import FSANet
     from capsedge.models.matrix_capsules import MatrixCapsules
     from capsedge.models.pscapsnet import PSCapsNet
+    from capsedge.models.registry import MODELS, get_config
 
 __all__ = [
     "MODELS",
@@ -41,6 +40,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "MODELS": "registry",
+    "ModelConfig": "configs",
+    "get_config": "registry",
     "AttentionCapsules": "attention_capsules",
     "CapsNet": "capsnet",
     "CapsuleModel": "base",
@@ -81,6 +83,8 @@ def build(model: str | ModelConfig, **changes: Any) -> CapsuleModel:
     Raises:
         UsageError: no model has this name, or a field has an impossible value.
     """
+    from capsedge.models.registry import get_config
+
     config = get_config(model) if isinstance(model, str) else model
     if changes:
         config = config.replace(**changes)

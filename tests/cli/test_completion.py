@@ -184,15 +184,12 @@ def test_words_are_those_that_the_verbs_take() -> None:
     pytest.importorskip("onnx")
     from capsedge.calibration import ranges
     from capsedge.graph.target_runtimes import TARGETS
-    from capsedge.models.training import recipe
     from capsedge.spec import vocabularies as spec
     from capsedge.viz.figure_kinds import KINDS
 
     for line, known in {
         "quantize --method": ranges.METHODS,
         "export --target": TARGETS,
-        "train --schedule": recipe.SCHEDULES,
-        "train --pairs": recipe.PAIRS,
         "export --checkpoint": MODELS,
         "train --model": MODELS,
         "see --what": KINDS,

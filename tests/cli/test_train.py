@@ -74,7 +74,7 @@ def test_without_test_images_there_is_no_test_accuracy(data: Path) -> None:
         (["--data", "absent"], "There is no absent"),
         (["--schedule", "never"], "never"),
         (["--pairs", "triple"], "triple"),
-        (["--iters", "0"], "0 iterations"),
+        (["--iters", "0"], "Invalid --iters 0"),
         (["--lr", "-1"], "learning rate"),
         (["--lr", "nan"], "learning rate"),
         (["--batch", "1000"], "too few for a batch of 1000"),

@@ -8,8 +8,8 @@ from capsedge.spec.exit_codes import C_CODES
 from capsedge.spec.fields import (
     ENGINE_FIELDS,
     ENGINE_SCHEMA,
-    INPUTS_KEY,
     FIELDS,
+    INPUTS_KEY,
     LEAST_SIDE,
     PREFIX,
     REQUIRED,

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UsageError
+from capsedge.models.training.train_options import PAIRS, SCHEDULES
 from capsedge.runtime.files.safetensors import field_of
-
-SCHEDULES = ("one-cycle", "exponential", "multistep")
-PAIRS = ("none", "overlap", "diverse")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,10 @@ from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.evaluate import predict_all
 from capsedge.models.training.recipe import Recipe, training_of
 from capsedge.models.training.run_files import CONFUSION, HISTORY, MODEL
-from capsedge.models.training.train import Progress, train
+from capsedge.models.training.train import Progress
+from capsedge.models.training.train import train as train_epochs
+from capsedge.models.training.train_options import TrainOptions
+from capsedge.options import takes
 from capsedge.runtime.files import reading
 
 
@@ -41,20 +44,12 @@ class Trained:
     test_images: int = 0
 
 
-def train_model(
-    model: str | None,
-    data: Path,
-    folder: Path,
-    recipe: Recipe,
+@takes(TrainOptions)
+def train(
+    data: str | Path,
+    folder: str | Path,
+    options: TrainOptions = TrainOptions(),
     *,
-    size: int | None = None,
-    iterations: int | None = None,
-    init: Path | None = None,
-    limit: int | None = None,
-    threads: int | None = None,
-    patience: int | None = None,
-    device: str = "cpu",
-    resume: bool = False,
     log: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
@@ -62,42 +57,42 @@ def train_model(
     """Train a model of the registry on a data set.
 
     Args:
-        model: name of the registry, or a checkpoint whose shape is trained anew, from fresh weights; None
-            for a small one that fits the images of a folder with one sub-folder per class.
         data: a data set as `read_split` takes it. The classes, the colours, the mean and the deviation of a
             folder with one sub-folder per class become the model's, unless its classes are. Where it has no
             test images, about 15 % of each class are held out; where it has no validation images, 10 % of
             the rest: they choose the epoch that is kept, and the test images choose nothing. Of other data
             without test images, accuracy is measured on the training images, and called so.
         folder: of the run: checkpoint, history, state.
-        recipe: how to train.
-        size: rows and columns of the input; the model's own by default.
-        iterations: of routing; the model's own by default.
-        init: checkpoint whose weights the run begins with.
-        limit: maximum number of images of each split.
-        threads: of torch; its own choice by default.
-        patience: epochs without a more accurate one on the validation images, after which training ends; half
-            of all epochs by default, 0 never ends it.
-        device: as `train` takes it.
-        resume: continue the run in the folder.
+        options: the model, and how it is trained.
         log: called with a description of the training data.
-        progress, epoch_done: as `train` takes them.
+        progress: called with the epoch, the step, the steps of an epoch, and the loss, after every step.
+        epoch_done: called with the line of the history after every epoch.
+
+    Returns:
+        The checkpoint of the epoch that is kept, and its accuracy on the test images.
 
     Raises:
-        UsageError: a name, the data or the folder is wrong; as `train`.
+        UsageError: a name, the data or the folder is wrong.
         ArtefactError: a checkpoint or the run to resume is damaged.
         EnvironmentProblem: the disk is full; the epochs before are kept.
+
+    Example:
+        >>> trained = capsedge.train("flowers/", "run/", capsedge.TrainOptions(epochs=3))
+        >>> trained.checkpoint, trained.test_accuracy
     """
+    data, folder = Path(data), Path(folder)
+    model, size, limit, patience = options.model, options.size, options.limit, options.patience
+    recipe = _recipe(options)
     if model is None:
         model, usual = user_images.default_model(data)
         size = size or usual
     given = _shape(model)
     config = user_images.fitted(given, data, size)
-    if iterations is not None:
-        config = config.replace(iterations=iterations)
-    initial = load_checkpoint(init) if init else None
-    if threads:
-        torch.set_num_threads(threads)
+    if options.iterations is not None:
+        config = config.replace(iterations=options.iterations)
+    initial = load_checkpoint(options.init) if options.init else None
+    if options.threads:
+        torch.set_num_threads(options.threads)
     training = read_split(data, "train", config.preprocessing, limit)
     own = config.preprocessing != given.preprocessing or config.class_names != given.class_names
     if own:
@@ -124,15 +119,15 @@ def train_model(
         )
     apart = [each for each in (measured, None if test is measured else test) if each is not None]
     log(f"{model}: {_counted(training, apart)}")
-    trained = train(
+    trained = train_epochs(
         config,
         recipe,
         training,
         measured,
         folder,
         initial=initial,
-        resume=resume,
-        device=device,
+        resume=options.resume,
+        device=options.device,
         progress=progress,
         epoch_done=epoch_done,
     )
@@ -144,6 +139,12 @@ def train_model(
         return Trained(checkpoint)
     accuracy = _report(trained, test, folder, log)
     return Trained(checkpoint, accuracy, len(test))
+
+
+def _recipe(options: TrainOptions) -> Recipe:
+    """The recipe that the options state; the patience is chosen by the data."""
+    stated = [name for name in Recipe.__dataclass_fields__ if name != "patience"]
+    return Recipe(**{name: getattr(options, name) for name in stated})
 
 
 def _counted(training: ImageSet, apart: list[ImageSet]) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+import capsedge
 from capsedge.datasets import ImageSet, array_files, read_split, typical_input_from
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.models import CapsuleOutput, build, get_config
@@ -439,7 +440,6 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
-    from capsedge.models.training.run import train_model
 
     images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / "train.npz", images=images, labels=np.arange(32) % 10)
@@ -447,10 +447,15 @@ def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
     torch.manual_seed(7)
     given = build(config)
     save_checkpoint(given, tmp_path / "shape.safetensors")
-    recipe = Recipe(epochs=1, batch=16, learning_rate=1e-12, seed=2)
-    made = train_model(
-        str(tmp_path / "shape.safetensors"), tmp_path, tmp_path / "run", recipe
-    ).checkpoint
+    options = capsedge.TrainOptions(
+        model=str(tmp_path / "shape.safetensors"),
+        epochs=1,
+        batch=16,
+        learning_rate=1e-12,
+        average=0,
+        seed=2,
+    )
+    made = capsedge.train(tmp_path, tmp_path / "run", options).checkpoint
     found = load_checkpoint(made)
     assert found.config == config
     torch.manual_seed(2)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import capsedge
 from capsedge.datasets import ImageSet, class_names, colour_of, read_split, side_of
 from capsedge.errors import UsageError
 from capsedge.models import MODELS, build, get_config
@@ -21,8 +22,6 @@ from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig, PSCapsNet
 from capsedge.models.fsanet_config import FSANetConfig
 from capsedge.models.training import user_images
 from capsedge.models.training.confusion import by_class, confusion, draw
-from capsedge.models.training.recipe import Recipe
-from capsedge.models.training.run import train_model
 from tests.exporters.nets import CONFIGS
 from tests.tables import table
 
@@ -234,8 +233,8 @@ def test_a_run(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data" / "train", {"cat": 12, "a dog": 12}).parent
     pictures(data / "test", {"cat": 3, "a dog": 4}, first=10)
     said: list[str] = []
-    recipe = Recipe(epochs=1, batch=100)
-    done = train_model(None, data, tmp_path / "run", recipe, size=28, log=said.append)
+    options = capsedge.TrainOptions(epochs=1, batch=100, average=0, size=28)
+    done = capsedge.train(data, tmp_path / "run", options, log=said.append)
     made, text = done.checkpoint, "\n".join(said)
     assert "no validation images: 2 training images are held out" in text
     assert "22 training images, 2 validation images, 3 test images" in text
@@ -261,19 +260,21 @@ def test_validation_images_of_a_folder_choose_and_do_not_test(tmp_path: Path) ->
     pictures(data / "val", {"cat": 3, "dog": 3}, first=7)
     pictures(data / "test", {"cat": 3, "dog": 3}, first=9)
     said: list[str] = []
-    recipe = Recipe(epochs=1, batch=4)
-    done = train_model("digits-em", data, tmp_path / "run", recipe, log=said.append)
+    options = capsedge.TrainOptions(model="digits-em", epochs=1, batch=4, average=0)
+    done = capsedge.train(data, tmp_path / "run", options, log=said.append)
     text = "\n".join(said)
     assert "2 validation images are left out: they are training images too" in text
     assert "2 test images are left out: they are validation images too" in text
     assert "16 training images, 4 validation images, 4 test images" in text
     assert done.test_images == 4
     few = pictures(tmp_path / "few", {"a": 2, "b": 2})
-    done = train_model("digits-em", few, tmp_path / "small", recipe, log=said.append)
+    done = capsedge.train(few, tmp_path / "small", options, log=said.append)
     assert done.test_images == 2
 
 
 def test_patience_needs_validation_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((4, 28, 28), np.uint8), labels=np.arange(4))
     with pytest.raises(UsageError, match="--patience does not apply"):
-        train_model("digits-em", tmp_path, tmp_path / "run", Recipe(), patience=3)
+        capsedge.train(
+            tmp_path, tmp_path / "run", capsedge.TrainOptions(model="digits-em", patience=3)
+        )

@@ -1,0 +1,98 @@
+"""Declare the options of ``train``, for Python and the command line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from capsedge.errors import UsageError
+from capsedge.options import Options, option
+
+SCHEDULES = ("one-cycle", "exponential", "multistep")
+PAIRS = ("none", "overlap", "diverse")
+_RECIPE, _AUGMENTATION = "Recipe", "Augmentation"
+
+
+@dataclass(frozen=True)
+class TrainOptions(Options):
+    """What `capsedge.train` trains, and how."""
+
+    model: str | None = option(
+        None,
+        "Name of a model, such as digits-em (see --list), or a checkpoint whose architecture is trained from "
+        "random weights. By default, for a folder with one sub-folder per class, a small model for its "
+        "images.",
+        path="reads or name",
+    )
+    size: int | None = option(
+        None,
+        "Height and width to which images of a folder are resized; by default the model's.",
+        min=1,
+        metavar="N",
+    )
+    iterations: int | None = option(
+        None, "Routing iterations; by default the model's own.", "--iters", min=1, panel=_RECIPE
+    )
+    epochs: int = option(10, "Passes over the training images.", min=1, panel=_RECIPE)
+    batch: int = option(128, "Images per step.", min=1, panel=_RECIPE)
+    learning_rate: float = option(3e-3, "Peak learning rate.", "--lr", panel=_RECIPE)
+    schedule: str = option(
+        "one-cycle",
+        "one-cycle (Adam), exponential (Adam, Sabour et al.) or multistep (SGD, Tsai et al.).",
+        choices=SCHEDULES,
+        panel=_RECIPE,
+    )
+    shift: int = option(2, "Random shift in pixels.", min=0, panel=_AUGMENTATION)
+    rotate: float = option(0.0, "Random rotation in degrees.", min=0, max=180, panel=_AUGMENTATION)
+    zoom: float = option(
+        0.0, "Random change of size, as a fraction.", min=0, max=0.9, panel=_AUGMENTATION
+    )
+    flip: bool = option(False, "Random mirroring.", "--flip", panel=_AUGMENTATION)
+    pairs: str = option(
+        "none",
+        "none, overlap (MultiMNIST) or diverse (DiverseMultiMNIST).",
+        choices=PAIRS,
+        panel=_AUGMENTATION,
+    )
+    average: float = option(
+        0.999,
+        "Decay of the moving average of the weights, which is kept; 0 keeps the weights as they are.",
+        min=0,
+        max=0.99999,
+        panel=_RECIPE,
+    )
+    seed: int = option(1, "Seed of weights, order and augmentation.", panel=_RECIPE)
+    fast: bool = option(
+        False,
+        "Convolutions in BF16, compiled routing; for processors with AMX. Needs g++.",
+        "--fast",
+    )
+    init: Path | None = option(
+        None, "Start from the weights of this checkpoint.", path="reads", panel=_RECIPE
+    )
+    limit: int | None = option(None, "Only the first N images of each split.", min=1, metavar="N")
+    threads: int | None = option(
+        None, "Threads for PyTorch; by default its own choice.", min=1, metavar="N"
+    )
+    patience: int | None = option(
+        None,
+        "End when so many epochs were not more accurate on the validation images; by default half of "
+        "--epochs; 0 never.",
+        min=0,
+        panel=_RECIPE,
+    )
+    device: str = option("cpu", "Where the network is computed: cpu, or cuda for a GPU.")
+    resume: bool = option(False, "Continue the run in the output folder.", "--resume")
+
+    def __post_init__(self) -> None:
+        """Check the learning rate, too.
+
+        Raises:
+            UsageError: a value is wrong.
+        """
+        super().__post_init__()
+        if not 0 < self.learning_rate < math.inf:
+            raise UsageError(
+                f"The learning rate is {self.learning_rate:g}.", "It must be above 0.", "Use 0.003."
+            )
