@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from capsedge.serving.deploy.kserve import deploy_kserve
     from capsedge.serving.deploy.triton import deploy_triton
     from capsedge.serving.deploy.web import deploy_web
+    from capsedge.serving.serve import serve
+    from capsedge.serving.serve_options import ServeOptions
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify import verify
     from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
@@ -113,6 +115,7 @@ _HOMES = {
     "SweepReport": "capsedge.optimization.sweep",
     "train": "capsedge.models.training.run",
     "Trained": "capsedge.models.training.run",
+    "serve": "capsedge.serving.serve",
     "build": "capsedge.exporters.build",
     "BuildReport": "capsedge.exporters.tensorrt.write_engine",
     "deploy_web": "capsedge.serving.deploy.web",
@@ -140,6 +143,7 @@ _HOMES = {
     "KServeOptions": "capsedge.serving.deploy.deploy_options",
     "SweepOptions": "capsedge.optimization.sweep_options",
     "TrainOptions": "capsedge.models.training.train_options",
+    "ServeOptions": "capsedge.serving.serve_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -190,6 +194,7 @@ __all__ = [
     "QuantizationReport",
     "QuantizeOptions",
     "RuntimeOptions",
+    "ServeOptions",
     "Session",
     "ShapeError",
     "SweepOptions",
@@ -223,6 +228,7 @@ __all__ = [
     "profile",
     "prune",
     "quantize",
+    "serve",
     "sweep",
     "train",
     "verify",

@@ -107,6 +107,7 @@ VERBS = {
     "PruneOptions": "prune",
     "QuantizeOptions": "quantize",
     "RuntimeOptions": "infer",
+    "ServeOptions": "serve",
     "SweepOptions": "sweep",
     "TrainOptions": "train",
     "TritonOptions": "deploy triton",

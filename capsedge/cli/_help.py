@@ -26,7 +26,7 @@ _GATES = "Limits"
 _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("threads", "ops", "device", "provider"), _RUNNING),
     **dict.fromkeys(("tolerance", "min_agreement", "max_drop", "max_error", "min_cosine"), _GATES),
-    **dict.fromkeys(("batch cluster", "serve batch", "serve wait", "sweep threads"), _RUNNING),
+    **dict.fromkeys(("batch cluster", "sweep threads"), _RUNNING),
     **dict.fromkeys(("cascade max_share", "export check_inputs"), _GATES),
     **dict.fromkeys(("export ops", "quantize ops", "deploy triton ops"), "Options"),
     **dict.fromkeys(("train threads", "prune threads", "deploy triton device"), "Options"),
@@ -61,9 +61,6 @@ _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("profile compare", "profile peer_model", "profile checkpoint"), "Comparison"),
     **dict.fromkeys(
         ("profile html", "profile png", "profile markdown", "profile trace"), "Reports"
-    ),
-    **dict.fromkeys(
-        ("serve port", "serve grpc_port", "serve metrics_port", "serve host"), "Addresses"
     ),
     **dict.fromkeys(
         (

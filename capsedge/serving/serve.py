@@ -13,10 +13,12 @@ from typing import Any
 
 from capsedge import __version__
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.options import takes
 from capsedge.runtime.load import load
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session import Session
 from capsedge.serving.deploy.server_model import parse_model_names
+from capsedge.serving.serve_options import ServeOptions
 from capsedge.serving.served_models import (
     Address,
     Ports,
@@ -33,34 +35,21 @@ _PACKAGES = (
 )  # fmt: skip
 
 
+@takes(ServeOptions)
 def serve(
-    models: Sequence[str],
-    ready: Callable[[Serving, Address], None],
-    log: Callable[[str], None],
+    models: str | Sequence[str],
+    options: ServeOptions = ServeOptions(),
     *,
-    host: str = "127.0.0.1",
-    ports: Ports = Ports(8080, 8081, 8082),  # noqa: B008 - frozen
-    threads: int = 1,
-    batch: int | None = None,
-    wait_ms: float = 0.0,
-    device: str | None = None,
-    ops: str = "auto",
-    log_level: str = "warning",
+    ready: Callable[[Serving, Address], None] = lambda _serving, _address: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Serve models by the Open Inference Protocol, version 2, until a signal comes.
 
     Args:
         models: files, names of the zoo, or ``NAME=FILE`` and ``NAME:VERSION=FILE``.
+        options: where the server answers, and how it runs the models.
         ready: called when requests are answered.
         log: gets messages of the server.
-        host: name or address of this machine to listen on.
-        ports: to listen on; 0 takes a free one.
-        threads: of one inference; as many inferences run at once as cores allow.
-        batch: images of waiting requests that run together at most; 1 gathers none, None measures which
-            number is best for each model.
-        wait_ms: milliseconds that a batch waits for more requests although a core is free.
-        device, ops: as for `capsedge.load`.
-        log_level: ``error``, ``warning`` or ``info``, which tells of every request.
 
     Returns:
         The number of the signal.
@@ -69,19 +58,29 @@ def serve(
         UsageError: a file or a name is wrong.
         EnvironmentProblem: a package is missing, or a port is taken.
         CapsedgeError: as `capsedge.load`.
+
+    Example:
+        >>> capsedge.serve("digits.onnx", capsedge.ServeOptions(port=9000))
     """
-    given = parse_model_names(models)
+    given = parse_model_names([models] if isinstance(models, str) else models)
     if not given:
         raise UsageError("There is no model to serve.", "", "Pass an ONNX file.")
-    if batch == 1 and wait_ms > 0:
-        raise UsageError("--wait has no effect with --batch 1.", "", "Leave out --wait.")
+    threads, batch, host, ports = (
+        options.threads,
+        options.batch,
+        options.host,
+        Ports(*options.ports),
+    )
+    wait_ms, log_level = options.wait, options.log_level
     with ExitStack() as stack:
         sessions = []
         for model in given:
             engine = model.file.endswith(".engine")
             session = load(
                 model.file,
-                RuntimeOptions(device=device, threads=None if engine else threads, ops=ops),
+                RuntimeOptions(
+                    device=options.device, threads=None if engine else threads, ops=options.ops
+                ),
             )
             assert isinstance(session, Session)  # of one file
             sessions.append(stack.enter_context(session))
@@ -91,7 +90,9 @@ def serve(
         from capsedge.serving.monitoring import start_log
         from capsedge.serving.server import Server
 
-        sizes = [measure_size(s) if batch is None else fixed_size(s, batch) for s in sessions]
+        sizes = [
+            fixed_size(s, batch) if isinstance(batch, int) else measure_size(s) for s in sessions
+        ]
         served = tuple(
             ServedSession(model.name, model.version, model.file, session, size)
             for model, session, size in zip(given, sessions, sizes, strict=True)
