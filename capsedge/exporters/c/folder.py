@@ -25,6 +25,7 @@ from capsedge.spec import limits
 
 SCHEMA = 1
 KIND = "capsedge-c"  # of the description
+WASM_KIND = "capsedge-wasm"  # of that of `--target wasm`
 MOST_BATCH = 1 << 16  # images of a call that a description may state
 
 
@@ -180,6 +181,7 @@ def _description(folder: Path, kind: str = KIND) -> dict[str, Any]:
         UsageError: there is none.
     """
     files = sorted(folder.glob("*.json")) if reading.path_kind(folder) == reading.FOLDER else []
+    kinds = []
     for path in files:
         with suppress(CapsedgeError, ValueError, OSError):
             with reading.open_regular_file(path) as stream:
@@ -187,6 +189,13 @@ def _description(folder: Path, kind: str = KIND) -> dict[str, Any]:
             found = decode(dict[str, Any], document)
             if found.get("kind") == kind:
                 return found
+            kinds.append(found.get("kind"))
+    if WASM_KIND in kinds:
+        raise UsageError(
+            f"{folder} is not a folder of C.",
+            "It holds WebAssembly, which computes the same bits as the C source of the network.",
+            "Write that: capsedge build --target c MODEL.onnx -o FOLDER",
+        )
     raise UsageError(
         f"{folder} is not a folder of C.",
         "It has no description by `capsedge build --target c`.",

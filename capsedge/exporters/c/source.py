@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
@@ -216,8 +216,8 @@ def _header(lib: Library) -> Iterator[str]:
 # --- The source ---
 
 
-def source(lib: Library) -> str:
-    """``NAME.c``."""
+def source(lib: Library, definitions: Iterable[str] | None = None) -> str:
+    """``NAME.c``; ``definitions`` are those of its constants, if they are not to be lists of numbers."""
     kernels = set(lib.run.program.kernels)
     if lib.decoder is not None:
         kernels |= lib.decoder.program.kernels
@@ -228,7 +228,7 @@ def source(lib: Library) -> str:
         "/* A profiler can define this: it stands before every layer, with its number. */\n"
         "#ifndef CAPSEDGE_STEP\n#define CAPSEDGE_STEP(layer)\n#endif\n",
         *kernel_sources(sorted(kernels)),
-        "\n".join(lib.constants.definitions()) + "\n",
+        "\n".join(definitions or lib.constants.definitions()) + "\n",
     ]
     if lib.labels:
         names = ",\n".join(f"  {c_string(label)}" for label in lib.labels)

@@ -16,6 +16,7 @@ import onnx
 
 from capsedge.errors import EnvironmentProblem
 from capsedge.exporters.c import folder, naming
+from capsedge.exporters.c.program import C_TYPES, Constants
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.exporters.c.write_c import read_library
 from capsedge.runtime.files.text import format_bytes, printable
@@ -32,7 +33,7 @@ from capsedge.spec.fields import PREFIX
 from capsedge.spec.onnx_wire import DOMAIN
 from capsedge.spec.vocabularies import LENGTHS, LOGITS
 
-KIND = "capsedge-wasm"  # of the description
+KIND = folder.WASM_KIND
 SECTION = "capsedge"  # the custom section with the description
 GLUE = "caps_host.c"  # no network has this name, or symbols that begin so
 EXTRA = "pip install 'capsedge[wasm]'"
@@ -40,7 +41,7 @@ EXTRA = "pip install 'capsedge[wasm]'"
 FLAGS = (
     "-target", "wasm32-freestanding", "-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno",
     "-msimd128", "-mbulk-memory", "-mnontrapping-fptoint", "-msign-ext", "-g0", "-s",
-    "-Wl,--no-entry", "-Wl,-z,stack-size=65536",
+    "-nostdlib", "-Wl,--no-entry", "-Wl,-z,stack-size=65536",
 )  # fmt: skip
 # What the source includes; there is no C library. A freestanding compiler inlines copies only by these names.
 _HEADERS = {
@@ -215,13 +216,12 @@ def _compiler() -> Path:
 
 def _compile(zig: Path, library: Library) -> bytes:
     """The bytes of the WebAssembly module, without custom sections of ours."""
-    name = library.name
     with temporary_folder() as place:
-        texts = {f"{name}.h": header(library), f"{name}.c": source(library), **_HEADERS}
-        for path, text in {**texts, GLUE: glue(library)}.items():
+        for path, text in sources(library).items():
             write_bytes(place / path, text.encode("ascii"))
         words = [str(zig), "cc", *FLAGS, "-I.", "-o", "caps_host.wasm", GLUE]
-        environment = {**os.environ, "ZIG_LOCAL_CACHE_DIR": str(place / "cache")}
+        caches = {f"ZIG_{kind}_CACHE_DIR": str(place / "cache") for kind in ("LOCAL", "GLOBAL")}
+        environment = {**os.environ, **caches}  # nothing of the network is left behind
         try:
             done = subprocess.run(
                 words, cwd=place, env=environment, capture_output=True, text=True,
@@ -233,6 +233,34 @@ def _compile(zig: Path, library: Library) -> bytes:
             lines = [line for line in done.stderr.splitlines() if "error" in line]
             raise _failed(lines[0] if lines else f"It ended with {done.returncode}.")
         return (place / "caps_host.wasm").read_bytes()
+
+
+def sources(library: Library) -> dict[str, str]:
+    """What is compiled, by its file names."""
+    return {
+        f"{library.name}.h": header(library),
+        f"{library.name}.c": source(library, _definitions(library.constants)),
+        GLUE: glue(library),
+        **_HEADERS,
+    }
+
+
+_ESCAPED = [f"\\{byte:03o}" for byte in range(256)]
+_LINE = 1024  # bytes of a string
+_EMPTY = '""'
+
+
+def _definitions(constants: Constants) -> Iterator[str]:
+    """The constants as strings of their bytes, little-endian: much sooner compiled than numbers."""
+    for name, array in constants.arrays.items():
+        kind, data = (
+            C_TYPES[array.dtype.name],
+            array.astype(array.dtype.newbyteorder("<")).tobytes(),
+        )
+        lines = (data[at : at + _LINE] for at in range(0, len(data), _LINE))
+        text = "\n".join('"' + "".join(map(_ESCAPED.__getitem__, line)) + '"' for line in lines)
+        yield f"static const char {name}_bytes[{len(data) or 1}] CAPS_ALIGNED =\n{text or _EMPTY};"
+        yield f"#define {name} ((const {kind} *)(const void *){name}_bytes)"
 
 
 def _failed(why: str) -> EnvironmentProblem:

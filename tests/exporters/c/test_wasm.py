@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from capsedge.cli import app
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
 from capsedge.exporters.c import wasm
+from capsedge.exporters.c.folder import read_report
+from capsedge.exporters.c.program import Constants
 from capsedge.exporters.c.write_c import read_library
 from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
@@ -112,6 +115,13 @@ def test_a_compiler_that_fails_leaves_no_folder(
     assert not (tmp_path / "net").exists()
 
 
+def test_who_expects_c_is_told_what_a_folder_holds(tmp_path: Path) -> None:
+    (tmp_path / "net.json").write_text('{"kind": "capsedge-wasm"}')
+    with pytest.raises(UsageError, match="is not a folder of C") as raised:
+        read_report(tmp_path)
+    assert "It holds WebAssembly" in raised.value.why
+
+
 def test_the_module_is_small_and_evaluates_nothing() -> None:
     text = MODULE.read_text()
     assert len(text.encode()) + 100 * text.count("@NAME@") <= 10_000
@@ -141,15 +151,34 @@ def test_a_custom_section_can_be_read_again(data: bytes) -> None:
     assert section[at + length :] == data
 
 
-def test_what_surrounds_the_source_is_plain_c(tmp_path: Path) -> None:
+def test_what_is_compiled_is_plain_c(tmp_path: Path) -> None:
     """A compiler of this machine takes it, which knows no exported names."""
     source = tiny(tmp_path)
     library, _ = read_library(source.read_bytes(), source, "net", 3)
-    wasm_files = {"net.h": wasm.header(library), "net.c": wasm.source(library)}
-    for path, text in {**wasm_files, wasm.GLUE: wasm.glue(library)}.items():
-        (tmp_path / path).write_text(text)
+    for path, text in wasm.sources(library).items():
+        if path not in ("math.h", "string.h"):
+            (tmp_path / path).write_text(text)
     words = [compiler(), *STRICT, "-Wno-attributes", "-c", "-o", "network.o", wasm.GLUE]
     subprocess.run(words, cwd=tmp_path, check=True)
+
+
+def test_constants_are_strings_of_their_bytes() -> None:
+    constants = Constants()
+    arrays = [
+        np.array([1.5, -0.0, np.inf, 1e-45], np.float32),
+        np.arange(-128, 128, dtype=np.int8),
+        np.array([1 << 30, -1], np.int32),
+        np.zeros(0, np.uint8),
+        np.random.default_rng(0).random(700, np.float32),
+    ]
+    names = [constants.add(array) for array in arrays]
+    text = "\n".join(wasm._definitions(constants))
+    for name, array in zip(names, arrays, strict=True):
+        found = re.search(rf"{name}_bytes\[(\d+)\] CAPS_ALIGNED =\n(.*?);", text, re.DOTALL)
+        assert found is not None
+        data = bytes(int(octal, 8) for octal in re.findall(r"\\([0-3][0-7]{2})", found[2]))
+        assert data == array.tobytes()
+        assert int(found[1]) == max(1, len(data))
 
 
 # --- In Node.js ---
