@@ -82,9 +82,12 @@ def answers(session: Session, data: ImageSet) -> tuple[np.ndarray, np.ndarray]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Make the cascade and measure it on the test split."""
     report = capsedge.cascade(
-        options.small, options.large, options.cascade, data=options.data, images=options.images,
-        min_agreement=options.min_agreement,
-    )  # fmt: skip
+        options.small,
+        options.large,
+        options.cascade,
+        capsedge.CascadeOptions(images=options.images, min_agreement=options.min_agreement),
+        data=options.data,
+    )
     found = report.cascade
     paths = {"small": options.small, "large": options.large, "cascade": options.cascade}
     sessions = {

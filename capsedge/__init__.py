@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from capsedge.models.training.run import Trained, train
     from capsedge.models.training.train_options import TrainOptions
     from capsedge.optimization.cascade import CascadeReport, cascade
+    from capsedge.optimization.cascade_options import CascadeOptions
     from capsedge.optimization.optimize import OptimizationReport, optimize
     from capsedge.optimization.optimize_options import OptimizeOptions
     from capsedge.optimization.prune import prune
@@ -144,6 +145,7 @@ _HOMES = {
     "SweepOptions": "capsedge.optimization.sweep_options",
     "TrainOptions": "capsedge.models.training.train_options",
     "ServeOptions": "capsedge.serving.serve_options",
+    "CascadeOptions": "capsedge.optimization.cascade_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -166,6 +168,7 @@ __all__ = [
     "BuildOptions",
     "BuildReport",
     "CapsedgeError",
+    "CascadeOptions",
     "CascadeReport",
     "Certificate",
     "Description",

@@ -99,6 +99,7 @@ def test_wrong_tolerances(text: str) -> None:
 VERBS = {
     "BatchOptions": "batch",
     "BuildOptions": "build",
+    "CascadeOptions": "cascade",
     "ExportOptions": "export",
     "ImportOptions": "import",
     "KServeOptions": "deploy kserve",

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
+from capsedge.cli._options import grouped
 from capsedge.cli._output import log, print_json, print_table, require, say, stages
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES
 from capsedge.errors import ParityError
+from capsedge.optimization.cascade_options import CascadeOptions
 
 if TYPE_CHECKING:
     from capsedge.optimization.cascade import CascadeReport
@@ -32,41 +34,20 @@ Data = Annotated[
     ),
     READS_DATA,
 ]
-MinAgreement = Annotated[
-    float,
-    Option(
-        "--min-agreement",
-        help="Minimum share of held-out images with the large network's decision.",
-    ),
-]
-MaxShare = Annotated[
-    float, Option("--max-share", help="Maximum share of images that may be escalated.")
-]
-Images = Annotated[
-    int,
-    Option(
-        "--images",
-        min=4,
-        help="Number of images drawn from --data: half for the thresholds, half for the measurement.",
-    ),
-]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The ONNX file; LARGE.cascade.onnx by default."),
     WRITES,
 ]
-Seed = Annotated[int, Option("--seed", help="Seed for choosing images at random.")]
 
 
+@grouped
 def command(
     small: Small,
     large: Large,
     data: Data,
+    options: CascadeOptions,
     output: Output = None,
-    min_agreement: MinAgreement = 0.9995,
-    max_share: MaxShare = 0.5,
-    images: Images = 10_000,
-    seed: Seed = 0,
     as_json: _options.Json = False,
 ) -> None:
     """Join a small and a large network in one file.
@@ -86,10 +67,13 @@ def command(
     try:
         with stages() as progress:
             report = cascade(
-                small, large, output or large.with_name(f"{large.stem}.cascade.onnx"), data=data,
-                min_agreement=min_agreement, max_share=max_share, images=images, seed=seed,
+                small,
+                large,
+                output or large.with_name(f"{large.stem}.cascade.onnx"),
+                options,
+                data=data,
                 progress=progress,
-            )  # fmt: skip
+            )
     except ParityError as error:
         if not as_json:  # then the error is the document
             _show(error.report, as_json)

@@ -16,6 +16,7 @@ from capsedge.datasets.read import as_images
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.proto import opset_of
 from capsedge.optimization.cascade_graph import EscalationRule, join, opset_aligned
+from capsedge.optimization.cascade_options import CascadeOptions
 from capsedge.optimization.cascade_pair import BATCH, Augmentation, Network, NetworkPair, Progress
 from capsedge.optimization.cascade_thresholds import (
     PairScores,
@@ -25,6 +26,7 @@ from capsedge.optimization.cascade_thresholds import (
     decided,
     most_changed,
 )
+from capsedge.options import takes
 from capsedge.runtime.cascade_metadata import CONFIDENCE, Cascade
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -137,16 +139,14 @@ _MOST_COPIES, _ENOUGH = 10, 2000  # and this number of copies
 _ROUNDING = 1e-6  # of a number of images
 
 
+@takes(CascadeOptions)
 def cascade(
     small: ModelLike,
     large: ModelLike,
     path: Path | str | None = None,
+    options: CascadeOptions = CascadeOptions(),
     *,
     data: Images,
-    min_agreement: float = 0.9995,
-    max_share: float = 0.5,
-    images: int = 10_000,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> CascadeReport:
     """Join two networks: the small one decides, and passes on what it is unsure of to the large one.
@@ -161,13 +161,10 @@ def cascade(
         small, large: ONNX files with metadata, or their bytes: one task, the same classes and images, scores
             of one kind. Mean, standard deviation and scale may differ.
         path: the file to write; None writes no file; the report holds the bytes.
+        options: what is required, and how many images are drawn.
         data: training images, which need no labels: a data set folder (its training split), an npz, npy or
             idx file, a folder of images, an `ImageSet`, or an array. Never images on which accuracy will be
             reported.
-        min_agreement: minimum share of held-out images on which the cascade must decide like ``large``.
-        max_share: maximum share of images that may be escalated.
-        images: number of images drawn from the data, both halves together.
-        seed: of the random choice of images.
         progress: called with (stage, done, total).
 
     Returns:
@@ -184,15 +181,14 @@ def cascade(
         >>> report = capsedge.cascade("small.onnx", "large.onnx", "pair.onnx", data="mnist")
         >>> print(report.cascade.agreement, report.cascade.share)
     """
-    _check_arguments(min_agreement, max_share, images)
     output = None if path is None else as_path(path, OUTPUT)
     with as_file(small) as first, as_file(large) as second:
         if output is not None:
             check_writable(output)
             check_apart([output], [first, second])
         networks = NetworkPair(Network(first), Network(second))
-        halves = _halves(networks, data, images, seed)
-        report = _joined(networks, halves, min_agreement, max_share, progress)
+        halves = _halves(networks, data, options.images, options.seed)
+        report = _joined(networks, halves, options.min_agreement, options.max_share, progress)
     if not report.passed:
         raise ParityError(
             "The cascade does not meet the limits.",
@@ -326,20 +322,6 @@ def _run(
     found = [out for _, out in session.run_batches(images.inputs(), [scores, ESCALATED], BATCH)]
     parts = [np.concatenate([out[name] for out in found]) for name in (scores, ESCALATED)]
     return parts[0].astype(np.float32), parts[1]
-
-
-def _check_arguments(min_agreement: float, max_share: float, images: int) -> None:
-    for name, share in (("min_agreement", min_agreement), ("max_share", max_share)):
-        if not 0 <= share <= 1:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"{name} is {share:g}.",
-                "It must be a share from 0 to 1.",
-                f"For example: {name}=0.5.",
-                command=f"For example: {option} 0.5.",
-            )
-    if images < 4:
-        raise UsageError(f"images is {images}.", "Both halves need images.", "Use 1000 or more.")
 
 
 def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halves:

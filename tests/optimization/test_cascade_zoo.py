@@ -33,7 +33,13 @@ def made(tmp_path_factory: pytest.TempPathFactory, pictures: np.ndarray) -> Path
     capsedge.quantize(
         small, quantized, capsedge.QuantizeOptions(max_drop=100), calib_data=pictures[:200]
     )
-    capsedge.cascade(quantized, large, folder / "pair.onnx", data=pictures, min_agreement=0.95)
+    capsedge.cascade(
+        quantized,
+        large,
+        folder / "pair.onnx",
+        capsedge.CascadeOptions(min_agreement=0.95),
+        data=pictures,
+    )
     return folder / "pair.onnx"
 
 
@@ -67,7 +73,10 @@ def test_couplings_that_both_have(pictures: np.ndarray, tmp_path: Path):
         model, tmp_path / "with.onnx", capsedge.ExportOptions(extra_outputs=["couplings"])
     )
     made = capsedge.cascade(
-        tmp_path / "with.onnx", tmp_path / "with.onnx", data=pictures, min_agreement=0.95
+        tmp_path / "with.onnx",
+        tmp_path / "with.onnx",
+        options=capsedge.CascadeOptions(min_agreement=0.95),
+        data=pictures,
     )
     both, alone = load_bytes(made.model), capsedge.load(tmp_path / "with.onnx")
     assert (both.backend.ops, alone.backend.ops) in {("mixed", "mixed"), ("portable", "portable")}

@@ -7,6 +7,7 @@ from pathlib import Path
 from onnx import TensorProto, helper
 
 from capsedge.optimization.cascade import cascade
+from capsedge.optimization.cascade_options import CascadeOptions
 from capsedge.runtime.metadata import Outputs
 from tests.conftest import ROOT
 from tests.optimization.cascades import pair, pixels
@@ -59,5 +60,5 @@ def cascade_file(folder: Path) -> Path:
     """A cascade."""
     small, large = pair(folder)
     made = folder / "cascade.onnx"
-    cascade(small, large, made, data=pixels(200), min_agreement=0, max_share=1)
+    cascade(small, large, made, CascadeOptions(min_agreement=0, max_share=1), data=pixels(200))
     return made

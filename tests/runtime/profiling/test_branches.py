@@ -20,7 +20,12 @@ from tests.optimization.cascades import pair, pixels
 def session(tmp_path_factory: pytest.TempPathFactory) -> capsedge.Session:
     folder: Path = tmp_path_factory.mktemp("branches")
     names = pair(folder)
-    capsedge.cascade(*names, folder / "pair.onnx", data=pixels(400), min_agreement=0.98)
+    capsedge.cascade(
+        *names,
+        folder / "pair.onnx",
+        options=capsedge.CascadeOptions(min_agreement=0.98),
+        data=pixels(400),
+    )
     return capsedge.load(folder / "pair.onnx", capsedge.RuntimeOptions(threads=1))
 
 

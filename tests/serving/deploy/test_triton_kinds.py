@@ -43,7 +43,12 @@ def _fp16(folder: Path) -> Path:
 
 def _cascade(folder: Path) -> Path:
     """Two networks with a branch between them."""
-    capsedge.cascade(*pair(folder), folder / "net.onnx", data=pixels(400), min_agreement=0.98)
+    capsedge.cascade(
+        *pair(folder),
+        folder / "net.onnx",
+        options=capsedge.CascadeOptions(min_agreement=0.98),
+        data=pixels(400),
+    )
     nodes = onnx.load(folder / "net.onnx").graph.node
     assert any(node.op_type == "If" for node in nodes)
     return folder / "net.onnx"

@@ -1,0 +1,26 @@
+"""Declare the options of ``cascade``, for Python and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from capsedge.options import Options, option
+
+
+@dataclass(frozen=True)
+class CascadeOptions(Options):
+    """What `capsedge.cascade` requires of two networks in one file."""
+
+    min_agreement: float = option(
+        0.9995,
+        "Minimum share of held-out images with the large network's decision.",
+        min=0,
+        max=1,
+    )
+    max_share: float = option(0.5, "Maximum share of images that may be escalated.", min=0, max=1)
+    images: int = option(
+        10_000,
+        "Number of images drawn from --data: half for the thresholds, half for the measurement.",
+        min=4,
+    )
+    seed: int = option(0, "Seed for choosing images at random.")
