@@ -104,7 +104,6 @@ def _boards(_: click.Context) -> Iterable[str]:
 NAMES: Mapping[str, Known] = {
     "device": _devices,
     "family": tuple(_VARIANTS),
-    "name": _trained,
     "ops": words.OPS,
     "routing": words.ZOO_ROUTINGS,
     "variant": _variants,
@@ -124,6 +123,8 @@ NAMES: Mapping[str, Known] = {
     "serve models": _trained,
     "sweep checkpoint": _trained,
     "train model": _MODELS,
+    "verify checkpoint": _trained,
+    "verify models": _trained,
 }
 # Several names that commas separate.
 LISTS: Mapping[str, Known] = {
@@ -137,14 +138,8 @@ LISTS: Mapping[str, Known] = {
 FILES = frozenset(
     (
         *("module", "reference_code", "batch model", "batch output", "batch source", "infer model"),
-        *(
-            "prune checkpoint",
-            "export checkpoint",
-            "sweep checkpoint",
-            "see model",
-            "train model",
-            "verify name",
-        ),
+        *("prune checkpoint", "export checkpoint", "sweep checkpoint", "verify models"),
+        *("see model", "train model"),
     )
 )
 
@@ -153,7 +148,7 @@ _MODEL_FILES = ("onnx", "engine")
 _CHECKPOINTS = ("safetensors", "pt")
 _IMAGES = ("png", "jpg", "jpeg", "gif", "bmp", "tif", "tiff", "webp")
 SUFFIXES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("model", "models", "peer_model", "verify name"), _MODEL_FILES),
+    **dict.fromkeys(("model", "models", "peer_model"), _MODEL_FILES),
     **dict.fromkeys(("small", "large", "deploy web models", "optimize model"), ("onnx",)),
     **dict.fromkeys(("quantize model", "build model"), ("onnx",)),
     **dict.fromkeys(("checkpoint", "init", "train model"), _CHECKPOINTS),

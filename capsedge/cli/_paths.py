@@ -113,7 +113,7 @@ def _image(path: Path) -> Path | None:
 READS = PathRole(reads=True)
 READS_MODEL = PathRole(reads=True, check=check_model)
 READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=file_or_name)
-READS_MODEL_OR_FOLDER = PathRole(reads=True, check=_check_model_or_folder)
+READS_MODEL_OR_FOLDER = PathRole(reads=True, check=_check_model_or_folder, named=file_or_name)
 READS_OR_NAME = PathRole(reads=True, named=file_or_name)
 READS_DATA = PathRole(reads=True, check=check_data)
 READS_IMAGES = PathRole(reads=True, flat=True, check=_check_image, any_of=True, named=_image)

@@ -13,7 +13,7 @@ from capsedge.cli._paths import (
     READS,
     READS_DATA,
     READS_MODEL_OR_FOLDER,
-    READS_MODEL_OR_NAME,
+    READS_OR_NAME,
     WRITES,
 )
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
@@ -28,30 +28,24 @@ if TYPE_CHECKING:
 LISTED = 10  # flips printed; the certificate lists more
 
 
-Model = Annotated[
-    Path | None,
-    Argument(help="ONNX file, TensorRT engine, or folder of `capsedge build --target c`."),
+Models = Annotated[
+    list[str],
+    Argument(
+        metavar="MODEL...",
+        help="ONNX file, TensorRT engine, name from the zoo (digits-em), or folder of `capsedge build "
+        "--target c`; several for an ensemble.",
+    ),
     READS_MODEL_OR_FOLDER,
 ]
 Checkpoints = Annotated[
     list[Path] | None,
     Option(
         "--checkpoint",
-        help="Checkpoint, .safetensors or .pt, that it was exported from; the zoo's by default. Repeat it "
-        "for the members of an ensemble.",
+        metavar="NAME|FILE",
+        help="Checkpoint, .safetensors or .pt, that it was exported from, or its name in the zoo; by default "
+        "the one that the file names. Repeat it for the members of an ensemble.",
     ),
-    READS,
-]
-Names = Annotated[
-    list[str] | None,
-    Option(
-        "--model",
-        help=(
-            "With MODEL: the zoo model that it was exported from. Without MODEL: the file to "
-            "verify; repeat it for an ensemble."
-        ),
-    ),
-    READS_MODEL_OR_NAME,
+    READS_OR_NAME,
 ]
 Data = Annotated[
     Path | None,
@@ -81,9 +75,8 @@ Output = Annotated[
 def command(
     user_module: UserModuleOptions,
     options: VerifyOptions,
-    model: Model = None,
+    models: Models,
     checkpoint: Checkpoints = None,
-    name: Names = None,
     data: Data = None,
     inputs: Inputs = None,
     output: Output = None,
@@ -97,10 +90,10 @@ def command(
     """
     from capsedge.verification.artefact_kind import is_folder
 
-    if model is not None:
-        is_folder(model, options.made_from)
+    if len(models) == 1:
+        is_folder(models[0], options.made_from)
     try:
-        from capsedge.models.find import trained_checkpoint
+        from capsedge.models.find import find_checkpoint_of
         from capsedge.verification.verify import verify
         from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
     except ModuleNotFoundError as error:
@@ -109,28 +102,22 @@ def command(
             f"There is no package '{error.name}'.",
             "Run this on a workstation, after: pip install 'capsedge[export]'",
         ) from error
-    artefacts, origin = _named_checkpoints(model, name or [])
-    checkpoints = checkpoint or []
-    if checkpoints and origin is not None:
-        raise UsageError(
-            "--checkpoint and --model cannot be used together.", "", "Use one of them."
-        )
+    checkpoints = [find_checkpoint_of(str(each)) for each in checkpoint or ()]
     if output is not None:
         check_writable(output)
-    source = user_module.spec(checkpoint=checkpoints or None, model=origin)
+    source = user_module.spec(checkpoint=checkpoints or None)
     stage = stage_reporter(as_json)
     certificate: Certificate | EnsembleCertificate
-    if len(artefacts) > 1:
+    if len(models) > 1:
         _check_ensemble(user_module, inputs, options.made_from)
         stage("loading the files and comparing them with their references")
         with comparing() as progress:
             certificate = verify_ensemble(
-                checkpoints or None, artefacts, options, data=data, progress=progress
+                checkpoints or None, models, options, data=data, progress=progress
             )
     else:
         _check_one(checkpoints)
-        reference: Any = None if origin is None else trained_checkpoint(origin)
-        reference = checkpoints[0] if checkpoints else reference
+        reference: Any = checkpoints[0] if checkpoints else None
         if source is not None:
             from capsedge.models.user_module import load_user_module
 
@@ -139,7 +126,7 @@ def command(
         with comparing() as progress:
             certificate = verify(
                 reference,
-                artefacts[0],
+                models[0],
                 options,
                 data=data,
                 inputs=inputs,
@@ -155,23 +142,6 @@ def command(
         _show(certificate, output)
     if not certificate.passed:
         raise SystemExit(int(ExitCode.PARITY))
-
-
-def _named_checkpoints(model: Path | None, names: list[str]) -> tuple[list[str | Path], str | None]:
-    """The files to verify, and the model of the zoo that names the reference."""
-    if model is None:
-        if not names:
-            raise UsageError(
-                "There is nothing to verify.", "", "Pass a file: capsedge verify model.onnx"
-            )
-        return list(names), None
-    if len(names) > 1 or (names and names[0].endswith((".onnx", ".engine"))):
-        raise UsageError(
-            f"{model} is given without --model, and {names[-1]} with it.",
-            "With a single file, --model names the zoo model that it was exported from.",
-            f"For an ensemble, pass every file with --model: --model {model} --model {names[-1]}",
-        )
-    return [model], names[0] if names else None
 
 
 def _check_ensemble(

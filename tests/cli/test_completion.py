@@ -56,7 +56,7 @@ def starting(names: Iterable[str], start: str) -> list[str]:
         ("capsedge ex", ["export"]),
         ("capsedge train --model em-", starting(MODELS, "em-")),
         ("capsedge export --checkpoint em-", starting(MODELS, "em-")),
-        ("capsedge verify x.onnx --model ", TRAINED),
+        ("capsedge sweep --checkpoint di", starting(TRAINED, "di")),
         ("capsedge sweep --checkpoint digits-e", ["digits-em"]),
         ("capsedge export --routing ", list(ROUTINGS)),
         ("capsedge import --family ", [f.name for f in families.FAMILIES]),
@@ -118,7 +118,8 @@ def test_files_are_left_to_the_shell(line: str, names: list[str]) -> None:
         ("capsedge export --checkpoint di", "safetensors|pt", starting(MODELS, "di")),
         ("capsedge export --module ", "py", []),
         ("capsedge train --model em-", "safetensors|pt", starting(MODELS, "em-")),
-        ("capsedge verify x.onnx --model ", "onnx|engine", TRAINED),
+        ("capsedge verify ", "onnx|engine", TRAINED),
+        ("capsedge verify x.onnx --checkpoint ", "safetensors|pt", TRAINED),
         ("capsedge deploy web ", "onnx", TRAINED),
     ],
 )
@@ -155,7 +156,7 @@ def test_bash(tmp_path: Path) -> None:
         *("compopt -o filenames", " ".join(["folder", "a.onnx", *TRAINED])),
         *("compopt -o default", ""),
         "web triton kserve",
-        *("compopt -o filenames", "folder a.onnx"),
+        *("compopt -o filenames", " ".join(["folder", "a.onnx", *TRAINED])),
     ], done.stderr
 
 

@@ -80,9 +80,8 @@ def test_exit_codes_of_bad_input(made, tmp_path) -> None:
         ((path,), 2, "--checkpoint"),
         ((path, "--checkpoint", other), 6, "not exported from"),
         ((path, "--checkpoint", tmp_path / "none.safetensors"), 2, "no such file"),
-        ((path, "--checkpoint", checkpoint, "--model", "digits-em"), 2, "cannot be used together"),
-        ((path, "--model", "digits-dinamic"), 2, "digits-dynamic"),
-        ((path, "--model", "capsnet-mnist"), 2, "no trained weights"),
+        ((path, "--checkpoint", "digits-dinamic"), 2, "digits-dynamic"),
+        ((path, "--checkpoint", "capsnet-mnist"), 2, "no trained weights"),
         ((path, "--checkpoint", checkpoint, "--tolerance", "poses:x"), 2, "--tolerance"),
         ((path, "--checkpoint", checkpoint, "--data", tmp_path / "no"), 2, "no"),
         ((cut, "--checkpoint", checkpoint), 6, "ONNX"),
@@ -116,7 +115,7 @@ def test_without_torch(made) -> None:
 
 @pytest.mark.thorough
 def test_an_ensemble(tmp_path) -> None:
-    members = ["--model", "digits-dynamic", "--model", "digits-em", "--limit", 2]
+    members = ["digits-dynamic", "digits-em", "--limit", 2]
     code, printed, said = _run(*members, "-o", tmp_path / "c.json")
     assert code == 0, said
     assert printed.splitlines()[-1] == "PASSED"
@@ -130,8 +129,8 @@ def test_an_ensemble(tmp_path) -> None:
     assert json.loads(printed)["kind"] == "ensemble"
 
 
-def test_one_file_by_its_option() -> None:
-    code, printed, said = _run("--model", "digits-em", "--limit", 2)
+def test_one_file_by_its_name() -> None:
+    code, printed, said = _run("digits-em", "--limit", 2)
     assert code == 0, said
     assert "digits-em.onnx" in printed
 
@@ -139,10 +138,9 @@ def test_one_file_by_its_option() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "nothing to verify"),
-        (["PATH", "--model", "capsedge/zoo/digits-em.onnx"], "pass every file with --model"),
-        (["--model", "digits-em", "--model", "digits-em"], "twice"),
-        (["--model", "digits-em", "--model", "digits-dynamic", "--inputs", __file__], "--inputs"),
+        ([], "needs MODEL"),
+        (["digits-em", "digits-em"], "twice"),
+        (["digits-em", "digits-dynamic", "--inputs", __file__], "--inputs"),
         (
             ["PATH", "--checkpoint", __file__, "--checkpoint", __file__],
             "2 checkpoints for one file",

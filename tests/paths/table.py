@@ -116,7 +116,7 @@ def honest(folder: Path) -> dict[str, dict[str, list[str | Path]]]:
         "optimize": {
             "model": [model], "output": ["-o", out / "fused.onnx"], "measure": ["--measure", "0"],
         },
-        "verify": {"model": [model], "limit": ["--limit", "4"]},
+        "verify": {"models": [model], "limit": ["--limit", "4"]},
         "prune": {"checkpoint": [checkpoint], "output": ["-o", out / "pruned.safetensors"]},
         "quantize": {
             "model": [model], "calib_data": ["--calib-data", data], "max_drop": ["--max-drop", "100"],
