@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from capsedge.errors import UnsupportedModelError
+from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files.text import format_bytes
 
 RUNTIME = "runtime/"  # of the page: ONNX Runtime for WebAssembly
@@ -32,7 +32,6 @@ def compile_models(
         For the path of a model, the path and the bytes of its WebAssembly.
 
     Raises:
-        ArtefactError: a file is damaged.
         EnvironmentProblem: the compiler fails.
     """
     from capsedge.exporters.c.wasm import compile_network
@@ -42,7 +41,7 @@ def compile_models(
         place = PurePosixPath(path)
         try:
             network = compile_network(data, Path(place.name), _PREFIX)
-        except UnsupportedModelError as error:
+        except (UnsupportedModelError, ArtefactError, UsageError) as error:
             note(f"{place.stem} runs in ONNX Runtime, as it cannot be compiled: {error.why}")
             continue
         found[path] = (str(place.with_suffix(".wasm")), network.data)

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 import capsedge
-from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.errors import (
+    ArtefactError,
+    CapsedgeError,
+    EnvironmentProblem,
+    UnsupportedModelError,
+    UsageError,
+)
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.serving.deploy import compiled_models, web
@@ -78,12 +84,16 @@ def test_without_the_extra_it_says_what_that_would_spare(tmp_path: Path) -> None
     assert json.loads((tmp_path / "out/capsedge.json").read_text())["late"] == ["webgpu/"]
 
 
-def compiling(monkeypatch: pytest.MonkeyPatch, refused: str = "") -> None:
+def compiling(
+    monkeypatch: pytest.MonkeyPatch,
+    refused: str = "",
+    refusal: type[CapsedgeError] = UnsupportedModelError,
+) -> None:
     """A compiler that writes the name of the file; it refuses one."""
 
     def compile_network(data: bytes, file: Path, prefix: str) -> SimpleNamespace:
         if file.name == refused:
-            raise UnsupportedModelError("The node 'x' (If) cannot be written as C.", "Why.", "Fix.")
+            raise refusal("The node 'x' (If) cannot be written as C.", "Why.", "Fix.")
         return SimpleNamespace(data=f"compiled {file.name}".encode())
 
     monkeypatch.setattr(compiled_models, "is_available", lambda: True)
@@ -111,10 +121,11 @@ def test_compiled_models_make_the_runtime_late(
     assert len(list((tmp_path / "out/models").iterdir())) == 2
 
 
+@pytest.mark.parametrize("refusal", [UnsupportedModelError, ArtefactError, UsageError])
 def test_a_model_that_cannot_be_compiled_keeps_the_runtime(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refusal: type[CapsedgeError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiling(monkeypatch, refused="second.onnx")
+    compiling(monkeypatch, "second.onnx", refusal)
     given = [model(tmp_path / f"{name}.onnx") for name in ("first", "second")]
     made = capsedge.deploy_web(given, tmp_path / "out")
     manifest = json.loads((tmp_path / "out/capsedge.json").read_text())
