@@ -31,7 +31,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from capsedge.runtime.runtime_options import RuntimeOptions
     from capsedge.runtime.session import Session
 
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -228,6 +227,7 @@ def load_capsedge(s: Specification) -> tuple[Run, str]:
     from capsedge import __version__
     from capsedge.runtime import machine
     from capsedge.runtime.load import load
+    from capsedge.runtime.runtime_options import RuntimeOptions
 
     session = load(
         s.model,
