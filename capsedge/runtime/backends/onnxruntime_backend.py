@@ -49,6 +49,7 @@ from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary as onnx_file
+from capsedge.runtime.onnx_file.large_tables import STAND_IN, Split, split_tables
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.runtime.runtime_options import RuntimeOptions
@@ -147,11 +148,13 @@ class OnnxRuntimeBackend:
         ort = import_onnxruntime()
         settings = settings or SessionSettings()
         onnxruntime_session.check_provider_available(ort, settings.provider)
-        options = settings.session_options(ort)
+        split = split_tables(data) if settings.gpu is None else Split(data, {})
+        options = settings.session_options(ort, STAND_IN.parent if split.tables else None)
+        self._lent = onnxruntime_session.lend_tables(ort, options, split.tables)
 
         def load() -> onnxruntime.InferenceSession:
             return ort.InferenceSession(
-                data,
+                split.data,
                 options,
                 providers=onnxruntime_session.provider_chain(settings.provider, settings.gpu),
                 enable_fallback=0,  # it would print, and try the same provider again

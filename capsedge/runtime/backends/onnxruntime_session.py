@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,16 +166,34 @@ def available_threads() -> int:
     return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
-def keep_to_itself(options: Any) -> None:
+def keep_to_itself(options: Any, folder: Path | None = None) -> None:
     """A second line of defence behind `onnx_file`: sessions read only this format, and no other files.
 
     ONNX Runtime 1.19 has no folder for external initializers, 1.23 lets absolute paths leave it, 1.26
     and newer enforce it.
+
+    Args:
+        folder: where data in other files would lie, of which the file has none but what is lent to the
+            session; None for nowhere.
     """
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    options.add_session_config_entry(_EXTERNAL_FOLDER, os.devnull)  # nothing can lie below it
+    # Nothing can lie below the null device.
+    options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder or os.devnull))
     # Large constants are computed only when they are needed, not while the file is checked.
     options.add_session_config_entry(_FOLDED_BYTES, str(limits.RUN_BYTES))
+
+
+def lend_tables(ort: Any, options: Any, tables: Mapping[str, Any]) -> list[Any]:
+    """Let a session read tables in memory that is not its own; the values are to be kept as long as it.
+
+    Args:
+        tables: arrays by the name of the initializer, which the file says to be in another file.
+    """
+    values = []
+    for name, array in tables.items():
+        values.append(ort.OrtValue.ortvalue_from_numpy(array))
+        options.add_initializer(name, values[-1])
+    return values
 
 
 def multiply_exactly(options: Any) -> None:
@@ -208,8 +226,11 @@ class SessionSettings:
     provider: str = CPU
     gpu: int | None = None
 
-    def session_options(self, ort: Any) -> Any:
+    def session_options(self, ort: Any, folder: Path | None = None) -> Any:
         """Options of a session that keeps to itself.
+
+        Args:
+            folder: as for `keep_to_itself`.
 
         Raises:
             EnvironmentProblem: the operator library does not load into ONNX Runtime.
@@ -218,7 +239,7 @@ class SessionSettings:
         options.log_severity_level = FATAL
         options.intra_op_num_threads = available_threads() if self.threads is None else self.threads
         options.inter_op_num_threads = 1
-        keep_to_itself(options)
+        keep_to_itself(options, folder)
         multiply_exactly(options)
         if self.library is None:
             return options

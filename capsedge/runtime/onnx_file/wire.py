@@ -252,6 +252,11 @@ def length_delimited(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | BYTES) + _varint(len(content)) + content
 
 
+def number_field(number: int, value: int) -> bytes:
+    """An encoded field of a number."""
+    return _varint(number << 3 | VARINT) + _varint(value)
+
+
 def message(fields: Iterable[tuple[int, bytes]]) -> bytes:
     """Fields of text, bytes or messages, one after another."""
     return b"".join(length_delimited(number, content) for number, content in fields)
