@@ -17,7 +17,7 @@ from capsedge.runtime.files.writing import temporary_folder, write_bytes
 
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")  # as the folder's CMakeLists.txt has them
 SECONDS = 300  # that a compiler or QEMU may take
-_STACK = 1 << 16  # bytes of a board's stack
+STACK = 1 << 16  # bytes of a board's stack
 _ARM = "arm-none-eabi-gcc"
 _PACKAGES = {
     _ARM: "gcc-arm-none-eabi libnewlib-arm-none-eabi",
@@ -107,6 +107,7 @@ def count(
     description: Mapping[str, Any],
     board: Board,
     flags: Sequence[str] = FLAGS,
+    stack: int = STACK,
 ) -> Counted:
     """Run a network on a board.
 
@@ -114,6 +115,7 @@ def count(
         files: those of `write_c.generate`.
         description: the contents of ``NAME.json``.
         flags: of the compiler, besides those of the board.
+        stack: bytes that the board reserves.
 
     Raises:
         EnvironmentProblem: a tool is missing or fails.
@@ -126,8 +128,9 @@ def count(
         )
     with temporary_folder() as folder:
         words = [*flags, *board.flags, *_defines(files, description, folder), "-nostartfiles"]
-        write_bytes(folder / "board.ld", _linker_script(board).encode())
-        _tool([board.compiler, *words, "-T", "board.ld", "-o", "board.elf"], folder)
+        write_bytes(folder / "board.ld", _linker_script(board, stack).encode())
+        libraries = ["-lm", "-lgcc"] if board.compiler == _ARM else ["-lgcc"]
+        _tool([board.compiler, *words, *libraries, "-T", "board.ld", "-o", "board.elf"], folder)
         image = ("-display", "none", "-serial", "stdio", "-monitor", "none")
         ran = _tool(
             [board.emulator, *board.machine, *image, "-icount", "shift=0", "-kernel", "board.elf"],
@@ -191,7 +194,7 @@ def measure(
                 "--measure compiles the network for Cortex-M, or at least for this machine.",
                 "On Debian: apt install gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm",
             )
-        known = f"{_version(compiler)} {' '.join(FLAGS)}"
+        known = f"{version(compiler)} {' '.join(FLAGS)}"
         stack = stack_bound(files, description["name"], [compiler, *FLAGS])
         return [Measured("this machine", known, stack, "", [])], BOARDS[REPORTED[0]].missing()
     found: list[Measured] = []
@@ -199,17 +202,17 @@ def measure(
     for board in map(BOARDS.__getitem__, REPORTED):
         words = [board.compiler, *FLAGS, *board.flags]
         stack = stack_bound(files, description["name"], words)
-        known = f"{_version(board.compiler)} {' '.join(words[1:])}"
+        known = f"{version(board.compiler)} {' '.join(words[1:])}"
         if missing := board.missing():
             packages = missing
             found.append(Measured(board.core, known, stack, "", []))
             continue
         counted = count(files, description, board)
-        found.append(Measured(board.core, known, stack, _version(board.emulator), counted.layers))
+        found.append(Measured(board.core, known, stack, version(board.emulator), counted.layers))
     return found, packages
 
 
-def _version(tool: str) -> str:
+def version(tool: str) -> str:
     """The first line of what a tool says of itself."""
     done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
     return next(iter(done.stdout.splitlines()), Path(tool).name)
@@ -306,7 +309,7 @@ def _defines(files: Mapping[str, bytes], description: Mapping[str, Any], folder:
         "SIZES": ",".join(map(str, sizes)),
     }
     defines = [f"-DCAPS_{key}={value}" for key, value in numbers.items()]
-    return [*defines, "-include", "step.h", "program.c", f"{name}.c", "-lgcc"]
+    return [*defines, "-include", "step.h", "program.c", f"{name}.c"]
 
 
 def _product(shape: Sequence[int]) -> int:
@@ -316,14 +319,14 @@ def _product(shape: Sequence[int]) -> int:
     return size
 
 
-def _linker_script(board: Board) -> str:
+def _linker_script(board: Board, stack: int) -> str:
     constants = "" if board.constants is None else f"  . = {board.constants:#x};\n"
     return (
         "ENTRY(caps_reset)\nSECTIONS {\n"
         f"  . = {board.rom:#x};\n  .text : {{ KEEP(*(.vectors)) *(.text*) }}\n"
         f"{constants}  .rodata : {{ *(.rodata* .srodata*) }}\n"
         f"  . = {board.ram:#x};\n  .data : {{ *(.data* .sdata*) }}\n  .bss : {{ *(.bss* .sbss* COMMON) }}\n"
-        f"  . = ALIGN(16);\n  . += {_STACK};\n  caps_stack_end = .;\n"
+        f"  . = ALIGN(16);\n  . += {stack};\n  caps_stack_end = .;\n"
         "  /DISCARD/ : { *(.ARM.exidx* .ARM.extab* .eh_frame*) }\n}\n"
     )
 

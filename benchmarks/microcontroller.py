@@ -1,0 +1,237 @@
+"""Networks as C on a Cortex-M that QEMU emulates: instructions, flash and RAM, against other generators of C.
+
+    python -m benchmarks.microcontroller --sources ~/src --int8 digits-em.int8.onnx --write
+
+The peers know no capsule operator, so they get the same networks with standard operators only: emx-onnx-cgen
+(pip install emx-onnx-cgen, in an environment of its own), and onnx2c as built in DIR/onnx2c/build of
+--sources. A peer that is absent is left out of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnxruntime as ort
+
+import capsedge
+from benchmarks.common import replace_between
+from capsedge.exporters.c import measure
+from capsedge.exporters.c.write_c import generate
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/benchmarks/microcontroller.md"
+BEGIN, END = "<!-- microcontroller: begin -->", "<!-- microcontroller: end -->"
+MODELS = ("digits-em", "digits-dynamic")
+OURS = {  # by what it is called: the flags
+    "capsedge, equal bits everywhere": ("-std=c99", "-O2", "-ffp-contract=off"),
+    "capsedge": ("-std=gnu11", "-O2"),
+}
+PEERS = ("-std=gnu11", "-O3")
+STACK = 3 << 19  # bytes: one peer keeps all values of a network there
+NEAR = 1e-3  # within which the peers' results must be ours
+
+
+class Candidate(NamedTuple):
+    """A network as C, by one generator.
+
+    Attributes:
+        files: ``net.h`` and ``net.c``, with the functions of capsedge's C.
+        description: the parts of ``NAME.json`` that `measure` reads.
+        flags: of the compiler.
+    """
+
+    files: dict[str, bytes]
+    description: dict[str, Any]
+    flags: tuple[str, ...]
+
+
+def ours(file: Path, flags: tuple[str, ...]) -> Candidate:
+    """The C of capsedge."""
+    return Candidate(*generate(file.read_bytes(), file, "net"), flags)
+
+
+def standard(file: Path, target: Path) -> list[str]:
+    """Write a network of one image with standard operators only, folded, without pictures.
+
+    Returns:
+        The names of its outputs.
+    """
+    model = onnx.load(file)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    plain = onnx.inliner.inline_local_functions(model)
+    kept = [output for output in plain.graph.output if output.name != "reconstruction"]
+    del plain.graph.output[:], plain.metadata_props[:]
+    plain.graph.output.extend(kept)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(target)
+    options.log_severity_level = 3
+    ort.InferenceSession(plain.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [output.name for output in kept]
+
+
+def peer(
+    command: Sequence[str], entry: str, like: Candidate, names: Sequence[str], source: Path
+) -> Candidate:
+    """The C of another generator, behind the functions of ours.
+
+    Args:
+        command: writes ``source``, or prints it.
+        entry: its function; the input, then the outputs.
+        like: the same network by capsedge.
+        names: of the outputs, in their order.
+    """
+    done = subprocess.run(command, check=True, capture_output=True)
+    if not source.exists():
+        source.write_bytes(done.stdout)
+    listed = [o for o in like.description["outputs"] if o["name"] in names]
+    fields = {o["name"]: o["field"] for o in listed}
+    arguments = ", ".join(f"(void *)outputs->{fields[name]}" for name in names)
+    header = (
+        "#include <stdint.h>\ntypedef struct { float "
+        + ", ".join(f"*{o['field']}" for o in listed)
+        + "; } net_outputs;\nvoid net_run(void *arena, const float *input, net_outputs *outputs);\n"
+    )
+    shim = (
+        '\n#include "net.h"\nvoid net_run(void *arena, const float *input, net_outputs *outputs) {\n'
+        "  (void)arena;\n  CAPSEDGE_STEP(0)\n"
+        f"  {entry}((const void *)input, {arguments});\n  CAPSEDGE_STEP(1)\n}}\n"
+    )
+    description = {
+        "name": "net",
+        "layers": [{}],
+        "outputs": listed,
+        "memory": {"arena_bytes": 16},
+        "input": like.description["input"],
+    }
+    files = {"net.h": header.encode(), "net.c": source.read_bytes() + shim.encode()}
+    return Candidate(files, description, PEERS)
+
+
+def results(candidate: Candidate, folder: Path) -> dict[str, np.ndarray]:
+    """All outputs on this machine, for one random image."""
+    for name, content in candidate.files.items():
+        if name.startswith("net."):
+            (folder / name).write_bytes(content)
+    library = Path(tempfile.mkstemp(suffix=".so", dir=folder)[1])
+    words = ["gcc", *candidate.flags, "-DCAPSEDGE_STEP(n)=", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run([*words, "net.c", "-lm"], cwd=folder, check=True, capture_output=True)
+    outputs = candidate.description["outputs"]
+    found = {o["name"]: np.zeros(o["shape"], np.float32) for o in outputs}
+    pointers = (ctypes.c_void_p * len(found))(*(v.ctypes.data for v in found.values()))
+    image = np.random.default_rng(0).random(candidate.description["input"]["size"], np.float32)
+    arena = np.zeros(candidate.description["memory"]["arena_bytes"] + 64, np.uint8)
+    start = ctypes.c_void_p(arena.ctypes.data + -arena.ctypes.data % 64)
+    ctypes.CDLL(str(library)).net_run(start, ctypes.c_void_p(image.ctypes.data), pointers)
+    return found
+
+
+def sizes(candidate: Candidate, board: measure.Board, folder: Path) -> tuple[int, int]:
+    """Bytes of flash, and of RAM: variables, arena and stack."""
+    for name in ("net.h", "net.c"):
+        (folder / name).write_bytes(candidate.files[name])
+    words = [board.compiler, *candidate.flags, "-DCAPSEDGE_STEP(n)=", *board.flags]
+    unused = ["-ffunction-sections", "-fdata-sections"]
+    subprocess.run([*words, *unused, "-c", "net.c"], cwd=folder, check=True, capture_output=True)
+    links = ["-r", "-nostdlib", "-Wl,--gc-sections,--entry=net_run", "-o", "used.o", "net.o"]
+    subprocess.run(
+        [board.compiler, *board.flags, *links], cwd=folder, check=True, capture_output=True
+    )
+    size = board.compiler.replace("gcc", "size")
+    line = subprocess.run([size, "used.o"], cwd=folder, check=True, capture_output=True, text=True)
+    text, data, bss = map(int, line.stdout.splitlines()[1].split()[:3])
+    stack = measure.stack_bound(candidate.files, "net", words)
+    arena = candidate.description["memory"]["arena_bytes"]
+    return text + data, data + bss + arena + (stack or 0)
+
+
+def rows(file: Path, tools: dict[str, str], boards: Sequence[str]) -> list[list[str]]:
+    """The table's lines of one network."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        candidates = {who: ours(file, flags) for who, flags in OURS.items()}
+        if not any(node.op_type.startswith("Quantized") for node in onnx.load(file).graph.node):
+            plain = folder / "plain.onnx"
+            outputs = standard(file, plain)
+            c = folder / "peer.c"
+            commands = {
+                "emx-onnx-cgen": (
+                    [
+                        "compile",
+                        str(plain),
+                        str(c),
+                        "--large-temp-threshold",
+                        "0",
+                        "--large-weight-threshold",
+                        "0",
+                    ],
+                    "model",
+                ),
+                "onnx2c": ([str(plain)], "entry"),
+            }
+            for tool, path in tools.items():
+                words, entry = commands[tool]
+                c.unlink(missing_ok=True)
+                try:
+                    like = candidates["capsedge"]
+                    candidates[tool] = peer([path, *words], entry, like, outputs, c)
+                except subprocess.CalledProcessError as error:
+                    print(f"{tool}: {error}", flush=True)
+                    found.append([file.stem, tool, "writes nothing", *[""] * (len(boards) + 1)])
+        expected = results(candidates["capsedge"], folder)
+        for tool, candidate in candidates.items():
+            for output, values in results(candidate, folder).items():
+                np.testing.assert_allclose(values, expected[output], atol=NEAR, err_msg=tool)
+            counts = []
+            for key in boards:
+                board = measure.BOARDS[key]
+                counted = measure.count(
+                    candidate.files, candidate.description, board, candidate.flags, stack=STACK
+                )
+                counts.append(f"{counted.total / 1e6:.2f} M")
+            flash, ram = sizes(candidate, measure.BOARDS[boards[0]], folder)
+            found.append([file.stem, tool, *counts, f"{flash / 1e3:.0f} KB", f"{ram / 1e3:.1f} KB"])
+            print(" | ".join(found[-1]), flush=True)
+    return sorted(found, key=lambda row: row[2] == "writes nothing")
+
+
+def main() -> None:
+    """Measure and print; write the page's table if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sources", type=Path, help="folder with onnx2c, built in onnx2c/build")
+    parser.add_argument("--emx", help="emx-onnx-cgen, if it is not on the path")
+    parser.add_argument("--int8", type=Path, nargs="*", default=[], help="INT8 files to add")
+    parser.add_argument("--boards", nargs="*", default=["cortex-m7", "cortex-m55"])
+    parser.add_argument("--write", action="store_true", help=f"update {PAGE.name}")
+    given = parser.parse_args()
+    tools = {"emx-onnx-cgen": given.emx or shutil.which("emx-onnx-cgen")}
+    if given.sources is not None:
+        tools["onnx2c"] = shutil.which("onnx2c", path=str(given.sources / "onnx2c/build"))
+    present = {tool: path for tool, path in tools.items() if path}
+    files = [*(ROOT / f"capsedge/zoo/{model}.onnx" for model in MODELS), *given.int8]
+    found = [row for file in files for row in rows(file, present, given.boards)]
+    cores = [measure.BOARDS[key].core for key in given.boards]
+    head = ["network", "C by", *cores, "flash", "RAM"]
+    lines = [head, ["---"] * len(head), *found]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    used = [measure.version(tool) for tool in ("arm-none-eabi-gcc", "qemu-system-arm")]
+    versions = ", ".join([f"capsedge {capsedge.__version__}", *used])
+    if given.write:
+        replace_between(PAGE, BEGIN, END, f"\n{versions}\n\n{table}\n")
+    else:
+        print(f"{versions}\n\n{table}")
+
+
+if __name__ == "__main__":
+    main()
