@@ -25,7 +25,7 @@ import onnxruntime as ort
 
 import capsedge
 from benchmarks.common import replace_between
-from capsedge.exporters.c import measure
+from capsedge.exporters.c import measurement as measure
 from capsedge.exporters.c.write_c import generate
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -124,7 +124,7 @@ def _print_wasm(written: WasmReport) -> None:
 
 
 def _print_c(written: CReport) -> None:
-    from capsedge.exporters.c.measure import measured_text
+    from capsedge.exporters.c.measurement import measured_text
 
     memory, name = written.description["memory"], written.description["name"]
     lines = {

@@ -99,7 +99,7 @@ def _c_folder(folder: Path, options: Mapping[str, object], as_json: bool) -> Non
     if given is not None:
         raise UsageError(f"--{given} does not apply to a folder of C.", "", f"Leave out --{given}.")
     from capsedge.exporters.c.folder import read_report
-    from capsedge.exporters.c.measure import measured_text
+    from capsedge.exporters.c.measurement import measured_text
 
     description, memory, layers, measured = read_report(folder)
     if as_json:

@@ -15,7 +15,7 @@ from capsedge import __version__
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.fit import CODE_BYTES, layer_table
-from capsedge.exporters.c.measure import Measured
+from capsedge.exporters.c.measurement import Measured
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import decode, parse

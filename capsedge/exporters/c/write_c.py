@@ -12,8 +12,7 @@ import onnx
 
 from capsedge import __version__
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
-from capsedge.exporters.c import folder, naming
-from capsedge.exporters.c import measure as measuring
+from capsedge.exporters.c import folder, measurement, naming
 from capsedge.exporters.c.fit import check_fit
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
@@ -99,7 +98,7 @@ def write_c(
     files, description = generate(data, source, prefix, batch, fit)
     missing: list[str] = []
     if measure:
-        found, missing = measuring.measure(files, description)
+        found, missing = measurement.measure(files, description)
         description["measured"] = [asdict(each) for each in found]
         files[f"{prefix}.json"] = naming.json_text(description).encode("ascii")
     write_folder(target, files, replaced)

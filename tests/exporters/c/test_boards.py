@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.exporters.c import measure
+from capsedge.exporters.c import measurement as measure
 from capsedge.exporters.c.folder import read_report
 from capsedge.exporters.c.write_c import generate, write_c
 from tests.conftest import ROOT
