@@ -21,6 +21,9 @@ from capsedge.graph.fusion.votes import VoteSource, order_of
 STAND_IN = 1e-16  # for no epsilon: below FP32's smallest difference in any product of the squash
 MOST_ADDED = 1e-6  # epsilon added to a norm; what stands for it differs by less than half of it
 ATOL, RTOL = 5e-7, 1e-6
+# Elements of a matrix that all children share. From here on, one matrix product of many rows and a routing
+# over its votes is faster than a kernel that makes each vote when it needs it, and smaller ones are slower.
+LEAST_PRODUCT = 1024
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,17 @@ def _over_capsules(
         others = _per_image_inputs(edit, match.per_image, (n, i, j), at)
         # The TensorRT plugin lacks such votes as it lacks this input: with it, the body runs there.
         others = others or [edit.constant(np.zeros((1, 1, 1)), "image_prior")]
+        (v,) = edit.capsule("VoteRouting", [votes, *numbers, *others], **_attributes(form.kind))
+        return "VoteRouting", v
+    shared = (weight == weight[:1]).all() and (constant is None or (constant == constant[:1]).all())
+    if i > 1 and shared and p * vote_source.depth >= LEAST_PRODUCT:
+        # One product for all children, as the plain file has it.
+        matrix = weight[0].reshape(j * p, -1).T
+        votes = edit.op("MatMul", [u, edit.constant(matrix, "weight")])
+        if constant is not None:
+            votes = edit.op("Add", [votes, edit.constant(constant[0].reshape(-1), "vote_bias")])
+        votes = edit.describe(edit.reshape(votes, (n, i, j, p), 0), (n, i, j, p))
+        others = _per_image_inputs(edit, match.per_image, (n, i, j), at)
         (v,) = edit.capsule("VoteRouting", [votes, *numbers, *others], **_attributes(form.kind))
         return "VoteRouting", v
     inputs = [u, edit.constant(_once(weight), "weight"), *numbers]
