@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import capsedge
+from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
 from tests.conftest import ROOT
@@ -79,3 +80,38 @@ def test_symbols_and_equal_bytes(tmp_path: Path) -> None:
     }
     assert sizes.get(".data", 0) == 0
     assert sizes.get(".bss", 0) == 0
+
+
+EVERY_LANE = """
+#include "net.c"
+#include <stdio.h>
+int main(void) {
+  uint64_t i;
+  int k;
+  for (i = 0; i < 0x10000000u; i += 99991) {
+    float x[16], wanted[16], found[16];
+    for (k = 0; k < 16; k++) {
+      const uint32_t bits = (uint32_t)(i + k * 0x10000000u);
+      memcpy(&x[k], &bits, 4);
+      found[k] = x[k];
+    }
+    for (k = 0; k < 16; k++) wanted[k] = caps_exp(x[k]);
+    caps_exp_all(found, 16, 0.0f);
+    if (memcmp(wanted, found, sizeof wanted)) return 1;
+    for (k = 0; k < 16; k++) wanted[k] = caps_log(x[k]);
+    caps_log_all(x, found, 16);
+    if (memcmp(wanted, found, sizeof wanted)) return 2;
+  }
+  return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("flag", ["-O2", "-DCAPS_PORTABLE", "-march=native"])
+def test_functions_in_vectors_have_the_bits_of_single_ones(flag: str, tmp_path: Path) -> None:
+    """Over all floats in steps: subnormal, infinite and not a number too."""
+    write_c(ROOT / "capsedge/zoo/digits-em.onnx", tmp_path / "net", name="net")
+    (tmp_path / "net/lanes.c").write_text(EVERY_LANE)
+    words = [compiler(), "-std=c99", "-O2", "-ffp-contract=off", flag, "-w"]
+    subprocess.run([*words, "-o", tmp_path / "lanes", tmp_path / "net/lanes.c"], check=True)
+    assert subprocess.run([tmp_path / "lanes"], check=False).returncode == 0

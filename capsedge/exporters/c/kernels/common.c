@@ -63,6 +63,8 @@ void *memset(void *to, int value, size_t n);
 #else
 #define CAPS_KEEP(v) (void)(v)
 #endif
+/* By lanes: a where the test holds, b elsewhere. */
+#define CAPS_CHOOSE(n, test, a, b) (caps_float##n)(((caps_int##n)(a) & (test)) | ((caps_int##n)(b) & ~(test)))
 CAPS_VECTOR(4)
 #if defined(__AVX2__)
 #define CAPS_VECTORS8 1

@@ -94,12 +94,12 @@ CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, co
         caps_em_votes_SUFFIX(c, e->centres, coordinates, pose, w, scale, votes, caps_child(c, oy, ox, i), i);
         for (j = 0; j < parents; j++) caps_add_squares(variance + j * size, votes + j * size, mean + j * size, ri[j], size);
       }
+      for (j = 0; j < parents; j++) for (h = j * size; h < (j + 1) * size; h++)
+        variance[h] = variance[h] / (mass[j] + e->epsilon) + e->epsilon;
+      caps_log_all(variance, logs, all);
       for (j = 0; j < parents; j++) {
         float cost = 0.0f, z;
-        for (h = j * size; h < (j + 1) * size; h++) {
-          variance[h] = variance[h] / (mass[j] + e->epsilon) + e->epsilon;
-          cost += logs[h] = caps_log(variance[h]);
-        }
+        for (h = j * size; h < (j + 1) * size; h++) cost += logs[h];
         z = temperatures[t] * (beta_a[j] - ((float)size * beta_u[j] + 0.5f * cost) * mass[j]);
         prior[j] = (z < 0.0f ? z : 0.0f) - caps_log(1.0f + caps_exp(z < 0.0f ? z : -z)); /* ln sigmoid(z) */
         a_out[j] = caps_exp(z < 0.0f ? z : 0.0f) / (1.0f + caps_exp(z < 0.0f ? z : -z));

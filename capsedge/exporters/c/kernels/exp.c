@@ -26,7 +26,6 @@ CAPS_FUNCTION float caps_exp(float x) {
 
 #if defined(CAPS_VECTORS) && !defined(__ARM_FEATURE_MVE)
 /* The same of several numbers: every branch as a choice by lanes. */
-#define CAPS_CHOOSE(n, test, a, b) (caps_float##n)(((caps_int##n)(a) & (test)) | ((caps_int##n)(b) & ~(test)))
 #define CAPS_EXP(n)                                                                                            \
   CAPS_INLINE caps_float##n caps_exp##n(const caps_float##n given) {                                           \
     const caps_float##n zero = {0.0f}, one = zero + 1.0f, half = zero + 0.5f;                                  \
