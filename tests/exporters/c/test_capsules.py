@@ -133,3 +133,7 @@ def test_operator(name: str, tmp_path: Path) -> None:
     got = net.run(x)
     for output, want in zip(session.get_outputs(), session.run(None, {"x": x}), strict=True):
         np.testing.assert_allclose(got[output.name], want, rtol=1e-4, atol=1e-5)
+    for flag in ("-DCAPS_PORTABLE", "-march=native"):
+        net.again(flag)
+        for name, value in net.run(x).items():
+            assert np.array_equal(value, got[name]), (flag, name)

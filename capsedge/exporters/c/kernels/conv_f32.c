@@ -80,6 +80,7 @@ CAPS_INLINE void caps_tile(const caps_conv *c, const float *const *q, const int 
                            const float *bias, int width, float *const *y) {
 #if defined(CAPS_VECTORS16)
   if (width == 32) {
+    __asm__("" : "+r"(bias)); /* GCC would warn of biases behind the end, where it does not see that there are 32 */
     caps_tile16(q, stride, c->kernel_h, row, w, w + CAPS_BLOCK * c->kernel_h * row, step, bias, c->relu, y);
     return;
   }
