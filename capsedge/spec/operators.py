@@ -16,7 +16,7 @@ routing errors, the sensitivity analysis and the attribution of times look for t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -34,14 +34,16 @@ class Value:
     Attributes:
         name: its formal name.
         shape: the names of its dimensions, as in docs/reference/operators.md. The same name is the same size;
-            ``N`` is the batch, ``...`` any dimensions. An input may have 1 in place of ``I``, or of the ``N``
-            of parents; one that is ``per_image``, in place of every dimension. ``H'`` and ``W'`` are
-            positions of windows: see `WINDOWS_OF`. ``Jv`` is ``J``, or 1: the same votes for all parents.
+            ``N`` is the batch, ``...`` any dimensions. ``H'`` and ``W'`` are positions of windows: see
+            `WINDOWS_OF`.
         type: ``T`` float or float16, the same for all ``T`` of a node; ``f`` float32; ``i`` int32;
             ``b`` int8; ``B`` uint8.
         optional: whether a node may leave it out; only the last inputs of an operator are.
         per_image: whether it changes the couplings of single images. The TensorRT plugins lack such inputs:
             a node that has one runs as its function body there.
+        ones: those of the dimensions that may be 1 instead: the same for all children, parents or images.
+        body_ones: those of `ones` that the TensorRT plugins lack: a node in which one is 1, but larger in its
+            other inputs, runs as its function body there.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Value:
     type: str = "T"
     optional: bool = False
     per_image: bool = False
+    ones: tuple[str, ...] = ()
+    body_ones: tuple[str, ...] = ()
 
     @property
     def batched(self) -> bool:
@@ -161,6 +165,26 @@ class Operator:
         """Whether a node that has this many inputs has some `Value.per_image`."""
         return any(v.per_image for v in self.inputs[:count])
 
+    def has_plugin(self, shapes: Sequence[Sequence[int | str | None] | None]) -> bool:
+        """Whether the TensorRT plugin library runs a node.
+
+        Args:
+            shapes: of the node's inputs; None for one that is not known.
+        """
+        if not self.plugin or self.per_image(len(shapes)):
+            return False
+        sizes: dict[str, object] = {}
+        inputs = [(v, s) for v, s in zip(self.inputs, shapes, strict=False) if s is not None]
+        for value, shape in inputs:
+            for name, size in zip(value.shape, shape, strict=False):
+                if name not in value.ones:
+                    sizes.setdefault(name, size)
+        return not any(
+            name in value.body_ones and size == 1 and sizes.get(name) != 1
+            for value, shape in inputs
+            for name, size in zip(value.shape, shape, strict=False)
+        )
+
     @property
     def output_names(self) -> tuple[str, ...]:
         """Formal names of the outputs."""
@@ -248,8 +272,8 @@ _SQUASH = Operator(
     per_element=4,
 )
 _PER_IMAGE = (
-    Value("image_prior", ("N", "I", "J"), optional=True, per_image=True),
-    Value("mask", ("N", "I"), optional=True, per_image=True),
+    Value("image_prior", ("N", "I", "J"), optional=True, per_image=True, ones=("N", "I", "J")),
+    Value("mask", ("N", "I"), optional=True, per_image=True, ones=("N", "I")),
 )
 _AGREEMENT = (
     Attribute("iterations", "int", 3),
@@ -265,10 +289,10 @@ _DYNAMIC = Operator(
     "DynamicRouting",
     (
         Value("u", ("N", "I", "Pin")),
-        Value("weight", DENSE.weight),
-        Value("log_prior", ("I", "J")),
+        Value("weight", DENSE.weight, ones=("I",)),
+        Value("log_prior", ("I", "J"), ones=("I",), body_ones=("I",)),
         Value("bias", ("J", "Pout")),
-        Value("vote_bias", ("I", "J", "Pout"), optional=True),
+        Value("vote_bias", ("I", "J", "Pout"), optional=True, ones=("I",)),
         *_PER_IMAGE,
     ),
     (Value("v", ("N", "J", "Pout")),),
@@ -288,8 +312,8 @@ _VOTES = replace(
     _DYNAMIC,
     name="VoteRouting",
     inputs=(
-        Value("votes", ("N", "I", "Jv", "P")),
-        Value("log_prior", ("I", "J")),
+        Value("votes", ("N", "I", "J", "P"), ones=("J",), body_ones=("J",)),
+        Value("log_prior", ("I", "J"), ones=("I",), body_ones=("I",)),
         Value("bias", ("J", "P")),
         *_PER_IMAGE,
     ),
@@ -334,7 +358,7 @@ _ATTENTION = Operator(
     "AttentionRouting",
     (
         Value("pose", (*_MAP, "Pin")),
-        Value("parent", (*_GRID, "P")),
+        Value("parent", (*_GRID, "P"), ones=("N",)),
         Value("weight", WINDOWS.weight),
         Value("scale", ("P",)),
         Value("bias", ("P",)),
@@ -432,7 +456,7 @@ def _quantized(o: Operator) -> Operator:
     place = o.weight
     assert o.layout is not None
     weight = (
-        Value("weight", o.layout.weight, "b"),
+        Value("weight", o.layout.weight, "b", ones=o.inputs[place].ones),
         Value("weight_scale", o.layout.scale, "f"),
     )
     return replace(

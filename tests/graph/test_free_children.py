@@ -9,6 +9,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from capsedge.exporters.tensorrt import lowering
 from capsedge.graph.bodies import function_body
 from capsedge.models import ops
 from capsedge.runtime.backends.native_library import find_library
@@ -18,18 +19,20 @@ ATTRIBUTES = {"iterations": 3, "over_children": 1}
 NAMES = ("u", "weight", "log_prior", "bias", "vote_bias", "image_prior", "mask")
 
 
-def model() -> bytes:
-    """A node over ``u [N, I, 5]``, its function body, and all other inputs of the operator as inputs."""
+def model(count: int = len(NAMES)) -> bytes:
+    """A node over ``u [N, I, 5]``, its function body, and that many inputs of the operator as inputs."""
     shapes: list[tuple[int | None, ...]] = [
         (None, None, PIN), (1, J, POUT, PIN), (1, J), (J, POUT), (1, J, POUT), (1, 1, 1), (None, None),
-    ]  # fmt: skip
+    ][:count]  # fmt: skip
     body = function_body("DynamicRouting", shapes, ATTRIBUTES)
-    node = helper.make_node("DynamicRouting", NAMES, ["v"], domain=body.domain, **ATTRIBUTES)
+    node = helper.make_node(
+        "DynamicRouting", NAMES[:count], ["v"], domain=body.domain, **ATTRIBUTES
+    )
     inputs = [
         helper.make_tensor_value_info(
             name, TensorProto.FLOAT, [d or "NI"[k] for k, d in enumerate(shape)]
         )
-        for name, shape in zip(NAMES, shapes, strict=True)
+        for name, shape in zip(NAMES, shapes, strict=False)
     ]
     output = helper.make_tensor_value_info("v", TensorProto.FLOAT, ["N", J, POUT])
     opsets = [*body.opset_import, helper.make_opsetid(body.domain, 1)]
@@ -59,3 +62,10 @@ def test_one_file_for_every_length(fused: bool) -> None:
         tensors = (u, weight, prior, bias, *none, mask)
         feeds = {name: x.numpy() for name, x in zip(NAMES, tensors, strict=True)}
         np.testing.assert_allclose(session.run(None, feeds)[0], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_tensorrt_gets_the_body_where_children_share_a_prior() -> None:
+    """The plugins read a prior of every child."""
+    lowered = lowering.fused(onnx.load_from_string(model(4)), "capsedge")
+    assert {node.domain for node in lowered.graph.node} == {""}
+    assert lowered.graph.node

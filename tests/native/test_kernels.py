@@ -168,7 +168,7 @@ def test_wrong_attributes_are_named(
         (EM, 3, (6,), r"input 'beta_u' has shape \[6\]: wanted \[5\]"),
         (ATTENTION, 1, (2, 3, 2, 5, 16), r"'parent' has shape .*: wanted \[2, 2, 2, 5, 16\]"),
         (ATTENTION, 3, (15,), r"input 'scale' has shape \[15\]: wanted \[16\]"),
-        (UNIFORM, 1, (3, 3, 3, 5, 4, 4), r"'weight' has shape .*: wanted \[Kh, Kw, 2, M, 4, 4\]"),
+        (UNIFORM, 1, (3, 3, 3, 5, 4, 4), r"'weight' has shape .*: wanted \[Kh, Kw, 2, M, K, L\]"),
         (UNIFORM, 1, (5, 3, 2, 5, 4, 4), r"the window of 5x3 is larger than the grid of 4x4"),
         (UNIFORM, 3, (5,), r"UniformRouting: input 'bias' has shape \[5\]: wanted \[16\]"),
         (NORMALIZATION, 0, (), r"PoseNormalization: input 'x' has shape \[\]: wanted \[..., P\]"),

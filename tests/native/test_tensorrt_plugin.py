@@ -71,7 +71,8 @@ def mock() -> ctypes.CDLL:
             [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-shared", "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE",
              f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels", f"-I{NATIVE}",
-             f"-I{NATIVE}/kernels/cuda", *sources, str(NATIVE / "kernels/operators.cpp"),
+             f"-I{NATIVE}/kernels/cuda", *sources,
+             str(NATIVE / "kernels/operators.cpp"), str(NATIVE / "kernels/input_shapes.cpp"),
              "-x", "c++", *UNITS, "-o", str(made)],
             check=True,
         )  # fmt: skip
@@ -356,7 +357,7 @@ def test_why_there_is_no_workspace(mock: ctypes.CDLL) -> None:
     plugin = create(mock, "DynamicRouting", DYNAMIC)
     wrong = tensors([(2, 7, 5), (7, 3, 4, 6), (7, 3), (3, 4)])
     assert mock.mock_workspace(plugin, ctypes.byref(wrong)) == 0
-    assert "input 'u' has shape [2, 7, 5]" in mock.mock_error().decode()
+    assert "input 'weight' has shape [7, 3, 4, 6]" in mock.mock_error().decode()
     mock.mock_destroy(plugin)
 
 
@@ -385,7 +386,7 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
             "DynamicRouting",
             DYNAMIC,
             [(2, 7, 5), (7, 3, 4, 6), (7, 3), (3, 4)],
-            "input 'u' has shape [2, 7, 5]",
+            "input 'weight' has shape [7, 3, 4, 6]",
         ),
         ("DynamicRouting", DYNAMIC, [(2, 7, 5), (7, 3, 4, 5), (7, 2), (3, 4)], "input 'log_prior'"),
         ("DynamicRouting", DYNAMIC, [(2, 7, 5), (7, 3, 4, 5), (7, 3), (4, 3)], "input 'bias'"),
@@ -404,7 +405,13 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
             "DynamicRouting",
             DYNAMIC,
             [(2, 7, 5), (7, 3, 4, 5), (7, 3), (3, 4), (1, 3, 4), (2, 7, 1)],
-            "no input 'image_prior' or 'mask'",
+            "lacks such inputs",
+        ),
+        (
+            "DynamicRouting",
+            DYNAMIC,
+            [(2, 7, 5), (7, 3, 4, 5), (1, 3), (3, 4)],
+            "lacks such inputs",
         ),
         (
             "DynamicRouting",
@@ -429,7 +436,7 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
             "AttentionRouting",
             ATTENTION,
             [POSE, (2, 3, 3, 4, 15), WEIGHT, (16,), (16,)],
-            "input 'parent'",
+            "input 'scale' has shape [16]: wanted [15]",
         ),
         (
             "AttentionRouting",
@@ -448,13 +455,13 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
             "SelfAttentionRouting",
             SELF_ATTENTION,
             [(2, 7, 5), (7, 3, 4, 6), (7, 3)],
-            "input 'u' has shape [2, 7, 5]: wanted [?, 7, 6]",
+            "input 'weight' has shape [7, 3, 4, 6]: wanted [7, J, Pout, 5]",
         ),
         (
             "SelfAttentionRouting",
             SELF_ATTENTION,
             [(2, 7, 5), (7, 3, 4), (7, 3)],
-            "input 'weight' has shape [7, 3, 4]: wanted [?, ?, ?, ?]",
+            "input 'weight' has shape [7, 3, 4]: wanted [7, J, Pout, 5]",
         ),
         (
             "SelfAttentionRouting",

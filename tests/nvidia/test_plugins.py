@@ -145,7 +145,7 @@ REFUSED = {
     "iterations as a float": (dynamic, {"iterations": 3.0}, "'iterations' has the wrong type"),
     "leaky": (dynamic, {"leaky": 2}, "'leaky': wanted 0 or 1"),
     "epsilon": (dynamic, {"epsilon": 0.0}, "'epsilon' is not positive"),
-    "weight": (dynamic, {"weights": {"W": (6, 3, 4, 7)}}, "input 'u' has shape [1, 6, 8]: wanted [?, 6, 7]"),
+    "weight": (dynamic, {"weights": {"W": (6, 3, 4, 7)}}, "[6, 3, 4, 7]: wanted [6, J, Pout, 8]"),
     "bias": (dynamic, {"weights": {"b": (3, 5)}}, "input 'bias' has shape [3, 5]"),
     "vote bias": (dynamic, {"weights": {"c": (5, 3, 4)}}, "input 'vote_bias' has shape [5, 3, 4]"),
     "coordinates": (em, {"weights": {"c": (2, 3, 16)}}, "input 'coordinates' has shape [2, 3, 16]"),

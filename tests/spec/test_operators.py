@@ -28,6 +28,21 @@ IN_WORDS = {"over_children": ("softmax", "parents"), "replace": ("update", "accu
 TYPES = {"T": "", "f": "float", "i": "int32", "b": "int8", "B": "uint8"}
 
 
+def test_plugins_lack_inputs_of_images_and_some_that_are_shared() -> None:
+    dynamic, votes = OPERATORS["DynamicRouting"], OPERATORS["VoteRouting"]
+    u, weight, prior, bias = (2, 6, 8), (6, 3, 4, 8), (6, 3), (3, 4)
+    assert dynamic.has_plugin([u, weight, prior, bias])
+    assert dynamic.has_plugin([u, (1, 3, 4, 8), prior, bias, (1, 3, 4)])
+    assert dynamic.has_plugin([u, weight, None, bias])
+    assert not dynamic.has_plugin([u, weight, (1, 3), bias])
+    assert not dynamic.has_plugin([(2, None, 8), (1, 3, 4, 8), (1, 3), bias])
+    assert dynamic.has_plugin([(2, 1, 8), (1, 3, 4, 8), (1, 3), bias])
+    assert not dynamic.has_plugin([u, weight, prior, bias, (6, 3, 4), (2, 6, 1)])
+    assert votes.has_plugin([(2, 6, 3, 4), prior, bias])
+    assert not votes.has_plugin([(2, 6, 1, 4), prior, bias])
+    assert not OPERATORS["PoseNormalization"].has_plugin([(2, 4), (4,), (4,)])
+
+
 def section(name: str) -> str:
     """The specification's chapter on an operator; empty where it has none of its own."""
     found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", SPECIFICATION, re.S | re.M)

@@ -25,6 +25,7 @@ def table() -> str:
         f'    {{"{name}", "{size}", "{window}", {axis}}},\n'
         for name, (size, window, axis) in WINDOWS_OF.items()
     )
+    places = _joined(_places(o) for o in OPERATORS.values() if not o.quantizes)
     body = (
         "using spec::kDomain;  // the TensorRT plugins' namespace, too\n"
         f'constexpr char kPluginVersion[] = "{PLUGIN_VERSION}";\n'
@@ -36,7 +37,9 @@ def table() -> str:
         "constexpr WindowPositions kWindowPositions[] = {\n"
         f"{windows}}};\n\n"
         "inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{\n"
-        f"{_joined(map(_operator, OPERATORS.values()))}}}}};\n"
+        f"{_joined(map(_operator, OPERATORS.values()))}}}}};\n\n"
+        "// The places of an operator's inputs.\n"
+        f"namespace places {{\n{places}}}  // namespace places\n"
     )
     return header(
         "The operators of docs/reference/operators.md, in the types of kernels/operators.h.",
@@ -81,10 +84,17 @@ def _operator(o: Operator) -> str:
     )
 
 
+def _places(o: Operator) -> str:
+    """``namespace DynamicRouting { enum : int { kU, kWeight }; }``."""
+    places = ", ".join("k" + name.title().replace("_", "") for name in o.input_names)
+    return f"namespace {o.name} {{\nenum : int {{ {places} }};\n}}"
+
+
 def _value(value: Value) -> str:
     optional = "true" if value.optional else "false"
     shape = ", ".join(f'"{name}"' for name in value.shape)
-    return f"{{\"{value.name}\", '{value.type}', {optional}, {{{shape}}}}}"
+    ones = sum(1 << k for k, name in enumerate(value.shape) if name in value.ones)
+    return f"{{\"{value.name}\", '{value.type}', {optional}, {{{shape}}}, {ones}}}"
 
 
 def _attribute(a: Attribute) -> str:

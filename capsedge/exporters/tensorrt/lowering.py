@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper, inliner, numpy_helper
 
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
+from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import inline_functions
 from capsedge.graph.proto import (
@@ -27,6 +28,7 @@ from capsedge.graph.proto import (
     opset_of,
     replace,
     set_opset,
+    shapes_of,
 )
 from capsedge.graph.rewrites import without_parents
 from capsedge.runtime.backends.engine_layers import Layer, computing
@@ -83,20 +85,16 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     copy = copy_of(model)
     bodies = {(f.name, f.overload): f for f in copy.functions if f.domain == DOMAIN}
     constants = constants_of(copy)
+    shapes = shapes_of(copy)
     kept, used = [], []
     for node in operator_nodes(copy):
         body = bodies.get((node.op_type, node.overload))
         operator = operator_of(node.op_type)
-        per_image = operator in OPERATORS and OPERATORS[operator].per_image(len(node.input))
         # With zero parents only one product is left, which needs no plugin.
-        if (
-            operator in PLUGINS
-            and not per_image
-            and not (body and without_parents(node, constants, {}))
-        ):
+        if _has_plugin(node, shapes) and not (body and without_parents(node, constants, {})):
             kept.append(node)
         elif body is None:
-            lacks = "a plugin for its priors or mask of each image" if per_image else "a plugin"
+            lacks = "a plugin for such inputs" if operator in PLUGINS else "a plugin"
             raise UnsupportedModelError(
                 f"The model's {operator} cannot be converted to TensorRT.",
                 f"It has neither {lacks} nor a function body.",
@@ -131,10 +129,11 @@ def check_plugin_limits(model: onnx.ModelProto) -> None:
         UnsupportedModelError: one of its operators does.
     """
     most = limit_of("cuda", "ITERATIONS")
+    shapes = shapes_of(model)
     for node in operator_nodes(model):
-        operator = OPERATORS.get(operator_of(node.op_type))
-        if operator is None or not operator.plugin or operator.per_image(len(node.input)):
+        if not _has_plugin(node, shapes):
             continue
+        operator = OPERATORS[operator_of(node.op_type)]
         iterations = operator.iterations(attributes_of(node))
         if iterations > most:
             raise UnsupportedModelError(
@@ -167,11 +166,14 @@ def _prepared(
 
 def has_plugins(model: onnx.ModelProto) -> bool:
     """Whether the plugin library could run any of the model's operators."""
-    return any(
-        operator_of(node.op_type) in PLUGINS
-        and not OPERATORS[operator_of(node.op_type)].per_image(len(node.input))
-        for node in operator_nodes(model)
-    )
+    shapes = shapes_of(model)
+    return any(_has_plugin(node, shapes) for node in operator_nodes(model))
+
+
+def _has_plugin(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> bool:
+    """Whether the plugin library runs this node, by its operator and the shapes of its inputs."""
+    operator = OPERATORS.get(operator_of(node.op_type))
+    return operator is not None and operator.has_plugin([shapes.get(name) for name in node.input])
 
 
 def check(model: onnx.ModelProto) -> None:

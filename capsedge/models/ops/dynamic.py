@@ -397,8 +397,9 @@ def vote_routing(
             parents, whose number is then that of ``bias`` or ``log_prior``.
         log_prior: start logits ``[I, J]``, or ``[1, J]``; zeros when left out.
         bias: added to each parent's sum before squash ``[J, P]``; zeros when left out.
-        image_prior, mask, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale,
-            epsilon: as in ``dynamic_routing``.
+        image_prior, mask: as in ``dynamic_routing``.
+        iterations, leaky, softmax, update: as in ``dynamic_routing``.
+        normalize, elementwise, agreement_scale, epsilon: as in ``dynamic_routing``.
 
     Returns:
         Poses of the parents ``[N, J, P]`` and the coupling coefficients of the last weighted sum

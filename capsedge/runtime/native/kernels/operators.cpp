@@ -33,7 +33,7 @@ size_t OperatorSpec::input(std::string_view wanted) const {
 std::optional<Place> OperatorSpec::find_dimension(std::string_view dimension) const {
   for (size_t i = 0; i < inputs.size(); ++i)
     for (size_t axis = 0; axis < inputs[i].shape.size(); ++axis)
-      if (dimension == inputs[i].shape[axis]) return Place{i, axis};
+      if (dimension == inputs[i].shape[axis] && !inputs[i].may_be_one(axis)) return Place{i, axis};
   return std::nullopt;
 }
 

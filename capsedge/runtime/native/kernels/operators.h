@@ -41,6 +41,9 @@ struct Parameter {
   bool optional = false;  // whether a node may leave it out; only the last inputs are
   // The names of its dimensions: the same name is the same size, and ... any dimensions.
   FixedList<const char*, kMostDimensions> shape;
+  unsigned ones = 0;  // a bit for every dimension that may be 1 instead: the same for all
+
+  constexpr bool may_be_one(size_t axis) const { return ones >> axis & 1; }
 };
 
 enum class AttributeType { kInt, kFloat, kInts, kFloats };
@@ -87,7 +90,7 @@ struct OperatorSpec {
   size_t input(std::string_view name) const;
   const AttributeSpec& attribute(std::string_view name) const;
   bool has_attribute(std::string_view name) const;
-  // The first place of a dimension among the inputs.
+  // The first place among the inputs that says how large a dimension is.
   std::optional<Place> find_dimension(std::string_view dimension) const;
 };
 

@@ -1,5 +1,6 @@
 // The layers that the plugins run: from the shapes of their inputs and their attributes.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "plugin.h"
@@ -9,21 +10,11 @@ namespace capsedge {
 namespace tensorrt {
 
 using namespace nvinfer1;
+using namespace places;
 
 namespace {
 
-constexpr int64_t kMost = int64_t{1} << 31;
-
-// "input 'weight' has shape [..]: wanted [..]", or empty. A wanted size of -1 is any.
-std::string expect(const char* name, const Dims& found, const std::vector<int64_t>& wanted) {
-  bool fits = found.nbDims == static_cast<int32_t>(wanted.size());
-  std::string text;
-  for (size_t k = 0; k < wanted.size(); ++k) {
-    if (fits) fits = wanted[k] < 0 ? found.d[k] >= 0 && found.d[k] < kMost : found.d[k] == wanted[k];
-    text += (k ? ", " : "") + (wanted[k] < 0 ? std::string("?") : std::to_string(wanted[k]));
-  }
-  return fits ? "" : std::string("input '") + name + "' has shape " + text_of(found) + ": wanted [" + text + "]";
-}
+constexpr char kBody[] = "the plugin lacks such inputs: build with the function body, as capsedge build does";
 
 int64_t side_of(int64_t size) {
   const int64_t side = std::llround(std::sqrt(static_cast<double>(size)));
@@ -59,42 +50,37 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
   if (!why.empty()) return why;
   layer = blank_layer(type);
   const bool dynamic = op_ == OperatorId::kDynamicRouting;
-  if ((dynamic && inputs > 5) || (op_ == OperatorId::kVoteRouting && inputs > 3))
-    return "the plugin has no input 'image_prior' or 'mask': build with the function body, as capsedge build does";
+  if ((dynamic && inputs > DynamicRouting::kImagePrior) ||
+      (op_ == OperatorId::kVoteRouting && inputs > VoteRouting::kImagePrior))
+    return kBody;
+  std::array<ShapeView, kMostInputs> shapes;
+  for (int32_t k = 0; k < inputs; ++k)
+    shapes[static_cast<size_t>(k)] = {dims[k].d, static_cast<size_t>(std::max(dims[k].nbDims, 0))};
+  why = input_shapes_.wrong(shapes.data(), static_cast<size_t>(inputs));
+  if (why.empty() && dims[0].d[0] > INT32_MAX) why = "a batch of " + std::to_string(dims[0].d[0]);
+  if (!why.empty()) return why;
   if (dynamic) return set_dynamic(dims, inputs, layer);
   if (op_ == OperatorId::kVoteRouting) return set_votes(dims, layer);
   if (op_ == OperatorId::kSelfAttentionRouting) return set_self_attention(dims, layer);
   why = set_windows(dims, layer);
   if (!why.empty()) return why;
-  return op_ == OperatorId::kEMRouting ? set_em(dims, inputs, layer) : set_attention(dims, layer);
+  return op_ == OperatorId::kEMRouting ? set_em(inputs, layer) : set_attention(dims, layer);
 }
 
 std::string Plugin::set_dynamic(const Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const {
-  const Dims &u = dims[0], &weight = dims[1];
-  std::string why = expect("weight", weight, {-1, -1, -1, -1});
-  if (!why.empty()) return why;
-  why = expect("u", u, {-1, weight.d[0] == 1 ? -1 : weight.d[0], weight.d[3]});
-  if (why.empty()) why = expect("log_prior", dims[2], {u.d[1], weight.d[1]});
-  if (why.empty()) why = expect("bias", dims[3], {weight.d[1], weight.d[2]});
-  if (why.empty() && inputs > 4) {
-    const bool one = dims[4].nbDims == 3 && dims[4].d[0] == 1;
-    why = expect("vote_bias", dims[4], {one ? 1 : u.d[1], weight.d[1], weight.d[2]});
-  }
-  if (!why.empty()) return why;
+  const Dims &u = dims[DynamicRouting::kU], &weight = dims[DynamicRouting::kWeight];
+  if (dims[DynamicRouting::kLogPrior].d[0] != u.d[1]) return kBody;
   layer.operation = CAPSEDGE_CUDA_DYNAMIC;
   set_capsules(u, weight, layer);
   layer.one_weight = weight.d[0] < u.d[1];
-  layer.vote_biases = inputs > 4 ? narrow(dims[4].d[0]) : 0;
+  layer.vote_biases = inputs > DynamicRouting::kVoteBias ? narrow(dims[DynamicRouting::kVoteBias].d[0]) : 0;
   set_agreement(layer);
   return "";
 }
 
 std::string Plugin::set_votes(const Dims* dims, capsedge_cuda_routing& layer) const {
-  const Dims& votes = dims[0];
-  std::string why = expect("votes", votes, {-1, -1, -1, -1});
-  if (why.empty()) why = expect("log_prior", dims[1], {votes.d[1], votes.d[2]});
-  if (why.empty()) why = expect("bias", dims[2], {votes.d[2], votes.d[3]});
-  if (!why.empty()) return why;
+  const Dims &votes = dims[VoteRouting::kVotes], &prior = dims[VoteRouting::kLogPrior];
+  if (prior.d[0] != votes.d[1] || prior.d[1] != votes.d[2]) return kBody;
   layer.operation = CAPSEDGE_CUDA_VOTES;
   layer.images = narrow(votes.d[0]);
   layer.types = narrow(votes.d[1]);
@@ -116,10 +102,7 @@ void Plugin::set_agreement(capsedge_cuda_routing& layer) const {
 }
 
 std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) const {
-  const Dims &pose = dims[0], &weight = dims[2];
-  std::string why = expect("pose", pose, {-1, -1, -1, -1, -1});
-  if (why.empty()) why = expect("weight", weight, {-1, -1, pose.d[3], -1, -1, -1});
-  if (!why.empty()) return why;
+  const Dims &pose = dims[0], &weight = dims[spec_of(op_).input("weight")];
   const bool em = op_ == OperatorId::kEMRouting;
   layer.images = narrow(pose.d[0]);
   layer.height = narrow(pose.d[1]);
@@ -150,8 +133,7 @@ std::string Plugin::set_windows(const Dims* dims, capsedge_cuda_routing& layer) 
   return "";
 }
 
-std::string Plugin::set_em(const Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const {
-  const Dims& pose = dims[0];
+std::string Plugin::set_em(int32_t inputs, capsedge_cuda_routing& layer) const {
   layer.operation = CAPSEDGE_CUDA_EM;
   layer.iterations = integer(op_, values_, "iterations");
   layer.coordinates = integer(op_, values_, "coordinate_addition");
@@ -159,33 +141,25 @@ std::string Plugin::set_em(const Dims* dims, int32_t inputs, capsedge_cuda_routi
   layer.ones_first = integer(op_, values_, "ones_first");
   const std::vector<float>& lambdas = numbers(op_, values_, "inverse_temperatures");
   std::copy(lambdas.begin(), lambdas.end(), layer.inverse_temperatures);
-  std::string why = expect("a", dims[1], {pose.d[0], pose.d[1], pose.d[2], pose.d[3]});
-  if (why.empty()) why = expect("beta_u", dims[3], {layer.parents});
-  if (why.empty()) why = expect("beta_a", dims[4], {layer.parents});
-  if (!why.empty() || inputs < 6) return why;
-  if (layer.coordinates) return "input 'coordinates' and attribute 'coordinate_addition' exclude each other";
-  return expect("coordinates", dims[5], {pose.d[1], pose.d[2], pose.d[4]});
+  if (layer.coordinates && inputs > EMRouting::kCoordinates)
+    return "input 'coordinates' and attribute 'coordinate_addition' exclude each other";
+  return "";
 }
 
 std::string Plugin::set_attention(const Dims* dims, capsedge_cuda_routing& layer) const {
-  const Dims &pose = dims[0], &parent = dims[1];
+  const Dims& parent = dims[AttentionRouting::kParent];
   const int64_t size = static_cast<int64_t>(layer.rows) * layer.columns;
+  if (parent.d[1] != layer.grid_height || parent.d[2] != layer.grid_width || parent.d[4] != size)
+    return "input 'parent' has shape " + text_of(parent) + ": wanted [N, " + std::to_string(layer.grid_height) + ", " +
+           std::to_string(layer.grid_width) + ", M, " + std::to_string(size) + "]";
   layer.operation = CAPSEDGE_CUDA_ATTENTION;
   layer.agreement_scale = number(op_, values_, "agreement_scale");
-  std::string why = expect("parent", parent, {-1, layer.grid_height, layer.grid_width, layer.parents, size});
-  if (why.empty() && parent.d[0] != 1) why = expect("parent", parent, {pose.d[0], -1, -1, -1, -1});
-  if (why.empty()) why = expect("scale", dims[3], {size});
-  if (why.empty()) why = expect("bias", dims[4], {size});
-  if (why.empty()) layer.parent_images = narrow(parent.d[0]);
-  return why;
+  layer.parent_images = narrow(parent.d[0]);
+  return "";
 }
 
 std::string Plugin::set_self_attention(const Dims* dims, capsedge_cuda_routing& layer) const {
-  const Dims &u = dims[0], &weight = dims[1];
-  std::string why = expect("weight", weight, {-1, -1, -1, -1});
-  if (why.empty()) why = expect("u", u, {-1, weight.d[0], weight.d[3]});
-  if (why.empty()) why = expect("bias", dims[2], {weight.d[0], weight.d[1]});
-  if (!why.empty()) return why;
+  const Dims &u = dims[SelfAttentionRouting::kU], &weight = dims[SelfAttentionRouting::kWeight];
   layer.operation = CAPSEDGE_CUDA_SELF_ATTENTION;
   set_capsules(u, weight, layer);
   layer.iterations = 2;
@@ -195,34 +169,34 @@ std::string Plugin::set_self_attention(const Dims* dims, capsedge_cuda_routing& 
 void Plugin::set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const {
   layer.pose = in[0];
   layer.out_pose = out[0];
-  if (op_ == OperatorId::kDynamicRouting) {
-    layer.weight = in[1];
-    layer.log_prior = in[2];
-    layer.bias = in[3];
-    if (inputs_ > 4) layer.vote_bias = in[4];
-    return;
-  }
-  if (op_ == OperatorId::kSelfAttentionRouting) {
-    layer.weight = in[1];
-    layer.bias = in[2];
-    return;
-  }
-  if (op_ == OperatorId::kVoteRouting) {
-    layer.log_prior = in[1];
-    layer.bias = in[2];
-    return;
-  }
-  layer.weight = in[2];
-  if (op_ == OperatorId::kEMRouting) {
-    layer.activation = in[1];
-    layer.beta_u = in[3];
-    layer.beta_a = in[4];
-    layer.out_activation = out[1];
-    if (inputs_ > 5) layer.additions = in[5];
-  } else {
-    layer.parent = in[1];
-    layer.scale = in[3];
-    layer.bias = in[4];
+  switch (op_) {
+    case OperatorId::kDynamicRouting:
+      layer.weight = in[DynamicRouting::kWeight];
+      layer.log_prior = in[DynamicRouting::kLogPrior];
+      layer.bias = in[DynamicRouting::kBias];
+      if (inputs_ > DynamicRouting::kVoteBias) layer.vote_bias = in[DynamicRouting::kVoteBias];
+      return;
+    case OperatorId::kSelfAttentionRouting:
+      layer.weight = in[SelfAttentionRouting::kWeight];
+      layer.bias = in[SelfAttentionRouting::kBias];
+      return;
+    case OperatorId::kVoteRouting:
+      layer.log_prior = in[VoteRouting::kLogPrior];
+      layer.bias = in[VoteRouting::kBias];
+      return;
+    case OperatorId::kEMRouting:
+      layer.weight = in[EMRouting::kWeight];
+      layer.activation = in[EMRouting::kA];
+      layer.beta_u = in[EMRouting::kBetaU];
+      layer.beta_a = in[EMRouting::kBetaA];
+      layer.out_activation = out[1];
+      if (inputs_ > EMRouting::kCoordinates) layer.additions = in[EMRouting::kCoordinates];
+      return;
+    default:
+      layer.weight = in[AttentionRouting::kWeight];
+      layer.parent = in[AttentionRouting::kParent];
+      layer.scale = in[AttentionRouting::kScale];
+      layer.bias = in[AttentionRouting::kBias];
   }
 }
 

@@ -27,7 +27,7 @@ int32_t axis_of(const Values& values, int32_t rank) {
 }  // namespace
 
 Plugin::Plugin(OperatorId op, const Values& values, std::shared_ptr<Workspace> workspace)
-    : op_(op), values_(values), text_(to_text(op, values)), workspace_(std::move(workspace)) {
+    : op_(op), input_shapes_(spec_of(op)), values_(values), text_(to_text(op, values)), workspace_(std::move(workspace)) {
   fields_ = write_fields(op_, values_);
   if (op_ != OperatorId::kSquash) fields_.push_back(workspace_field(&written_workspace_));
   collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};

@@ -11,6 +11,7 @@
 
 #include "attributes.h"
 #include "capsedge_cuda.h"
+#include "input_shapes.h"
 
 namespace capsedge {
 namespace tensorrt {
@@ -68,7 +69,7 @@ class Plugin final : public nvinfer1::IPluginV3,
   // Its shapes and attributes: empty, or what is wrong.
   std::string set_dynamic(const nvinfer1::Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const;
   std::string set_windows(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;  // EM and attention
-  std::string set_em(const nvinfer1::Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const;
+  std::string set_em(int32_t inputs, capsedge_cuda_routing& layer) const;
   std::string set_votes(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   void set_agreement(capsedge_cuda_routing& layer) const;
   std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
@@ -81,6 +82,7 @@ class Plugin final : public nvinfer1::IPluginV3,
   int32_t refuse(const std::string& why) const noexcept;
 
   const OperatorId op_;
+  const InputShapes input_shapes_;
   const Values values_;
   const std::string text_;
   const std::shared_ptr<Workspace> workspace_;

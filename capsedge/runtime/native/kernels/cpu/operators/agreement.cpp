@@ -26,19 +26,6 @@ Prior::Prior(const Tensor& tensor, const Level& level)
   zero = std::all_of(first, first + elements(tensor.shape), [](float x) { return x == 0; });
 }
 
-void expect_couplings(const char* op, const std::vector<Shape>& in, size_t log_prior, size_t first, int64_t images,
-                      int64_t children, int64_t parents) {
-  const auto one_or = [&](size_t index, size_t axis, int64_t size) {
-    return axis < in[index].size() && in[index][axis] == 1 ? 1 : size;
-  };
-  expect_shape(op, "log_prior", in[log_prior], {one_or(log_prior, 0, children), parents});
-  if (in.size() > first)
-    expect_shape(op, "image_prior", in[first],
-                 {one_or(first, 0, images), one_or(first, 1, children), one_or(first, 2, parents)});
-  if (in.size() > first + 1)
-    expect_shape(op, "mask", in[first + 1], {one_or(first + 1, 0, images), one_or(first + 1, 1, children)});
-}
-
 Couplings couplings_of(const Prior& prior, const std::vector<Tensor>& in, size_t first, int64_t children,
                        int64_t parents, const Level& level) {
   Couplings found{};

@@ -33,10 +33,7 @@ struct Couplings {
   int64_t mask_stride;
 };
 
-// Checks the shapes of the inputs from `first` on, image_prior [N, I, J] and mask [N, I] with 1 in place of any
-// dimension; of log_prior, [I or 1, J], too.
-void expect_couplings(const char* op, const std::vector<Shape>& in, size_t log_prior, size_t first, int64_t images,
-                      int64_t children, int64_t parents);
+// inputs: image_prior [N, I, J] and mask [N, I] are those from `first` on.
 Couplings couplings_of(const Prior& prior, const std::vector<Tensor>& in, size_t first, int64_t children,
                        int64_t parents, const Level& level);
 

@@ -8,7 +8,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kPose, kParent, kWeight, kScale, kBias };
+using namespace places::AttentionRouting;
 
 class AttentionRouting : public Operator {
  public:
@@ -21,8 +21,10 @@ class AttentionRouting : public Operator {
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     const Shape parents =
-        attention_output(name(), in[kPose], in[kWeight], in[kScale], in[kBias], matrix_, strides_);
-    expect_shape(name(), "parent", in[kParent], {parents.begin(), parents.end()});
+        attention_output(name(), in[kPose], in[kWeight], in[kScale], matrix_, strides_);
+    Shape parent = parents;
+    if (in[kParent][0] == 1) parent[0] = 1;
+    expect(in[kParent] == parent, name(), "input 'parent' has shape ", in[kParent], ": wanted ", parent);
     return {parents};
   }
 
@@ -70,7 +72,10 @@ class AttentionRouting : public Operator {
     routing.scale = scale_;
     const Votes& votes = routing.votes;
     const int64_t unit_size = parents * votes.pose_elements;
-    routing.start = [&](int64_t unit, float* query) { from_parents(votes, parent.data() + unit * unit_size, query); };
+    const int64_t parent_units = parent_shape[0] * grid_height * grid_width;
+    routing.start = [&](int64_t unit, float* query) {
+      from_parents(votes, parent.data() + unit % parent_units * unit_size, query);
+    };
     routing.finish = [&](int64_t unit, bool, float* sum, float*) {
       level.finish_norm(sum, scale.data(), bias.data(), votes.pose_elements, votes.lanes, epsilon_, sum);
       to_parents(votes, sum, result.data() + unit * unit_size);

@@ -27,6 +27,8 @@ struct VoteBias {
   int64_t row = 0, stride = 0;
 };
 
+using namespace places::DynamicRouting;
+
 class DynamicRouting : public Operator {
  public:
   DynamicRouting(const Attributes& attributes, const Level& level)
@@ -34,21 +36,13 @@ class DynamicRouting : public Operator {
         rule_(attributes) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    expect_shape(name(), "u", in[kPose], {"N", "I", "Pin"});
-    const int64_t children = in[kPose][1];
-    const auto own = [&](size_t index) { return !in[index].empty() && in[index][0] == 1 ? 1 : children; };
-    expect_shape(name(), "weight", in[kWeight], {own(kWeight), "J", "Pout", in[kPose][2]});
-    const int64_t parents = in[kWeight][1], size = in[kWeight][2];
-    expect_couplings(name(), in, kPrior, kImagePrior, in[kPose][0], children, parents);
-    expect_shape(name(), "bias", in[kBias], {parents, size});
-    if (has_vote_bias(in)) expect_shape(name(), "vote_bias", in[kVoteBias], {own(kVoteBias), parents, size});
-    return {{in[kPose][0], parents, size}};
+    return {{in[kU][0], in[kWeight][1], in[kWeight][2]}};
   }
 
   void constant(size_t index, const Tensor& tensor) override {
     if (index == kWeight) {
       weight_.keep(tensor, level_);
-    } else if (index == kPrior) {
+    } else if (index == kLogPrior) {
       prior_.emplace(tensor, level_);
     } else if (index == kVoteBias && tensor.shape.size() == 3) {
       vote_bias_.emplace(tensor, level_);
@@ -56,15 +50,15 @@ class DynamicRouting : public Operator {
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
-    const Shape& shape = in[kPose].shape;
+    const Shape& shape = in[kU].shape;
     const Shape& weight_shape = in[kWeight].shape;
     const int64_t images = shape[0], children = shape[1], size = shape[2];
     const int64_t parents = weight_shape[1], out = weight_shape[2];
     if (images == 0) return;
     const Level& level = level_for(level_, parents);
-    const Floats pose(in[kPose], level), bias(in[kBias], level);
+    const Floats pose(in[kU], level), bias(in[kBias], level);
     std::optional<Prior> own_prior;
-    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
+    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kLogPrior], level); });
     const Couplings couplings = couplings_of(prior, in, kImagePrior, children, parents, level);
     FloatOutput v(results[0], level);
 
@@ -89,8 +83,6 @@ class DynamicRouting : public Operator {
   }
 
  private:
-  enum Input { kPose, kWeight, kPrior, kBias, kVoteBias, kImagePrior };
-
   // Whether the input is there: of shapes or of tensors.
   template <typename X>
   static bool has_vote_bias(const std::vector<X>& in) {

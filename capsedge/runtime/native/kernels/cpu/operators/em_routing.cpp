@@ -8,7 +8,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kPose, kActivation, kWeight, kBetaU, kBetaA, kCoordinates };
+using namespace places::EMRouting;
 
 // As many children as one pass takes. Longer than elsewhere: every part begins with the slower kind of block.
 constexpr int kEmChunk = 2 * kChunk;
@@ -94,13 +94,13 @@ class Run {
         out_grid_{results[0].shape[1], results[0].shape[2]},
         positions_(results[0].shape[0] * out_grid_.height * out_grid_.width),
         pose_(in[kPose], level),
-        given_activation_(in[kActivation], level),
+        given_activation_(in[kA], level),
         activation_(given_activation_.data()),
         result_pose_(results[0], level),
         result_activation_(results[1], level) {
     plan(in[kWeight].shape, weight);
     set_betas(Floats(in[kBetaU], level), Floats(in[kBetaA], level));
-    if (settings.normalize) normalize(elements(in[kActivation].shape));
+    if (settings.normalize) normalize(elements(in[kA].shape));
   }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -295,19 +295,13 @@ class EmRouting : public Operator {
   }
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    expect_shape(name(), "pose", in[kPose], {"N", "H", "W", "C", "P"});
     const Shape& pose = in[kPose];
     const Shape& weight = in[kWeight];
     const int64_t side = matrix_side(name(), pose[4]);
-    expect_shape(name(), "a", in[kActivation], {pose[0], pose[1], pose[2], pose[3]});
-    expect_shape(name(), "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
-    expect_shape(name(), "beta_u", in[kBetaU], {weight[3]});
-    expect_shape(name(), "beta_a", in[kBetaA], {weight[3]});
+    expect(weight[4] == side && weight[5] == side, name(), "input 'weight' has shape ", weight, ": wanted matrices of ",
+           side, "x", side, " for poses of ", pose[4], " elements");
     expect(!paper_coordinates_ || side >= 2, name(), "coordinate addition wants poses of 2x2 or more");
-    if (in.size() > kCoordinates) {
-      expect(!paper_coordinates_, name(), "input 'coordinates' and attribute 'coordinate_addition' exclude each other");
-      expect_shape(name(), "coordinates", in[kCoordinates], {pose[1], pose[2], pose[4]});
-    }
+    expect(!paper_coordinates_ || in.size() <= kCoordinates, name(), "input 'coordinates' and attribute 'coordinate_addition' exclude each other");
     Grid grid{1, 1};
     if (settings_.shared) {
       expect(weight[0] == 1 && weight[1] == 1, name(), "input 'weight' has shape ", weight,

@@ -42,6 +42,11 @@ std::string all_names() {
 std::vector<Shape> Operator::outputs(const std::vector<Shape>& inputs) const {
   if (!spec_.takes(inputs.size()))
     throw Error(std::string(name()) + ": " + std::to_string(inputs.size()) + " inputs: wanted " + spec_.wanted_inputs());
+  std::array<ShapeView, kMostInputs> shapes;
+  std::transform(inputs.begin(), inputs.end(), shapes.begin(),
+                 [](const Shape& shape) { return ShapeView{shape.data(), shape.size()}; });
+  const std::string wrong = input_shapes_.wrong(shapes.data(), inputs.size());
+  if (!wrong.empty()) throw Error(std::string(name()) + ": " + wrong);
   return output_shapes(inputs);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attributes.h"
+#include "input_shapes.h"
 #include "support/parallel.h"
 #include "support/tensor.h"
 
@@ -20,7 +21,8 @@ const T& made_once(const std::optional<T>& constant, std::optional<T>& own, Make
 
 class Operator {
  public:
-  Operator(const Attributes& attributes, const Level& level) : spec_(attributes.spec()), level_(level) {}
+  Operator(const Attributes& attributes, const Level& level)
+      : spec_(attributes.spec()), level_(level), input_shapes_(spec_) {}
   virtual ~Operator() = default;
 
   // Checks the inputs' number and shapes; returns the outputs' shapes.
@@ -36,12 +38,15 @@ class Operator {
   const Level& level() const { return level_; }
 
  protected:
-  // Called with as many inputs as a node may have: optional ones that are left out are missing at the end.
+  // Called with inputs whose shapes agree with the table; optional ones that are left out are missing at the end.
   virtual std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const = 0;
   const char* name() const { return spec_.name; }
 
   const OperatorSpec& spec_;
   const Level& level_;
+
+ private:
+  const InputShapes input_shapes_;
 };
 
 // Throws Error for an unknown operator or a wrong attribute.

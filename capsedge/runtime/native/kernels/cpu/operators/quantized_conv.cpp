@@ -11,7 +11,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kX, kXScale, kXZero, kWeight, kWeightScale, kWeightZero, kYScale, kYZero, kBias };
+using namespace places::QuantizedConv;
 
 // Elements of an image and numbers of an attribute: places are kept in 32 bits.
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -80,15 +80,8 @@ class QuantizedConv : public Operator {
         pads_(attributes.integers("pads", 0, kMost)) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    expect_shape(name(), "x", in[kX], {"N", "C", "H", "W"});
     const Shape& x = in[kX];
     const Shape& weight = in[kWeight];
-    expect_shape(name(), "weight", weight, {"M", x[1], "Kh", "Kw"});
-    for (const Input one : {kXScale, kXZero, kYScale, kYZero})
-      expect_shape(name(), spec_.inputs[one].name, in[one], {});
-    expect_shape(name(), "weight_scale", in[kWeightScale], {weight[0]});
-    expect_shape(name(), "weight_zero_point", in[kWeightZero], {weight[0]});
-    expect_shape(name(), "bias", in[kBias], {weight[0]});
     expect(elements({weight[1], weight[2], weight[3]}) <= limits::kConvolutionProducts, name(), "input 'weight' has shape ", weight,
            ": a sum of more than ", limits::kConvolutionProducts, " products may not fit 32 bits");
     const Plan p = plan(x, weight);
@@ -215,7 +208,7 @@ void QuantizedConv::channels_last(const Plan& p, const Tensor& x, T zero, T* to,
 
 void QuantizedConv::check_types(const std::vector<Tensor>& in) const {
   for (size_t i = 0; i < in.size(); ++i) expect_type(name(), spec_.inputs[i].name, in[i], type_of(spec_.inputs[i].type));
-  const auto* weight_zero = static_cast<const int8_t*>(in[kWeightZero].data);
+  const auto* weight_zero = static_cast<const int8_t*>(in[kWeightZeroPoint].data);
   expect(std::all_of(weight_zero, weight_zero + in[kWeight].shape[0], [](int8_t z) { return z == 0; }), name(),
          "input 'weight_zero_point' is not zero: weights are symmetric");
 }
@@ -223,7 +216,7 @@ void QuantizedConv::check_types(const std::vector<Tensor>& in) const {
 // Σ (x - zero) w + bias = Σ x w + (bias - zero Σ w); in unsigned numbers, which wrap.
 Scaling QuantizedConv::scaling(const Plan& p, const std::vector<Tensor>& in,
                                const std::vector<int32_t>& weight_sums) const {
-  const uint8_t x_zero = scalar<uint8_t>(in[kXZero]);
+  const uint8_t x_zero = scalar<uint8_t>(in[kXZeroPoint]);
   const float x_scale = scalar<float>(in[kXScale]), y_scale = scalar<float>(in[kYScale]);
   const auto* bias = static_cast<const int32_t*>(in[kBias].data);
   const auto* weight_scale = static_cast<const float*>(in[kWeightScale].data);
@@ -272,7 +265,7 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
   std::optional<Packed> own;
   const Packed& packed = made_once(packed_, own, [&] { return pack(in[kWeight], &threads); });
   const Scaling channels = scaling(p, in, packed.sums);
-  const Buffer input = padded_input(p, in[kX], scalar<uint8_t>(in[kXZero]), threads);
+  const Buffer input = padded_input(p, in[kX], scalar<uint8_t>(in[kXZeroPoint]), threads);
   const std::vector<int32_t> starts = windows(p);
 
   // Blocks of whole tiles, so that only the last one has a remainder.
@@ -281,7 +274,7 @@ void QuantizedConv::run(const std::vector<Tensor>& in, const std::vector<Output>
   const int64_t enough = (kTasks + p.groups * images - 1) / (p.groups * images);
   const int64_t blocks = std::clamp<int64_t>((positions + kPositions - 1) / kPositions, std::min(enough, tiles), tiles);
   const int64_t image_bytes = p.image_elements() * element_bytes(kernels), step_bytes = p.padded * kernels.channels;
-  const uint8_t y_zero = scalar<uint8_t>(in[kYZero]);
+  const uint8_t y_zero = scalar<uint8_t>(in[kYZeroPoint]);
   auto* y = static_cast<uint8_t*>(results[0].data);
   // Neighbouring tasks share weights.
   parallel_for(threads, p.groups * images * blocks, [&](int64_t task) {

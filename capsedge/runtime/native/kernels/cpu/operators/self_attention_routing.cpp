@@ -9,7 +9,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kPose, kWeight, kBias };
+using namespace places::SelfAttentionRouting;
 
 // Two passes: the first sums all votes with equal couplings, the second agrees with that sum.
 class SelfAttentionRouting : public Operator {
@@ -18,10 +18,7 @@ class SelfAttentionRouting : public Operator {
       : Operator(attributes, level), epsilon_(attributes.positive("epsilon")) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    expect_shape(name(), "u", in[kPose], {"N", "I", "Pin"});
-    expect_shape(name(), "weight", in[kWeight], {in[kPose][1], "J", "Pout", in[kPose][2]});
-    expect_shape(name(), "bias", in[kBias], {in[kPose][1], in[kWeight][1]});
-    return {{in[kPose][0], in[kWeight][1], in[kWeight][2]}};
+    return {{in[kU][0], in[kWeight][1], in[kWeight][2]}};
   }
 
   void constant(size_t index, const Tensor& tensor) override {
@@ -33,13 +30,13 @@ class SelfAttentionRouting : public Operator {
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
-    const Shape& shape = in[kPose].shape;
+    const Shape& shape = in[kU].shape;
     const Shape& weight_shape = in[kWeight].shape;
     const int64_t images = shape[0], children = shape[1], size = shape[2];
     const int64_t parents = weight_shape[1], out = weight_shape[2];
     if (images == 0) return;
     const Level& level = level_for(level_, parents);
-    const Floats pose(in[kPose], level);
+    const Floats pose(in[kU], level);
     std::optional<Bias> own_bias;
     const Bias& bias = made_once(bias_, own_bias, [&] { return Bias(in[kBias], level); });
     FloatOutput v(results[0], level);

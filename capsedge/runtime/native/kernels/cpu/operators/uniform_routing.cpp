@@ -7,7 +7,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kPose, kWeight, kScale, kBias };
+using namespace places::UniformRouting;
 
 // weight[Kh][Kw][C][M][K][L] / M as the kernel reads it: strips of lanes [L][M], in each a row for every child and
 // inner index.
@@ -34,7 +34,7 @@ class UniformRouting : public Operator {
         epsilon_(attributes.positive("epsilon")) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    return {attention_output(name(), in[kPose], in[kWeight], in[kScale], in[kBias], matrix_, strides_)};
+    return {attention_output(name(), in[kPose], in[kWeight], in[kScale], matrix_, strides_)};
   }
 
   void constant(size_t index, const Tensor& tensor) override {

@@ -5,7 +5,7 @@ namespace capsedge {
 
 namespace {
 
-enum Input { kVotes, kPrior, kBias, kImagePrior };
+using namespace places::VoteRouting;
 
 class VoteRouting : public Operator {
  public:
@@ -13,27 +13,22 @@ class VoteRouting : public Operator {
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     const Shape& votes = in[kVotes];
-    expect_shape(name(), "votes", votes, {"N", "I", "J", "P"});
-    // Votes that all parents have do not say how many there are.
-    const int64_t parents = votes[2] == 1 && in[kPrior].size() == 2 ? in[kPrior][1] : votes[2];
-    expect_couplings(name(), in, kPrior, kImagePrior, votes[0], votes[1], parents);
-    expect_shape(name(), "bias", in[kBias], {parents, votes[3]});
-    return {{votes[0], parents, votes[3]}};
+    return {{votes[0], in[kLogPrior][1], votes[3]}};
   }
 
   void constant(size_t index, const Tensor& tensor) override {
-    if (index == kPrior) prior_.emplace(tensor, level_);
+    if (index == kLogPrior) prior_.emplace(tensor, level_);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
     const Shape& shape = in[kVotes].shape;
     const int64_t images = shape[0], children = shape[1], own = shape[2], size = shape[3];
-    const int64_t parents = in[kPrior].shape[1];
+    const int64_t parents = in[kLogPrior].shape[1];
     if (images == 0) return;
     const Level& level = level_for(level_, parents);
     const Floats given(in[kVotes], level), bias(in[kBias], level);
     std::optional<Prior> own_prior;
-    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kPrior], level); });
+    const Prior& prior = made_once(prior_, own_prior, [&] { return Prior(in[kLogPrior], level); });
     const Couplings couplings = couplings_of(prior, in, kImagePrior, children, parents, level);
     FloatOutput v(results[0], level);
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});

@@ -72,19 +72,14 @@ Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level
   return all;
 }
 
-Shape attention_output(const char* op, const Shape& pose, const Shape& weight, const Shape& scale, const Shape& bias,
-                       bool matrix_pose, const Shape& strides) {
-  expect_shape(op, "pose", pose, {"N", "H", "W", "C", "Pin"});
-  if (matrix_pose) {
-    const int64_t side = matrix_side(op, pose[4]);
-    expect_shape(op, "weight", weight, {"Kh", "Kw", pose[3], "M", side, side});
-  } else {
-    expect_shape(op, "weight", weight, {"Kh", "Kw", pose[3], "M", pose[4], "P"});
-  }
+Shape attention_output(const char* op, const Shape& pose, const Shape& weight, const Shape& scale, bool matrix_pose,
+                       const Shape& strides) {
   const int64_t size = matrix_pose ? pose[4] : weight[5];
+  const int64_t inner = matrix_pose ? matrix_side(op, size) : pose[4], columns = matrix_pose ? inner : size;
+  expect(weight[4] == inner && weight[5] == columns, op, "input 'weight' has shape ", weight, ": wanted matrices of ",
+         inner, "x", columns);
+  expect(scale[0] == size, op, "input 'scale' has shape ", scale, ": wanted [", size, "]");
   const Grid grid = output_grid(op, pose, weight[0], weight[1], strides);
-  expect_shape(op, "scale", scale, {size});
-  expect_shape(op, "bias", bias, {size});
   return {pose[0], grid.height, grid.width, weight[3], size};
 }
 

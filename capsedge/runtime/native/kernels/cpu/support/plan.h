@@ -63,8 +63,8 @@ int64_t bundle_size(const WeightLayout& layout, int64_t bundle);
 Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle);
 
 // Checks the inputs of attention or uniform routing; returns the shape of the parents' poses.
-Shape attention_output(const char* op, const Shape& pose, const Shape& weight, const Shape& scale, const Shape& bias,
-                       bool matrix_pose, const Shape& strides);
+Shape attention_output(const char* op, const Shape& pose, const Shape& weight, const Shape& scale, bool matrix_pose,
+                       const Shape& strides);
 
 struct Window {
   int64_t grid_height, grid_width, types;  // of the children's map

@@ -8,22 +8,6 @@
 
 namespace capsedge {
 
-void expect_shape(const char* op, const char* name, const Shape& found, const std::vector<Wanted>& wanted) {
-  const auto is_batch = [](const Wanted& w) { return std::strcmp(w.letter, "N") == 0; };
-  bool fits = found.size() == wanted.size();
-  for (size_t i = 0; fits && i < wanted.size(); ++i)
-    fits = wanted[i].size < 0 ? found[i] >= (is_batch(wanted[i]) ? 0 : 1) : found[i] == wanted[i].size;
-  if (!fits) {
-    std::string text;
-    for (const Wanted& w : wanted) text += (text.empty() ? "" : ", ") + (w.size < 0 ? w.letter : to_text(w.size));
-    expect(false, op, "input '", name, "' has shape ", found, ": wanted [", text, "]");
-  }
-  // Places inside an image are kept in 32 bits.
-  const int64_t batch = !wanted.empty() && is_batch(wanted[0]) && found[0] > 0 ? found[0] : 1;
-  expect(elements(found) / batch <= std::numeric_limits<int32_t>::max(), op, "input '", name, "' of shape ", found,
-         " is too large: at most 2^31 elements");
-}
-
 void expect_type(const char* op, const char* name, const Tensor& tensor, Type wanted) {
   constexpr const char* kNames[] = {"float", "float16", "int8", "uint8", "int32"};
   expect(tensor.type == wanted, op, "input '", name, "' is ", kNames[static_cast<int>(tensor.type)], ": wanted ",

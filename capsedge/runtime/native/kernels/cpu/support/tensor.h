@@ -48,23 +48,11 @@ inline std::string to_text(const Shape& shape) {
   return text + "]";
 }
 
-// A wanted dimension: a number, or a letter for any number.
-struct Wanted {
-  int64_t size = -1;
-  const char* letter = "";
-  Wanted(const char* any) : letter(any) {}
-  Wanted(int64_t exactly) : size(exactly) {}
-  Wanted(int exactly) : size(exactly) {}
-};
-
 // Throws Error "<op>: <parts>". Text is made of the parts only then: shapes are checked in every run.
 template <typename... Parts>
 void expect(bool condition, const char* op, const Parts&... parts) {
   if (!condition) throw Error((std::string(op) + ": " + ... + to_text(parts)));
 }
-
-// Throws Error "<op>: input '<name>' has shape [..]: wanted [..]". Only the batch, letter "N", may be zero.
-void expect_shape(const char* op, const char* name, const Shape& found, const std::vector<Wanted>& wanted);
 
 // Throws Error "<op>: input '<name>' is <type>: wanted <type>".
 void expect_type(const char* op, const char* name, const Tensor& tensor, Type wanted);

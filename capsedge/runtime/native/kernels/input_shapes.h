@@ -1,0 +1,44 @@
+// Checks the shapes of an operator's inputs against the table: the same name of a dimension is the same size.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "operators.h"
+
+namespace capsedge {
+
+// Not owned.
+struct ShapeView {
+  const int64_t* sizes;
+  size_t rank;
+};
+
+std::string to_text(ShapeView shape);
+
+// Made once per node, because shapes are checked in every run.
+class InputShapes {
+ public:
+  explicit InputShapes(const OperatorSpec& spec);
+
+  // "input 'weight' has shape [1, 2]: wanted [1, J, Pout]" of the first that is wrong; empty if none is. Only the
+  // batch may be zero. Window positions (H', W') are not checked: they follow from attributes.
+  std::string wrong(const ShapeView* inputs, size_t count) const;
+
+ private:
+  static constexpr size_t kMostNames = kMostInputs * kMostDimensions;
+  static constexpr size_t kBatchNumber = 0;
+  static constexpr size_t kFree = kMostNames;  // the number of a dimension that is not checked
+  using Sizes = std::array<int64_t, kMostNames>;  // -1: not known yet
+
+  bool fits(size_t input, ShapeView found, Sizes& sizes) const;
+  std::string wanted(size_t input, ShapeView found, const Sizes& sizes) const;
+
+  const OperatorSpec& spec_;
+  // Each input's dimensions as numbers, the same one for the same name.
+  std::array<std::array<size_t, kMostDimensions>, kMostInputs> numbers_{};
+};
+
+}  // namespace capsedge
