@@ -40,12 +40,13 @@ from capsedge.runtime.metadata import ModelMetadata, Preprocessing, how_to_expor
 from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.scores import mask_of
+from capsedge.spec.fields import QUANTIZATION_KEY
 from capsedge.spec.vocabularies import QDQ_TARGETS as QDQ
 from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS
 
 INT4_FROM = 20  # the exporter's opset, to which opset 21 adds only types
 MADE_BY = "the file that was made"
-RECORD = "capsedge_quantization"  # the property of a file of another tool; ours have metadata
+RECORD = QUANTIZATION_KEY  # the property of a file of another tool; ours have metadata
 LEAST_OPSET = {"ort-cpu": 10, **dict.fromkeys(QDQ, 13)}  # for QLinearConv; for scales by channel
 Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}

@@ -12,6 +12,7 @@ from typing import Any
 SCHEMA = 1  # of the metadata
 ENGINE_SCHEMA = 1  # of the metadata file of an engine
 PREFIX = "capsedge."  # of the names of all properties
+QUANTIZATION_KEY = "capsedge_quantization"  # what a file without metadata was quantized with
 INPUTS_KEY = (
     "capsedge_inputs"  # the property of files whose inputs are indices, with or without metadata
 )

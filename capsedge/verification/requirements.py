@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from capsedge.datasets import ImageSet
-from capsedge.metrics import (
-    Decisions,
-    allowed_share,
-)
+from capsedge.errors import ArtefactError
+from capsedge.metrics import Decisions, allowed_share
+from capsedge.runtime.files.json_documents import Malformed, parse
+from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.session import Session
+from capsedge.spec.fields import QUANTIZATION_KEY
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
 from capsedge.verification.comparison import Comparison, OutputMetrics
 from capsedge.verification.verify_options import VerifyOptions
@@ -100,7 +101,9 @@ def _approximate(session: Session) -> bool:
     """Whether a file is not meant to equal its source: it has another precision, frozen
     couplings, or is a cascade."""
     meta = session.metadata
-    return meta is not None and (
+    if meta is None:
+        return bool(_record(session))
+    return (
         meta.precision != "fp32"
         or "frozen_couplings" in meta.calibration
         or meta.cascade is not None
@@ -110,8 +113,36 @@ def _approximate(session: Session) -> bool:
 def _allowed(session: Session, key: str) -> float | None:
     """What the gate allowed when a file was quantized."""
     meta = session.metadata
-    declared = meta.calibration.get("evaluation", {}).get(key) if meta is not None else None
-    return None if declared is None else float(declared)
+    calibration = _record(session) if meta is None else meta.calibration
+    evaluation = calibration.get("evaluation")
+    declared = evaluation.get(key) if isinstance(evaluation, dict) else None
+    return float(declared) if isinstance(declared, (int, float)) else None
+
+
+def _record(session: Session) -> Mapping[str, Any]:
+    """What a file without metadata was quantized with; empty if it does not say so.
+
+    Raises:
+        ArtefactError: the property is damaged.
+    """
+    if session.backend.engine_metadata is not None or session.path.is_dir():
+        return {}
+    text = read_harmless(session.path)[1].metadata.get(QUANTIZATION_KEY)
+    if text is None:
+        return {}
+    try:
+        record = parse(text)
+    except Malformed as error:
+        record, why = None, f"{error}"
+    else:
+        why = "it is no object"
+    if not isinstance(record, dict):
+        raise ArtefactError(
+            f"The property {QUANTIZATION_KEY} of {session.path} cannot be read.",
+            f"{why[0].upper()}{why[1:]}.",
+            "Quantize the FP32 file again.",
+        )
+    return record
 
 
 def failures_of(limits: Requirements, *parts: tuple[str, Comparison, ImageSet]) -> list[str]:

@@ -14,6 +14,7 @@ import capsedge
 from capsedge.calibration.accuracy import Gate, Outcome
 from capsedge.calibration.quantizable_layers import find_layers, quantize_rows
 from capsedge.calibration.quantization_report import Rejected
+from capsedge.errors import ArtefactError
 from capsedge.graph.proto import Graph
 from capsedge.metrics import ErrorCount, OutputError
 
@@ -120,3 +121,24 @@ def test_the_gate_looks_at_vectors_only() -> None:
     none = OutputError("c", 0.0, 0.0, 0.0, 0.0, 0.0)
     found = Gate().failures(Outcome(5, None, None, 1.0, 0.0, outputs=(good, bad, none)))
     assert [line.split("'")[1] for line in found] == ["b"]
+
+
+def test_verify_judges_by_what_the_quantization_allowed(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
+    path = quantized(tmp_path)
+    (table,) = onnx.load(tmp_path / "m.onnx").graph.initializer
+    module = torch.nn.Embedding.from_pretrained(
+        torch.from_numpy(numpy_helper.to_array(table).copy())
+    )
+    made = capsedge.verify(module, path, inputs={"hist": histories(30)})
+    assert made.passed, made.failures
+    assert made.limits["criterion"] == "errors by range"
+    other = torch.nn.Embedding.from_pretrained(module.weight.flip(0))
+    assert not capsedge.verify(other, path, inputs={"hist": histories(30)}).passed
+    damaged = onnx.load(path)
+    entry = next(e for e in damaged.metadata_props if e.key == "capsedge_quantization")
+    for text in ("{", "[]"):
+        entry.value = text
+        onnx.save(damaged, tmp_path / "damaged.onnx")
+        with pytest.raises(ArtefactError, match="property capsedge_quantization"):
+            capsedge.verify(module, tmp_path / "damaged.onnx", inputs={"hist": histories(3)})
