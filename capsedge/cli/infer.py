@@ -166,12 +166,13 @@ def _infer_arrays(
 ) -> None:
     """Print, or write, the outputs for arrays."""
     import io
+    import zipfile
 
     import numpy as np
 
     from capsedge.datasets.array_files import by_name, read_arrays
     from capsedge.runtime.array_runs import run_rows
-    from capsedge.runtime.files.writing import write_bytes
+    from capsedge.runtime.files.writing import atomic_writer
     from capsedge.runtime.load import load
 
     if len(model) != 1:
@@ -187,9 +188,12 @@ def _infer_arrays(
         found = run_rows(session, dict(zip(names, values, strict=True)))
         ops, path = session.backend.ops, session.path
     if output is not None:
-        stream = io.BytesIO()
-        np.savez(stream, allow_pickle=False, **found)
-        write_bytes(output, stream.getvalue())
+        # numpy's own function takes names as keywords, of which `file` is taken.
+        with atomic_writer(output) as stream, zipfile.ZipFile(stream, "w") as archive:
+            for name, value in found.items():
+                member = io.BytesIO()
+                np.lib.format.write_array(member, value, allow_pickle=False)
+                archive.writestr(f"{name}.npy", member.getbuffer())
     if as_json:
         _output.print_json(
             {

@@ -146,9 +146,8 @@ def test_several_inputs(user: Path) -> None:
     )
     assert code == 0, err
     assert {e["name"] for e in json.loads(out)["comparisons"][0]["entries"]} >= {"torch"}
-    code, _, error = run("verify", "tokens.onnx", "--module", "code/tokens.py:Tokens")
-    assert code == 2
-    assert "Add --inputs data.npz" in error.command
+    code, _, err = run("verify", "tokens.onnx", "--module", "code/tokens.py:Tokens")
+    assert code == 0, err  # whole numbers are drawn within the table
     np.savez("data.npz", weights=weights + 5, words=words)
     code, out, err = run(*shlex.split(verify)[1:])
     assert code == 0, err

@@ -106,7 +106,7 @@ def test_a_level_that_is_not_there_is_named() -> None:
         (
             DYNAMIC,
             {"iterations": 0},
-            r"DynamicRouting: attribute 'iterations' is 0: wanted 1 or more",
+            r"DynamicRouting: attribute 'iterations' is 0: wanted 1 to 100",
         ),
         (DYNAMIC, {"leaky": 2}, r"DynamicRouting: attribute 'leaky' is 2: wanted 0 or 1"),
         (DYNAMIC, {"iterations": (1, 2)}, r"attribute 'iterations' has 2 values: wanted one"),
@@ -120,7 +120,7 @@ def test_a_level_that_is_not_there_is_named() -> None:
             {"leaky": 1, "over_children": 1},
             r"'leaky' and 'over_children' exclude each other",
         ),
-        (VOTES, {"iterations": 0}, r"VoteRouting: attribute 'iterations' is 0: wanted 1 or more"),
+        (VOTES, {"iterations": 0}, r"VoteRouting: attribute 'iterations' is 0: wanted 1 to 100"),
         (EM, {"iterations": 3}, r"'iterations' is 3, but there are 2 inverse temperatures"),
         (EM, {"inverse_temperatures": ()}, r"'inverse_temperatures' is missing or empty"),
         (

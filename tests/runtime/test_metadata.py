@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from typing import Any
 
 import pytest
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.cascade_metadata import Cascade, Parent
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata import (
+    ModelMetadata,
+    Outputs,
+    Preprocessing,
+    Provenance,
+    how_to_add_decoder,
+    how_to_export_again,
+    provenance_of,
+    reference_options,
+)
 from capsedge.runtime.origin import Origin
 from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
 from capsedge.runtime.scores import ChosenScores
@@ -109,3 +119,44 @@ def test_a_refusal_names_the_property():
     with pytest.raises(ArtefactError) as refused:
         ModelMetadata.from_properties(properties)
     assert refused.value.why == "'cascade': it names 'small' twice."
+
+
+OWN = metadata(architecture="user's net", configuration={}, preprocessing=Preprocessing(24, 32, 3))
+TRAINED = metadata(configuration={"decoder": [512, 1024]})
+
+
+def test_the_way_back_to_the_network():
+    assert provenance_of(None) is provenance_of(metadata(architecture="")) is Provenance.UNKNOWN
+    assert provenance_of(OWN) is Provenance.MODULE
+    assert provenance_of(TRAINED) is Provenance.CHECKPOINT
+    assert reference_options(TRAINED) == "--checkpoint CHECKPOINT"
+    assert shlex.split(reference_options(OWN)) == [
+        "--module",
+        "CODE.py:user's net",
+        "--weights",
+        "WEIGHTS",
+    ]
+    assert reference_options(None) == "--module CODE.py:CLASS --weights WEIGHTS"
+
+
+def test_how_to_export_again():
+    assert how_to_export_again(TRAINED, "--with trace") == (
+        "Export the network again: "
+        "`capsedge export --checkpoint CHECKPOINT --with trace -o NEW.onnx`."
+    )
+    described = "--example 3x24x32 --classes labels.txt --range 0-1 -o NEW.onnx`."
+    assert how_to_export_again(OWN).endswith(described)
+    for unknown in (None, metadata(architecture="", preprocessing=None)):
+        assert how_to_export_again(unknown).endswith(
+            "--example 1x28x28 --classes labels.txt --range 0-1 -o NEW.onnx`, "
+            "if you have its PyTorch code."
+        )
+
+
+def test_how_to_add_a_decoder():
+    assert how_to_add_decoder(TRAINED) == how_to_export_again(TRAINED, "--with reconstruction")
+    assert "trained without a decoder" in how_to_add_decoder(metadata(configuration={"types": 8}))
+    for other in (None, OWN):
+        told = how_to_add_decoder(other)
+        assert told.startswith("Have the network's forward return a dict with 'reconstruction'")
+        assert told.endswith(how_to_export_again(other))

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "generated/limits.h"
+
 namespace capsedge {
 
 Agreement::Agreement(const Attributes& attributes)
@@ -14,7 +16,8 @@ Agreement::Agreement(const Attributes& attributes)
       epsilon(attributes.positive("epsilon")) {
   const char* name = attributes.spec().name;
   const int64_t found = attributes.integer("iterations");
-  expect(found >= 1 && found <= 1000, name, "attribute 'iterations' is ", found, ": wanted 1 or more (at most 1000)");
+  expect(found >= 1 && found <= limits::kIterations, name, "attribute 'iterations' is ", found, ": wanted 1 to ",
+         limits::kIterations);
   iterations = static_cast<int>(found);
   expect(!(leaky && over_children), name, "attributes 'leaky' and 'over_children' exclude each other");
 }

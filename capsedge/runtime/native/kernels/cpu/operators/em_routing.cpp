@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "generated/limits.h"
 #include "operator.h"
 #include "simd/dispatch.h"
 #include "support/plan.h"
@@ -290,6 +291,8 @@ class EmRouting : public Operator {
                   attributes.numbers("inverse_temperatures")} {
     const auto count = static_cast<int64_t>(settings_.temperatures.size());
     const int64_t iterations = attributes.integer("iterations");
+    expect(iterations <= limits::kIterations, name(), "attribute 'iterations' is ", iterations, ": wanted 1 to ",
+           limits::kIterations);
     expect(iterations == count, name(), "attribute 'iterations' is ", iterations, ", but there are ", count,
            " inverse temperatures: wanted one per iteration");
   }
