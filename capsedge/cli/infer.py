@@ -172,7 +172,7 @@ def _infer_arrays(
 
     from capsedge.datasets.array_files import by_name, read_arrays
     from capsedge.runtime.array_runs import run_rows
-    from capsedge.runtime.files.writing import atomic_writer
+    from capsedge.runtime.files.writing import atomic_writer, check_apart
     from capsedge.runtime.load import load
 
     if len(model) != 1:
@@ -181,6 +181,8 @@ def _infer_arrays(
             f"{len(model)} were given.",
             "Add --model FILE.onnx, the file that takes these inputs.",
         )
+    if output is not None:
+        check_apart([output], [inputs, model[0]])
     arrays = read_arrays(inputs)
     with load(model[0], options) as session:
         names = [port.name for port in session.inputs]

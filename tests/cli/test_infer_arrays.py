@@ -49,6 +49,14 @@ def test_outputs_of_all_rows(place: Path) -> None:
     np.testing.assert_allclose(document["outputs"]["interests"], wanted, rtol=1e-6)
 
 
+def test_no_input_is_replaced(place: Path) -> None:
+    for taken in ("x.npz", "m.onnx"):
+        before = (place / taken).read_bytes()
+        result = infer("--inputs", place / "x.npz", "-m", place / "m.onnx", "-o", place / taken)
+        assert "It is an input of the same command" in str(result.exception)
+        assert (place / taken).read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
