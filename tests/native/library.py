@@ -176,7 +176,7 @@ def output_shapes(
     if operator == "VoteRouting":
         return [(shapes[0][0], shapes[1][1], shapes[0][3])]
     if operator == "AttentionRouting":
-        return [shapes[1]]
+        return [(shapes[0][0], *shapes[1][1:])]
     pose, weight = shapes[0], shapes[1 if operator == "UniformRouting" else 2]
     grid: tuple[int, ...] = (1, 1)
     if not attributes.get("shared", 0):

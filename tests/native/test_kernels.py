@@ -307,3 +307,20 @@ def test_nan_stays_in_its_image(level: str) -> None:
     found = compute(name, inputs, attributes, level=level)[0]
     np.testing.assert_array_equal(found[0], clean[0])
     assert np.isnan(found[1]).all()
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (3, 3)])
+def test_the_same_parents_for_every_image(grid: tuple[int, int]) -> None:
+    """One is a single position, of which images are computed together."""
+    name, attributes, inputs = ATTENTION
+    rng = np.random.default_rng(5)
+    shapes = [
+        (3, *grid, 2, 16),
+        (1, grid[0] - 2, grid[1] - 2, 5, 16),
+        *(x.shape for x in inputs[2:]),
+    ]
+    given = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    repeated = [given[0], np.repeat(given[1], 3, axis=0), *given[2:]]
+    (one,), (three,) = compute(name, given, attributes), compute(name, repeated, attributes)
+    np.testing.assert_array_equal(one, three)
+    assert np.ptp(one, axis=0).max() > 0
