@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-pytest.importorskip("onnx", reason="makes the files")
+pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[export]'")
 
 import capsedge
 from capsedge.cli import app

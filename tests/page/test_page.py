@@ -99,7 +99,7 @@ def test_a_compiled_page_loads_the_runtime_for_files_of_a_person(
 ) -> None:
     """Nothing of ONNX Runtime before that; then it runs the file, and is kept for use without a network."""
     if RUNTIME not in manifest_of(folder)["late"]:
-        pytest.skip("the page loads ONNX Runtime at once")
+        pytest.skip("only a compiled page loads ONNX Runtime later")
     server.files["/own.onnx"] = ZOO / "digits-attention.onnx"
     seen = play("small", server.url, own="own.onnx")
     before, dropped = seen["before"], seen["dropped"]

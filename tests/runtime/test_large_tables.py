@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="makes the files")
+onnx = pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[export]'")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="makes the files")
+onnx = pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[export]'")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
@@ -18,7 +18,7 @@ from capsedge.runtime.table_indices import index_property, read_index_property  
 from capsedge.spec.fields import INPUTS_KEY  # noqa: E402
 from tests.native.libcapsedge import ARTEFACT, USAGE, Failed, Session, library_path  # noqa: E402
 
-needs_library = pytest.mark.skipif(library_path() is None, reason="libcapsedge was not built")
+needs_library = pytest.mark.skipif(library_path() is None, reason="libcapsedge is not built")
 ENTRIES = {"hist": 9, "user": 4}
 
 

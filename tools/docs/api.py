@@ -48,7 +48,7 @@ def _options(names: Iterable[str]) -> str:
         ]
         head = ["| field | command line | values | default | |", "|---|---|---|---|---|"]
         first = str(kind.__doc__).partition("\n")[0]
-        parts += [f"### `capsedge.{name}`", first, "\n".join([*head, *rows])]
+        parts += [f"### `capsedge.{name}` {{ #capsedge.{name} }}", first, "\n".join([*head, *rows])]
     return "\n\n".join(parts)
 
 

@@ -10,8 +10,15 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
+// One element of a child's votes for W parents, from parent v on. kSame: all parents have the same.
+template <bool kSame>
+CAPSEDGE_INLINE V vote_of(const float* votes, int h, int parents, int v) {
+  if constexpr (kSame) return splat(votes[h]);
+  return load(votes + h * parents + v);
+}
+
 // logits[c][m] = scale · Σ_h query[h][m] votes[c][h][m] (+ prior[c][m]) for C children.
-template <int C>
+template <int C, bool kSame>
 CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const float* query, float scale,
                                const float* prior, float* logits) {
   const int parents = shape.parents, lanes = shape.lanes;
@@ -21,7 +28,7 @@ CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const flo
       const V q = load(query + h * lanes + v);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c)
-        agreed[c] = madd(load(votes + c * shape.tile_stride + h * parents + v), q, agreed[c]);
+        agreed[c] = madd(vote_of<kSame>(votes + c * shape.tile_stride, h, parents, v), q, agreed[c]);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
@@ -33,7 +40,7 @@ CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const flo
 }
 
 // sums[h][m] += Σ_c couplings[c][m] votes[c][h][m] for H elements of the pose.
-template <int H>
+template <int H, bool kSame>
 CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* votes, const float* couplings,
                                   int h, float* sums) {
   const int parents = shape.parents, lanes = shape.lanes;
@@ -43,9 +50,9 @@ CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* vo
     for (int i = 0; i < H; ++i) total[i] = load(sums + (h + i) * lanes + v);
     for (int c = 0; c < count; ++c) {
       const V share = load(couplings + c * lanes + v);
-      const float* vote = votes + c * shape.tile_stride + h * parents + v;
+      const float* mine = votes + c * shape.tile_stride;
 #pragma GCC unroll 8
-      for (int i = 0; i < H; ++i) total[i] = madd(load(vote + i * parents), share, total[i]);
+      for (int i = 0; i < H; ++i) total[i] = madd(vote_of<kSame>(mine, h + i, parents, v), share, total[i]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < H; ++i) store(sums + (h + i) * lanes + v, total[i]);
@@ -59,12 +66,9 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
       pass.kept ? pass.kept + first * shape.tile_stride : pass.scratch + kBlock * static_cast<int64_t>(shape.lanes);
   if (pass.have_kept) return votes;
   if (shape.of_all) {
-    for (int c = 0; c < count; ++c) {
-      const float* from = pass.pose + static_cast<int64_t>(first + c) * shape.pose_size;
-      float* to = votes + c * shape.tile_stride;
-      for (int h = 0; h < shape.pose_elements; ++h)
-        for (int m = 0; m < shape.parents; ++m) to[h * shape.parents + m] = from[h];
-    }
+    for (int c = 0; c < count; ++c)
+      __builtin_memcpy(votes + c * shape.tile_stride, pass.pose + static_cast<int64_t>(first + c) * shape.pose_size,
+                       sizeof(float) * shape.pose_elements);
     return votes;
   }
   if (shape.given) {
@@ -81,6 +85,7 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
 }
 
 // Logits of a block of children of one unit, [child][lanes]: agreements with the query, and priors, where there are any.
+template <bool kSame>
 CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float* votes, int first, int count,
                                   float* logits) {
   const Votes& shape = pass.votes;
@@ -91,10 +96,10 @@ CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float
   if (query) {
     int c = 0;
     for (; c + 8 <= count; c += 8)
-      agreement<8>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+      agreement<8, kSame>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
                    logits + c * lanes);
     for (; c < count; ++c)
-      agreement<1>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+      agreement<1, kSame>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
                    logits + c * lanes);
   } else if (prior) {
     for (int c = 0; c < count; ++c)
@@ -104,10 +109,11 @@ CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float
   }
 }
 
+template <bool kSame>
 CAPSEDGE_INLINE void block_sums(const Votes& shape, int count, const float* votes, const float* couplings, float* sums) {
   int h = 0;
-  for (; h + 8 <= shape.pose_elements; h += 8) weighted_sum<8>(shape, count, votes, couplings, h, sums);
-  for (; h < shape.pose_elements; ++h) weighted_sum<1>(shape, count, votes, couplings, h, sums);
+  for (; h + 8 <= shape.pose_elements; h += 8) weighted_sum<8, kSame>(shape, count, votes, couplings, h, sums);
+  for (; h < shape.pose_elements; ++h) weighted_sum<1, kSame>(shape, count, votes, couplings, h, sums);
 }
 
 // couplings[c][m] += bias[c][m].
@@ -121,12 +127,13 @@ CAPSEDGE_INLINE void add_rows(const float* bias, int count, int parents, int lan
 
 // Zeros in place of the votes of children that the mask takes out: they may be NaN.
 CAPSEDGE_INLINE void clear_masked(const Votes& shape, const float* mask, int count, float* votes) {
+  const int parents = shape.of_all ? 1 : shape.parents;
   for (int c = 0; c < count; ++c)
-    if (mask[c] == 0)
-      __builtin_memset(votes + c * shape.tile_stride, 0, sizeof(float) * shape.pose_elements * shape.parents);
+    if (mask[c] == 0) __builtin_memset(votes + c * shape.tile_stride, 0, sizeof(float) * shape.pose_elements * parents);
 }
 
-static void route(const RoutingPass& pass) {
+template <bool kSame>
+static void route_over_parents(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
   const int64_t unit_votes = static_cast<int64_t>(shape.pose_elements) * shape.parents;
@@ -146,12 +153,20 @@ static void route(const RoutingPass& pass) {
       const float* mask = pass.mask ? pass.mask + u * pass.mask_stride + first : nullptr;
       if (mask && !pass.have_kept) clear_masked(shape, mask, count, mine);
       if (!uniform) {
-        block_logits(pass, u, mine, first, count, couplings);
+        block_logits<kSame>(pass, u, mine, first, count, couplings);
         softmax(count, couplings, shape.parents, lanes, pass.leaky, mask);
       }
       if (pass.bias) add_rows(pass.bias + static_cast<int64_t>(first) * shape.parents, count, shape.parents, lanes, couplings);
-      block_sums(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
+      block_sums<kSame>(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
     }
+  }
+}
+
+static void route(const RoutingPass& pass) {
+  if (pass.votes.of_all) {
+    route_over_parents<true>(pass);
+  } else {
+    route_over_parents<false>(pass);
   }
 }
 
@@ -186,7 +201,8 @@ CAPSEDGE_INLINE void shares_of_top(const Votes& shape, int count, float* logits,
 }
 
 // One reading of the votes, as where parents compete: the softmax's sum and its highest logit grow with the sums.
-static void route_over_children(const RoutingPass& pass) {
+template <bool kSame>
+static void over_children(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
   const int64_t unit_votes = static_cast<int64_t>(shape.pose_elements) * shape.parents;
@@ -210,7 +226,7 @@ static void route_over_children(const RoutingPass& pass) {
         float* mass = sums + shape.pose_elements * lanes;
         for (int v = 0; v < lanes; v += W) store(mass + v, load(mass + v) + static_cast<float>(count));
       } else {
-        block_logits(pass, u, mine, first, count, shares);
+        block_logits<kSame>(pass, u, mine, first, count, shares);
         shares_of_top(shape, count, shares, sums);
       }
       if (pass.mask) {
@@ -221,8 +237,16 @@ static void route_over_children(const RoutingPass& pass) {
             store(at, uniform ? splat(mask[c]) : load(at) * mask[c]);
           }
       }
-      block_sums(shape, count, mine, shares, sums);
+      block_sums<kSame>(shape, count, mine, shares, sums);
     }
+  }
+}
+
+static void route_over_children(const RoutingPass& pass) {
+  if (pass.votes.of_all) {
+    over_children<true>(pass);
+  } else {
+    over_children<false>(pass);
   }
 }
 
