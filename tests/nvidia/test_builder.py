@@ -159,7 +159,7 @@ def test_the_command(environment: Mapping[str, str], tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "RTX GPUs of compute capability 8.9, 12.0" in done.stdout
-    assert "unproven" in done.stderr
+    assert "untested: no TensorRT-RTX engine" in done.stderr
     engine_info = json.loads(target.with_name("digits.engine.json").read_text())
     assert engine_info["target"] == "tensorrt-rtx"
     assert engine_info["compute_capabilities"] == ["8.9", "12.0"]
