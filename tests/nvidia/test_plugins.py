@@ -141,7 +141,6 @@ def squash(path: Path, axis: int) -> Path:
 
 REFUSED = {
     "no iterations": (dynamic, {"iterations": 0}, "'iterations' is 0: wanted 1 to 64"),
-    "too many iterations": (dynamic, {"iterations": 65}, "'iterations' is 65"),
     "iterations as a float": (dynamic, {"iterations": 3.0}, "'iterations' has the wrong type"),
     "leaky": (dynamic, {"leaky": 2}, "'leaky': wanted 0 or 1"),
     "epsilon": (dynamic, {"epsilon": 0.0}, "'epsilon' is not positive"),
