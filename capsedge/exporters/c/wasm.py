@@ -31,7 +31,7 @@ from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec.fields import PREFIX
 from capsedge.spec.onnx_wire import DOMAIN
-from capsedge.spec.vocabularies import LENGTHS, LOGITS
+from capsedge.spec.vocabularies import LENGTHS, LOGITS, VOCABULARIES
 
 KIND = folder.WASM_KIND
 SECTION = "capsedge"  # the custom section with the description
@@ -351,4 +351,6 @@ def _files(network: CompiledNetwork) -> tuple[dict[str, bytes], dict[str, Any]]:
 def _template(file: str, name: str, outputs: str) -> bytes:
     place = resources.files("capsedge.exporters.c") / "javascript" / file
     text = place.read_text(encoding="utf-8")
+    for kind, words in VOCABULARIES.items():
+        text = text.replace(f"@{kind}@", " | ".join(map(json.dumps, words)))
     return text.replace("@NAME@", name).replace("@OUTPUTS@", outputs).encode("ascii")

@@ -171,18 +171,7 @@ def optimize_model(
         notes.append(
             f"{count} of the inputs tried do not suit this file, which fails on them: {case}: {why}"
         )
-    return OptimizedGraph(
-        better.SerializeToString(),
-        fusion,
-        tuple(notes),
-        before,
-        opset_of(better),
-        len(source.graph.node),
-        len(better.graph.node),
-        "free" if graph.free else str(graph.batch),
-        _inputs_of(graph),
-        tuple(comparisons),
-    )
+    return _described(source, before, better, fusion, notes, graph, comparisons)
 
 
 def _of_every_length(
@@ -224,6 +213,27 @@ def _of_every_length(
         if better.opset_import != source.opset_import:
             write_shapes(better)
     graph = _values(at_length(plain, TYPICAL if TYPICAL in lengths else lengths[-1]))
+    fixed = str(batch) if isinstance(batch, int) else ""
+    return _described(source, before, better, fusion, notes, graph, comparisons, fixed)
+
+
+def _described(
+    source: onnx.ModelProto,
+    before: int,
+    better: onnx.ModelProto,
+    fusion: FusionReport,
+    notes: Sequence[str],
+    graph: Values,
+    comparisons: Sequence[Comparison],
+    batch: str = "",
+) -> OptimizedGraph:
+    """The result, with what is read off the two files.
+
+    Args:
+        before: the opset of the source.
+        graph: the values of the better file, at one length where that is free.
+        batch: that was asked for; the graph's if empty.
+    """
     return OptimizedGraph(
         better.SerializeToString(),
         fusion,
@@ -232,7 +242,7 @@ def _of_every_length(
         opset_of(better),
         len(source.graph.node),
         len(better.graph.node),
-        str(batch) if isinstance(batch, int) else "free" if graph.free else str(graph.batch),
+        batch or ("free" if graph.free else str(graph.batch)),
         _inputs_of(graph),
         tuple(comparisons),
     )

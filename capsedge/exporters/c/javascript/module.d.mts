@@ -26,10 +26,10 @@ export interface Preprocessing {
   readonly scale: number;
   readonly mean: readonly number[];
   readonly std: readonly number[];
-  readonly resize: "stretch" | "pad" | "crop" | "center";
-  readonly per_image: "" | "standardize" | "min-max";
-  readonly layout: "NCHW" | "NHWC";
-  readonly order: "RGB" | "BGR";
+  readonly resize: @Resize@;
+  readonly per_image: @PerImage@;
+  readonly layout: @Layout@;
+  readonly order: @Order@;
 }
 
 /** What the ONNX file states. */

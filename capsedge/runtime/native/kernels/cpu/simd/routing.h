@@ -10,15 +10,15 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// One element of a child's votes for W parents, from parent v on. kSame: all parents have the same.
-template <bool kSame>
+// One element of a child's votes for W parents, from parent v on. kOfAll: see Votes::of_all.
+template <bool kOfAll>
 CAPSEDGE_INLINE V vote_of(const float* votes, int h, int parents, int v) {
-  if constexpr (kSame) return splat(votes[h]);
+  if constexpr (kOfAll) return splat(votes[h]);
   return load(votes + h * parents + v);
 }
 
 // logits[c][m] = scale · Σ_h query[h][m] votes[c][h][m] (+ prior[c][m]) for C children.
-template <int C, bool kSame>
+template <int C, bool kOfAll>
 CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const float* query, float scale,
                                const float* prior, float* logits) {
   const int parents = shape.parents, lanes = shape.lanes;
@@ -28,7 +28,7 @@ CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const flo
       const V q = load(query + h * lanes + v);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c)
-        agreed[c] = madd(vote_of<kSame>(votes + c * shape.tile_stride, h, parents, v), q, agreed[c]);
+        agreed[c] = madd(vote_of<kOfAll>(votes + c * shape.tile_stride, h, parents, v), q, agreed[c]);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
@@ -40,7 +40,7 @@ CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const flo
 }
 
 // sums[h][m] += Σ_c couplings[c][m] votes[c][h][m] for H elements of the pose.
-template <int H, bool kSame>
+template <int H, bool kOfAll>
 CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* votes, const float* couplings,
                                   int h, float* sums) {
   const int parents = shape.parents, lanes = shape.lanes;
@@ -52,7 +52,7 @@ CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* vo
       const V share = load(couplings + c * lanes + v);
       const float* mine = votes + c * shape.tile_stride;
 #pragma GCC unroll 8
-      for (int i = 0; i < H; ++i) total[i] = madd(vote_of<kSame>(mine, h + i, parents, v), share, total[i]);
+      for (int i = 0; i < H; ++i) total[i] = madd(vote_of<kOfAll>(mine, h + i, parents, v), share, total[i]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < H; ++i) store(sums + (h + i) * lanes + v, total[i]);
@@ -85,7 +85,7 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
 }
 
 // Logits of a block of children of one unit, [child][lanes]: agreements with the query, and priors, where there are any.
-template <bool kSame>
+template <bool kOfAll>
 CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float* votes, int first, int count,
                                   float* logits) {
   const Votes& shape = pass.votes;
@@ -96,10 +96,10 @@ CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float
   if (query) {
     int c = 0;
     for (; c + 8 <= count; c += 8)
-      agreement<8, kSame>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+      agreement<8, kOfAll>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
                    logits + c * lanes);
     for (; c < count; ++c)
-      agreement<1, kSame>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+      agreement<1, kOfAll>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
                    logits + c * lanes);
   } else if (prior) {
     for (int c = 0; c < count; ++c)
@@ -109,11 +109,11 @@ CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float
   }
 }
 
-template <bool kSame>
+template <bool kOfAll>
 CAPSEDGE_INLINE void block_sums(const Votes& shape, int count, const float* votes, const float* couplings, float* sums) {
   int h = 0;
-  for (; h + 8 <= shape.pose_elements; h += 8) weighted_sum<8, kSame>(shape, count, votes, couplings, h, sums);
-  for (; h < shape.pose_elements; ++h) weighted_sum<1, kSame>(shape, count, votes, couplings, h, sums);
+  for (; h + 8 <= shape.pose_elements; h += 8) weighted_sum<8, kOfAll>(shape, count, votes, couplings, h, sums);
+  for (; h < shape.pose_elements; ++h) weighted_sum<1, kOfAll>(shape, count, votes, couplings, h, sums);
 }
 
 // couplings[c][m] += bias[c][m].
@@ -132,8 +132,8 @@ CAPSEDGE_INLINE void clear_masked(const Votes& shape, const float* mask, int cou
     if (mask[c] == 0) __builtin_memset(votes + c * shape.tile_stride, 0, sizeof(float) * shape.pose_elements * parents);
 }
 
-template <bool kSame>
-static void route_over_parents(const RoutingPass& pass) {
+template <bool kOfAll>
+static void over_parents(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
   const int64_t unit_votes = static_cast<int64_t>(shape.pose_elements) * shape.parents;
@@ -153,20 +153,20 @@ static void route_over_parents(const RoutingPass& pass) {
       const float* mask = pass.mask ? pass.mask + u * pass.mask_stride + first : nullptr;
       if (mask && !pass.have_kept) clear_masked(shape, mask, count, mine);
       if (!uniform) {
-        block_logits<kSame>(pass, u, mine, first, count, couplings);
+        block_logits<kOfAll>(pass, u, mine, first, count, couplings);
         softmax(count, couplings, shape.parents, lanes, pass.leaky, mask);
       }
       if (pass.bias) add_rows(pass.bias + static_cast<int64_t>(first) * shape.parents, count, shape.parents, lanes, couplings);
-      block_sums<kSame>(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
+      block_sums<kOfAll>(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
     }
   }
 }
 
 static void route(const RoutingPass& pass) {
   if (pass.votes.of_all) {
-    route_over_parents<true>(pass);
+    over_parents<true>(pass);
   } else {
-    route_over_parents<false>(pass);
+    over_parents<false>(pass);
   }
 }
 
@@ -201,7 +201,7 @@ CAPSEDGE_INLINE void shares_of_top(const Votes& shape, int count, float* logits,
 }
 
 // One reading of the votes, as where parents compete: the softmax's sum and its highest logit grow with the sums.
-template <bool kSame>
+template <bool kOfAll>
 static void over_children(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
@@ -226,7 +226,7 @@ static void over_children(const RoutingPass& pass) {
         float* mass = sums + shape.pose_elements * lanes;
         for (int v = 0; v < lanes; v += W) store(mass + v, load(mass + v) + static_cast<float>(count));
       } else {
-        block_logits<kSame>(pass, u, mine, first, count, shares);
+        block_logits<kOfAll>(pass, u, mine, first, count, shares);
         shares_of_top(shape, count, shares, sums);
       }
       if (pass.mask) {
@@ -237,7 +237,7 @@ static void over_children(const RoutingPass& pass) {
             store(at, uniform ? splat(mask[c]) : load(at) * mask[c]);
           }
       }
-      block_sums<kSame>(shape, count, mine, shares, sums);
+      block_sums<kOfAll>(shape, count, mine, shares, sums);
     }
   }
 }
