@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -144,9 +145,8 @@ def count(
             "Use QEMU 7.2 or later.",
         )
     clock, loop, *counts = (int(word, 16) for word in printed[1:])
-    wrap = (
-        1 << 24 if board.compiler == _ARM else 1 << 32
-    )  # of SysTick, which ticks every 30 to 50 instructions
+    # SysTick has 24 bits, and ticks every 30 to 50 instructions.
+    wrap = 1 << 24 if board.compiler == _ARM else 1 << 32
     ticks = [(b - a) % wrap for a, b in pairwise(counts)]
     return Counted(printed[0], [round(n * loop / (clock % wrap)) for n in ticks])
 
@@ -298,7 +298,7 @@ def _defines(files: Mapping[str, bytes], description: Mapping[str, Any], folder:
         write_bytes(folder / file, (own / file).read_bytes())
     for file in (f"{name}.h", f"{name}.c"):
         write_bytes(folder / file, files[file])
-    sizes = [_product(output["shape"]) for output in description["outputs"]]
+    sizes = [math.prod(output["shape"]) for output in description["outputs"]]
     numbers = {
         "HEADER": f'"{name}.h"',
         "NAME": name,
@@ -310,13 +310,6 @@ def _defines(files: Mapping[str, bytes], description: Mapping[str, Any], folder:
     }
     defines = [f"-DCAPS_{key}={value}" for key, value in numbers.items()]
     return [*defines, "-include", "step.h", "program.c", f"{name}.c"]
-
-
-def _product(shape: Sequence[int]) -> int:
-    size = 1
-    for number in shape:
-        size *= number
-    return size
 
 
 def _linker_script(board: Board, stack: int) -> str:

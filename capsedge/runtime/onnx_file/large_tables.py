@@ -21,7 +21,6 @@ LEAST_BYTES = 16 * limits.MIB  # of a table; smaller ones are not worth it
 # What stands for the data. ONNX Runtime asks whether there is such a file, and does not open it.
 STAND_IN = Path(__file__)
 _EXTERNAL = 1  # TensorProto.DataLocation
-_RAW = 9  # the field of a tensor's bytes
 _DTYPES = {1: "<f4", 2: "u1", 3: "i1", 10: "<f2", 11: "<f8"}
 
 
@@ -131,7 +130,7 @@ def _tensor(wire: Wire, start: int, end: int) -> _Tensor | None:
             element = a
         elif number == onnx_wire.TENSOR_NAME:
             name = wire.text(a, b)
-        elif number == _RAW and kind == BYTES:
+        elif number == onnx_wire.TENSOR_BYTES and kind == BYTES:
             raw = a, b
     dtype = _DTYPES.get(element)
     if dtype is None or math.prod(sizes) * np.dtype(dtype).itemsize != raw[1] - raw[0]:

@@ -89,6 +89,7 @@ constexpr uint64_t kAttributeIntegers = 8;
 constexpr uint64_t kTensorSizes = 1;
 constexpr uint64_t kTensorType = 2;
 constexpr uint64_t kTensorName = 8;
+constexpr uint64_t kTensorBytes = 9;
 constexpr uint64_t kTensorExternal = 13;
 constexpr uint64_t kTensorLocation = 14;
 constexpr uint64_t kFunctionName = 1;

@@ -235,6 +235,7 @@ export const ATTRIBUTE_INTEGERS = 8;
 export const TENSOR_SIZES = 1;
 export const TENSOR_TYPE = 2;
 export const TENSOR_NAME = 8;
+export const TENSOR_BYTES = 9;
 export const TENSOR_EXTERNAL = 13;
 export const TENSOR_LOCATION = 14;
 export const FUNCTION_NAME = 1;
