@@ -19,30 +19,31 @@ from typing import Any
 
 import pytest
 
-LIMIT = 1.0  # CPU seconds of a test of the fast tier on the machine that `_PROBE` was measured on
-_PROBE = 0.058  # CPU seconds that `_probe` takes there (AMD EPYC, idle)
-_SHARING = (
-    1.25  # a test takes as many times as long where other workers use the same caches and memory
+LIMIT = (
+    1.0  # CPU seconds of a test of the fast tier on the machines that the probes were measured on
 )
+_USER = 0.058  # CPU seconds of the probe of user time (AMD EPYC, idle)
+_SYSTEM = 0.045  # CPU seconds of the probe of system time (Intel Xeon, idle)
+_SHARING = 1.25  # times as long where other workers use the same caches and memory
 _COST = "cpu_seconds"
 
 
-def _cpu() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+def _times() -> tuple[float, float]:
+    """User and system seconds of this process and of its children that have ended."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return times.user + times.children_user, times.system + times.children_system
 
 
 class _Shared:
     """CPU seconds that no single test causes: first imports, and fixtures that several tests use."""
 
     def __init__(self) -> None:
-        self.seconds, self._depth, self._begin = 0.0, 0, 0.0
+        self.user, self.system, self._depth = 0.0, 0.0, 0
 
     def __enter__(self) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._begin = _cpu()
+            self._begin = _times()
 
     def __exit__(
         self,
@@ -52,7 +53,9 @@ class _Shared:
     ) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self.seconds += _cpu() - self._begin
+            user, system = _times()
+            self.user += user - self._begin[0]
+            self.system += system - self._begin[1]
 
     @property
     def active(self) -> bool:
@@ -62,13 +65,25 @@ class _Shared:
 shared = _Shared()
 
 
-def _probe() -> float:
-    """How much slower than the idle reference this machine is at the moment; at least 1.25."""
+def _own() -> tuple[float, float]:
+    """User and system seconds so far, without what is shared."""
+    user, system = _times()
+    return user - shared.user, system - shared.system
+
+
+def _slowness() -> tuple[float, float]:
+    """How many times as long user and system time take at the moment; at least 1.25.
+
+    Virtual machines differ most in system time: fresh memory costs some of them several times as much.
+    """
     begin = time.process_time()
     digest = b""
     for _ in range(200_000):
         digest = hashlib.blake2s(digest, digest_size=8).digest()
-    return _SHARING * max(1.0, (time.process_time() - begin) / _PROBE)
+    user = time.process_time() - begin
+    bytearray(1 << 26)
+    system = time.process_time() - begin - user
+    return _SHARING * max(1.0, user / _USER), _SHARING * max(1.0, system / _SYSTEM)
 
 
 def register(config: pytest.Config) -> None:
@@ -119,7 +134,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    item.stash[_BEGIN] = (_cpu(), shared.seconds)
+    item.stash[_BEGIN] = _own()
     return (yield)
 
 
@@ -129,10 +144,14 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.when == "teardown":
-        begin, before = item.stash[_BEGIN]
-        cost = _cpu() - begin - (shared.seconds - before)
-        fast = not any(item.get_closest_marker(tier) for tier in ("thorough", "slow"))
-        over = fast and cost > LIMIT and cost > LIMIT * _probe()
+        user, system = (end - begin for end, begin in zip(_own(), item.stash[_BEGIN], strict=True))
+        cost = user + system
+        over = (
+            not any(item.get_closest_marker(tier) for tier in ("thorough", "slow")) and cost > LIMIT
+        )
+        if over:
+            slower_user, slower_system = _slowness()
+            over = user / slower_user + system / slower_system > LIMIT
         report.user_properties.append((_COST, (cost, over)))
     return report
 
