@@ -15,7 +15,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import capsedge.models.ops  # noqa: F401  (registers the torch operators)
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.flat_module import Flat, PerImage, sized
+from capsedge.exporters.longest import length_names, longest_lengths
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_subject import NoFreeBatch
 from capsedge.graph.merge import FreeAxis, merge
@@ -112,10 +113,11 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 # --- Capturing ---
 
-BATCH, LENGTH = "N", "L"
+BATCH = "N"
 aten = torch.ops.aten
 _TWO = (3, 5)  # batches that a module is captured at where its code fixes them
 _FIXED = "Constraints violated"
+_AT_MOST = re.compile(r"(\w+) = Dim\('\1',(?: min=\d+,)? max=(\d+)\)")
 _NODE = re.compile(r"Error when translating node %(\w+)")
 _NO_ONNX = re.compile(r"Error when translating node.*?target=(torch\.ops\.[\w.]+?)\]", re.DOTALL)
 _DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
@@ -176,12 +178,20 @@ def _of_any_length(
     Raises:
         UnsupportedModelError: the module's code fixes one of them; the error names the user's line.
     """
+    limits = longest_lengths(subject)
     try:
         with _specialized() as lines:
-            return _captured(module, subject.example, subject, opset, free=batch is None)
+            try:
+                return _captured(module, subject.example, subject, opset, batch is None, limits)
+            except Exception as error:  # torch raises many kinds of errors here, none of them ours
+                found = _within_tables(error, limits)
+                if found is None:
+                    raise
+                limits = found
+            return _captured(module, subject.example, subject, opset, batch is None, limits)
     except CapsedgeError:
         raise
-    except Exception as error:  # torch raises many kinds of errors here, none of them ours
+    except Exception as error:  # as above
         explained = _explained(error, lines)
         fixed = [line for line in (*lines, *explained.details) if line]
         free = [
@@ -201,6 +211,14 @@ def _of_any_length(
             "pad shorter inputs. Otherwise take the length from the input, x.shape[1].",
             details=list(dict.fromkeys(fixed))[:3],
         ) from error
+
+
+def _within_tables(error: Exception, limits: Mapping[str, int]) -> dict[str, int] | None:
+    """The limits that torch found where the code cuts a table of positions to the length; None for none."""
+    told = {name: int(most) for name, most in _AT_MOST.findall(str(error))}
+    if _FIXED not in str(error) or not told:
+        return None
+    return {**limits, **told}
 
 
 def _only(
@@ -233,9 +251,15 @@ class _Untranslated(Exception):
 
 
 def _captured(
-    module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int, free: bool
+    module: nn.Module,
+    example: Sequence[Tensor],
+    subject: Subject,
+    opset: int,
+    free: bool,
+    limits: Mapping[str, int] | None = None,
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    dims = _free_dims(example, subject.free_axes, free)
+    """Args: limits: the largest sizes of free dimensions beside the batch, by their names."""
+    dims = _free_dims(example, subject.free_axes, free, limits or {})
     variadic = isinstance(module, (Flat, PerImage)) or hasattr(module, "variadic")
     shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
     with _quiet(), torch.no_grad():
@@ -260,7 +284,10 @@ def _captured(
 
 
 def _free_dims(
-    example: Sequence[Tensor], free_axes: Sequence[Sequence[int]], batch: bool
+    example: Sequence[Tensor],
+    free_axes: Sequence[Sequence[int]],
+    batch: bool,
+    limits: Mapping[str, int],
 ) -> tuple[dict[int, Any], ...] | None:
     """The free dimensions of each input, as ``torch.export`` takes them; None for none.
 
@@ -268,11 +295,10 @@ def _free_dims(
     """
     if not batch and not free_axes:
         return None
-    lengths: dict[int, Any] = {}
-    for x, axes in zip(example, free_axes, strict=bool(free_axes)):
-        for axis in axes:
-            name = f"{LENGTH}{len(lengths) + 1 if lengths else ''}"
-            lengths.setdefault(int(x.shape[axis]), torch.export.Dim(name, min=1))
+    lengths = {
+        size: torch.export.Dim(name, min=1, max=limits.get(name))
+        for size, name in length_names(example, free_axes).items()
+    }
     of_batch = {0: torch.export.Dim(BATCH)} if batch else {}
     return tuple(
         {**of_batch, **{axis: lengths[int(x.shape[axis])] for axis in axes}}

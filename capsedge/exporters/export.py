@@ -29,6 +29,7 @@ from capsedge.exporters.capture import capture
 from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
 from capsedge.exporters.flat_module import sized
+from capsedge.exporters.longest import longest_of_inputs
 from capsedge.exporters.parity import accepted_inputs, diagnose
 from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import Subject
@@ -47,7 +48,7 @@ from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.routing_trace import TraceOutputs
-from capsedge.runtime.table_indices import index_property
+from capsedge.runtime.table_indices import InputBounds, inputs_property
 from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
 from capsedge.spec.vocabularies import TRACE
 
@@ -132,7 +133,8 @@ def export(
         kept = Rewrites.none() if traced else _rewrites(options)
         lowered, program, trace = to_graph(subject, opset, batch, kept, ops, progress=progress)
         made.append((lowered.model, program))
-        subject = dataclasses.replace(subject, traced=trace)
+        longest = longest_of_inputs(subject, program)
+        subject = dataclasses.replace(subject, traced=trace, longest=longest)
         return _Prepared(subject, said, declared, own, kept, lowered)
 
     fixed = tuple[str, ...]()
@@ -156,7 +158,7 @@ def export(
         )
     if declared is None and subject.traced:
         declared = _no_metadata(module, options.checkpoint_sha256)
-    _state_tables(lowered.model, subject)
+    _state_inputs(lowered.model, subject)
     data, notes = lowered.model.SerializeToString(), tuple[str, ...]()
     warnings: tuple[str, ...] = ()
     if declared is not None and all(p.passed or p.outside for p in parity):
@@ -213,13 +215,18 @@ class _Prepared(NamedTuple):
     lowered: Lowered
 
 
-def _state_tables(model: onnx.ModelProto, subject: Subject) -> None:
-    """Let the file say which inputs are indices, and of how many entries, in place."""
-    if all(x.dtype.is_floating_point for x in subject.example):
-        return
-    sizes = table_sizes(subject.module, subject.example, from_zero=True)
-    entries = {name: n for name, n in zip(subject.inputs, sizes, strict=True) if n is not None}
-    for key, value in index_property(entries).items():
+def _state_inputs(model: onnx.ModelProto, subject: Subject) -> None:
+    """Let the file say how many entries inputs may look up, and how long they may be, in place."""
+    sizes: Sequence[int | None] = [None] * len(subject.inputs)
+    if not all(x.dtype.is_floating_point for x in subject.example):
+        sizes = table_sizes(subject.module, subject.example, from_zero=True)
+    longest = subject.longest or [()] * len(subject.inputs)
+    stated = {
+        name: InputBounds(entries, most if any(most) else ())
+        for name, entries, most in zip(subject.inputs, sizes, longest, strict=True)
+        if entries is not None or any(most)
+    }
+    for key, value in inputs_property(stated).items():
         model.metadata_props.add(key=key, value=value)
 
 
@@ -370,7 +377,9 @@ def _cases(
     given = checks.user_cases(user_inputs, batches) if user_inputs else []
     hard, notes = checks.input_cases(subject.example, batches), tuple[str, ...]()
     if subject.free_axes:
-        hard += checks.length_cases(subject.example, subject.free_axes, batches[-1:])
+        hard += checks.length_cases(
+            subject.example, subject.free_axes, batches[-1:], subject.longest
+        )
     if not isinstance(getattr(subject.module, "model", None), CapsuleModel):
         hard, notes = accepted_inputs(subject.module, hard, user_inputs or subject.example, batches)
     return [*given, *hard], notes

@@ -96,16 +96,23 @@ LENGTHS = (1, 2, 7)  # of free axes, beside that of the example and twice as muc
 
 
 def length_cases(
-    example: Sequence[Tensor], free_axes: Sequence[Sequence[int]], batches: Sequence[int]
+    example: Sequence[Tensor],
+    free_axes: Sequence[Sequence[int]],
+    batches: Sequence[int],
+    most: Sequence[Sequence[int]] = (),
 ) -> list[Case]:
     """Inputs of other lengths than the example's, which is shortened, or goes on from its begin.
 
     Args:
         free_axes: of each input.
+        most: of each input, the largest size of each axis, 0 for any; empty without limits. No
+            case is longer.
     """
     longest = max(x.shape[k] for x, axes in zip(example, free_axes, strict=True) for k in axes)
+    limits = [m[k] for m, axes in zip(most, free_axes, strict=bool(most)) for k in axes if m[k]]
+    lengths = [min([length, *limits]) for length in (*LENGTHS, 2 * longest)]
     cases: list[Case] = []
-    for length in (*LENGTHS, 2 * longest):
+    for length in dict.fromkeys(lengths):
         sized = list(example)
         for n, axes in enumerate(free_axes):
             for axis in axes:

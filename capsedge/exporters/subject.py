@@ -28,6 +28,8 @@ class Subject:
         traced: the routing whose iterations are outputs too; None for none.
         to_trace: whether all routing that the graph has in capsule operators is to be traced.
         free_axes: of each input, those that stay free beside the batch.
+        longest: of each input, the largest size of each axis that the network takes; 0 where the shape alone
+            decides. Empty where no length is limited.
     """
 
     module: nn.Module
@@ -39,6 +41,7 @@ class Subject:
     traced: Traced | None = None
     to_trace: bool = False
     free_axes: tuple[tuple[int, ...], ...] = ()
+    longest: tuple[tuple[int, ...], ...] = ()
 
     @property
     def reference(self) -> nn.Module:

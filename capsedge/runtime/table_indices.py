@@ -1,20 +1,22 @@
-"""What a file states of inputs that are indices: the property ``capsedge_inputs``.
+"""What a file states of its inputs beside types and shapes: the property ``capsedge_inputs``.
 
-``export`` writes it for networks that look up embeddings: ``{"hist": {"entries": 2000}}``. ONNX takes -1 for
-the last entry and a runtime on a GPU checks nothing, so indices are checked before a run.
+``export`` writes it for networks that look up embeddings, or whose free axes have a longest length:
+``{"hist": {"entries": 2000, "longest": [0, 50]}}``. ONNX takes -1 for the last entry and a runtime on a GPU
+checks nothing, so both are checked before a run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import ArtefactError, UsageError
+from capsedge.errors import ArtefactError, ShapeError, UsageError
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.files.json_documents import Malformed, decode, dump, parse
 from capsedge.spec.fields import INPUTS_KEY
 
@@ -25,25 +27,41 @@ _BEYOND = re.compile(
 
 
 @dataclass(frozen=True)
-class IndexInput:
-    """An input of whole numbers that look something up.
+class InputBounds:
+    """What an input may hold.
 
     Attributes:
-        entries: of the smallest table that they look up; they are at least 0 and below this.
+        entries: of the smallest table that its whole numbers look up; they are at least 0 and below this.
+            None where it looks nothing up.
+        longest: the largest size of each axis; 0 where the shape alone decides. Empty for no axis.
     """
 
-    entries: int
+    entries: int | None = None
+    longest: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.entries is None and not any(self.longest):
+            raise ValueError("nothing is stated")
+        if self.entries is not None and self.entries < 1:
+            raise ValueError(f"a table of {self.entries} entries")
+        if min(self.longest, default=0) < 0:
+            raise ValueError(f"a longest length of {min(self.longest)}")
 
 
-def index_property(entries: Mapping[str, int]) -> dict[str, str]:
-    """The property of a file whose inputs look up tables of so many entries; none where there are none."""
-    if not entries:
+def inputs_property(stated: Mapping[str, InputBounds]) -> dict[str, str]:
+    """The property of a file that states this of its inputs; none where it states nothing."""
+    if not stated:
         return {}
-    return {INPUTS_KEY: dump({name: {"entries": count} for name, count in entries.items()})}
+    documents = {}
+    for name, bounds in stated.items():
+        entries = {} if bounds.entries is None else {"entries": bounds.entries}
+        longest = {"longest": list(bounds.longest)} if any(bounds.longest) else {}
+        documents[name] = {**entries, **longest}
+    return {INPUTS_KEY: dump(documents)}
 
 
-def read_index_property(properties: Mapping[str, str]) -> dict[str, int]:
-    """The entries of the table of each input that a file states.
+def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds]:
+    """What a file states of its inputs, by name.
 
     Raises:
         ArtefactError: the property is damaged.
@@ -52,17 +70,54 @@ def read_index_property(properties: Mapping[str, str]) -> dict[str, int]:
     if text is None:
         return {}
     try:
-        found = decode(dict[str, IndexInput], parse(text), INPUTS_KEY)
-        wrong = [name for name, each in found.items() if each.entries < 1]
-        if wrong:
-            raise Malformed(f"the table of '{wrong[0][:80]}' has {found[wrong[0]].entries} entries")
+        return decode(dict[str, InputBounds], parse(text), INPUTS_KEY)
     except Malformed as error:
-        raise ArtefactError(
-            f"The file's property {INPUTS_KEY} cannot be read.",
-            f"{error}.",
-            "Export the model again with `capsedge export`.",
-        ) from error
-    return {name: each.entries for name, each in found.items()}
+        raise _unreadable(str(error)) from error
+
+
+def bounded_ports(ports: Sequence[Port], stated: Mapping[str, InputBounds]) -> tuple[Port, ...]:
+    """The inputs of a file with what it states of them.
+
+    Raises:
+        ArtefactError: it states lengths of more or fewer axes than an input has.
+    """
+    found = []
+    for port in ports:
+        bounds = stated.get(port.name)
+        if bounds is None:
+            found.append(port)
+            continue
+        if bounds.longest and len(bounds.longest) != len(port.shape):
+            axes = f"{len(bounds.longest)} axes of '{port.name[:80]}', which has {len(port.shape)}"
+            raise _unreadable(f"lengths of {axes}")
+        found.append(replace(port, entries=bounds.entries, longest=bounds.longest))
+    return tuple(found)
+
+
+def _unreadable(why: str) -> ArtefactError:
+    return ArtefactError(
+        f"The file's property {INPUTS_KEY} cannot be read.",
+        f"{why}.",
+        "Export the model again with `capsedge export`.",
+    )
+
+
+def check_lengths(name: str, shape: Sequence[int], longest: Sequence[int]) -> None:
+    """Refuse an input with an axis that is longer than the network takes.
+
+    Args:
+        longest: of each axis; 0 for any.
+
+    Raises:
+        ShapeError: there is one.
+    """
+    for axis, (size, most) in enumerate(zip(shape, longest, strict=True)):
+        if most and size > most:
+            raise ShapeError(
+                f"Input '{name}' is too long for the network.",
+                f"Its shape is {list(shape)}, and axis {axis} has at most {most}.",
+                f"Keep the {most} elements that count, such as the last of a history.",
+            )
 
 
 def check_indices(name: str, array: NDArray[Any], entries: int) -> None:

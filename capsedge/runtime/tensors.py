@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.table_indices import check_indices
+from capsedge.runtime.table_indices import check_indices, check_lengths
 from capsedge.spec import limits
 
 # Of images: layers may amplify them 2^20 times, and squares of 2^20 such values still add up within float32
@@ -190,6 +190,8 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
             f"Its shape is {list(array.shape)}; only the batch may be empty.",
             "Pad an empty history with one element that counts as none.",
         )
+    if port.longest:
+        check_lengths(port.name, array.shape, port.longest)
     if array.dtype.kind == "f" and not _small(array, bound):
         most = bound if array.dtype.itemsize > 2 else math.inf  # float16 never reaches the bound
         wrong = int((~(np.abs(array) < most)).sum())

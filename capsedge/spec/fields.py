@@ -13,9 +13,7 @@ SCHEMA = 1  # of the metadata
 ENGINE_SCHEMA = 1  # of the metadata file of an engine
 PREFIX = "capsedge."  # of the names of all properties
 QUANTIZATION_KEY = "capsedge_quantization"  # what a file without metadata was quantized with
-INPUTS_KEY = (
-    "capsedge_inputs"  # the property of files whose inputs are indices, with or without metadata
-)
+INPUTS_KEY = "capsedge_inputs"  # what a file states of its inputs, with or without metadata
 
 
 class _Required:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import capsedge
-from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.errors import ShapeError, UnsupportedModelError, UsageError
 from capsedge.exporters.parity import length_cases
 from capsedge.exporters.user_subject import of_module
 from tests.graph.fusion.histories import AnyLength, histories
@@ -69,6 +69,52 @@ def test_weights_for_each_position_fix_the_length(tmp_path: Path) -> None:
         capsedge.export(Positions(), tmp_path / "m.onnx", example=example, free_axes={"hist": [1]})
 
 
+class Placed(nn.Module):
+    """Items beside a vector for each position up to 20, in two ways, and without an upper end."""
+
+    def __init__(self, places: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.items, self.places = nn.Embedding(40, 6), places
+        self.cut, self.looked_up = nn.Parameter(torch.randn(1, 20, 6)), nn.Embedding(20, 6)
+
+    def forward(self, hist: Tensor) -> Tensor:
+        x = self.items(hist)
+        if self.places == "cut":
+            x = x * self.cut[:, : hist.shape[1]]
+        if self.places == "looked up":
+            x = x * self.looked_up(torch.arange(hist.shape[1]))
+        return x.sum(1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("places", "size", "most"),
+    [("cut", 6, 20), ("cut", 2, 20), ("looked up", 6, 20), ("looked up", 20, 20), ("none", 6, 0)],
+)
+def test_the_file_states_the_longest_length(
+    tmp_path: Path, places: str, size: int, most: int
+) -> None:
+    """Found by trying up to eight times the length of the example, and beyond that by torch."""
+    module, path = Placed(places).eval(), tmp_path / "m.onnx"
+    report = capsedge.export(
+        module, path, example={"hist": histories(4, size)}, free_axes={"hist": [1]}
+    )
+    assert any(case.case.startswith("uniform of length 1,") for case in report.parity)
+    with capsedge.load(path) as session:
+        (port,) = session.inputs
+        assert port.shape == ("N", "L")
+        assert port.longest == ((0, most) if most else ())
+        longest = histories(3, most or 200)
+        with torch.no_grad():
+            wanted = module(longest).numpy()
+        np.testing.assert_allclose(session.run(longest)["output"], wanted, atol=1e-6, rtol=1e-4)
+        if most:
+            with pytest.raises(ShapeError, match="'hist' is too long for the network"):
+                session.run(histories(3, most + 1))
+    assert capsedge.verify(module, path).passed
+
+
 class Three(nn.Module):
     def forward(self, a: Tensor, b: Tensor | None = None, c: Tensor | None = None) -> Tensor:
         return a if c is None else a + 2 * c
@@ -105,3 +151,7 @@ def test_examples_of_other_lengths_go_on_from_the_begin() -> None:
         [0], [0, 1], [0, 1, 2, 0, 1, 2]
     ]  # fmt: skip
     assert cases["normal of length 7, batch 2"][1].shape == (2, 4)
+    cut = dict(length_cases(example, [(1,), ()], (2,), [(0, 5), ()]))
+    assert {name.partition(",")[0] for name in cut if name.startswith("normal")} == {
+        f"normal of length {n}" for n in (1, 2, 5)
+    }

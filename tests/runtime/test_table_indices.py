@@ -14,12 +14,17 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import capsedge  # noqa: E402
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
-from capsedge.runtime.table_indices import index_property, read_index_property  # noqa: E402
+from capsedge.runtime.table_indices import (  # noqa: E402
+    InputBounds,
+    inputs_property,
+    read_inputs_property,
+)
 from capsedge.spec.fields import INPUTS_KEY  # noqa: E402
 from tests.native.libcapsedge import ARTEFACT, USAGE, Failed, Session, library_path  # noqa: E402
 
 needs_library = pytest.mark.skipif(library_path() is None, reason="libcapsedge is not built")
 ENTRIES = {"hist": 9, "user": 4}
+STATED = {"hist": InputBounds(9, (0, 6)), "user": InputBounds(4)}
 
 
 def table_file(path: Path, properties: dict[str, str] | None = None) -> Path:
@@ -44,7 +49,7 @@ def table_file(path: Path, properties: dict[str, str] | None = None) -> Path:
         [*stored, numpy_helper.from_array(np.array([1]), "one")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    helper.set_model_props(model, index_property(ENTRIES) if properties is None else properties)
+    helper.set_model_props(model, inputs_property(STATED) if properties is None else properties)
     onnx.save(model, path)
     return path
 
@@ -71,6 +76,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         {"hist": np.zeros((2, 0))},
         r"'hist' has an empty axis.\nIts shape is \[2, 0\]",
         r"'hist' has an empty axis.\nIts shape is \[2, 0\]",
+    ),
+    (
+        {"hist": np.zeros((2, 7))},
+        r"'hist' is too long for the network.\nIts shape is \[2, 7\], and axis 1 has at most 6.\nKeep the 6",
+        r"'hist' is too long for the network.\nIts shape is \[2, 7\], and axis 1 has at most 6.\nKeep the 6",
     ),
     (
         {"hist": np.zeros((1, 5))},
@@ -132,20 +142,38 @@ DAMAGED = {
     "another member": '{"hist": {"entries": 9, "rows": 9}}',
     "no table": '{"hist": {"entries": 0}}',
     "a fraction": '{"hist": {"entries": 1.5}}',
+    "nothing": '{"hist": {}}',
+    "no length": '{"hist": {"longest": [0, 0]}}',
+    "a length below 0": '{"hist": {"longest": [0, -1]}}',
+    "a length that is none": '{"hist": {"longest": [null, 6]}}',
+    "one length": '{"hist": {"longest": 6}}',
 }
 
 
 @pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_property_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ArtefactError, match="property capsedge_inputs cannot be read"):
-        read_index_property({INPUTS_KEY: text})
+        read_inputs_property({INPUTS_KEY: text})
     if library_path() is not None:
         with pytest.raises(Failed, match="property capsedge_inputs cannot be read") as failed:
             Session(table_file(tmp_path / "m.onnx", {INPUTS_KEY: text}))
         assert failed.value.code == ARTEFACT
 
 
+@pytest.mark.parametrize("longest", [[6], [0, 6, 6]])
+def test_lengths_of_other_axes_are_refused(tmp_path: Path, longest: list[int]) -> None:
+    """Known only beside the graph."""
+    path = table_file(tmp_path / "m.onnx", {INPUTS_KEY: f'{{"hist": {{"longest": {longest}}}}}'})
+    told = f"lengths of {len(longest)} axes of 'hist', which has 2"
+    with pytest.raises(ArtefactError, match=told):
+        capsedge.load(path)
+    if library_path() is not None:
+        with pytest.raises(Failed, match=told) as failed:
+            Session(path)
+        assert failed.value.code == ARTEFACT
+
+
 def test_the_property_comes_back() -> None:
-    assert index_property({}) == {}
-    assert read_index_property({}) == {}
-    assert read_index_property(index_property(ENTRIES)) == ENTRIES
+    assert inputs_property({}) == {}
+    assert read_inputs_property({}) == {}
+    assert read_inputs_property(inputs_property(STATED)) == STATED

@@ -100,7 +100,7 @@ def metadata() -> str:
     parts = [
         f"constexpr int64_t kMetadataSchema = {SCHEMA}, kEngineSchema = {ENGINE_SCHEMA};\n"
         f'constexpr std::string_view kPrefix = "{PREFIX}";  // of the names of all properties\n'
-        f'constexpr char kInputsKey[] = "{INPUTS_KEY}";  // the property of files whose inputs are indices\n'
+        f'constexpr char kInputsKey[] = "{INPUTS_KEY}";  // what a file states of its inputs\n'
         f"constexpr int32_t kLeastSide = {LEAST_SIDE};  // of an image with a typical input, in pixels\n",
         "// Names of a graph's outputs.\n"
         + _joined(f'constexpr char k{name.capitalize()}[] = "{name}";' for name in OUTPUT_NAMES),

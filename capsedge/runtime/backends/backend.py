@@ -41,12 +41,14 @@ class Port:
         shape: sizes; a string or None is a free dimension.
         dtype: numpy's name for the element type, or the backend's if numpy has none.
         entries: of the table that an input of whole numbers looks up; None if the file does not state it.
+        longest: the largest size of each axis of an input; 0 for any, empty if the file states none.
     """
 
     name: str
     shape: tuple[int | str | None, ...]
     dtype: str
     entries: int | None = None
+    longest: tuple[int, ...] = ()
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any] | None:

@@ -53,7 +53,12 @@ from capsedge.runtime.onnx_file.large_tables import STAND_IN, Split, split_table
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.table_indices import explained, read_index_property
+from capsedge.runtime.table_indices import (
+    InputBounds,
+    bounded_ports,
+    explained,
+    read_inputs_property,
+)
 from capsedge.spec.operators import DOMAIN
 
 if TYPE_CHECKING:
@@ -126,12 +131,12 @@ class OnnxRuntimeBackend:
         settings: how it runs.
         metadata: the metadata of the file.
         mixed: whether there is also routing that no library runs.
-        entries: of the tables that inputs look up, by input.
+        stated: what the file states of inputs, by name.
 
     Raises:
         EnvironmentProblem: ONNX Runtime or the provider is missing, or the library does not load into it.
         UnsupportedModelError: part of the model would run on the CPU although a GPU was requested.
-        ArtefactError: ONNX Runtime refuses the model.
+        ArtefactError: ONNX Runtime refuses the model, or what it states does not fit its inputs.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -143,7 +148,7 @@ class OnnxRuntimeBackend:
         settings: SessionSettings | None = None,
         metadata: ModelMetadata | None = None,
         mixed: bool = False,
-        entries: Mapping[str, int] | None = None,
+        stated: Mapping[str, InputBounds] | None = None,
     ) -> None:
         ort = import_onnxruntime()
         settings = settings or SessionSettings()
@@ -164,8 +169,8 @@ class OnnxRuntimeBackend:
             options.add_session_config_entry(onnxruntime_session.NO_FALLBACK, "1")
         try:
             session = load()
-            self.inputs = _ports(session.get_inputs(), entries or {})
-            self.outputs = _ports(session.get_outputs(), {})
+            self.inputs = _ports(session.get_inputs())
+            self.outputs = _ports(session.get_outputs())
         except Exception as error:
             if onnxruntime_session.fell_back_to_cpu(error):
                 # Either the provider did not start at all, or it does not support every node.
@@ -176,6 +181,7 @@ class OnnxRuntimeBackend:
                 ) from error
             raise cannot_load(ort, path, error) from error
         onnxruntime_session.check_provider_used(session, settings.provider)
+        self.inputs = bounded_ports(self.inputs, stated or {})
         self._session: onnxruntime.InferenceSession | None = session
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = FATAL
@@ -228,8 +234,8 @@ class OnnxRuntimeBackend:
         how = SessionSettings(
             options.threads, library, tuple(summary.capsedge_types), provider, gpu
         )
-        entries = read_index_property(summary.metadata)
-        return cls(data, path, how, metadata, summary.expanded_routing, entries)
+        stated = read_inputs_property(summary.metadata)
+        return cls(data, path, how, metadata, summary.expanded_routing, stated)
 
     def open_part(self, content: bytes) -> OnnxRuntimeBackend:
         """A part of the file, opened with the same options."""
@@ -283,14 +289,9 @@ class OnnxRuntimeBackend:
         return self._session is None
 
 
-def _ports(nodes: Sequence[Any], entries: Mapping[str, int]) -> tuple[Port, ...]:
+def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:
     return tuple(
-        Port(
-            node.name,
-            tuple(node.shape or ()),
-            _DTYPES.get(node.type, node.type),
-            entries.get(node.name),
-        )
+        Port(node.name, tuple(node.shape or ()), _DTYPES.get(node.type, node.type))
         for node in nodes
     )
 

@@ -11,7 +11,7 @@ namespace capsedge::spec {
 
 constexpr int64_t kMetadataSchema = 1, kEngineSchema = 1;
 constexpr std::string_view kPrefix = "capsedge.";  // of the names of all properties
-constexpr char kInputsKey[] = "capsedge_inputs";  // the property of files whose inputs are indices
+constexpr char kInputsKey[] = "capsedge_inputs";  // what a file states of its inputs
 constexpr int32_t kLeastSide = 3;  // of an image with a typical input, in pixels
 
 // Names of a graph's outputs.

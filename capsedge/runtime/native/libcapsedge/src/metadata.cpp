@@ -209,25 +209,41 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
   return m;
 }
 
-std::map<std::string, int64_t> read_index_inputs(const std::map<std::string, std::string>& properties) {
-  std::map<std::string, int64_t> entries;
+Failure unreadable_inputs(const std::string& why) {
+  return Failure(CAPSEDGE_ARTEFACT, std::string("The file's property ") + spec::kInputsKey + " cannot be read.", why + ".",
+                 "Export the model again with `capsedge export`.");
+}
+
+std::map<std::string, InputBounds> read_input_bounds(const std::map<std::string, std::string>& properties) {
+  std::map<std::string, InputBounds> stated;
   const auto found = properties.find(spec::kInputsKey);
-  if (found == properties.end()) return entries;
+  if (found == properties.end()) return stated;
   try {
     const Json json = parse_json(found->second);
     json.check(Json::kObject);
-    constexpr std::string_view known[] = {"entries"};
+    constexpr std::string_view known[] = {"entries", "longest"};
     for (const auto& [name, value] : json.members) {
+      value.check(Json::kObject);
       value.only(known);
-      const int64_t count = value.member("entries", Json::kInteger).integer;
-      if (count < 1) throw JsonError("the table of '" + name + "' has " + std::to_string(count) + " entries");
-      entries[name] = count;
+      InputBounds& bounds = stated[name];
+      if (const Json* entries = value.find("entries"); entries != nullptr && entries->kind != Json::kNull) {
+        bounds.entries = entries->whole();
+        if (bounds.entries < 1)
+          throw JsonError("the table of '" + name + "' has " + std::to_string(bounds.entries) + " entries");
+      }
+      bool limited = false;
+      if (const Json* longest = value.find("longest"))
+        for (const Json& length : longest->array()) {
+          bounds.longest.push_back(length.whole());
+          if (bounds.longest.back() < 0) throw JsonError("a longest length of '" + name + "' is below 0");
+          limited = limited || bounds.longest.back() > 0;
+        }
+      if (bounds.entries < 0 && !limited) throw JsonError("nothing is stated of '" + name + "'");
     }
   } catch (const JsonError& error) {
-    throw Failure(CAPSEDGE_ARTEFACT, std::string("The file's property ") + spec::kInputsKey + " cannot be read.",
-                  std::string(error.what()) + ".", "Export the model again with `capsedge export`.");
+    throw unreadable_inputs(error.what());
   }
-  return entries;
+  return stated;
 }
 
 }  // namespace capsedge::libcapsedge

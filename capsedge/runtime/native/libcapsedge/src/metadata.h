@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "failure.h"
 #include "typical_input.h"
 #include "preprocessing.h"
 
@@ -35,8 +36,18 @@ struct Metadata {
 // another schema.
 std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties);
 
-// The entries of the table that each input of whole numbers looks up, as the property `capsedge_inputs` states them: as
-// capsedge/runtime/table_indices.py. Throws Failure (CAPSEDGE_ARTEFACT) where it is damaged.
-std::map<std::string, int64_t> read_index_inputs(const std::map<std::string, std::string>& properties);
+// What an input may hold.
+struct InputBounds {
+  int64_t entries = -1;          // of the table that its whole numbers look up; -1 where it looks nothing up
+  std::vector<int64_t> longest;  // of each axis; 0 where the shape alone decides. Empty for no axis
+
+  bool stated() const { return entries >= 0 || !longest.empty(); }
+};
+
+// The bounds of inputs by name, as the property `capsedge_inputs` states them: as capsedge/runtime/table_indices.py.
+// Throws Failure (CAPSEDGE_ARTEFACT) where it is damaged.
+std::map<std::string, InputBounds> read_input_bounds(const std::map<std::string, std::string>& properties);
+// The error for a property that is damaged, or does not fit the graph.
+Failure unreadable_inputs(const std::string& why);
 
 }  // namespace capsedge::libcapsedge

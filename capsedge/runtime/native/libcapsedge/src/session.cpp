@@ -82,8 +82,8 @@ void check_indices(const std::string& name, const void* data, size_t count, int6
 }
 
 // `readable`: whether its values are in memory of the host, and so can be looked at. `ours`: the model is capsedge's.
-// `entries`: of the table that it looks up; -1 where that is not known.
-Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable, bool ours, int64_t entries) {
+Value checked_input(const Port& port, size_t place, const capsedge_tensor& tensor, bool readable, bool ours,
+                    const InputBounds& bounds) {
   if (port.type == CAPSEDGE_OTHER)
     throw Failure(CAPSEDGE_UNSUPPORTED, "Input '" + port.name + "' has a type that this library does not run.", "", "");
   if (tensor.type != port.type)
@@ -104,6 +104,12 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
       fail_usage("Input '" + port.name + "' has an empty axis.",
                  "Its shape is " + shape_text(tensor.shape, static_cast<size_t>(tensor.rank)) + "; only the batch may be empty.",
                  "Pad an empty history with one element that counts as none.");
+  for (size_t i = 0; i < bounds.longest.size(); ++i)
+    if (const int64_t most = bounds.longest[i]; most > 0 && tensor.shape[i] > most)
+      fail_usage("Input '" + port.name + "' is too long for the network.",
+                 "Its shape is " + shape_text(tensor.shape, static_cast<size_t>(tensor.rank)) + ", and axis " +
+                     std::to_string(i) + " has at most " + std::to_string(most) + ".",
+                 "Keep the " + std::to_string(most) + " elements that count, such as the last of a history.");
   Value value;
   value.port = place;
   value.data = tensor.data;
@@ -123,10 +129,10 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
     fail_usage("Input '" + port.name + "' has values that are NaN or infinite" + (ours ? ", or of 2^32 and more." : "."),
                ours ? "Expected: finite numbers below 2^32." : "Expected: finite numbers.",
                "Clean the values before inference.");
-  if (readable && entries >= 0 && tensor.type == CAPSEDGE_INT64)
-    check_indices<int64_t>(port.name, tensor.data, bytes / sizeof(int64_t), entries);
-  if (readable && entries >= 0 && tensor.type == CAPSEDGE_INT32)
-    check_indices<int32_t>(port.name, tensor.data, bytes / sizeof(int32_t), entries);
+  if (readable && bounds.entries >= 0 && tensor.type == CAPSEDGE_INT64)
+    check_indices<int64_t>(port.name, tensor.data, bytes / sizeof(int64_t), bounds.entries);
+  if (readable && bounds.entries >= 0 && tensor.type == CAPSEDGE_INT32)
+    check_indices<int32_t>(port.name, tensor.data, bytes / sizeof(int32_t), bounds.entries);
   return value;
 }
 
@@ -143,10 +149,13 @@ Session::Session(std::string name, Model model)
       decoder_(std::move(model.decoder)) {
   check_sizes();
   if (metadata_) check_metadata(model.outputs);
-  const std::map<std::string, int64_t> entries = read_index_inputs(properties_);
+  const std::map<std::string, InputBounds> stated = read_input_bounds(properties_);
   for (const Port& port : backend_->inputs()) {
-    const auto found = entries.find(port.name);
-    entries_.push_back(found == entries.end() ? -1 : found->second);
+    const auto found = stated.find(port.name);
+    bounds_.push_back(found == stated.end() ? InputBounds() : found->second);
+    if (const size_t axes = bounds_.back().longest.size(); axes != 0 && axes != port.shape.size())
+      throw unreadable_inputs("lengths of " + std::to_string(axes) + " axes of '" + port.name + "', which has " +
+                              std::to_string(port.shape.size()));
   }
   roles_ = output_roles(metadata_ ? &*metadata_ : nullptr, *backend_);
   class_names_ = std::make_shared<const std::vector<std::string>>(roles_.class_names);
@@ -233,7 +242,7 @@ void Session::run_values(const Value* inputs, size_t input_count, Value* outputs
 
 void Session::check_batches(const Value* given, size_t count) const {
   // Only of our own files is it known that the first dimension is the batch.
-  const bool ours = metadata_ || std::any_of(entries_.begin(), entries_.end(), [](int64_t n) { return n >= 0; });
+  const bool ours = metadata_ || std::any_of(bounds_.begin(), bounds_.end(), [](const InputBounds& b) { return b.stated(); });
   const std::vector<Port>& ports = backend_->inputs();
   const Value* first = nullptr;
   for (size_t i = 0; ours && i < count; ++i) {
@@ -265,7 +274,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
     const size_t place = place_of(wanted, inputs[i].name, i, "input");
     if (have[place]) fail_usage("Input '" + wanted[place].name + "' was given twice.");
     have[place] = true;
-    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr, metadata_.has_value(), entries_[place]);
+    given[i] = checked_input(wanted[place], place, inputs[i], stream == nullptr, metadata_.has_value(), bounds_[place]);
   }
   int64_t batch = 1;
   for (size_t i = 0; i < input_count; ++i)

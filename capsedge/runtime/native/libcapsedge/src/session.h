@@ -76,7 +76,7 @@ class Session {
   const bool expanded_routing_;
   const std::unique_ptr<Backend> backend_;
   const std::unique_ptr<Decoder> decoder_;
-  std::vector<int64_t> entries_;  // of the table that each input looks up; -1 where the file does not state it
+  std::vector<InputBounds> bounds_;  // of each input
   OutputRoles roles_;
   std::shared_ptr<const std::vector<std::string>> class_names_;
   mutable Counters counters_;

@@ -1,0 +1,102 @@
+"""The longest history that a network takes: the size of its table of positions, say, or of its logits.
+
+A free axis is captured with that limit, and the file states it, so that runtimes can name a longer input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from capsedge.exporters.subject import Subject
+
+LENGTH = "L"
+_TRIED = (2, 4, 8)  # times the length of the example
+
+
+def length_names(example: Sequence[Tensor], free_axes: Sequence[Sequence[int]]) -> dict[int, str]:
+    """The names of the free dimensions beside the batch, by their sizes in the example: L, L2, ...
+
+    Axes of one size are one dimension.
+    """
+    names: dict[int, str] = {}
+    for x, axes in zip(example, free_axes, strict=bool(free_axes)):
+        for axis in axes:
+            names.setdefault(int(x.shape[axis]), f"{LENGTH}{len(names) + 1 if names else ''}")
+    return names
+
+
+def longest_lengths(subject: Subject) -> dict[str, int]:
+    """The largest size that the module runs at of each free dimension that has one, by name.
+
+    Lengths up to eight times the example's are tried on one row.
+    """
+    limits = {}
+    for size, name in length_names(subject.example, subject.free_axes).items():
+        good, bad = size, 0
+        for times in _TRIED:
+            if not _runs(subject, size, times * size):
+                bad = times * size
+                break
+            good = times * size
+        if not bad:
+            continue
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if _runs(subject, size, middle) else (good, middle)
+        limits[name] = good
+    return limits
+
+
+def _runs(subject: Subject, size: int, length: int) -> bool:
+    """Whether the module runs with axes of the example's size at another length."""
+    try:
+        with torch.no_grad():
+            subject.module(
+                *resized([x[:1] for x in subject.example], subject.free_axes, size, length)
+            )
+    except Exception:  # the author's code may raise anything
+        return False
+    return True
+
+
+def resized(
+    tensors: Sequence[Tensor], free_axes: Sequence[Sequence[int]], size: int, length: int
+) -> list[Tensor]:
+    """Tensors whose free axes of a size have another length: cut, or going on from their begin."""
+    found = list(tensors)
+    for n, axes in enumerate(free_axes):
+        for axis in axes:
+            if found[n].shape[axis] == size:
+                found[n] = found[n].index_select(axis, torch.arange(length) % size)
+    return found
+
+
+def longest_of_inputs(
+    subject: Subject, program: torch.export.ExportedProgram
+) -> tuple[tuple[int, ...], ...]:
+    """Of each input, the largest size of each axis that a captured program takes, 0 for any; empty without
+    limits.
+    """
+    names = program.graph_signature.user_inputs
+    shapes = {n.name: n.meta["val"].shape for n in program.graph.nodes if n.op == "placeholder"}
+    found = (
+        tuple(
+            tuple(_most(size, program) if k in axes else 0 for k, size in enumerate(shapes[name]))
+            for name, axes in zip(names, subject.free_axes, strict=True)
+        )
+        if subject.free_axes
+        else ()
+    )
+    return found if any(map(any, found)) else ()
+
+
+def _most(size: int | torch.SymInt, program: torch.export.ExportedProgram) -> int:
+    """The largest value of a dimension of a program; 0 for any."""
+    if isinstance(size, int):
+        return 0
+    limits = program.range_constraints.get(size.node.expr)
+    upper = None if limits is None else limits.upper
+    return int(upper) if upper is not None and upper.is_Integer else 0
