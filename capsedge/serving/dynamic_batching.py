@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -29,6 +29,15 @@ class _Waiting(Generic[RequestT, ResponseT]):
     latest: float
 
 
+@dataclass
+class _Queue(Generic[RequestT, ResponseT]):
+    """Requests that may run together, in the order of arrival, and the images in them."""
+
+    kind: Hashable
+    waiting: deque[_Waiting[RequestT, ResponseT]] = field(default_factory=deque)
+    images: int = 0
+
+
 class DynamicBatcher(Generic[RequestT, ResponseT]):
     """Gathers requests into batches. Belongs to one event loop.
 
@@ -40,6 +49,7 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
         images: the number of images in a request.
         size: images in a batch; a request with more is a batch by itself.
         seconds: that a batch waits for more requests though a thread is free.
+        kind: of a request; only those of one kind run together.
     """
 
     def __init__(
@@ -50,11 +60,12 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
         images: Callable[[RequestT], int],
         size: int = 1,
         seconds: float = 0.0,
+        kind: Callable[[RequestT], Hashable] = lambda _: None,
     ) -> None:
         self._run, self._runners, self._free = run, runners, at_once
         self._images, self._size, self._seconds = images, size, seconds
-        self._waiting: deque[_Waiting[RequestT, ResponseT]] = deque()
-        self._total = 0  # images that wait
+        self._kind = kind
+        self._queues: dict[Hashable, _Queue[RequestT, ResponseT]] = {}  # none is empty
         self._timer: asyncio.TimerHandle | None = None
 
     async def submit(self, request: RequestT) -> ResponseT:
@@ -66,51 +77,57 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
         loop = asyncio.get_running_loop()
         latest = loop.time() + self._seconds
         one = _Waiting(request, self._images(request), loop.create_future(), latest)
-        self._waiting.append(one)
-        self._total += one.images
+        kind = self._kind(request)
+        queue = self._queues.setdefault(kind, _Queue(kind))
+        queue.waiting.append(one)
+        queue.images += one.images
         self._start(loop)
         answer: ResponseT = await one.response
         return answer
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start batches as long as there are requests and free threads."""
-        while self._ready(loop):
-            batch = self._take()
+        while (queue := self._ready(loop)) is not None:
+            batch = self._take(queue)
             if not batch:
                 continue
             self._free -= 1
             running = loop.run_in_executor(self._runners, self._run, [one.request for one in batch])
             running.add_done_callback(partial(self._done, loop, batch))
 
-    def _ready(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether the next batch may start; if it waits for more requests, a timer is set."""
-        if not self._waiting:
-            return False
-        if self._total >= self._size:
-            return True
-        if self._free <= 0:
-            return False
-        left = self._waiting[0].latest - loop.time() if self._seconds else 0.0
+    def _ready(self, loop: asyncio.AbstractEventLoop) -> _Queue[RequestT, ResponseT] | None:
+        """What the next batch, if one may start, is taken from; if it waits for more, a timer is set."""
+        queues = self._queues.values()
+        if not queues:
+            return None
+        full = next((queue for queue in queues if queue.images >= self._size), None)
+        if full is not None or self._free <= 0:
+            return full
+        oldest = min(queues, key=lambda queue: queue.waiting[0].latest)
+        left = oldest.waiting[0].latest - loop.time() if self._seconds else 0.0
         if left <= 0:
-            return True
+            return oldest
         if self._timer is None:
             self._timer = loop.call_later(left, self._ring, loop)
-        return False
+        return None
 
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         self._start(loop)
 
-    def _take(self) -> list[_Waiting[RequestT, ResponseT]]:
+    def _take(self, queue: _Queue[RequestT, ResponseT]) -> list[_Waiting[RequestT, ResponseT]]:
         """The next batch, in the order of arrival; without requests whose client has gone away."""
         batch: list[_Waiting[RequestT, ResponseT]] = []
         total = 0
-        while self._waiting and (not batch or total + self._waiting[0].images <= self._size):
-            one = self._waiting.popleft()
-            self._total -= one.images
+        waiting = queue.waiting
+        while waiting and (not batch or total + waiting[0].images <= self._size):
+            one = waiting.popleft()
+            queue.images -= one.images
             if not one.response.done():
                 batch.append(one)
                 total += one.images
+        if not waiting:
+            del self._queues[queue.kind]
         return batch
 
     def _done(

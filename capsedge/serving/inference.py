@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, TypeVar
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.backend import usable_cores
 from capsedge.runtime.session import Session
+from capsedge.runtime.tensors import check_rows
 from capsedge.serving.dynamic_batching import DynamicBatcher
 from capsedge.serving.monitoring import BATCHES, FAILURES, SECONDS, logger
 from capsedge.serving.request_bodies import InferRequest
 from capsedge.serving.requests import PreparedRequest, read_request
 from capsedge.serving.responses import (
     InferResponse,
-    check_images,
+    check_inputs,
     compute,
     model_metadata,
     respond,
@@ -30,7 +31,7 @@ from capsedge.serving.responses import (
 from capsedge.serving.served_models import can_batch
 
 Result = TypeVar("Result")
-_Checked = tuple[PreparedRequest, NDArray[Any]]
+_Checked = tuple[PreparedRequest, Mapping[str, NDArray[Any]]]
 
 
 class ModelFailed(Exception):
@@ -62,8 +63,9 @@ class Model:
         if session.backend.gpu is not None and size > 1:
             batches = min(2, batches)  # one is computed, one prepared; all others gather
         self._batcher = DynamicBatcher(
-            Responder(session, name, version), runners(threads), batches, images_in, size, wait
-        )
+            Responder(session, name, version), runners(threads), batches, images_in, size, wait,
+            sizes_in if session.metadata is None else lambda _: None,
+        )  # fmt: skip
         self._seconds = SECONDS.labels(name, version)
         self._failures = FAILURES.labels(name, version)
         _warm_up(session)
@@ -106,7 +108,7 @@ class Responder:
     def __call__(self, requests: Sequence[InferRequest]) -> list[InferResponse | Exception]:
         """An answer to each request, or what is wrong with it.
 
-        Several requests are for images, and the file takes any number of them.
+        Several requests are for images, or for rows of equal sizes, and the file takes any number of them.
         """
         if len(requests) == 1:
             return [_attempt(self._alone, requests[0])]
@@ -123,24 +125,32 @@ class Responder:
 
     def _checked(self, request: InferRequest) -> _Checked:
         prepared = read_request(request, self._session)
-        return prepared, check_images(self._session, prepared.arrays)
+        return prepared, check_inputs(self._session, prepared.arrays)
 
     def _together(self, good: Sequence[_Checked]) -> list[InferResponse | Exception]:
         if not good:
             return []
         names = dict.fromkeys(name for r, _ in good for name in r.computed(self._session))
-        images = np.concatenate([images for _, images in good])
-        arrays = {self._session.inputs[0].name: images}
-        found = _attempt(compute, self._session, arrays, list(names), math.inf)
+        first = self._session.inputs[0].name
+        arrays = {name: np.concatenate([own[name] for _, own in good]) for name in good[0][1]}
+        found = _attempt(self._computed, arrays, list(names))
         if isinstance(found, Exception):
             return [found] * len(good)
-        self._count.observe(len(images))
+        self._count.observe(len(arrays[first]))
         answers, start = [], 0
         for prepared, own in good:
-            part = {name: array[start : start + len(own)] for name, array in found.items()}
+            end = start + len(own[first])
+            part = {name: array[start:end] for name, array in found.items()}
             answers.append(_attempt(self._respond, prepared, part))
-            start += len(own)
+            start = end
         return answers
+
+    def _computed(
+        self, arrays: Mapping[str, NDArray[Any]], names: Sequence[str]
+    ) -> dict[str, NDArray[Any]]:
+        found = compute(self._session, arrays, names, math.inf)
+        check_rows(self._session.path, found, len(arrays[self._session.inputs[0].name]))
+        return found
 
     def _respond(self, request: PreparedRequest, found: dict[str, NDArray[Any]]) -> InferResponse:
         return respond(self._session, request, found, self._name, self._version)
@@ -150,6 +160,11 @@ def images_in(request: InferRequest) -> int:
     """The images in a request, as far as it says: the first size of its first input."""
     shape = request.inputs[0].shape if request.inputs else []
     return max(1, shape[0]) if shape else 1
+
+
+def sizes_in(request: InferRequest) -> Hashable:
+    """The sizes of the rows of each input, as far as a request says: those of equal sizes run together."""
+    return tuple(sorted((tensor.name, tuple(tensor.shape[1:])) for tensor in request.inputs))
 
 
 def _attempt(function: Callable[..., Result], *arguments: Any) -> Result | Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.tensors import LARGEST, checked_input
+from capsedge.runtime.tensors import LARGEST, check_sizes_agree, checked_input
 from capsedge.serving import grpc_messages
 from capsedge.serving.request_tensors import DATATYPES, datatype_of
 from capsedge.serving.requests import PREDICTIONS, PreparedRequest
@@ -56,16 +57,22 @@ def compute(
     return {name: p[0] if len(p) == 1 else np.concatenate(p) for name, p in parts.items()}
 
 
-def check_images(session: Session, arrays: Arrays) -> NDArray[Any]:
-    """The images of a file of capsedge ``[N, C, H, W]``, in the type of its input.
+def check_inputs(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    """The inputs of a request that runs together with others: images ``[N, C, H, W]`` in the type of the
+    input, or what the inputs of a file without metadata take, such as ids ``[N, L]``.
 
     Raises:
-        UsageError: there are none, they do not fit the model, or a value is not finite.
+        UsageError: there are no images, inputs do not fit the model, or a value is not finite.
     """
+    if session.metadata is None:
+        for port in session.inputs:
+            checked_input(port, arrays[port.name], math.inf)
+        check_sizes_agree(session.inputs, arrays)
+        return dict(arrays)
     port = session.inputs[0]
     images = checked_input(port, arrays[port.name], LARGEST, any_batch=True)
     check_some(images)
-    return images.astype(port.dtype, copy=False)
+    return {port.name: images.astype(port.dtype, copy=False)}
 
 
 def check_some(images: NDArray[Any]) -> None:

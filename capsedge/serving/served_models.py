@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.session import Session
 from capsedge.serving.deploy.server_model import ModelName
 
@@ -16,6 +19,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 _SECONDS = 0.5  # for all sizes together
 _ROUNDS = 3  # at least
 _LONGEST = 0.1  # seconds of one batch, which everyone behind it waits for
+_LENGTH = 50  # of a free axis without a longest length
 _CLOSE = 1.05  # times the least time; a larger batch is not worth less than that
 
 
@@ -33,8 +37,8 @@ class BatchSize:
 
 
 def can_batch(session: Session) -> bool:
-    """Whether requests may be run together: images of one size in a file of
-    capsedge, whose batch is free.
+    """Whether requests may be run together: images of one size, or inputs that the file states something of,
+    such as ids, in a file of capsedge whose batch is free.
 
     Args:
         session: the loaded model.
@@ -44,8 +48,11 @@ def can_batch(session: Session) -> bool:
     """
     ports = (*session.inputs, *session.outputs)
     free = all(port.shape and not isinstance(port.shape[0], int) for port in ports)
+    if session.metadata is None:
+        stated = any(port.entries is not None or port.longest for port in session.inputs)
+        return stated and free and len({port.shape[0] for port in ports}) == 1
     alike = all(isinstance(size, int) for port in session.inputs for size in port.shape[1:])
-    return session.metadata is not None and free and alike
+    return free and alike
 
 
 def fixed_size(session: Session, images: int) -> BatchSize:
@@ -64,8 +71,8 @@ def fixed_size(session: Session, images: int) -> BatchSize:
 def measure_size(session: Session) -> BatchSize:
     """The best batch for a model that this process runs alone.
 
-    Sizes are timed in turns for half a second, on images of noise. It is the smallest whose time for an
-    image is within 5 % of the least; no batch may take longer than 0.1 s, because others wait for it.
+    Sizes are timed in turns for half a second, on images of noise or random ids. It is the smallest whose
+    time for an image is within 5 % of the least; no batch may take longer than 0.1 s, because others wait for it.
 
     Args:
         session: the loaded model.
@@ -104,12 +111,32 @@ def choose_size(times: dict[int, float]) -> BatchSize:
 
 
 def _seconds(session: Session, size: int) -> float:
+    rng = np.random.default_rng(size)
+    if session.metadata is None:
+        rows = {port.name: _random_rows(port, size, rng) for port in session.inputs}
+        start = time.perf_counter()
+        session.run(rows)
+        return time.perf_counter() - start
     shape = [s for s in session.inputs[0].shape[1:] if isinstance(s, int)]
-    images = np.random.default_rng(size).random((size, *shape), np.float32)
+    images = rng.random((size, *shape), np.float32)
     start = time.perf_counter()
     for _ in session.run_batches(images, session.roles.all):
         pass
     return time.perf_counter() - start
+
+
+def _random_rows(port: Port, size: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Rows of an input: indices within its table, other whole numbers 1; free axes as long as they may be."""
+    longest = port.longest or (0,) * len(port.shape)
+    sizes = [
+        s if isinstance(s, int) else most or _LENGTH
+        for s, most in zip(port.shape[1:], longest[1:], strict=True)
+    ]
+    if port.entries is not None:
+        return rng.integers(port.entries, size=(size, *sizes)).astype(port.dtype)
+    if port.dtype.startswith("float"):
+        return rng.random((size, *sizes)).astype(port.dtype)
+    return np.ones((size, *sizes), port.dtype)
 
 
 # --- Models and addresses, checked before the server is imported ---

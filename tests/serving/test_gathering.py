@@ -155,3 +155,20 @@ def test_a_batch_waits_where_it_is_told_to() -> None:
         await asyncio.gather(*ask(gatherer, 1, 1))  # starts when the time is over
 
     assert gathered(play, size=8, seconds=0.2) == [[1, 2, 5], [1, 1]]
+
+
+def test_only_requests_of_one_kind_run_together() -> None:
+    async def play(gatherer: DynamicBatcher[int, str], runs: Runs) -> None:
+        first = ask(gatherer, 1)
+        await started(runs, 1)
+        rest = ask(gatherer, 3, 2, 4, 1)
+        await asyncio.sleep(0.01)
+        assert runs.batches == [[1]]  # no kind is full
+        full = ask(gatherer, 2)
+        runs.go.release(9)
+        answers = await asyncio.gather(*first, *rest, *full)
+        assert answers == ["1", "3", "2", "4", "1", "2"]
+
+    # Even ones are full, and do not wait for those that came before.
+    batches = gathered(play, size=8, kind=lambda one: one % 2)
+    assert batches == [[1], [2, 4, 2], [3, 1]]
