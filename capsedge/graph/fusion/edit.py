@@ -100,6 +100,12 @@ class Edit:
         )
         return self.op("Reshape", [x, stored], output)
 
+    def split(self, x: str, parts: int, axis: int) -> list[str]:
+        """Equal parts along an axis."""
+        outputs = [f"{self.tag}_{len(self.nodes)}_{k}" for k in range(parts)]
+        self.nodes.append(helper.make_node("Split", [x], outputs, axis=axis, num_outputs=parts))
+        return outputs
+
     def transpose(self, x: str, order: Sequence[int]) -> str:
         """Permute the axes, if they are not in order."""
         return x if list(order) == sorted(order) else self.op("Transpose", [x], perm=list(order))

@@ -222,13 +222,13 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
     edit = Edit(graph, tag)
     v = emit_standard_routing(edit, match.votes, match.roles, kind)
     edit.write(v, match.layout, match.result)
-    gain = _gain(graph, edit)
+    gain = estimated_gain(graph, edit)
     if gain < LEAST_GAIN:
         raise NoMatch(NO_FASTER)
     return edit, gain
 
 
-def _gain(graph: Values, edit: Edit) -> float:
+def estimated_gain(graph: Values, edit: Edit) -> float:
     """How many times less the nodes of the edit cost than those of the file that they stand for, an image.
 
     Raises:

@@ -120,13 +120,13 @@ def dynamic_vote_source(graph: Values, votes: str, roles: Layout) -> VoteSource:
         NoMatch: the votes are not a linear map of cells, or only the elements of cells in another
             order, or each position has a constant of its own.
     """
-    source = linear_vote_source(graph, votes, roles, suits=lambda w: not _is_selection(w))
+    source = linear_vote_source(graph, votes, roles, suits=lambda w: not is_selection(w))
     if source.constant is not None and (source.constant != source.constant[:1]).any():
         raise NoMatch("the votes of each position have their own constant")
     return source
 
 
-def _is_selection(weight: Array) -> bool:
+def is_selection(weight: Array) -> bool:
     """Whether every element of a vote is one element of its cell, and each of them at most once."""
     once = bool(((weight == 0) | (weight == 1)).all()) and bool((weight.sum(3) == 1).all())
     return once and bool((weight.sum((0, 2)) <= 1).all())

@@ -59,7 +59,7 @@ def check_equal(data: bytes, original: onnx.ModelProto, writing: type) -> None:
 def test_it_computes_the_same(
     writing: type, exporter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standard, "_gain", lambda *_: 2.0)
+    monkeypatch.setattr(standard, "estimated_gain", lambda *_: 2.0)
     original = exported(writing(), examples(writing, 3), exporter)
     improved = optimize_model(original.SerializeToString())
     (found,) = improved.fusion.fused
@@ -74,7 +74,7 @@ def test_it_computes_the_same(
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("writing", FORMS)
 def test_what_is_no_faster_is_left(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standard, "_gain", lambda *_: 1.0)
+    monkeypatch.setattr(standard, "estimated_gain", lambda *_: 1.0)
     improved = optimize_model(exported(writing(), examples(writing, 3)).SerializeToString())
     assert STANDARD not in {f.operator for f in improved.fusion.fused}
     assert improved.fusion.not_fused
