@@ -75,7 +75,7 @@ class EngineMetadata:
         layers: layers of the engine by the element types of their data: ``{"FP16": 12}``.
         batch: smallest, best and largest batch.
         source, source_sha256: the ONNX file.
-        metadata: the ONNX file's properties under ``capsedge.``.
+        metadata: the ONNX file's properties under ``capsedge.``, and what it states of its inputs.
         command: the command that built it, for the record; errors advise `rebuild`.
         products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
         target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.

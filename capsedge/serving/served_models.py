@@ -72,7 +72,8 @@ def measure_size(session: Session) -> BatchSize:
     """The best batch for a model that this process runs alone.
 
     Sizes are timed in turns for half a second, on images of noise or random ids. It is the smallest whose
-    time for an image is within 5 % of the least; no batch may take longer than 0.1 s, because others wait for it.
+    time for an image is within 5 % of the least; no batch may take longer than 0.1 s, because others wait
+    for it.
 
     Args:
         session: the loaded model.

@@ -290,7 +290,7 @@ ENGINE_FIELDS = (
     Field("batch", "integers", "smallest, best and largest batch"),
     Field("source", "string", "the ONNX file"),
     Field("source_sha256", "string", "its checksum"),
-    Field("metadata", "map of strings", "its properties under `capsedge.`"),
+    Field("metadata", "map of strings", "its properties under `capsedge.`, and `capsedge_inputs`"),
     Field("command", "string", "that built it"),
     Field(
         "products", "map of integers", "convolutions and products by the type of their inputs", {}

@@ -27,7 +27,9 @@ ENTRIES = {"hist": 9, "user": 4}
 STATED = {"hist": InputBounds(9, (0, 6)), "user": InputBounds(4)}
 
 
-def table_file(path: Path, properties: dict[str, str] | None = None) -> Path:
+def table_file(
+    path: Path, properties: dict[str, str] | None = None, length: int | str = "L"
+) -> Path:
     """A sum of the items of a history ``[N, L]`` and of a user ``[N]``, from tables of 9 and 4 entries."""
     rng = np.random.default_rng(0)
     stored = [
@@ -40,7 +42,7 @@ def table_file(path: Path, properties: dict[str, str] | None = None) -> Path:
         helper.make_node("Gather", ["user_table", "user"], ["row"]),
         helper.make_node("Add", ["sum", "row"], ["interests"]),
     ]
-    shapes = {"hist": ["N", "L"], "user": ["N"]}
+    shapes = {"hist": ["N", length], "user": ["N"]}
     graph = helper.make_graph(
         nodes,
         "g",

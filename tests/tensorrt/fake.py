@@ -417,6 +417,9 @@ def _view(address: int, shape: tuple[int, ...], element: Any) -> Any:
     return np.ctypeslib.as_array(memory).view(element).reshape(shape)
 
 
+_ELEMENTS = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(int64)": "int64"}
+
+
 class ICudaEngine:
     def __init__(self, model: onnx.ModelProto, logger: ILogger) -> None:
         self._model, self._logger = model, logger
@@ -474,7 +477,7 @@ class ICudaEngine:
         session = self._session
         feeds = {}
         for value in session.get_inputs():
-            element = np.dtype("float16" if value.type == "tensor(float16)" else "float32")
+            element = np.dtype(_ELEMENTS[value.type])
             feeds[value.name] = _view(addresses[value.name], shapes[value.name], element).copy()
         names = [o.name for o in session.get_outputs()]
         for name, found in zip(names, session.run(names, feeds), strict=True):

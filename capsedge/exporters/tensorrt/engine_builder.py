@@ -289,12 +289,6 @@ def _add_profile(builder: Any, network: Any, config: Any, batch: tuple[int, int,
         shape = tuple(tensor.shape)
         if -1 not in shape:
             continue
-        if -1 in shape[1:]:
-            raise UnsupportedModelError(
-                f"Input '{tensor.name}' has the shape {list(shape)}.",
-                "Only the batch size may vary.",
-                "Export the model with fixed image sizes.",
-            )
         profile.set_shape(tensor.name, *((size, *shape[1:]) for size in batch))
         free += 1
     if free:

@@ -180,8 +180,18 @@ def check(model: onnx.ModelProto) -> None:
     """Refuse models that TensorRT cannot parse, before minutes are spent.
 
     Raises:
-        UnsupportedModelError: the file was made for another target, or is a cascade.
+        UnsupportedModelError: the file was made for another target, is a cascade, or has free sizes besides
+            the batch.
     """
+    for value in model.graph.input:
+        sizes = [d.dim_value or d.dim_param or "?" for d in value.type.tensor_type.shape.dim]
+        if any(isinstance(size, str) for size in sizes[1:]):
+            raise UnsupportedModelError(
+                f"Input '{value.name}' has the shape [{', '.join(map(str, sizes))}].",
+                "In engines of capsedge, only the batch size may vary.",
+                "Export the model with fixed sizes: without the asterisk in `--example`, histories have one "
+                "length, and shorter ones are padded.",
+            )
     if any(entry.key == CASCADE_KEY for entry in model.metadata_props):
         raise UnsupportedModelError(
             "TensorRT cannot run a cascade.",

@@ -48,7 +48,7 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-from capsedge.spec.fields import PREFIX
+from capsedge.spec.fields import INPUTS_KEY, PREFIX
 from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
 # --- Building and writing ---
@@ -192,7 +192,11 @@ def _build(
         batch=batch,
         source=source.name,
         source_sha256=sha256(source),
-        metadata={p.key: p.value for p in model.metadata_props if p.key.startswith(PREFIX)},
+        metadata={
+            p.key: p.value
+            for p in model.metadata_props
+            if p.key.startswith(PREFIX) or p.key == INPUTS_KEY
+        },
         command=command(shown, target, options, batch),
         products=precision.count_products(built.layers),
         target=options.target,

@@ -33,6 +33,7 @@ from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.runtime.table_indices import bounded_ports, read_inputs_property
 
 
 class TensorRTBackend:
@@ -47,7 +48,8 @@ class TensorRTBackend:
     Raises:
         UsageError: ``contexts`` is below 1.
         EnvironmentProblem: TensorRT, CUDA or the GPU is missing, or memory is short.
-        ArtefactError: the engine does not fit this machine, or TensorRT refuses it.
+        ArtefactError: the engine does not fit this machine, TensorRT refuses it, or what it states of its
+            inputs is damaged.
     """
 
     name: ClassVar[str] = "tensorrt"
@@ -61,7 +63,9 @@ class TensorRTBackend:
             raise UsageError(f"contexts is {contexts}.", "It must be 1 or more.", "Leave it out.")
         engine = LoadedEngine(path, device)
         self._path, self._device, self._cuda = path, device, engine.cuda
-        self.inputs, self.outputs = engine.inputs, engine.outputs
+        self.outputs = engine.outputs
+        stated = read_inputs_property(engine.engine_metadata.metadata)
+        self.inputs = bounded_ports(engine.inputs, stated)
         self.engine_metadata: EngineMetadata | None = engine.engine_metadata
         self.metadata = engine.engine_metadata.model
         self.ops = "fused" if engine.engine_metadata.plugin == "fused" else "portable"

@@ -23,6 +23,7 @@ from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.spec.limits import limit_of
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports
+from tests.runtime.test_table_indices import table_file
 
 IMAGES = np.random.default_rng(0).standard_normal((3, 1, 10, 10)).astype(np.float32)
 
@@ -252,3 +253,10 @@ def test_quantized_capsule_operators_are_refused() -> None:
     )
     with pytest.raises(UnsupportedModelError, match="only on the CPU"):
         lowering.check(model)
+
+
+def test_a_free_length_is_refused(tmp_path: Path) -> None:
+    free = onnx.load(table_file(tmp_path / "free.onnx"))
+    with pytest.raises(UnsupportedModelError, match=r"'hist' has the shape \[N, L\].\nIn engines"):
+        lowering.check(free)
+    lowering.check(onnx.load(table_file(tmp_path / "fixed.onnx", length=5)))
