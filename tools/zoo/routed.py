@@ -45,7 +45,9 @@ MNIST: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, Proc. IEEE 86(11), 1998.
 AGAIN = (
     " Each run except the first continues the previous one, whose accuracy fell short of the goal."
 )
-LARGEST = "digits-dynamic"  # in FP32, its checkpoint would take a quarter of what the package may hold
+LARGEST = (
+    "digits-dynamic"  # in FP32, its checkpoint would take a quarter of what the package may hold
+)
 HALF = ", rounded to FP16 and stored in FP16; computations are in FP32"
 FAMILIES = {
     "dynamic": "CapsNet with dynamic routing (Sabour, Frosst, Hinton 2017) and a reconstruction decoder",

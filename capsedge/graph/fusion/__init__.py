@@ -1,4 +1,4 @@
-"""Find capsule routing in graphs of other tools by structure, test it by numbers, and replace it.
+"""Find capsule routing in other tools' graphs by structure, test it numerically, and replace it.
 
 Needs no torch.
 """
@@ -20,8 +20,8 @@ class FusedOperator:
 
     Attributes:
         operator: its type.
-        tensor: the tensor of the original that it makes.
-        parameters: read off, as text by name.
+        tensor: the original tensor that it computes.
+        parameters: those read from the graph, as text by name.
         notes: remarks for the user.
     """
 
@@ -33,7 +33,7 @@ class FusedOperator:
 
 @dataclass(frozen=True)
 class NotFused:
-    """What stays as it was.
+    """What was left unchanged, and why.
 
     Attributes:
         tensor: a softmax of the original.
@@ -45,10 +45,10 @@ class NotFused:
 
 
 def by_reason(not_fused: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Tensors with the same reason together: the tensors in words, and the reason.
+    """Tensors grouped by reason: the tensors in words, and the reason.
 
     Args:
-        not_fused: tensor and reason of each.
+        not_fused: each tensor with its reason.
     """
     tensors: dict[str, list[str]] = {}
     for tensor, reason in not_fused:

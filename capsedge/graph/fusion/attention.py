@@ -51,8 +51,8 @@ class AttentionMatch:
     """One pass in a graph.
 
     Attributes:
-        votes, parent: tensors that it is made of; no parent in the uniform pass.
-        result: tensor that it makes.
+        votes, parent: its input tensors; the uniform pass has no parent.
+        result: its output tensor.
         roles: of the votes ``[n, j, i, p]``.
         parent_layout, layout: ``[n, j, p]``.
         kind: what it computes.
@@ -162,7 +162,7 @@ def _normalized(
     numbers: Mapping[str, Array],
     roles: Layout,
 ) -> Iterator[tuple[Attention, tuple[str, Layout]]]:
-    """Layer normalizations of the sums, of some positions, that give one of the ends."""
+    """Layer normalizations of the sums, at some positions, that yield one of the end tensors."""
     p = sums.shape[-1]
     parts, batch = result_roles(roles)
     some = sampled_positions(roles.sizes)
@@ -270,7 +270,7 @@ def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[
 
 
 def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit, Children]:
-    """The nodes.
+    """The nodes of the operator.
 
     Raises:
         NoMatch: no operator computes the same.
@@ -300,7 +300,7 @@ def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit
 
 
 def _vote_source(graph: Values, match: AttentionMatch) -> VoteSource:
-    """Matrix poses if they are that, else vectors."""
+    """Matrix poses if the poses are matrices, else vectors."""
     p = match.roles.sizes[3]
     votes, probes = (graph, match.votes, match.roles), dict[str, VoteProbe]()
     try:

@@ -1,6 +1,6 @@
 """Find which axis of every tensor counts the images, node by node.
 
-``batch_axis_rules`` has what each operator does with it.
+``batch_axis_rules`` defines what each operator does with that axis.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BatchAxis:
     """Where a tensor counts images: its axis has ``outer`` times images times ``inner`` elements.
 
     Attributes:
-        row: of a tensor that holds one image only, which; None where it holds all.
+        row: which image, for a tensor that holds only one; None if it holds all.
     """
 
     axis: int
@@ -41,7 +41,7 @@ class BatchAxis:
         return self.outer == self.inner == 1
 
     def moved(self, by: int) -> BatchAxis:
-        """The same with other axes before it."""
+        """The same place with other axes before it."""
         return replace(self, axis=self.axis + by)
 
 
@@ -49,12 +49,12 @@ class BatchFreeing:
     """One walk over the nodes.
 
     Args:
-        last: where several axes of 1 may count the images after a Reshape, take the last, not the first.
+        last: if several axes of size 1 may count the images after a Reshape, take the last, not the first.
 
     Attributes:
-        graph, batch: as it is.
-        batch_axes: of the tensors that depend on the input.
-        nodes, stored: the new graph's.
+        graph, batch: the graph as it is, and its batch.
+        batch_axes: the batch axis of every tensor that depends on the input.
+        nodes, stored: nodes and constants of the new graph.
     """
 
     def __init__(self, graph: Values, last: bool) -> None:
@@ -88,14 +88,14 @@ class BatchFreeing:
         return self._made()
 
     def wrong(self, why: str) -> NoMatch:
-        """The reason, with the node."""
+        """The reason, naming the node."""
         node = self.node
         return NoMatch(f"{why} (node '{node.name or node.output[0]}', {node.op_type})")
 
     # What rules ask.
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, at the file's own batch."""
+        """The shape of a tensor at the file's own batch size."""
         return self.graph.shapes[name]
 
     def images(self, batch_axis: BatchAxis) -> int:
@@ -107,13 +107,13 @@ class BatchFreeing:
         return [i for i in self.node.input if i in self.batch_axes]
 
     def only(self) -> BatchAxis:
-        """The place of the first input, which alone depends on the images."""
+        """The place of the first input, the only one that depends on the images."""
         if self.varying() != [self.node.input[0]]:
             raise self.wrong("more than its first input depends on the image")
         return self.batch_axes[self.node.input[0]]
 
     def value(self, k: int) -> Array | None:
-        """An input that is constant; None where it is left out."""
+        """A constant input; None if it is omitted."""
         if k >= len(self.node.input) or not self.node.input[k]:
             return None
         if self.node.input[k] in self.batch_axes:
@@ -123,7 +123,7 @@ class BatchFreeing:
     # What rules do.
 
     def keep(self, *batch_axes: BatchAxis, inputs: Sequence[str] | None = None) -> None:
-        """Take the node over, perhaps with other inputs; one place for all outputs, or one each."""
+        """Copy the node, optionally with other inputs; one place for all outputs, or one each."""
         copy = onnx.NodeProto()
         copy.CopyFrom(self.node)
         if inputs is not None:
@@ -133,20 +133,20 @@ class BatchFreeing:
             self.batch_axes[name] = batch_axes[min(k, len(batch_axes) - 1)]
 
     def put(self, op_type: str, inputs: Sequence[str], batch_axis: BatchAxis) -> None:
-        """Another node that replaces this one."""
+        """Replace this node with another."""
         self.nodes.append(
             helper.make_node(op_type, list(inputs), [self.node.output[0]], name=self.node.name)
         )
         self.batch_axes[self.node.output[0]] = batch_axis
 
     def store(self, value: Array) -> str:
-        """A new constant."""
+        """Add a constant."""
         name = f"{self.node.output[0]}/free{len(self.stored)}"
         self.stored[name] = value
         return name
 
     def viewed(self, source: str) -> None:
-        """This node as a Reshape: the images stay where they are in the order of the elements."""
+        """Replace this node with a Reshape: the order of the elements, and so of the images, is unchanged."""
         batch_axis = self.batch_axes[source]
         at = self.follow_reshape(batch_axis, self.shape(source), self.shape(self.node.output[0]))
         target = list(self.shape(self.node.output[0]))
@@ -158,7 +158,7 @@ class BatchFreeing:
     def follow_reshape(
         self, batch_axis: BatchAxis, old: Sequence[int], new: Sequence[int]
     ) -> BatchAxis:
-        """The place in another shape of the same elements."""
+        """The place after the same elements are given another shape."""
         images = self.images(batch_axis)
         before = math.prod(old[: batch_axis.axis]) * batch_axis.outer
         found = []
@@ -175,11 +175,11 @@ class BatchFreeing:
         return min(found, key=lambda p: p.outer)
 
     def single(self, name: str, axis: int, size: int) -> str:
-        """A constant for all images: its rows along the axis, which must be equal, as one.
+        """A constant for any number of images: its rows along the axis, which must be equal, reduced to one.
 
         Args:
             axis: counted from the end.
-            size: of the axis in what depends on the images.
+            size: of the same axis in the tensor that depends on the images.
         """
         value = np.asarray(self.graph.value[name])
         axis += value.ndim
@@ -241,7 +241,7 @@ class BatchFreeing:
         return copy
 
     def _keep_integers(self) -> None:
-        """Weights that are stored in integers stay so: the nodes that dequantize them go along."""
+        """Keep weights that are stored as integers: copy the nodes that dequantize them."""
         known: dict[int, onnx.NodeProto] = {}
         for name in {
             i for n in self.nodes for i in n.input

@@ -1,6 +1,6 @@
-"""Know what each operator does with the axis that counts images.
+"""What each operator does with the axis that counts images.
 
-``batch_axes`` walks the graph by these rules.
+``batch_axes`` walks the graph and applies these rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _axis(f: BatchFreeing, default: int, rank: int, name: str = "axis") -> int:
 
 
 def _stays_separate(f: BatchFreeing, batch_axis: BatchAxis, *axes: int) -> None:
-    """Refuse to work along the axis of the images."""
+    """Refuse an operation along the image axis."""
     if batch_axis.axis in axes:
         raise f.wrong("it works across the images of a batch")
 
@@ -45,7 +45,7 @@ def elementwise(f: BatchFreeing) -> None:
 
 
 def first_axis(f: BatchFreeing) -> None:
-    """Convolutions and their like: the first axis counts images."""
+    """Convolutions and similar operators: the first axis counts images."""
     batch_axis = f.only()
     if batch_axis.axis != 0:
         raise f.wrong("it works across the images of a batch")
@@ -64,7 +64,7 @@ def resize(f: BatchFreeing) -> None:
 
 
 def along(default: int) -> Rule:
-    """Operators along one axis that keep the shape."""
+    """Operators that work along one axis and keep the shape."""
 
     def rule(f: BatchFreeing) -> None:
         batch_axis = f.only()
@@ -90,7 +90,7 @@ def cumulative(f: BatchFreeing) -> None:
 
 
 def quantize(f: BatchFreeing) -> None:
-    """QuantizeLinear and DequantizeLinear: their scale lies along one axis."""
+    """QuantizeLinear and DequantizeLinear, whose scales may vary along one axis."""
     batch_axis, scale = f.only(), f.value(1)
     if scale is not None and scale.size > 1:
         _stays_separate(f, batch_axis, _axis(f, 1, len(f.shape(f.node.input[0]))))
@@ -253,7 +253,7 @@ def slices(f: BatchFreeing) -> None:
 
 
 def _alike(f: BatchFreeing, inputs: list[str]) -> list[str]:
-    """Bounds of a slice are all of one type."""
+    """The bounds of a slice must all have one type."""
     for k in (3, 4):
         value = f.value(k)
         if value is not None:
@@ -282,7 +282,7 @@ def gather(f: BatchFreeing) -> None:
 
 
 def _one_image(f: BatchFreeing, data: str, batch_axis: BatchAxis) -> None:
-    """An image taken out: all of them, their axis merged with the next where it is gone."""
+    """Taking out one image: keep them all, and merge their axis with the next if the axis is removed."""
     old = list(f.shape(data))
     old[batch_axis.axis] = 1
     new = f.shape(f.node.output[0])
@@ -372,7 +372,7 @@ def einsum(f: BatchFreeing) -> None:
 
 
 def _terms(f: BatchFreeing) -> tuple[list[str], str]:
-    """The letters of each factor and of the result, ellipses and an implicit result written out."""
+    """The letters of each factor and of the result, with ellipses and an implicit result spelled out."""
     equation = f.graph.attribute(f.node, "equation", b"").decode().replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
@@ -380,7 +380,7 @@ def _terms(f: BatchFreeing) -> tuple[list[str], str]:
         len(f.shape(i)) - len(t.replace("...", ""))
         for t, i in zip(terms, f.node.input, strict=True)
     ]
-    most = "".join(chr(ord("À") + k) for k in range(max(counts)))  # letters that no equation has
+    most = "".join(chr(ord("À") + k) for k in range(max(counts)))  # letters that no equation uses
     full = [t.replace("...", most[len(most) - c :]) for t, c in zip(terms, counts, strict=True)]
     if arrow:
         return full, right.replace("...", most)

@@ -1,4 +1,4 @@
-"""Where routing may be: every softmax, and the tensors that look like the votes that it weighs."""
+"""Find where routing may be: every softmax, and the tensors that may be the votes it weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from capsedge.graph.fusion.layouts import squeezed
 from capsedge.graph.fusion.values import Values
 
 _LOOKED_AT = 4  # candidates of one group
-_NEAR = 60  # nodes between votes and their softmax at most
-_LOG_SUM_NEAR = 6  # nodes between a difference and the logarithm in it at most
+_NEAR = 60  # maximum number of nodes between votes and their softmax
+_LOG_SUM_NEAR = 6  # maximum number of nodes between a difference and the logarithm in it
 _PRODUCTS = ("Mul", "Div")
 _BOUNDS = ("Clip", "Max")
 _SUMS = ("ReduceSum", "ReduceL1")
@@ -24,8 +24,8 @@ class Softmax:
     """A softmax that depends on the input.
 
     Attributes:
-        name: its result.
-        axis: size of the axis that it sums over.
+        name: its output.
+        axis: size of the axis that it normalizes.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Softmax:
 
 @dataclass
 class Candidate:
-    """Softmaxes that seem to weigh the same votes.
+    """Softmaxes that appear to weight the same votes.
 
     Attributes:
         votes: candidates, the likeliest first.
@@ -46,7 +46,7 @@ class Candidate:
 
 
 def find_softmaxes(graph: Values) -> list[Softmax]:
-    """Every softmax, whether one node or written out."""
+    """Every softmax, whether a single node or decomposed."""
     found: dict[str, Softmax] = {}
     for node in graph.nodes:
         name = node.output[0] if node.output else ""
@@ -62,7 +62,7 @@ def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int
     """Size of the axis that a softmax sums over; None for any other node.
 
     Args:
-        softmaxes: those before the node; what they make is not normalized again.
+        softmaxes: those found before the node; their outputs are not normalized again.
     """
     shape = graph.shapes[node.output[0]]
     if node.op_type == "Softmax" and shape:
@@ -88,7 +88,7 @@ def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int
 
 
 def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
-    """The node that makes a tensor, before it was reshaped, repeated or kept from zero."""
+    """The node that computes a tensor, looking through reshapes, repeats and clamps that avoid zero."""
     maker = graph.maker.get(name)
     while maker is not None and maker.op_type in (*_VIEWS, *_BOUNDS):
         maker = graph.maker.get(maker.input[0])
@@ -98,7 +98,7 @@ def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
 def _sum_of(
     graph: Values, terms: str, maker: onnx.NodeProto | None, softmaxes: Container[str]
 ) -> str | None:
-    """The result of a node, if it is the sum of these exponentials or of products with them."""
+    """The output of a node that sums these exponentials, or products with them."""
     if maker is None or maker.op_type not in _SUMS or maker.input[0] != terms:
         return None
     near, read = [terms], set[str]()
@@ -116,7 +116,7 @@ def _sum_of(
 
 
 def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[str]) -> str | None:
-    """The sum whose logarithm is subtracted: ``x - log(sum(exp x))``, also with the maximum taken out."""
+    """The sum whose logarithm is subtracted in ``x - log(sum(exp x))``, with a maximum taken out or not."""
     if minus is None or minus.op_type != "Sub":
         return None
     near = graph.distances(minus.input[1])
@@ -135,7 +135,7 @@ def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[s
 
 
 def find_candidates(graph: Values) -> list[Candidate]:
-    """The softmaxes, grouped by the tensor that is likeliest to be their votes."""
+    """The softmaxes, grouped by the tensor most likely to be their votes."""
     found: dict[str, Candidate] = {}
     for softmax in find_softmaxes(graph):
         votes = _vote_candidates(graph, softmax)
@@ -152,7 +152,7 @@ def find_candidates(graph: Values) -> list[Candidate]:
 
 
 def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
-    """Ancestors with several elements for every coupling that two nodes or more read."""
+    """Ancestors that have several elements per coupling and are read by at least two nodes."""
     size = graph.sizes[softmax.name]
     leaky = size // softmax.axis * (softmax.axis - 1)
     ranked = []

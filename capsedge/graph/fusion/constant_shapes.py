@@ -1,4 +1,4 @@
-"""Turn into constants what a foreign file computes of fixed sizes: bounds of slices, targets of Reshapes."""
+"""Replace values that a file computes from fixed sizes with constants: slice bounds, Reshape targets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LARGEST = 1 << 20  # elements of a value that becomes an initializer
 
 
 def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """A copy with initializers for values that depend on fixed sizes alone; how many.
+    """A copy with initializers for values that depend only on fixed sizes, and the number of them.
 
-    Such a value is made of shapes and constants and is looked at for three batches. One that never differs
-    is constant; of a Reshape's target one entry may differ where no other is 0 or -1, and -1 in its place
-    says the same, since a Reshape keeps the number of elements. Dequantized weights stay integers.
+    Such a value is computed from shapes and constants and is compared at three batch sizes. If it never
+    changes, it is constant. In a Reshape target, one entry may change if no other is 0 or -1: it becomes -1,
+    which is equivalent because a Reshape keeps the number of elements. Dequantized weights stay integers.
     """
     try:
         graph = Values(model)
@@ -56,7 +56,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         if value is not None and value.size <= _LARGEST:
             known[name] = value
     copy = copy_of(model)
-    # A target with -1 of its own says less than the shape that comes out of it.
+    # The output shape says more than a target that already contains -1.
     found = {name: _constant(list(each), True) for name, each in zip(views, shapes, strict=True)}
     made = 0
     for node in copy.graph.node:
@@ -69,7 +69,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         copy.graph.initializer.append(initializer(f"{name}/constant", value))
     for node in copy.graph.node:
         for k, name in enumerate(node.input):
-            # A target with -1 in it is none for other nodes.
+            # Other nodes cannot use a target that contains -1.
             if name in known and (-1 not in known[name] or (node.op_type == "Reshape" and k == 1)):
                 node.input[k] = f"{name}/constant"
     remove_dead_nodes(copy)
@@ -77,7 +77,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
 
 def _constant(runs: list[Array], target: bool) -> Array | None:
-    """A value as found by runs at several batch sizes; None if it is not constant."""
+    """A value from runs at several batch sizes; None if it is not constant."""
     first = runs[0]
     if any(r.shape != first.shape or r.dtype != first.dtype for r in runs):
         return None

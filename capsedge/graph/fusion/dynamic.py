@@ -2,13 +2,14 @@
 
 The procedure is fitted in stages:
 
-1. Tiny votes: agreements nearly vanish, so that one weighted sum and one squash must fit. This determines the
+1. Tiny votes: agreements nearly vanish, so one weighted sum and one squash must fit. This determines the
 axes, the softmax's axis, the prior and the bias. 2. Large votes: iterations, whether logits accumulate, what
-agreements are with, and their scale. 3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by relative
-differences.
+agreements are computed with, and their scale. 3. Votes of 1e-2 to 1e-8: form and epsilon of the squash, by
+relative differences.
 
-Priors, biases, scales and epsilons are the constants that the region reads. Where nothing fits, parents are
-tried in groups: elements of a pose with logits of their own, positions that a softmax or a squash runs over.
+Priors, biases, scales and epsilons are taken from the constants that the region reads. If nothing fits,
+parents are tried in groups: elements of a pose with logits of their own, or positions that a softmax or a
+squash runs over.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from capsedge.graph.fusion.layouts import (
 from capsedge.graph.fusion.per_image import MORE, PerImage, Region, find_other_inputs, fit_per_image
 from capsedge.graph.fusion.values import Array, Values
 
-_ENDS = 24  # tensors after the last softmax that may be the result
-_KEPT = 12  # hypotheses that go on to the second stage
+_ENDS = 24  # maximum number of tensors after the last softmax tried as the result
+_KEPT = 12  # hypotheses kept for the second stage
 _TINY, _LARGE = 3e-3, 2.0
 _SCALES = (1.0, 0.1, 0.01)  # of tiny votes: large parents agree even with small ones
 _NEAR = 5e-2  # agreements with normalized sums do not vanish faster than tiny votes
@@ -58,7 +59,7 @@ class DynamicMatch:
         kind: what it computes.
         equivalence: of the match and the original nodes.
         region: the original nodes.
-        per_image: what changes the couplings of single images.
+        per_image: tensors that change the couplings of individual images.
     """
 
     votes: str
@@ -85,7 +86,7 @@ class _Guess:
 
 
 def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicMatch:
-    """The dynamic routing that the softmaxes compute over the votes.
+    """Fit the dynamic routing that the softmaxes compute over the votes.
 
     Raises:
         NoMatch: no kind agrees.
@@ -146,7 +147,7 @@ def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> D
 
 
 def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
-    """The tensors after the last softmax that the votes alone determine, and that are smaller than they."""
+    """The tensors after the last softmax that depend only on the votes and are smaller than the votes."""
     seen, found = {last}, []
     for name in region:
         if any(s in seen for s in graph.sources[name]):
@@ -186,7 +187,7 @@ def _first_stage(
 
 
 def _single(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, Dynamic]]:
-    """Ways to see the votes, every parent for itself, and what the routing then is as far as that says."""
+    """Layouts of the votes with ungrouped parents, each with what it implies about the routing."""
     size, shape = graph.sizes[votes], graph.shapes[votes]
     for pose, leaky in _poses(size, graph.sizes[last.name], last.axis, graph.batch, shape):
         parents = {last.axis - 1} if leaky else set(shape)
@@ -200,7 +201,7 @@ def _single(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, 
 
 
 def _grouped(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, Dynamic]]:
-    """The same with parents in groups."""
+    """The same, with parents in groups."""
     pose, rest = divmod(graph.sizes[votes], graph.sizes[last.name])
     if rest:
         return
@@ -216,12 +217,12 @@ def _grouped(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout,
 def _poses(
     votes: int, couplings: int, axis: int, batch: int, shape: tuple[int, ...]
 ) -> Iterator[tuple[int, bool]]:
-    """Elements that a vote may have, and whether there is one coupling more for each child."""
+    """Possible numbers of elements per vote, and whether each child has one extra coupling."""
     leaky = couplings // axis * (axis - 1)
     for each, more in ((couplings, False), (leaky, True)):
         if each and votes % each == 0 and votes > each:
             yield votes // each, more
-            if votes // each % batch == 0 and votes // each > batch > 1:  # one for all images
+            if votes // each % batch == 0 and votes // each > batch > 1:  # shared by all images
                 yield votes // each // batch, more
     if votes == couplings:  # logits repeated for each element
         yield from ((d, False) for d in sorted(set(shape)) if d > 1)
@@ -255,7 +256,7 @@ def _sums(
 
 
 def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int, group: int) -> Iterator[Array]:
-    """Start logits ``[j, i]`` that the constants may hold: themselves, or the logarithm of couplings."""
+    """Start logits ``[j, i]`` that the constants may hold, either directly or as couplings."""
     yield np.zeros(())
     for value in numbers.values():
         count = value.size // (i * j)
@@ -272,7 +273,7 @@ def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int, group: int) ->
 
 
 def _biases(numbers: Mapping[str, Array], j: int, p: int, group: int) -> Iterator[Array]:
-    """Biases ``[j, p]`` that the constants may hold, also one for all members of a group."""
+    """Biases ``[j, p]`` that the constants may hold, including one shared by all members of a group."""
     yield np.zeros(())
     for value in numbers.values():
         if value.size == j * p and value.any():
@@ -297,12 +298,14 @@ def _second_stage(
     best: list[_Guess] = []
     for guess, mean in itertools.product(first, (False, True)):
         u, wanted = guess.roles.read(large), guess.layout.read(constants[guess.end])
-        some = slice(None) if mean else sampled_positions(u.shape)  # an average is of all positions
+        some = (
+            slice(None) if mean else sampled_positions(u.shape)
+        )  # an average covers all positions
         for kind in _kinds(guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})):
             best.append(replace(guess, kind=kind, error=difference(kind(u[some]), wanted[some])))
         if min(g.error for g in best) < 1e-6:
             break
-    # Of tensors that agree equally well the first: what is made of it stays as it is.
+    # Among tensors that agree equally well, take the first: whatever is computed from it stays unchanged.
     best.sort(key=lambda g: (round(np.log10(g.error + 1e-9)), g.late))
     if best[0].error > 1e-4:
         if repeated:
@@ -314,7 +317,7 @@ def _second_stage(
 
 
 def _kinds(kind: Dynamic, count: int, mean: bool, scales: list[float]) -> Iterator[Dynamic]:
-    """Kinds with ``count`` softmaxes, with and without one before which all logits are equal."""
+    """Kinds with ``count`` softmaxes, with and without an extra pass whose logits are all equal."""
     for t, again, unit, scale in itertools.product(
         (count + 1, count), (False, True), (False, True), scales
     ):
@@ -331,7 +334,7 @@ def _epsilon(
     assert callable(function)
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
     epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
-    # Where a bias hides what epsilon there is, one of the file goes before none.
+    # If a bias hides the epsilon, prefer one from the file over none.
     forms = [*((f, s) for f in "BAF" for s in epsilons if s), ("B", 0.0)]
     if guess.kind.form != "B":
         forms = [(guess.kind.form, s) for s in reversed(epsilons)]

@@ -1,6 +1,6 @@
-"""Make the nodes that replace fused ones, in FP32, FP16 and BF16 files.
+"""Build the nodes that replace fused ones, in FP32, FP16 and BF16 files.
 
-Capsule operators compute in FP32 between two casts, so that the result is no less exact than the file was.
+In FP16 and BF16 files, capsule operators compute in FP32 between two casts, so no precision is lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from capsedge.graph.fusion.values import Array, Values, inputs_of
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION
 
-# --- New nodes, with the shapes of what they make ---
+# --- New nodes, with the shapes of their outputs ---
 
 _FREE = "N"
 
@@ -28,8 +28,8 @@ class Edit:
     """Nodes that replace a region.
 
     Attributes:
-        nodes, initializers, values: new ones; values have type and shape.
-        results: tensors of the graph that the nodes make.
+        nodes, initializers, values: to be added; values have a type and a shape.
+        results: tensors of the graph that the nodes compute.
     """
 
     def __init__(self, graph: Values, tag: str) -> None:
@@ -46,7 +46,7 @@ class Edit:
         return {i for n in self.nodes for i in n.input} - own
 
     def constant(self, value: Array | np.generic, name: str) -> str:
-        """An initializer: integers as INT64, others as FP32."""
+        """Add an initializer: integers as INT64, anything else as FP32."""
         kind = np.int64 if np.issubdtype(np.asarray(value).dtype, np.integer) else np.float32
         full = f"{self.tag}_{name}"
         if full not in (t.name for t in self.initializers):
@@ -62,7 +62,7 @@ class Edit:
         domain: str = "",
         **attributes: Any,
     ) -> str:
-        """A node with one output."""
+        """Add a node with one output."""
         output = output or f"{self.tag}_{len(self.nodes)}"
         self.nodes.append(
             helper.make_node(op_type, list(inputs), [output], domain=domain, **attributes)
@@ -72,7 +72,7 @@ class Edit:
     def capsule(
         self, op_type: str, inputs: Sequence[str], results: Sequence[str] = (), **attributes: Any
     ) -> list[str]:
-        """A capsule operator with all its attributes; its outputs, tensors of the graph if they are given."""
+        """Add a capsule operator with all its attributes; its outputs are the given tensors, or new ones."""
         spec = OPERATORS[op_type]
         assert set(attributes) == set(spec.attribute_names), (op_type, sorted(attributes))
         outputs = list(results) or [f"{self.tag}_{name}" for name in spec.output_names]
@@ -84,7 +84,7 @@ class Edit:
         return outputs
 
     def describe(self, name: str, shape: Sequence[int]) -> str:
-        """State the shape of a tensor, whose first dimension counts images, or images times positions."""
+        """Record the shape of a tensor whose first dimension counts images, or images times positions."""
         first: Any = shape[0]
         if self.graph.free:
             first = _FREE if shape[0] == self.graph.batch else None
@@ -107,18 +107,18 @@ class Edit:
         return outputs
 
     def transpose(self, x: str, order: Sequence[int]) -> str:
-        """Permute the axes, if they are not in order."""
+        """Permute the axes, unless they are already in order."""
         return x if list(order) == sorted(order) else self.op("Transpose", [x], perm=list(order))
 
     def read(self, x: str, layout: Layout, shape: Sequence[int]) -> str:
-        """A tensor of the graph by its roles, in a shape that begins with the images."""
+        """A tensor of the graph arranged by roles, in a shape that begins with the images."""
         viewed = x
         if layout.order != tuple(sorted(layout.order)):
             viewed = self.transpose(self.reshape(x, layout.view, layout.batch), layout.order)
         return self.describe(self.reshape(viewed, shape, 0), shape)
 
     def write(self, x: str, layout: Layout, result: str) -> None:
-        """Make a tensor of the graph of its roles, which begin with the images."""
+        """Turn a tensor arranged by roles, images first, back into a tensor of the graph."""
         if layout.order != tuple(sorted(layout.order)):
             axes, back = layout.axes, [int(k) for k in np.argsort(layout.order)]
             x = self.transpose(self.reshape(x, axes, 0 if layout.batch is not None else None), back)
@@ -128,7 +128,7 @@ class Edit:
 
 
 def _holder(shape: tuple[int, ...], layout: Layout) -> int | None:
-    """The axis of a shape that counts images, perhaps with more."""
+    """The axis of a shape that counts images, possibly among other things."""
     if layout.batch is None:
         return None
     ahead = int(np.prod(layout.view[: layout.batch], initial=1))
@@ -158,7 +158,7 @@ def splice(model: onnx.ModelProto, edits: Sequence[Edit]) -> onnx.ModelProto:
 
 
 def _share(model: onnx.ModelProto, new: set[str]) -> None:
-    """Leave out new constants that the file has already: the passes of one layer have the same weight."""
+    """Drop new constants that the file already has: the passes of one layer share a weight."""
     first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
     same: dict[str, str] = {}
     for tensor in model.graph.initializer:
@@ -178,7 +178,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes in topological order, otherwise in the given order.
 
     Raises:
-        NoMatch: some read from each other in a circle.
+        NoMatch: they form a cycle.
     """
     maker = {o: k for k, n in enumerate(nodes) for o in n.output if o}
     needs = [sorted({maker[i] for i in read if i in maker}) for read in map(inputs_of, nodes)]
@@ -202,10 +202,10 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return found
 
 
-# --- FP16 and BF16: fused in FP32, which holds all their numbers, written in their types ---
+# --- FP16 and BF16: fused in FP32, which represents all their values, and written in the original type ---
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_SMALL = 1024  # elements of a constant that may stay in FP32
+_SMALL = 1024  # maximum number of elements of a constant that may stay in FP32
 
 
 def has_halves(model: onnx.ModelProto) -> bool:
@@ -240,10 +240,10 @@ def widened(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def widened_as(model: onnx.ModelProto, truth: onnx.ModelProto) -> onnx.ModelProto:
-    """``widened``, what was folded in FP16 as it is in FP32.
+    """``widened``, with constants that were folded in FP16 computed in FP32 instead.
 
     Args:
-        truth: the widened file before it was folded, which has nodes for what is constant now.
+        truth: the widened file before folding, which still has the nodes of those constants.
     """
     copy = widened(model)
     folded = {o for n in truth.graph.node for o in n.output} & {
@@ -268,7 +268,7 @@ def _widen(tensor: onnx.TensorProto) -> None:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and those inside it."""
+    """A graph and its subgraphs."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -283,7 +283,7 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def between_casts(edit: Edit, kinds: Mapping[str, int]) -> None:
-    """Make an edit of the widened graph one of the original: casts where it reads and makes halves, in place.
+    """Adapt an edit of the widened graph to the original, in place, by casting what it reads and writes.
 
     Args:
         kinds: element type of every tensor of the original.
@@ -307,7 +307,7 @@ def between_casts(edit: Edit, kinds: Mapping[str, int]) -> None:
 
 
 def store_halves(model: onnx.ModelProto) -> None:
-    """Store FP32 constants that FP16 holds exactly as FP16, widened when the file is loaded, in place."""
+    """Store FP32 constants that FP16 represents exactly as FP16, in place; they are widened on loading."""
     casts = []
     for tensor in model.graph.initializer:
         if tensor.data_type != TensorProto.FLOAT or np.prod(tensor.dims) < _SMALL:

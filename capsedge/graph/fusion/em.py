@@ -1,9 +1,8 @@
 """Fit and write EMRouting.
 
-Votes and activations are given; passes are fitted one by one against the region's own tensors. The first
-means determine the axes and the tensor with the activations. Then, pass by pass, the argument of each
-logistic function determines the inverse temperature and the betas. Epsilon comes last, from children that
-hardly act and votes that nearly agree.
+Passes are fitted one by one against the region's own tensors. The first means determine the axes and which
+tensor holds the activations. Then the argument of each pass's logistic function determines the inverse
+temperature and the betas. Epsilon comes last, from children with tiny activations and nearly equal votes.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
 _Pair = tuple[Array, Array]  # beta_u, beta_a
 _Tensor = tuple[str, Layout]
 Routing = Callable[[Array, Array], tuple[Array, Array]]
-_BOUNDARIES = 6  # tensors that may hold the activations
+_BOUNDARIES = 6  # maximum number of tensors tried as the activations
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ class EMMatch:
     """EM routing in a graph.
 
     Attributes:
-        votes, activations: tensors that it is made of.
-        pose, result: tensors that it makes: poses and activations of the parents.
+        votes, activations: its input tensors.
+        pose, result: its output tensors: poses and activations of the parents.
         roles: of the votes ``[n, j, i, p]``.
         children: layout of the activations ``[n, 1, i, 1]``.
         pose_layout, result_layout: ``[n, j, p]`` and ``[n, j]``.
@@ -85,7 +84,7 @@ class EMMatch:
 
 
 def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
-    """The EM routing that the softmaxes compute over the votes.
+    """Fit the EM routing that the softmaxes compute over the votes.
 
     Raises:
         NoMatch: no kind agrees.
@@ -151,7 +150,7 @@ def _fit(
 
 @dataclass
 class _Base:
-    """A way in which tensors may be votes, activations and means."""
+    """One assignment of tensors to votes, activations and means."""
 
     graph: Values
     votes: str
@@ -174,7 +173,7 @@ class _Base:
             try:
                 kind, mean, activation = self._passes(u, acting, count, ones_first)
             except NoMatch as error:
-                # What the paper's start says of it tells more.
+                # The reason found with the paper's initialization is more informative.
                 reason = reason if ones_first else error
                 continue
             pose, result = self._results(mean, activation)
@@ -184,7 +183,7 @@ class _Base:
     def _passes(
         self, u: Array, acting: Array, count: int, ones_first: bool
     ) -> tuple[EM, Array, Array]:
-        """Temperatures and betas, pass by pass; the poses and activations of the last."""
+        """Temperatures and betas of every pass; poses and activations of the last."""
         _, j, _, p = self.roles.sizes
         arguments = list(self._arguments())
         pairs = list(self._betas(j, p))
@@ -210,7 +209,7 @@ class _Base:
         return kind, mean, logistic(logit)
 
     def _results(self, mean: Array, activation: Array) -> tuple[_Tensor, _Tensor]:
-        """Where the poses and the activations are. Of equal tensors the first: what is made of it stays."""
+        """The tensors with the poses and the activations; of equal ones, the first."""
         n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
         some = sampled_positions(self.roles.sizes)
@@ -228,7 +227,7 @@ class _Base:
         return pose, result
 
     def _accepted(self, kind: EM, pose: _Tensor, result: _Tensor) -> EMMatch:
-        """With the epsilon that agrees best, if it agrees well enough."""
+        """The kind with the epsilon that agrees best, if it agrees well enough."""
         function = self.graph.function([self.votes, self.boundary], [pose[0], result[0]])
 
         def original(x: Array, a: Array) -> tuple[Array, Array]:
@@ -254,11 +253,11 @@ class _Base:
 
     @property
     def epsilons(self) -> list[float]:
-        """Those of them that may be the epsilon."""
+        """The constants that may be the epsilon."""
         return [s for s in self.scalars if 0 < s <= 1e-2] or [1e-30]
 
     def _arguments(self) -> Iterator[Array]:
-        """Arguments of logistic functions, written in any way."""
+        """Arguments of logistic functions, however they are written."""
         n, j = self.roles.sizes[:2]
         some = sampled_positions(self.roles.sizes)
         parts, batch = result_roles(self.roles)
@@ -278,8 +277,8 @@ class _Base:
     def _betas(self, j: int, p: int) -> Iterator[_Pair]:
         """Pairs ``(beta_u, beta_a)`` that the constants may hold.
 
-        A cost may add beta_u once a pose, or one for each element of it. Logarithms of variances without
-        the half are the paper's with half the betas and twice the temperature.
+        A cost may add beta_u once per pose or once per element. Logarithms of variances without the factor ½
+        are equivalent to the paper's with half the betas and twice the temperature.
         """
         values = [v.astype(np.float64) for v in self.numbers.values()]
         stored = [np.broadcast_to(v.reshape(-1), (j,)) for v in values if v.size in (1, j)]
@@ -294,7 +293,7 @@ class _Base:
 def _nearest(
     arguments: list[Array], pairs: list[_Pair], p: int, logs: Array, mass: Array
 ) -> tuple[float, float, _Pair | None]:
-    """The betas and the temperature that give one of the arguments: error, temperature, betas."""
+    """The error, temperature and betas that best reproduce one of the arguments."""
     best: tuple[float, float, _Pair | None] = (float("inf"), 0.0, None)
     for z in arguments:
         for pair in pairs:
@@ -327,7 +326,7 @@ def check_em(
 
 
 def best_em(original: Routing, kinds: list[EM], sizes: tuple[int, ...]) -> EM:
-    """The kind that agrees best with an original; large votes are compared at a few positions only."""
+    """The kind that agrees best with the original; large votes are compared at only a few positions."""
     few, cases = screening_cases(hard_cases, sizes)
     ran = [
         (name, tuple(g[few] for g in given), tuple(w[few] for w in original(*given)))
@@ -339,7 +338,7 @@ def best_em(original: Routing, kinds: list[EM], sizes: tuple[int, ...]) -> EM:
 def _equivalence(
     ran: Iterable[tuple[str, tuple[Array, ...], tuple[Array, ...]]], kind: EM, rtol: float
 ) -> Equivalence:
-    """A kind against what the original made: name, votes and activations, poses and activations."""
+    """Compare a kind with the original's output for named votes and activations."""
     worst, undefined = Equivalence(0.0, ""), False
     for name, (x, a), wanted in ran:
         found = kind(x, a)
@@ -348,7 +347,7 @@ def _equivalence(
         for k, (w, f) in enumerate(zip(wanted, found, strict=True)):
             form = 8 * np.max([np.abs(m[k] - f) for m in moved], axis=0).max(-1, keepdims=True)
             undefined |= not np.isfinite(w).all()
-            # Activations are compared one by one, in the scale of their smaller side.
+            # Each activation is compared separately, at the scale of its smaller side.
             excess = excess_of(f, w, rtol, FLOOR if k == 0 else 1e-12, form)
             if not excess <= worst.excess:
                 worst = Equivalence(excess, name)
@@ -365,7 +364,7 @@ class EmittedEM:
     Attributes:
         edit: the nodes.
         children: over the grid.
-        coordinates: added to the votes ``[H, W, P]``; None for none.
+        coordinates: values ``[H, W, P]`` added to the votes, or None.
     """
 
     edit: Edit
@@ -416,7 +415,7 @@ def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
 
 
 def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Array | None, bool]:
-    """Windows, the coordinates added, and whether weights are shared over the whole grid."""
+    """Windows, the coordinates that are added, and whether weights are shared over the whole grid."""
     constant = vote_source.constant
     for windows in sorted(shared_grids(vote_source), key=lambda w: -math.prod(w.grid[:2])):
         if math.prod(windows.grid[:2]) == 1:
@@ -439,7 +438,7 @@ def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Ar
 
 
 def _acting(graph: Values, match: EMMatch) -> VoteSource:
-    """Where the activations of the children come from."""
+    """The source of the children's activations."""
     try:
         return linear_vote_source(
             graph,

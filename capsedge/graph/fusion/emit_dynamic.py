@@ -18,11 +18,11 @@ from capsedge.graph.fusion.per_image import PerImage
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, order_of
 
-STAND_IN = 1e-16  # for no epsilon: below FP32's smallest difference in any product of the squash
-MOST_ADDED = 1e-6  # epsilon added to a norm; what stands for it differs by less than half of it
+STAND_IN = 1e-16  # stands for no epsilon: too small to change any product of the squash in FP32
+MOST_ADDED = 1e-6  # epsilon added to a norm; its substitute differs by less than half of it
 ATOL, RTOL = 5e-7, 1e-6
-# Elements of a matrix that all children share. From here on, one matrix product of many rows and a routing
-# over its votes is faster than a kernel that makes each vote when it needs it, and smaller ones are slower.
+# Elements of a matrix that all children share. From this size on, one matrix product followed by routing over
+# its votes is faster than a kernel that computes each vote when needed; below it, the kernel is faster.
 LEAST_PRODUCT = 1024
 
 
@@ -31,9 +31,9 @@ class Expressed:
     """Routing in the operators' own terms.
 
     Attributes:
-        kind: what they compute, of votes multiplied by ``gain``.
-        gain: of votes and bias.
-        notes: what to say of it.
+        kind: what they compute from votes multiplied by ``gain``.
+        gain: factor of votes and bias.
+        notes: remarks for the user.
     """
 
     kind: Dynamic
@@ -54,7 +54,7 @@ class EmittedDynamic:
 
 
 def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
-    """The operators' own kind of routing that stands for a kind.
+    """The operators' own kind of routing that is equivalent to a kind.
 
     Raises:
         NoMatch: there is none.
@@ -98,7 +98,7 @@ def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
 
 
 def _other(kind: Dynamic, pose: int) -> str:
-    """The property of a kind that no operator supports; empty if there is none."""
+    """The property of a kind that no operator supports; empty if all are supported."""
     if kind.group > 1 and pose == 1:
         return "one logit for each element of a pose"
     features = {
@@ -159,7 +159,7 @@ def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
 
 
 def _attributes(kind: Dynamic) -> dict[str, Any]:
-    """Of ``DynamicRouting`` and ``VoteRouting``."""
+    """Attributes of ``DynamicRouting`` and ``VoteRouting``."""
     return {
         "iterations": kind.iterations,
         "leaky": int(kind.leaky),
@@ -187,7 +187,7 @@ def _over_votes(edit: Edit, match: DynamicMatch, form: Expressed) -> tuple[str, 
 
 
 def _children_first(roles: Layout) -> Layout:
-    """``[n, i, j, p]`` of ``[n, j, i, p]``."""
+    """Votes ``[n, j, i, p]`` transposed to ``[n, i, j, p]``."""
     a, b, c, d = roles.groups
     order = roles.order
     swapped = (*order[:a], *order[a + b : a + b + c], *order[a : a + b], *order[a + b + c :])
@@ -212,17 +212,17 @@ def _over_capsules(
         edit.constant(np.broadcast_to(form.kind.bias, (j, p)), "bias"),
     ]
     if j > 1 and constant is None and (weight == weight[:1, :1]).all():
-        # One matrix for all (MIND): one product, whose votes all parents have.
+        # One matrix for all children and parents (MIND): one product, whose votes all parents share.
         votes = edit.op("MatMul", [u, edit.constant(weight[0, 0].T, "weight")])
         votes = edit.describe(edit.reshape(votes, (n, i, 1, p), 0), (n, i, 1, p))
         others = _per_image_inputs(edit, match.per_image, (n, i, j), at)
-        # The TensorRT plugin lacks such votes as it lacks this input: with it, the body runs there.
+        # The TensorRT plugin supports neither shared votes nor this input; TensorRT then runs the body.
         others = others or [edit.constant(np.zeros((1, 1, 1)), "image_prior")]
         (v,) = edit.capsule("VoteRouting", [votes, *numbers, *others], **_attributes(form.kind))
         return "VoteRouting", v
     shared = (weight == weight[:1]).all() and (constant is None or (constant == constant[:1]).all())
     if i > 1 and shared and p * vote_source.depth >= LEAST_PRODUCT:
-        # One product for all children, as the plain file has it.
+        # One product for all children, as in the original file.
         matrix = weight[0].reshape(j * p, -1).T
         votes = edit.op("MatMul", [u, edit.constant(matrix, "weight")])
         if constant is not None:
@@ -243,11 +243,11 @@ def _over_capsules(
 def _per_image_inputs(
     edit: Edit, per_image: tuple[PerImage, ...], sizes: tuple[int, int, int], at: Array | None
 ) -> list[str]:
-    """The inputs ``image_prior`` and ``mask``, as many as there are to be.
+    """The inputs ``image_prior`` and ``mask``, where present.
 
     Args:
         sizes: n, i, j.
-        at: the child of the votes that each child of the operator is; None where they are the same.
+        at: for each child of the operator, the child in the votes; None if the orders are the same.
     """
     n, i, j = sizes
     made: dict[bool, str] = {}
@@ -268,7 +268,7 @@ def _per_image_inputs(
 
 
 def _value(edit: Edit, term: PerImage) -> str:
-    """The tensor as FP32 numbers to add to logits or to multiply with couplings."""
+    """The tensor as FP32 numbers, to be added to logits or multiplied with couplings."""
     kind, x = edit.graph.kind(term.name), term.name
     if term.form == "value":
         return x if kind == np.float32 else edit.op("Cast", [x], to=TensorProto.FLOAT)
@@ -284,9 +284,9 @@ def _value(edit: Edit, term: PerImage) -> str:
 def read_children(
     edit: Edit, vote_source: VoteSource, sizes: tuple[int, int]
 ) -> tuple[str, Array | None]:
-    """The children ``[n, i, depth]`` that votes are made of, and the cells in whose order they stand.
+    """The children ``[n, i, depth]`` that votes are computed from, and the cells in their order.
 
-    Where cells are chosen, the order is that of the votes: None.
+    If cells are selected, the order is that of the votes, and the second value is None.
 
     Args:
         sizes: n and i.
@@ -303,5 +303,5 @@ def read_children(
 
 
 def _once(values: Array) -> Array:
-    """The first of several children's values, where all are the same."""
+    """The value of the first of several children, if all have the same."""
     return values[:1] if (values == values[:1]).all() else values

@@ -1,12 +1,12 @@
 """Check whether a hypothesis computes the same as the original nodes.
 
-Inputs are fresh: random, structured and hard. The original nodes run in FP64 where they can, so that a
-hypothesis must agree to six digits of every pose, at every size of the input. Constants of the file are
-FP32, and routing feeds their rounding back through exponentials: what a change of the votes by half of
-FP32's last digit does to the hypothesis is allowed too.
+Inputs are newly drawn: random, structured and hard. The original nodes run in FP64 where they can, so a
+hypothesis must agree to six digits of every pose, at every magnitude of the input. The file's constants are
+FP32, and routing amplifies their rounding through exponentials. The tolerance therefore includes the effect
+on the hypothesis of changing the votes by half a unit in FP32's last place.
 
-Routing does the same at every position ``n`` of votes ``[n, j, i, p]``. So a few positions distinguish
-hypotheses, and each case of a check needs only a share of them; the check as a whole covers every position.
+Routing computes the same function at every position ``n`` of votes ``[n, j, i, p]``. So a few positions
+suffice to tell hypotheses apart, and each case of a check needs only some; the whole check covers all.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
 LARGE = 1 << 21  # elements of votes
 SIDE_BY_SIDE = "hard cases side by side"
 _FEW = 8  # positions
-_TURNS = 2  # that every position takes at the cases
+_TURNS = 2  # times that every position takes part in the cases
 
 Case = tuple[str, tuple[Array, ...]]
 Cases = Callable[[tuple[int, ...]], Iterator[Case]]
 
 
 def sampled_positions(sizes: Sequence[int]) -> slice | Array:
-    """The positions of votes ``[n, j, i, p]`` that hypotheses are weighed on: all, or few of large votes."""
+    """The positions of votes ``[n, j, i, p]`` used to rank hypotheses: all, or a few of large votes."""
     if math.prod(sizes) <= LARGE or sizes[0] <= _FEW:
         return slice(None)
     return np.linspace(0, sizes[0] - 1, _FEW).astype(int)
 
 
 def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[Case]:
-    """The cases, each in tensors of its own; of large votes with many positions in tensors that they share.
+    """The cases, each in its own tensors; for large votes with many positions, in shared tensors.
 
     Args:
-        cases: draws named tuples of tensors, which begin with the positions, for votes of given sizes.
+        cases: draws named tuples of tensors, positions first, for votes of given sizes.
         sizes: of the votes ``[n, j, i, p]``.
     """
     count = _count(cases)
@@ -58,9 +58,9 @@ def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[C
 
 
 def screening_cases(cases: Cases, sizes: tuple[int, ...]) -> tuple[slice | Array, Iterator[Case]]:
-    """Cases that weigh hypotheses before a check, and the positions to look at.
+    """Cases for ranking hypotheses before a check, and the positions to compare.
 
-    All cases and positions; of large votes with many positions, one tensor with one position for each case.
+    All cases and positions; for large votes with many positions, one tensor with one position per case.
     """
     count = _count(cases)
     if not _shared(sizes, count):
@@ -75,7 +75,7 @@ def _count(cases: Cases) -> int:
 
 
 def _shared(sizes: tuple[int, ...], count: int) -> bool:
-    """Whether so many cases share the positions of a tensor."""
+    """Whether this many cases share the positions of one tensor."""
     return math.prod(sizes) > LARGE and sizes[0] >= 2 * count
 
 
@@ -99,9 +99,9 @@ class Equivalence:
     """The difference between a hypothesis and the original.
 
     Attributes:
-        excess: largest difference divided by what is allowed; up to 1 is accepted.
+        excess: largest ratio of a difference to its tolerance; up to 1 is accepted.
         case: the input where it was found.
-        undefined: whether the original gave values that are not finite, which were not compared.
+        undefined: whether the original produced non-finite values, which were not compared.
     """
 
     excess: float
@@ -130,13 +130,13 @@ def hard_votes(shape: tuple[int, ...], seed: int) -> Iterator[tuple[str, Array]]
 
 
 def is_wide(function: Function, x: Array) -> bool:
-    """Whether a function computes in FP64: a change below FP32's resolution changes its result."""
+    """Whether a function computes in FP64: a change below FP32's resolution must change its result."""
     base, moved = function(x)[0], function(x * (1 + 1e-10))[0]
     return bool(np.any(base != moved))
 
 
 def poses_last(function: Function, axis: int) -> Callable[[Array], Array]:
-    """Turns a function of a graph with poses along some axis into one with poses along the last axis."""
+    """Turn a function of a graph with poses along some axis into one with poses along the last axis."""
     return lambda x: np.moveaxis(function(np.moveaxis(x, -1, axis))[0], axis, -1)
 
 
@@ -152,14 +152,14 @@ def check_equivalence(
     ranked: bool = False,
     stop: bool = False,
 ) -> Equivalence:
-    """Compare two functions of votes, a pose (the last axis) at a time.
+    """Compare two functions of votes, one pose (the last axis) at a time.
 
     Args:
-        original, hypothesis: give poses in the same form.
-        floor: differences up to this size are not counted.
-        roles: of the votes ``[n, j, i, p]``, where their positions are independent.
+        original, hypothesis: return poses in the same layout.
+        floor: differences up to this size are ignored.
+        roles: of the votes ``[n, j, i, p]``, if their positions are independent.
         ranked: whether hypotheses are ranked by their excess, which then allows for rounding everywhere.
-        stop: whether the first difference ends it, where only yes or no is asked for.
+        stop: whether to stop at the first difference, if only yes or no is needed.
     """
     worst, undefined = Equivalence(0.0, ""), False
     for name, x in _cases(shape, roles, seed):
@@ -167,7 +167,7 @@ def check_equivalence(
         finite = np.isfinite(wanted)
         undefined |= not finite.all()
         share = excess_of(found, wanted, rtol, floor)
-        if ranked or not share <= 1:  # what rounding moves is asked only where it matters
+        if ranked or not share <= 1:  # the effect of rounding is measured only where it matters
             share = excess_of(found, wanted, rtol, floor, _sensitivity(hypothesis, x, found))
         if not share <= worst.excess:
             worst = Equivalence(share, name)
@@ -189,7 +189,7 @@ def _cases(shape: tuple[int, ...], roles: Layout | None, seed: int) -> Iterator[
 
 
 def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, actual: Array) -> Array:
-    """How far rounding of the votes moves each pose: the largest of a few draws, times 8."""
+    """How far rounding the votes moves each pose: the largest of a few draws, times 8."""
     rng = np.random.default_rng(9)
     moved = [hypothesis(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape))) for _ in range(3)]
     off = [np.abs(m - actual).max(-1, keepdims=True) for m in moved]
@@ -199,9 +199,9 @@ def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, actual: Array) 
 def excess_of(
     actual: Array, expected: Array, rtol: float, floor: float, original_error: Array | float = 0.0
 ) -> float:
-    """Largest difference over what is allowed: ``floor + rtol·size of the pose + own``.
+    """Largest ratio of a difference to its tolerance, ``floor + rtol·size of the pose + own``.
 
-    Infinite where ``actual`` is not finite and ``expected`` is.
+    Infinite if ``actual`` is not finite where ``expected`` is.
     """
     finite = np.isfinite(expected)
     clean = np.where(finite, expected, 0)

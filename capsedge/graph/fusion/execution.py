@@ -1,4 +1,4 @@
-"""Run pieces of another tool's graph unchanged in ONNX Runtime, in FP32 or with their nodes in FP64."""
+"""Run pieces of another tool's graph unchanged in ONNX Runtime, in FP32 or converted to FP64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
     """Load a model in ONNX Runtime on the CPU.
 
     Args:
-        arena: whether it keeps its memory for the next run, which then takes no pages from the system.
+        arena: whether the session keeps its memory for the next run, which then need not request any.
     """
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
@@ -38,12 +38,12 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
 
 
 def first_line(error: BaseException) -> str:
-    """The message of another library's error, in one line."""
+    """The message of another library's error, on one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes in FP64; Softplus and Sigmoid, which ONNX Runtime lacks or computes poorly, written out."""
+    """The nodes in FP64; Softplus and Sigmoid, missing or imprecise in ONNX Runtime, are decomposed."""
     for node in nodes:
         if node.op_type in ("Softplus", "Sigmoid") and not node.domain:
             yield from _written_out(node)
@@ -60,7 +60,7 @@ def to_fp64(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _written_out(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """``1/(1 + exp -x)``, and ``log(1 + exp x)``."""
+    """``1/(1 + exp -x)`` or ``log(1 + exp x)``."""
     x, y = node.input[0], node.output[0]
     soft = node.op_type == "Softplus"
     one = numpy_helper.from_array(np.array(1.0))

@@ -1,6 +1,6 @@
-"""The routing procedures over given votes ``U [n, j, i, p]``, with the variations found in other code.
+"""The routing procedures over given votes ``U [n, j, i, p]``, with the variants found in other code.
 
-Formulas and sources: docs/reference/operators.md. The peculiarities of other code are in the hypotheses.
+Formulas and sources: docs/reference/operators.md. The hypotheses cover the peculiarities of other code.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 from capsedge.graph.fusion.values import Array
 
 _TINY = 1e-300
-LOWEST = -(2.0**32)  # prior of what is out: agreements are below its last digit in FP32
+LOWEST = -(2.0**32)  # prior of a masked child: agreements vanish beside it in FP32
 OVER = {"j": (1,), "i": (2,), "ji": (1, 2)}
 
 
 def softmax(b: Array, axes: tuple[int, ...], leaky: bool = False) -> Array:
-    """Softmax over axes; ``leaky`` adds a term exp 0 to its sum."""
+    """Softmax over axes; ``leaky`` adds the term exp 0 to its sum."""
     top = b.max(axis=axes, keepdims=True)
     top = np.maximum(top, 0) if leaky else top
     e = np.exp(b - top)
@@ -29,7 +29,7 @@ def squash(s: Array, form: str, epsilon: float, over: str = "p") -> Array:
     ``F``: s·√(n²+e)/(1+n²+e); ``H``: s·√(n²+e)/(½+n²+e).
 
     Args:
-        over: ``p`` the pose (last axis), ``j`` the last axis but one, ``element`` each for itself.
+        over: ``p``, the pose (last axis); ``j``, the last axis but one; ``element``, each element separately.
     """
     square = s * s if over == "element" else (s * s).sum({"p": -1, "j": -2}[over], keepdims=True)
     n = np.sqrt(square)
@@ -52,19 +52,19 @@ class Dynamic:
     """A kind of dynamic routing.
 
     Attributes:
-        iterations: weighted sums.
+        iterations: number of weighted sums.
         over: what the softmax runs over: ``j`` parents, ``i`` children, ``ji`` both, ``groups`` parents
             with the same position in their groups.
-        form, epsilon, axis: of the squash; the axis ``group`` is that of all poses of a group together.
-        group: how many neighbouring parents are a group: the elements of a pose where each has logits of its
+        form, epsilon, axis: of the squash; the axis ``group`` covers all poses of a group together.
+        group: how many neighbouring parents form a group: the elements of a pose if each has logits of its
             own, or the positions that a softmax or a squash runs over.
         prior: start logits ``[j, i]``, or zero.
         bias: added to the sums ``[j, p]``, or zero.
         scale: of the agreements.
-        leaky: whether there is one more parent, with logit zero.
+        leaky: whether there is an extra parent with logit zero.
         replace: whether agreements replace the logits instead of adding to them.
         batch_mean: whether agreements are averaged over the images.
-        normalize: whether agreements are with the sums divided by their norms instead of the poses.
+        normalize: whether agreements use the sums divided by their norms instead of the poses.
         norm_epsilon: added to the square of such a norm.
     """
 
@@ -90,7 +90,7 @@ class Dynamic:
 
         Args:
             prior: added to the start logits, for ``[n, j, i]``.
-            mask: factor of the couplings, likewise.
+            mask: factor of the couplings, in the same layout.
         """
         start = np.zeros((1, *votes.shape[1:3])) + self.prior + prior
         b = start
@@ -117,7 +117,7 @@ class Dynamic:
         return squash(vectors, self.form, self.epsilon).reshape(s.shape)
 
     def _parents(self, s: Array, v: Array) -> Array:
-        """The reference for votes."""
+        """The reference result for votes."""
         if not self.normalize:
             return v
         square = (s * s).sum(-1, keepdims=True)
@@ -147,8 +147,8 @@ class EM:
         temperatures: inverse, one per iteration.
         beta_u, beta_a: ``[j]``; the cost is that of docs/reference/operators.md.
         epsilon: in the divisions and added to the variances.
-        normalized: whether an activation is divided by itself plus epsilon first.
-        ones_first: whether responsibilities begin at one instead of one over the parents.
+        normalized: whether an activation is first divided by itself plus epsilon.
+        ones_first: whether responsibilities start at one instead of one over the number of parents.
     """
 
     temperatures: tuple[float, ...]
@@ -192,7 +192,7 @@ class SelfAttention:
     over: str = "j"
 
     def couplings(self, votes: Array) -> Array:
-        """The softmax alone ``[n, j, i]``."""
+        """The couplings before the bias ``[n, j, i]``."""
         total = votes.sum(2)[..., None]
         return softmax(self.scale * (votes @ total)[..., 0], OVER[self.over])
 
@@ -246,7 +246,7 @@ class Attention:
 
 
 def difference(actual: Array, expected: Array) -> float:
-    """Largest difference relative to the largest magnitude wanted; infinite values are not compared."""
+    """Largest difference relative to the largest expected magnitude; infinite values are not compared."""
     finite = np.isfinite(expected)
     if actual.shape != expected.shape or not finite.any():
         return float("inf")

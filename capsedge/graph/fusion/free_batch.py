@@ -1,8 +1,8 @@
 """Give a graph a free batch size if the results stay the same.
 
-Literals that name the batch become free: targets of Reshapes and Expands, bounds of slices, rows of constants
-that repeat. Images that a trace took apart and joined again (``x[0], x[1], ...``) become one branch. This is
-structure alone; whether the graph computes the same is checked afterwards by running it.
+Literals that fix the batch size become free: targets of Reshapes and Expands, slice bounds, repeated rows of
+constants. Images that a trace separated and joined again (``x[0], x[1], ...``) become one branch. Only the
+structure is considered here; whether the graph computes the same is checked afterwards by running it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from capsedge.graph.proto import copy_of
 
 
 def free_batch(graph: Values) -> onnx.ModelProto:
-    """The graph with a free batch, as far as its structure allows; its results are still to be compared.
+    """The graph with a free batch, as far as its structure allows; results have not been compared yet.
 
     Raises:
         NoMatch: the reason and the node.
@@ -37,7 +37,7 @@ def free_batch(graph: Values) -> onnx.ModelProto:
     raise NoMatch(first)
 
 
-# --- Choosing the new file's batch: free where proven, or what is asked for ---
+# --- Choosing the new file's batch: free if verified, or as requested ---
 
 _LARGEST = 512  # images of a file whose batch is fixed
 
@@ -51,7 +51,7 @@ def with_batch(
     """The model with the requested batch, its values, and notes on it.
 
     Raises:
-        UnsupportedModelError: a number is wanted that the file cannot have.
+        UnsupportedModelError: the file cannot have the requested batch size.
     """
     notes: list[str] = []
     if batch in ("keep", graph.batch) and not graph.free:
@@ -87,7 +87,7 @@ def _in_name_only(graph: Values) -> str:
 
 
 def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
-    """The model with a free batch, after a comparison.
+    """The model with a free batch, compared with the original.
 
     Raises:
         NoMatch: why there is none.
@@ -112,7 +112,7 @@ def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
 
 
 def pinned(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A copy whose free batch is a number."""
+    """A copy whose free batch is replaced by a number."""
     copy = copy_of(model)
     names = set()
     for value in copy.graph.input:

@@ -1,8 +1,7 @@
 """Optimize a file whose inputs have a free axis beside the batch, such as the length of a history.
 
-Routing is found by running the graph, which needs sizes. So the file is optimized at two lengths, and the two
-results are made one (``graph.merge``). Whether that computes the same is checked at lengths that neither was
-made at.
+Routing is found by running the graph, which requires fixed sizes. So the file is optimized at two lengths,
+and the two results are merged (``graph.merge``). The merged file is then compared at other lengths.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class NotFree(ValueError):
 
 
 def free_lengths(model: onnx.ModelProto) -> list[tuple[str, int]]:
-    """The axes of inputs, other than the first, that have no number: name of the input, and axis."""
+    """The input axes, other than the first, that have no fixed size: input name and axis."""
     stored = {t.name for t in model.graph.initializer}
     return [
         (value.name, axis)
@@ -45,7 +44,7 @@ def free_lengths(model: onnx.ModelProto) -> list[tuple[str, int]]:
 
 
 def at_length(model: onnx.ModelProto, length: int) -> onnx.ModelProto:
-    """A copy whose free axes, all of them, have this length."""
+    """A copy in which all free axes have this length."""
     copy = copy_of(model)
     for name, axis in free_lengths(model):
         value = next(v for v in copy.graph.input if v.name == name)
@@ -59,7 +58,7 @@ def at_length(model: onnx.ModelProto, length: int) -> onnx.ModelProto:
 
 
 def check_one_length(model: onnx.ModelProto) -> str:
-    """The name of the one free length; ``L`` where it has none.
+    """The name of the only free length; ``L`` if it has no name.
 
     Raises:
         NotFree: there are several.
@@ -74,10 +73,10 @@ def check_one_length(model: onnx.ModelProto) -> str:
 def optimized_at_two(
     source: onnx.ModelProto, optimize: Callable[[bytes], tuple[bytes, FusionReport]]
 ) -> tuple[onnx.ModelProto, FusionReport]:
-    """The file for all lengths, not yet proved, and what was fused at the larger of the two lengths.
+    """The file for all lengths, not yet verified, and what was fused at the larger of the two lengths.
 
     Args:
-        optimize: a file of fixed lengths.
+        optimize: optimizes a file with fixed lengths.
 
     Raises:
         NotFree: the results for two lengths do not fit together.
@@ -107,7 +106,7 @@ def optimized_at_two(
 
 
 def _named(fusion: FusionReport, size: int, name: str) -> FusionReport:
-    """The report with the name of the length in place of its size: ``L of 32`` children."""
+    """The report with the size of the length replaced by its name: ``L of 32`` children."""
 
     children = re.compile(rf"{size}\b")
     fused = tuple(
@@ -126,11 +125,11 @@ def _named(fusion: FusionReport, size: int, name: str) -> FusionReport:
 def prove_lengths(
     source: onnx.ModelProto, prepared: onnx.ModelProto, model: onnx.ModelProto
 ) -> tuple[list[Comparison], list[int]]:
-    """Compare a new file with the original, and the lengths at which it was done: those that it takes.
+    """Compare a new file with the original at every length that it accepts; also return those lengths.
 
     Args:
         source: the original.
-        prepared: the same without functions.
+        prepared: the original without functions.
     """
     found: list[Comparison] = []
     lengths = []

@@ -1,4 +1,4 @@
-"""Find children to be windows over a grid, and make the operators' inputs of them."""
+"""Recognize children as windows over a grid, and build the operators' inputs from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capsedge.graph.fusion.votes import VoteSource, cell_axes
 
 # --- Cells and windows, ordered as in docs/reference/operators.md: row, column, type ---
 
-_ALIKE = 1e-6  # numbers that FP32 may have rounded differently
+_ALIKE = 1e-6  # for numbers that FP32 may have rounded differently
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Windows:
     """Windows over ``[height, width, types]``.
 
     Attributes:
-        axes: the source's axes of cells in this order; empty where all cells are the types of one position.
+        axes: the source's cell axes in this order; empty if all cells are types at one position.
         grid: height, width, types.
         kernel, strides: rows, columns.
         positions: output positions, rows and columns.
-        children: the child of the file that is the k-th of a window.
+        children: for each place k in a window, the child in the file.
         coordinates: row, column and type of every child of the file ``[positions, i, 3]``.
     """
 
@@ -45,7 +45,7 @@ def windows_of(vote_source: VoteSource) -> Windows:
     """The windows of a source.
 
     Raises:
-        NoMatch: its children are no windows of one stride.
+        NoMatch: its children are not windows with one stride.
     """
     sizes, at = cell_axes(vote_source)
     if len(at) == 1:
@@ -63,9 +63,9 @@ def windows_of(vote_source: VoteSource) -> Windows:
 
 
 def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> Windows:
-    """A window over all cells, over types of one position where the cells are counted by no grid.
+    """A single window over all cells; without a grid, over the types at one position.
 
-    Weights shared over a grid are found by ``shared_grids``.
+    ``shared_grids`` finds weights that are shared over a grid.
     """
     if sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
         raise NoMatch(
@@ -122,7 +122,7 @@ def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Window
 
 
 def shared_grids(vote_source: VoteSource) -> list[Windows]:
-    """The ways in which one window over all cells has the same weights at every position of a grid."""
+    """Grids at every position of which one window over all cells has the same weights."""
     sizes, at = cell_axes(vote_source)
     found: list[Windows] = []
     if len(at) != 1 or sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
@@ -131,7 +131,7 @@ def shared_grids(vote_source: VoteSource) -> list[Windows]:
     j, _, p, q = by_cell.shape
     spread = by_cell.reshape(j, *sizes, p, q)
     alike = [a for a in range(len(sizes)) if (spread == spread.take([0], axis=a + 1)).all()]
-    # A grid of one row where positions are counted by one axis.
+    # A grid of one row if a single axis counts the positions.
     for places in (*itertools.permutations(alike, 2), *((a,) for a in alike)):
         rest = tuple(a for a in range(len(sizes)) if a not in places)
         count = math.prod(sizes[a] for a in rest)
@@ -148,7 +148,7 @@ def shared_grids(vote_source: VoteSource) -> list[Windows]:
 
 
 def matrices(weight: Array) -> tuple[Array, bool] | None:
-    """Weights of square matrix poses ``[j, i, √P, √P]`` with ``V = pose·W``; None where they are none.
+    """Weights of square matrix poses ``[j, i, √P, √P]`` with ``V = pose·W``; None if they are not.
 
     The second value says that it is ``V = W·pose``, in which case all poses are transposed.
     """
@@ -176,7 +176,7 @@ def coordinates_of(constant: Array, windows: Windows, transposed: bool = False) 
         transposed: whether the file's poses are the transposes of the operator's.
 
     Returns:
-        None where it depends on the parent or on the type of the child.
+        None if it depends on the parent or on the child's type.
     """
     size = constant.shape[-1]
     rows, columns = windows.coordinates[..., 0], windows.coordinates[..., 1]
@@ -193,7 +193,7 @@ def coordinates_of(constant: Array, windows: Windows, transposed: bool = False) 
 
 
 def unfolded(windows: Windows, coordinates: Array) -> tuple[Windows, Array]:
-    """The grid that a grid of one row is a view of, where coordinates ``[1, W, P]`` are the paper's on it."""
+    """The grid of which one row is a view, if coordinates ``[1, W, P]`` are the paper's on that grid."""
     height, width, types = windows.grid
     for rows in range(2, width if height == 1 else 0):
         if width % rows:
@@ -207,7 +207,7 @@ def unfolded(windows: Windows, coordinates: Array) -> tuple[Windows, Array]:
 
 
 def of_the_paper(coordinates: Array) -> bool:
-    """Whether coordinates ``[H, W, P]`` are those of ``coordinate_addition``."""
+    """Whether coordinates ``[H, W, P]`` equal those of ``coordinate_addition``."""
     height, width, size = coordinates.shape
     side = math.isqrt(size)
     if side < 2:
@@ -218,7 +218,7 @@ def of_the_paper(coordinates: Array) -> bool:
     return bool(np.abs(coordinates - wanted).max() <= _ALIKE)
 
 
-# --- Poses, activations and parents of the operators, from the tensors of a graph ---
+# --- The operators' poses, activations and parents, from the tensors of a graph ---
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class Children:
 
     Attributes:
         vote_source: where the votes come from.
-        windows: over its cells.
+        windows: over the cells of the source.
         weight: ``[Kh, Kw, C, M, K, L]``.
         matrix: whether poses are matrices.
         transposed: whether the file's poses are the transposes of the operator's.
@@ -253,7 +253,7 @@ def children_of(
     """The children and their weight.
 
     Args:
-        matrix: of ``windows.matrices``; None for vector poses.
+        matrix: from ``windows.matrices``; None for vector poses.
         shared: whether all positions have the weights of the first.
     """
     weight = (
@@ -285,7 +285,7 @@ def read_poses(edit: Edit, children: Children) -> str:
 
 
 def turned(edit: Edit, x: str, shape: tuple[int, ...]) -> str:
-    """Matrix poses transposed, in a tensor whose last axis counts their elements."""
+    """Transpose the matrix poses of a tensor whose last axis counts their elements."""
     side = math.isqrt(shape[-1])
     count = len(shape) - 1
     x = edit.reshape(x, (*shape[:-1], side, side), 0)
@@ -294,7 +294,7 @@ def turned(edit: Edit, x: str, shape: tuple[int, ...]) -> str:
 
 
 def read_activations(edit: Edit, acting: VoteSource, children: Children) -> str:
-    """``[N, H, W, C]``, with the activation of each child at the position of its pose."""
+    """Activations ``[N, H, W, C]``, each child's at the position of its pose."""
     windows = children.windows
     grid = windows.grid
     number = np.ravel_multi_index(tuple(np.moveaxis(windows.coordinates, -1, 0)), grid)
@@ -308,7 +308,7 @@ def read_activations(edit: Edit, acting: VoteSource, children: Children) -> str:
 
 
 def agree(acting: VoteSource, children: Children) -> bool:
-    """Whether every cell with a pose has one activation in all windows."""
+    """Whether every cell with a pose has the same activation in all windows."""
     number = np.ravel_multi_index(
         tuple(np.moveaxis(children.windows.coordinates, -1, 0)), children.windows.grid
     )
@@ -330,7 +330,7 @@ def read_parents(
 def write_parents(
     edit: Edit, x: str, layout: Layout, result: str, children: Children, parents: int, pose: int
 ) -> None:
-    """Make a tensor ``[n, j, p]`` of ``[N, H', W', M, P]``."""
+    """Turn a tensor ``[N, H', W', M, P]`` into ``[n, j, p]``."""
     shape = (edit.graph.batch, *children.windows.positions, parents, pose)
     edit.describe(x, shape)
     edit.write(turned(edit, x, shape) if children.transposed else x, layout, result)

@@ -1,4 +1,4 @@
-"""Inputs of a graph that are indices, and the size of the table that they look up."""
+"""Find the inputs of a graph that are indices, and the sizes of the tables they index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-# What the elements of the first input pass through unchanged, or joined with others.
+# Operators that pass the elements of the first input on unchanged, or joined with others.
 _PASSING = frozenset(
     ("Cast", "Concat", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Identity", "Reshape",
      "Round", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
@@ -23,7 +23,7 @@ def table_sizes(
 ) -> dict[str, int]:
     """Entries of the smallest table that an input indexes, by input.
 
-    Looked at are ``OneHot``, and ``Gather`` and ``GatherElements`` from stored tables, quantized or not.
+    Covers ``OneHot``, and ``Gather`` and ``GatherElements`` from stored tables, quantized or not.
     """
     maker = {o: n for n in nodes for o in n.output if o}
     found: dict[str, int] = {}
@@ -42,7 +42,7 @@ def _size(
     weights: Mapping[str, NDArray[np.generic]],
     maker: Mapping[str, onnx.NodeProto],
 ) -> int | None:
-    """Entries of the table that a node looks up; None where it is no look-up, or the size is not stored."""
+    """Entries of the table that a node indexes; None if it indexes none or the size is not stored."""
     if node.op_type == "OneHot":
         depth = weights.get(node.input[1])
         return None if depth is None or depth.size != 1 else int(depth.reshape(-1)[0])
@@ -69,7 +69,9 @@ def _origins(name: str, maker: Mapping[str, onnx.NodeProto], inputs: Sequence[st
             continue
         if node.op_type in _PASSING:
             sources = list(node.input) if node.op_type == "Concat" else list(node.input[:1])
-        elif node.op_type == "Where":  # as exporters write indices that may count from the end
+        elif (
+            node.op_type == "Where"
+        ):  # exporters write indices that may count from the end this way
             sources = list(node.input[1:])
         else:
             continue

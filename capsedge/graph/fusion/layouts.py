@@ -1,4 +1,4 @@
-"""How the axes of a tensor count images, positions, children, parents and pose elements."""
+"""Assign the axes of a tensor to images, positions, children, parents and pose elements."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Layout:
 
     Attributes:
         shape: of the tensor.
-        view: the tensor's axes, split where one counts two things; ones left out.
-        order: which axis of the view is the k-th axis of the roles.
+        view: the tensor's axes without ones; an axis that counts two things is split.
+        order: for each axis of the roles, the axis of the view.
         groups: how many axes each role has.
-        batch: place in the view of the axis that counts images; None where there is none.
+        batch: position in the view of the axis that counts images, or None.
     """
 
     shape: tuple[int, ...]
@@ -53,14 +53,14 @@ class Layout:
         return self.axes[at : at + self.groups[role]]
 
     def read(self, x: Array) -> Array:
-        """The tensor with an axis for each role."""
+        """The tensor with one axis per role."""
         return x.reshape(self.view).transpose(self.order).reshape(self.sizes)
 
     def rows(self, x: Array, at: tuple[Array, Array] | None = None) -> Array:
-        """Votes ``[n, j, i, p]`` as rows of the elements of all parents: ``[n·i, j·p]``.
+        """Votes ``[n, j, i, p]`` as rows with the elements of all parents: ``[n·i, j·p]``.
 
         Args:
-            at: the n and the i of the rows that are wanted; None for all.
+            at: n and i of the requested rows; None for all.
         """
         split = self._by_child(x)
         if at is None:
@@ -71,7 +71,7 @@ class Layout:
         return np.asarray(split[None][tuple(number)]).reshape(len(at[0]), -1)
 
     def pieces(self, x: Array, most: int) -> Iterator[Array]:
-        """All of ``rows`` in order, in pieces of up to ``most`` elements or of one row."""
+        """All ``rows`` in order, in pieces of at most ``most`` elements or of one row."""
         split = self._by_child(x)
         outer = 0
         while outer < self.groups[0] + self.groups[2] and math.prod(split.shape[outer:]) > most:
@@ -92,12 +92,12 @@ class Layout:
         return x.reshape(self.view).transpose([self.order[k] for k in axes])
 
     def write(self, roles: Array) -> Array:
-        """The tensor whose roles are given."""
+        """The tensor with the given roles."""
         back = np.argsort(self.order)
         return roles.reshape(self.axes).transpose(back).reshape(self.shape)
 
     def along(self, role: int, values: Array) -> Array:
-        """Values of one role, to be multiplied with the tensor's view."""
+        """Values of one role, shaped for multiplication with the tensor's view."""
         axes = [1] * len(self.order)
         start = sum(self.groups[:role])
         axes[start : start + self.groups[role]] = self.part(role)
@@ -112,12 +112,12 @@ def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 def vote_layouts(
     shape: tuple[int, ...], batch: int, pose: int, parents: set[int], max_positions: int = 3
 ) -> Iterator[Layout]:
-    """Every way in which votes may be ``[n, j, i, p]``; ``n`` counts images, then positions.
+    """Every layout in which votes may be ``[n, j, i, p]``; ``n`` counts images, then positions.
 
     Args:
         pose: elements of a vote.
-        parents: numbers of parents that are possible.
-        max_positions: axes of positions at most.
+        parents: possible numbers of parents.
+        max_positions: maximum number of position axes.
     """
     views = [squeezed(shape)]
     if batch > 1 and shape[0] % batch == 0 and shape[0] > batch:
@@ -152,12 +152,12 @@ def vote_layouts(
 def grouped_layouts(
     shape: tuple[int, ...], batch: int, softmax: int, pose: int, max_positions: int = 2
 ) -> Iterator[Layout]:
-    """Every way in which votes may be ``[n, j, i, p]`` with parents in groups; ``j`` is groups, then members.
+    """Every layout in which votes may be ``[n, j, i, p]`` with grouped parents: ``j`` is group, then member.
 
     Args:
         softmax: elements that the softmax runs over: groups, children, parents, or parents and children.
-        pose: elements of a vote, 1 where each has logits of its own; then a group has one axis.
-        max_positions: axes of positions that route on their own at most.
+        pose: elements of a vote; 1 if each has logits of its own, and then a group has one axis.
+        max_positions: maximum number of position axes that route independently.
     """
     view = squeezed(shape)
     axes = range(len(view))
@@ -191,7 +191,7 @@ def _some(axes: Sequence[int], least: int, most: int) -> Iterator[tuple[int, ...
 def layouts(
     shape: tuple[int, ...], roles: Sequence[Sequence[int]], batch: int | None = None
 ) -> Iterator[Layout]:
-    """Every way in which a tensor holds roles of given axes: permuted, and merged where neighbours are.
+    """Every layout of a tensor with roles of given axes: permuted, and with neighbours merged.
 
     Args:
         roles: sizes of the axes of every role.
@@ -212,7 +212,7 @@ def layouts(
 
 
 def _merging(target: list[int], dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Permutations of the target that give the dims when neighbours are merged."""
+    """Permutations of the target that produce the dims when neighbours are merged."""
 
     def extend(used: tuple[int, ...], at: int, filled: int) -> Iterator[tuple[int, ...]]:
         if len(used) == len(target):
@@ -229,6 +229,6 @@ def _merging(target: list[int], dims: tuple[int, ...]) -> Iterator[tuple[int, ..
 
 
 def result_roles(roles: Layout) -> tuple[list[tuple[int, ...]], int | None]:
-    """The roles ``[n, j, p]`` of a result of votes, and which of them counts images."""
+    """The roles ``[n, j, p]`` of a result of routing votes, and which of them counts images."""
     parts = [roles.part(0), roles.part(1), roles.part(3)]
     return parts, None if roles.batch is None else 0

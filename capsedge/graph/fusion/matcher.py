@@ -1,4 +1,4 @@
-"""Match candidates to operators, and replace them by these, still without function bodies."""
+"""Match candidates to operators and replace them, still without function bodies."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from capsedge.graph.fusion.standard import NO_FASTER, emit_standard
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.fusion.votes import VoteSource, dynamic_vote_source, linear_vote_source
 
-STANDARD = "standard operators"  # what is reported where no operator fits
+STANDARD = "standard operators"  # reported if no operator fits
 _NONE = "no operator"
 Replacement = tuple[Edit, FusedOperator]
 
 
 def find_replacements(model: onnx.ModelProto) -> tuple[list[Replacement], list[NotFused]]:
-    """The candidates that can be replaced, each with its edit, and the remaining ones with their reasons.
+    """The candidates that can be replaced, each with its edit, and the others with their reasons.
 
     Args:
-        model: simplified, without functions and loops of a fixed number of passes.
+        model: simplified, without functions or loops with a fixed number of passes.
     """
     try:
         graph = Values(model)
@@ -59,7 +59,7 @@ def find_replacements(model: onnx.ModelProto) -> tuple[list[Replacement], list[N
 
 
 def _with_note_of_integers(graph: Values, edit: Edit, match: FusedOperator) -> FusedOperator:
-    """The note on a weight that was stored in integers: the operator has the same numbers in FP32."""
+    """The note on a weight that was stored as integers: the operator has the same values in FP32."""
     reads = [name for name in edit.reads if name in graph.sources]
     if any(graph.is_quantized(c) for c in graph.between(reads, edit.results)[1]):
         note = f"{match.operator}: the weight was stored in integers and is in FP32 now, with the same values"
@@ -70,7 +70,7 @@ def _with_note_of_integers(graph: Values, edit: Edit, match: FusedOperator) -> F
 def apply_replacements(
     model: onnx.ModelProto, made: Iterable[Replacement]
 ) -> tuple[onnx.ModelProto, list[FusedOperator]]:
-    """The model with edits put in, and which of them; one whose tensors are gone is none."""
+    """The model with edits applied, and those edits; edits whose tensors are gone are skipped."""
     kept = []
     inputs = {i.name for i in model.graph.input}
     for edit, match in made:
@@ -79,7 +79,7 @@ def apply_replacements(
             try:
                 model = splice(model, [edit])
             except NoMatch:
-                continue  # it reads what is made of its own results
+                continue  # it would read values computed from its own results
             kept.append(match)
     return model, kept
 
@@ -87,7 +87,7 @@ def apply_replacements(
 def fusion_report(
     model: onnx.ModelProto, match: Iterable[FusedOperator], not_fused: Iterable[NotFused]
 ) -> FusionReport:
-    """The report; of the remaining candidates, only those that are still in the model."""
+    """The report; of the unmatched candidates, only those still in the model."""
     alive = {o for n in model.graph.node for o in n.output}
     return FusionReport(tuple(match), tuple(e for e in not_fused if e.tensor in alive))
 
@@ -95,7 +95,7 @@ def fusion_report(
 def _replace_candidate(
     graph: Values, candidate: Candidate, made: list[Replacement], not_fused: list[NotFused]
 ) -> None:
-    """Try what a group of softmaxes may be; say why it is nothing."""
+    """Try every operator that a group of softmaxes may be; report the reason if none fits."""
     if not candidate.votes:
         for softmax in candidate.softmaxes:
             why = ["a softmax that weighs no votes (attention, or scores)"]
@@ -181,14 +181,14 @@ def _quantized_inside(graph: Values, candidate: Candidate) -> str | None:
 
 
 def _emit_over_votes(graph: Values, match: DynamicMatch, number: int, _: list[str]) -> Replacement:
-    """Routing over votes of which no capsules were found that they are made of."""
+    """Routing over votes whose capsules were not found."""
     return _emit_dynamic(graph, match, None, number)
 
 
 def _emit_standard(
     graph: Values, match: DynamicMatch, number: int, reasons: list[str]
 ) -> Replacement:
-    """Routing that no operator has, in a faster form."""
+    """Routing that no operator computes, in a faster form."""
     edit, gain = emit_standard(graph, match, f"routing_{number}")
     kind = match.kind
     _, j, i, p = match.roles.sizes
@@ -204,7 +204,7 @@ def _emit_standard(
 
 
 def _telling(reasons: list[str]) -> str:
-    """The reason that says most: one that names what no operator has, else the first."""
+    """The most informative reason: one that names a property no operator supports, else the first."""
     reason = _named(reasons) or reasons[0]
     return f"{reason}; {NO_FASTER}" if NO_FASTER in reasons and reason != NO_FASTER else reason
 
@@ -259,7 +259,7 @@ def _attention(graph: Values, votes: str, softmax: Softmax, number: int) -> Repl
 
 
 def _uniform(graph: Values, number: int) -> Iterator[Replacement]:
-    """First attention passes: layer normalizations of a plain sum of votes."""
+    """First attention passes: layer normalizations of an unweighted sum of votes."""
     for node in graph.nodes:
         three = node.op_type == "LayerNormalization" and len(node.input) == 3
         if not three or node.output[0] in graph.constant or not graph.constant >= {*node.input[1:]}:
@@ -289,7 +289,7 @@ def _grid(children: Children, sizes: tuple[int, ...]) -> dict[str, str]:
 def _dynamic(
     graph: Values, votes: str, softmaxes: list[Softmax], number: int, fitted: list[DynamicMatch]
 ) -> Replacement:
-    """Dynamic routing over votes of capsules; what fits goes into ``fitted`` first."""
+    """Dynamic routing over votes of capsules; matches are first appended to ``fitted``."""
     match = fit_dynamic(graph, votes, softmaxes)
     fitted.append(match)
     return _emit_dynamic(graph, match, dynamic_vote_source(graph, votes, match.roles), number)

@@ -1,11 +1,11 @@
-"""Turn the bytes of another tool's file into those of a better one: convert, clean, fuse, compare.
+"""Turn the bytes of another tool's file into an optimized one: convert, clean up, fuse, compare.
 
-Calls go one way: from here to the batch (``free_batch``) and the matcher (``matcher``), which has each
-hypothesis checked (``equivalence``), and to the proof (``proof``).
+Calls go one way: from here to the batch (``free_batch``), to the matcher (``matcher``), which has each
+hypothesis checked (``equivalence``), and to the final comparison (``proof``).
 
-Run as ``python -m capsedge.graph.fusion.optimize_graph`` in a sandbox, it reads the file from the standard
-input and writes a line of JSON and the new file to the standard output. The current step goes to the
-standard error, a line each, for the message of whoever waits.
+Run as ``python -m capsedge.graph.fusion.optimize_graph`` in a sandbox, it reads the file from standard input
+and writes a line of JSON and the new file to standard output. It names each step on a line of standard error,
+so that the caller can report progress.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ Stage = Callable[[str], None]
 
 @dataclass(frozen=True)
 class OptimizedGraph:
-    """A better file.
+    """An optimized file.
 
     Attributes:
         model: the file.
         fusion: what was fused, and what was not.
-        notes: remarks on the clean-up and the file.
+        notes: remarks on the cleanup and the file.
         opset_before, opset: of the standard operators.
         nodes_before, nodes: of the graph.
-        batch: ``free``, or the number that the file is fixed to.
-        inputs: sizes (0 where the batch is free, and a usual one of a free length) and numpy type of each.
+        batch: ``free``, or the file's fixed batch size.
+        inputs: sizes (0 for a free batch, a typical size for a free length) and numpy type of each.
         comparisons: with the original bytes.
     """
 
@@ -112,16 +112,16 @@ class OptimizedGraph:
 def optimize_model(
     data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
 ) -> OptimizedGraph:
-    """Convert, clean, fuse and compare.
+    """Convert, clean up, fuse and compare.
 
     Args:
-        data: of a file that ``read_harmless`` took.
+        data: of a file that ``read_harmless`` accepted.
         stage: called with a description of each step.
-        batch: ``free`` if the results stay the same, ``keep`` for the file's own, or a number.
+        batch: ``free`` if results stay the same, ``keep`` for the file's own, or a number.
 
     Raises:
-        UnsupportedModelError: its opset is too old, or it cannot be converted or run, or have that batch.
-        ParityError: even the cleaned file would not compute what the original does.
+        UnsupportedModelError: its opset is too old, or it cannot be converted, run, or given that batch.
+        ParityError: even the cleaned-up file would not compute what the original does.
     """
     stage("loading")
     source = onnx.load_model_from_string(data)
@@ -177,9 +177,9 @@ def optimize_model(
 def _of_every_length(
     source: onnx.ModelProto, stage: Stage, batch: int | Literal["free", "keep"]
 ) -> OptimizedGraph:
-    """The same of a file that has a free axis beside the batch, which stays free.
+    """The same for a file with a free axis besides the batch, which stays free.
 
-    Where that cannot be had, the file stays as it is, in a newer opset.
+    If that is impossible, the file is only converted to a newer opset.
     """
     plain = _prepared(source)
     before = opset_of(plain)
@@ -227,12 +227,12 @@ def _described(
     comparisons: Sequence[Comparison],
     batch: str = "",
 ) -> OptimizedGraph:
-    """The result, with what is read off the two files.
+    """The result, with figures read from the two files.
 
     Args:
         before: the opset of the source.
-        graph: the values of the better file, at one length where that is free.
-        batch: that was asked for; the graph's if empty.
+        graph: the values of the optimized file, at one length if the length is free.
+        batch: the requested one; the graph's if empty.
     """
     return OptimizedGraph(
         better.SerializeToString(),
@@ -263,15 +263,15 @@ def _borne(
     left: Sequence[NotFused],
     graph: Values,
 ) -> tuple[onnx.ModelProto, list[Comparison], FusionReport]:
-    """The file with as many of the operators as the comparison with the original bears.
+    """The file with as many of the operators as the comparison with the original permits.
 
     Args:
-        made: what may be put in.
-        left: what is not fused.
-        graph: tells inputs and batch.
+        made: operators that may be inserted.
+        left: candidates that are not fused.
+        graph: provides inputs and batch.
 
     Returns:
-        The new file, the comparisons of the whole of it, and what was fused and what was not.
+        The new file, its comparisons as a whole, and what was and was not fused.
     """
     search = _Search(original, cleaned, graph)
     kept = search.keep([], list(made))
@@ -283,7 +283,7 @@ def _borne(
 
 
 class _Search:
-    """Which edits the whole file bears, by halves: an edit at fault among k takes some 2 log k proofs."""
+    """The edits that pass in the whole file, by bisection: one bad edit of k takes about 2 log k runs."""
 
     def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
         self.original, self.cleaned, self.graph = original, cleaned, graph
@@ -291,7 +291,7 @@ class _Search:
         self.proofs: dict[tuple[int, ...], tuple[onnx.ModelProto, list[Comparison]]] = {}
 
     def keep(self, base: list[Replacement], more: list[Replacement]) -> list[Replacement]:
-        """The base and those of more that can be added to it."""
+        """The base and those of ``more`` that can be added to it."""
         if not more:
             return base
         _, comparisons = self.tried(base + more)
@@ -313,7 +313,7 @@ class _Search:
 
 
 def _differing(comparisons: list[Comparison]) -> str:
-    """Why a file with an operator is refused."""
+    """Why a file with an operator is rejected."""
     reason = "the whole file would differ from the original"
     worst = max(comparisons, key=lambda c: c.excess, default=None)
     if worst is None:
@@ -322,7 +322,7 @@ def _differing(comparisons: list[Comparison]) -> str:
 
 
 def _unrouted(fusion: FusionReport, not_fused: Sequence[NotFused]) -> list[str]:
-    """Why there is no routing in the report, where neither an operator nor a line of it says so."""
+    """Why the report has no routing, if neither an operator nor another line of it explains that."""
     squashes = sum(found.operator == "Squash" for found in fusion.fused)
     if fusion.not_fused or squashes < len(fusion.fused):
         return []
@@ -359,7 +359,7 @@ def _values(model: onnx.ModelProto) -> Values:
 
 
 def _unprovable(comparisons: list[Comparison]) -> ParityError:
-    """The error for a file that cannot be changed."""
+    """The error for a file that cannot be optimized."""
     worst = max(comparisons, key=lambda c: c.excess)
     if worst.case == NOWHERE:
         return ParityError(
@@ -390,7 +390,7 @@ def _check_opset(source: onnx.ModelProto) -> None:
 
 
 def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """The file as ONNX defines it, where ONNX Runtime computes another Sigmoid; and how many it has."""
+    """The file with Sigmoids rewritten where ONNX Runtime deviates from ONNX, and their number."""
     exact = copy_of(model)
     try:
         count = write_exact_sigmoids(exact)
@@ -403,7 +403,7 @@ def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
 
 def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
-    """Without functions of its own and without weights among the inputs (as IR version 3 has them)."""
+    """The file without functions of its own and without weights among its inputs (as in IR version 3)."""
     model = onnx.inliner.inline_local_functions(source) if source.functions else copy_of(source)
     stored = {t.name for t in model.graph.initializer}
     replace(model.graph.input, [i for i in model.graph.input if i.name not in stored])
@@ -416,7 +416,7 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
         return model
     try:
         converted = onnx.version_converter.convert_version(model, WANTED)
-    except Exception as error:  # the converter raises many kinds, none of them ours
+    except Exception as error:  # the converter raises many types of exceptions, none of them ours
         raise UnsupportedModelError(
             f"The file cannot be converted from opset {opset} to {WANTED}.",
             f"ONNX's version converter says: {first_line(error)}",
@@ -447,13 +447,13 @@ def _signature(model: onnx.ModelProto) -> list[str]:
 
 
 def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
-    """The model simplified; itself where that fails, as it may on what other tools write."""
+    """The simplified model; the model itself if that fails, as it may on other tools' files."""
     try:
         simplified = simplify(model)
         if _signature(simplified) != _signature(model):
             raise ValueError("inputs and outputs would change their names")
         return simplified
-    except Exception as error:  # of many kinds, none of them ours
+    except Exception as error:  # many types, none of them ours
         note = f"constants could not be folded: {first_line(error)}"
         notes += [note] if note not in notes else []
         return copy_of(model)
@@ -463,7 +463,7 @@ def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
 
 
 def main() -> None:
-    """Optimize the file on the standard input under the limits that the arguments name."""
+    """Optimize the file on standard input under the limits given as arguments."""
     (word,) = enter_sandbox()
     batch = int(word) if word.isdigit() else word
     answer = os.fdopen(os.dup(1), "wb")
@@ -480,7 +480,7 @@ def main() -> None:
         document = {"error": [type(error).__name__, error.what, error.why, error.fix]}
     except MemoryError:
         document = {"error": ["UnsupportedModelError", "The file needs too much memory.", "", ""]}
-    except Exception as error:  # what other libraries raise on odd files
+    except Exception as error:  # whatever other libraries raise on odd files
         traceback.print_exc()
         why = f"While {_stages[-1]}, {type(error).__name__} says: {first_line(error)}"
         words = ["The file cannot be optimized.", why, "Use the file as it is."]

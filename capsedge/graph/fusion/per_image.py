@@ -1,10 +1,10 @@
-"""Find tensors beside the votes that change the couplings of single images: masks, priors, given logits.
+"""Find tensors besides the votes that change the couplings of individual images: masks, priors, logits.
 
-Routing over a history has a mask, and the code of recommenders applies it in three ways, which are different
-functions: after a softmax over the children (what is left does not sum to one), before it (logits that are
-out become -2³¹), and after a softmax over the parents. Some also start from logits that come in. The graph
-suggests which tensors these are and what makes them neutral; whether one is a factor of the couplings or is
-added to the logits is found by numbers.
+Routing over a history has a mask. Recommenders apply it in three ways, which are different functions: after a
+softmax over the children (the rest does not sum to one), before it (masked logits become -2³¹), and after a
+softmax over the parents. Some also start from logits given as an input. The graph suggests which tensors
+these are and which values make them neutral; a numerical test shows whether a tensor multiplies the couplings
+or is added to the logits.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from capsedge.graph.fusion.layouts import Layout, layouts
 from capsedge.graph.fusion.values import Array, Function, Values
 
 MORE = "its logits depend on more than the votes"
-LOW = -1e4  # a logit of what is out
-_STEPS = 8  # nodes between the last softmax and its weighted sum at most
+LOW = -1e4  # logit of a masked child
+_STEPS = 8  # maximum number of nodes between the last softmax and its weighted sum
 _MOST = 2  # tensors beside the votes
-# What only moves elements, or asks whether they are zero.
+# Operators that only move elements, or test whether they are zero.
 _VIEWS = {
     "Cast", "Concat", "Equal", "Expand", "Identity", "Not", "Reshape", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
 }  # fmt: skip
 
 
-# --- Which tensors: before it is known what they do ---
+# --- Finding the tensors, before it is known what they do ---
 
 
 @dataclass(frozen=True)
 class OtherInput:
-    """A tensor beside the votes.
+    """A tensor besides the votes.
 
     Attributes:
         name: of the graph.
-        neutral: a value of all its elements with which the routing is as without it.
+        neutral: a value that, given to all its elements, leaves the routing unchanged.
     """
 
     name: str
@@ -50,19 +50,19 @@ class OtherInput:
 
 
 def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[OtherInput, ...]:
-    """What routing depends on beside its votes; empty for nothing.
+    """What routing depends on besides its votes; empty if nothing.
 
     Args:
         last: the last softmax.
 
     Raises:
-        NoMatch: it is nothing that an operator takes.
+        NoMatch: no operator accepts it.
     """
     wanted = _other_reads(graph, votes, last)
     chains = {name: _chain(graph, name) for name in wanted}
     groups: list[
         tuple[set[str], list[str]]
-    ] = []  # tensors that all of a group are made of, and the group
+    ] = []  # tensors from which a whole group is computed, and the group
     for name, chain in chains.items():
         for k, (common, members) in enumerate(groups):
             if common & set(chain):
@@ -78,12 +78,12 @@ def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[OtherInput,
 
 
 def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
-    """What the nodes from the votes to the weighted sum read beside them, and the neutral value of each."""
+    """What else the nodes from the votes to the weighted sum read, with the neutral value of each."""
     known = set(graph.with_twins([votes]))
     down = known.union(*(graph.after(v) for v in known))
     inside = {name for name in graph.distances(last) if name in down} - known
     end = last
-    for _ in range(_STEPS):  # what changes the couplings after the last softmax
+    for _ in range(_STEPS):  # tensors that change the couplings after the last softmax
         users = graph.users.get(end, [])
         if len(users) != 1 or users[0].op_type in ("MatMul", "Einsum", "ReduceSum"):
             break
@@ -98,7 +98,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
             raise NoMatch(MORE)
 
     def look(node: onnx.NodeProto, within: set[str]) -> None:
-        """Note what a node reads beside the tensors within, and the neutral value of it."""
+        """Record what a node reads besides the tensors within, with its neutral value."""
         for k, read in enumerate(node.input):
             if read in within or read in graph.constant or not read:
                 continue
@@ -109,7 +109,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
                 raise NoMatch(MORE)
 
     def first(name: str) -> bool:
-        """Note what the first couplings are made of, which do not depend on the votes."""
+        """Record what the first couplings, which do not depend on the votes, are computed from."""
         node = graph.maker.get(name)
         if node is None or node.op_type not in (*_VIEWS, "Softmax", "Where", "Mul"):
             return False
@@ -125,7 +125,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
         return True
 
     def logits(name: str) -> None:
-        """Note what start logits are made of."""
+        """Record what start logits are computed from."""
         node = graph.maker.get(name)
         live = [i for i in node.input if i in graph.sources] if node is not None else []
         if node is None or node.op_type not in ("Where", "Add") or not live:
@@ -146,14 +146,14 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
 
 
 def _neutral(node: onnx.NodeProto, place: int, within: set[str]) -> float | None:
-    """With what value of an input a node hands on what else it reads; None where that is unknown."""
+    """The value of an input at which a node passes its other input through; None if unknown."""
     if node.op_type == "Where" and place == 0:
         return float(node.input[1] in within)
     return {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}.get(node.op_type)
 
 
 def _chain(graph: Values, name: str) -> list[str]:
-    """A tensor, and what it is a view of, the nearest first."""
+    """A tensor and the tensors that it is a view of, nearest first."""
     found = [name]
     while True:
         node = graph.maker.get(found[-1])
@@ -164,7 +164,7 @@ def _chain(graph: Values, name: str) -> list[str]:
 
 
 def _smallest(graph: Values, common: set[str], wanted: dict[str, float]) -> OtherInput:
-    """The smallest tensor that all are views of, the nearest of several, with its neutral value."""
+    """The smallest tensor that all are views of (if several, the nearest), with its neutral value."""
     name = min(common, key=lambda n: (graph.sizes[n], -graph.order[n]))
     if list(wanted) == [name]:
         return OtherInput(name, wanted[name])
@@ -179,7 +179,7 @@ def _smallest(graph: Values, common: set[str], wanted: dict[str, float]) -> Othe
 
 
 class Region:
-    """The nodes of the graph that the votes determine, with what stands beside them held neutral."""
+    """The part of the graph that the votes determine, with other tensors held neutral."""
 
     def __init__(self, graph: Values, votes: str, others: Sequence[OtherInput]) -> None:
         self.graph = graph
@@ -187,11 +187,11 @@ class Region:
         self.cut = [votes, *(s.name for s in others)]
 
     def determined(self) -> list[str]:
-        """The tensors of it."""
+        """Its tensors."""
         return self.graph.determined(*self.cut)
 
     def numbers(self, ends: Sequence[str]) -> dict[str, Array]:
-        """``Values.numbers`` of it."""
+        """Its ``Values.numbers``."""
         return self.graph.numbers(self.cut, ends)
 
     def function(self, ends: Sequence[str]) -> Function:
@@ -206,14 +206,14 @@ class Region:
 
 @dataclass(frozen=True)
 class PerImage:
-    """What a tensor beside the votes does.
+    """What a tensor besides the votes does.
 
     Attributes:
         name: of the graph.
-        layout: ``[n, i]``, or of priors also ``[n, i, j]``.
-        prior: whether it is added to the logits, and not a factor of the couplings.
-        form: ``value`` as it is; else what is in, ``nonzero`` or ``zero``. What is out has the factor 0, or
-            the prior `formulas.LOWEST`.
+        layout: ``[n, i]``; for priors also ``[n, i, j]``.
+        prior: whether it is added to the logits rather than multiplied with the couplings.
+        form: ``value`` if used as it is; otherwise which elements are kept, ``nonzero`` or ``zero``. The
+            others have the factor 0, or the prior `formulas.LOWEST`.
     """
 
     name: str
@@ -238,12 +238,12 @@ class PerImage:
 def fit_per_image(
     region: Region, end: str, layout: Layout, roles: Layout, kind: Dynamic, rtol: float
 ) -> tuple[PerImage, ...]:
-    """What each tensor beside the votes does.
+    """What each tensor besides the votes does.
 
     Args:
-        end: the result, whose layout is ``[n, j, p]``.
+        end: the result, laid out as ``[n, j, p]``.
         roles: of the votes.
-        kind: of the routing where all of them are neutral.
+        kind: of the routing if all of them are neutral.
         rtol: of the comparison.
 
     Raises:
@@ -304,7 +304,7 @@ def _agrees(
 
 
 def _drawn(graph: Values, term: PerImage, rng: np.random.Generator) -> Array:
-    """Values of a tensor: where it is a mask, of one image all in and of another none."""
+    """Values of a tensor; for a mask, one image keeps all children and another keeps none."""
     shape, kind = graph.shapes[term.name], graph.kind(term.name)
     if term.prior and term.form == "value":
         return rng.standard_normal(shape)

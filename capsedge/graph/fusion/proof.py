@@ -1,4 +1,4 @@
-"""Compare a whole new file with the original; drop the operator that causes a difference."""
+"""Compare a whole new file with the original and drop the operator that causes a difference."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 # --- The comparison with the original bytes, before anything is written ---
 
 TOLERANCE = Tolerance(1e-5, 1e-4)
-NOWHERE = "any"  # the case of an output that is finite in none
-ROUNDED = 2.0  # draws of the rounding are two, and others may do more
+NOWHERE = "any"  # the case of an output that is never finite
+ROUNDED = 2.0  # rounding is drawn only twice, and other draws may have a larger effect
 _BATCHES = (1, 3)
-FREED = (1, 2, 3, 7)  # for a batch that the original does not have
+FREED = (1, 2, 3, 7)  # for a batch size that the original does not have
 _ROUNDING = 2.0**-24
 _HALF_DIGIT = 2.0**-10  # of FP16
 # What may be added in FP16: 2^7 of its roundings, 2^-11. Sums are in FP32, and its exponentials end at 11.
@@ -43,10 +43,10 @@ class Comparison:
     """One output on one input.
 
     Attributes:
-        case, output: which.
+        case, output: their names.
         difference: largest, absolute.
         excess: the largest share of what is allowed (``tolerance.excess``), the noise being what
-            rounding the input does to the original, times ``ROUNDED``; infinite where the two cannot be
+            rounding the input does to the original, times ``ROUNDED``; infinite if the two cannot be
             compared.
     """
 
@@ -63,12 +63,12 @@ class Original:
         data: its bytes.
 
     Attributes:
-        batch: the number of images that it is fixed at; 0 where it is free.
-        truth: of a file in FP16, the same in FP32, which both files are compared with.
-        refused: the inputs that it does not run on, and what ONNX Runtime says.
+        batch: its fixed number of images; 0 if free.
+        truth: for an FP16 file, the same file in FP32, with which both are compared.
+        refused: the inputs on which it does not run, with ONNX Runtime's messages.
 
-    A file of a fixed batch is run as often as needed, every image once, among images of other inputs. So a
-    function in which images depend on each other is found out.
+    A file with a fixed batch is run as often as needed, each image once, among images from other inputs. This
+    exposes functions in which images depend on each other.
     """
 
     def __init__(self, data: bytes, batch: int = 0) -> None:
@@ -92,11 +92,11 @@ class Original:
         ]
 
     def _full(self, rows: Array) -> Array:
-        """Rows and as many others as the batch wants."""
+        """The rows, filled up to the batch size with others."""
         shape = (self.batch - len(rows), *rows.shape[1:])
         if np.issubdtype(rows.dtype, np.floating):
             drawn = np.random.default_rng(8).random(shape).astype(rows.dtype)
-        else:  # whatever they stand for, these are known to be taken
+        else:  # whatever they mean, these are known to be accepted
             drawn = np.resize(rows[::-1], shape)
         return np.concatenate([rows, drawn])
 
@@ -107,16 +107,16 @@ class Original:
 
 
 def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
-    """Run both on random and hard inputs; values that are not finite in the original are not compared.
+    """Run both on random and hard inputs; non-finite values of the original are not compared.
 
-    An input that the original does not run on (an index beyond its table) is none of its inputs.
+    An input on which the original does not run (an index beyond its table) is skipped.
 
-    A file in FP16 is compared with what it would give in FP32: the new file may be as far from that as the
-    original is. An output of the original that is never finite cannot be compared: its excess is infinite.
+    A file in FP16 is compared with its results in FP32: the new file may deviate from those as far as the
+    original does. An output of the original that is never finite cannot be compared: its excess is infinite.
 
     Args:
-        original: the file as it came.
-        graph: tells inputs and batch of the new file.
+        original: the file as received.
+        graph: provides inputs and batch of the new file.
     """
     after = session_of(model, optimized=True)
     found: list[Comparison] = []
@@ -129,7 +129,7 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
             continue
         given = after.run(original.names, feeds)
         if original.truth is None:
-            # What rounding leaves as it is (zero, integers) need not run again.
+            # Inputs that rounding does not change (zeros, integers) need not run again.
             moved = [original.run(m) for m in _rounded(feeds)] or [wanted]
             own = [_noise(wanted[k], [m[k] for m in moved]) for k in range(len(wanted))]
             truth = wanted
@@ -157,15 +157,15 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
 
 
 def all_equal(comparisons: Sequence[Comparison]) -> bool:
-    """Whether something was compared, and all of it is within tolerance."""
+    """Whether anything was compared and all of it is within tolerance."""
     return bool(comparisons) and all(c.excess <= 1 for c in comparisons)
 
 
 def _session(original: bytes) -> onnxruntime.InferenceSession:
-    """The original as ONNX Runtime loads it.
+    """The original, loaded in ONNX Runtime.
 
     Raises:
-        UnsupportedModelError: it does not.
+        UnsupportedModelError: it cannot be loaded.
     """
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()
@@ -212,7 +212,7 @@ def _drawn(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array
 
 
 def _rounded(feeds: dict[str, Array]) -> Iterator[dict[str, Array]]:
-    """The inputs rounded at random, where that changes any."""
+    """Random roundings of the inputs; empty if rounding changes none of them."""
     for seed in range(2):
         moved = _moved(feeds, seed)
         if any(not np.array_equal(moved[name], x) for name, x in feeds.items()):
@@ -230,24 +230,24 @@ def _moved(feeds: dict[str, Array], seed: int) -> dict[str, Array]:
 
 
 def _wide(feeds: dict[str, Array]) -> dict[str, Array]:
-    """FP16 inputs as FP32."""
+    """The inputs with FP16 widened to FP32."""
     return {k: x if _is_exact(x) else x.astype(np.float32) for k, x in feeds.items()}
 
 
 def _is_exact(x: Array) -> bool:
-    """Whether its numbers have at least FP32's digits, or are whole."""
+    """Whether its values have at least FP32's precision, or are integers."""
     return x.dtype.itemsize != 2 or np.issubdtype(x.dtype, np.integer)
 
 
 def _noise(expected: Array, moved: list[Array]) -> Array:
-    """How far rounding of the input moves each pose of the original."""
+    """How far rounding the input moves each pose of the original."""
     reference = np.atleast_1d(expected.astype(np.float64))
     own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
     return np.asarray(ROUNDED * own.max(-1, keepdims=True, initial=0))
 
 
 def _error(expected: Array, truth: Array) -> Array:
-    """How far an original in FP16 is from the truth, as noise: its largest error, and its last digit."""
+    """The noise of an original in FP16: its largest deviation from the truth, plus its last digit."""
     off = np.abs(expected.astype(np.float64) - truth.astype(np.float64))
     largest = off[np.isfinite(off)].max(initial=0)
     return np.asarray(
@@ -258,7 +258,7 @@ def _error(expected: Array, truth: Array) -> Array:
 def _compare(
     case: str, name: str, actual: Array, truth: Array, expected: Array, noise: Array, most: float
 ) -> Comparison:
-    """What was found against the truth, where the original is finite."""
+    """Compare a result with the truth where the original is finite."""
     reference = np.atleast_1d(truth.astype(np.float64))
     finite = np.isfinite(reference) & np.isfinite(np.atleast_1d(expected.astype(np.float64)))
     clean = np.where(finite, reference, 0)
@@ -277,15 +277,15 @@ IR_VERSION = 10
 def finished(
     original: Original, model: onnx.ModelProto, fused: bool, graph: Values
 ) -> tuple[onnx.ModelProto, list[Comparison]]:
-    """A copy with views merged and function bodies, and its comparisons with the original.
+    """A copy with views merged and function bodies added, and its comparisons with the original.
 
     Args:
-        model: the cleaned graph, with the operators put in.
+        model: the cleaned-up graph with the operators inserted.
         fused: whether there are any.
-        graph: tells inputs and batch.
+        graph: provides inputs and batch.
 
     Returns:
-        The file, and the comparisons; the excess is infinite where it does not run.
+        The file and the comparisons; the excess is infinite if the file does not run.
     """
     finished = copy_of(model)
     described = list(finished.graph.value_info)
@@ -302,7 +302,7 @@ def finished(
         merge_views(merged)
         finished = merged
     except onnx.shape_inference.InferenceError:
-        pass  # views stay as they are
+        pass  # views are not merged
     try:
         if fused:
             finished.ir_version = max(finished.ir_version, IR_VERSION)

@@ -1,7 +1,7 @@
 """Fit and write SelfAttentionRouting, the agreement with the sum of all votes (Efficient-CapsNet).
 
-The softmax itself tells the axes and the scale; what is added to it is the same for all votes, so that two
-inputs tell the bias; the weighted sum is then known, and its squash tells form and epsilon.
+The softmax itself determines the axes and the scale. The bias added to it does not depend on the votes, so
+two inputs determine it. The weighted sum is then known, and its squash determines the form and epsilon.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from capsedge.graph.fusion.votes import VoteSource
 
 # --- Fitting ---
 
-_ENDS = 24  # tensors after the softmax that may be the result
+_ENDS = 24  # maximum number of tensors after the softmax tried as the result
 _NEAR = 1e-6  # of couplings and sums
 
 
@@ -99,7 +99,7 @@ class _Search:
         self.scalars = sorted({float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1})
 
     def softmaxes(self, roles: Layout) -> Iterator[SelfAttention]:
-        """Kinds whose couplings are those of the softmax."""
+        """Kinds whose couplings agree with the softmax."""
         p = roles.sizes[3]
         scales = {1.0, p**-0.5, *self.scalars, *(1 / s for s in self.scalars if s)}
         wanted = list(self._coupled(roles, self.softmax.name))
@@ -117,7 +117,7 @@ class _Search:
                 yield kind
 
     def with_bias(self, roles: Layout, kind: SelfAttention) -> SelfAttention:
-        """The kind with what is added to its couplings, where its weighted sum is among the ends."""
+        """The kind with the bias of its couplings, if its weighted sum is among the end tensors."""
         cases = [
             (roles.read(x), constants) for x, constants in zip(self.x, self.constants, strict=True)
         ]
@@ -136,7 +136,7 @@ class _Search:
         return kind
 
     def squashed(self, roles: Layout, kind: SelfAttention) -> SelfAttentionMatch:
-        """The kind with its squash, not judged yet."""
+        """The kind with its squash, not yet checked."""
         parts, batch = result_roles(roles)
         u = roles.read(self.x[0])
         n, j, _, p = roles.sizes
@@ -168,13 +168,13 @@ class _Search:
         function = self.graph.function([self.votes], [end])
         kinds = [replace(kind, epsilon=e) for e in epsilons]
         verdicts = [(self._verdict(function, roles, layout, k), k) for k in kinds]
-        # Of those that agree equally well, an epsilon of the file goes before none.
+        # Among those that agree equally well, prefer an epsilon from the file over none.
         verdict, best = min(verdicts, key=lambda v: (max(v[0].excess, 1e-3), -v[1].epsilon))
         return SelfAttentionMatch(self.votes, end, roles, layout, best, verdict)
 
     @staticmethod
     def accepted(match: SelfAttentionMatch) -> SelfAttentionMatch:
-        """Itself, if it agrees well enough."""
+        """The match itself, if it agrees well enough."""
         if not match.equivalence.accepted:
             raise NoMatch(
                 f"self-attention routing would differ by {match.equivalence.excess:.2g} times the "
@@ -206,13 +206,13 @@ class _Search:
 
 # --- Writing ---
 
-STAND_IN = 1e-20  # for no epsilon, as in the authors' code
+STAND_IN = 1e-20  # stands for no epsilon, as in the authors' code
 
 
 def emit_self_attention(
     graph: Values, match: SelfAttentionMatch, vote_source: VoteSource, tag: str
 ) -> tuple[Edit, tuple[str, ...]]:
-    """The nodes, and notes on them.
+    """The nodes and notes on them.
 
     Raises:
         NoMatch: no operator computes the same.

@@ -1,4 +1,4 @@
-"""Squashes outside of routing: those of primary capsules."""
+"""Find squashes outside routing: those of primary capsules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from capsedge.graph.fusion.formulas import difference, squash
 from capsedge.graph.fusion.values import Values
 
 _ROOTS = ("Sqrt", "ReduceL2")
-_NEAR = 4  # nodes between a pose and its norm
+_NEAR = 4  # maximum number of nodes between a pose and its norm
 _ENDS = 12
 
 
@@ -24,7 +24,7 @@ class SquashMatch:
     """A squash in a graph.
 
     Attributes:
-        source, result: tensors of the graph, of one shape.
+        source, result: tensors of the graph with the same shape.
         axis: of the pose.
         form, epsilon: of ``formulas.squash``.
     """
@@ -37,7 +37,7 @@ class SquashMatch:
 
 
 def match_squashes(graph: Values) -> list[SquashMatch]:
-    """Every squash, routing's own among them."""
+    """Every squash, including those inside routing."""
     found: dict[str, SquashMatch] = {}
     for node in graph.nodes:
         root = node.output[0] if node.output else ""

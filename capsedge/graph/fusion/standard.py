@@ -1,10 +1,10 @@
 """Write dynamic routing that no operator covers as standard operators, if that is faster.
 
-The nodes have the form of the portable bodies: no agreement is computed after the last sum, and nothing is
+The nodes are structured like the portable bodies: no agreement is computed after the last sum, and nothing is
 approximated. Logits come from the running sum of the parents: ``b_t = b_0 + votes · (v_1 + ... + v_t)``.
 
-Whether it is faster is estimated, from what the nodes read and write and what their kernels cost besides.
-The estimate is the same in every run; timing would make two different files of one.
+The speedup is estimated from what the nodes read and write and from the extra cost of their kernels. Unlike a
+timing, the estimate is the same in every run, so the output is reproducible.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from capsedge.graph.fusion.formulas import Dynamic
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Values
 
-# --- Writing: a matrix product, or products of elements, for each weighted sum ---
+# --- Writing: a matrix product, or elementwise products, for each weighted sum ---
 
 
 def emit_standard_routing(edit: Edit, votes: str, roles: Layout, kind: Dynamic) -> str:
-    """The parents ``[n, j, p]`` of votes that are a tensor of the graph."""
+    """The parents ``[n, j, p]`` of votes given as a tensor of the graph."""
     form: _Form = (_Elements if roles.sizes[3] == 1 else _Products)(edit, roles.sizes, kind)
     return form.route(edit.read(votes, roles, form.votes_shape))
 
@@ -40,15 +40,15 @@ class _Form(ABC):
     @property
     @abstractmethod
     def votes_shape(self) -> tuple[int, ...]:
-        """What the votes are read as."""
+        """The form in which the votes are read."""
 
     @abstractmethod
     def first(self, votes: str) -> str:
-        """The sums weighed by the couplings of the start logits ``[n, j, p]``."""
+        """The sums weighted by the couplings of the start logits ``[n, j, p]``."""
 
     @abstractmethod
     def later(self, votes: str, agreed: str) -> str:
-        """The sums weighed by the couplings of votes that agree with ``[n, j, p]``."""
+        """The sums weighted by the couplings from the votes' agreements with ``[n, j, p]``."""
 
     def route(self, votes: str) -> str:
         """The parents ``[n, j, p]``."""
@@ -71,7 +71,7 @@ class _Form(ABC):
         return self.kind.couplings(prior[None])
 
     def with_prior(self, b: str, shape: tuple[int, ...]) -> str:
-        """Logits with the start logits added, which have a shape ``[j, i]`` with ones."""
+        """Logits plus the start logits, which have the shape ``[j, i]`` with ones."""
         if self.kind.replace or not self.kind.prior.any():
             return b
         prior = np.broadcast_to(self.kind.prior, (self.j, self.i)).reshape(shape)
@@ -85,7 +85,7 @@ class _Form(ABC):
         )
 
     def squash(self, s: str) -> str:
-        """Of ``[n, j, p]``, as ``formulas.squash``."""
+        """The squash of ``[n, j, p]``, as in ``formulas.squash``."""
         op, kind = self.edit.op, self.kind
         if kind.axis == "group":
             s = self.view(s, (self.n, self.j // kind.group, kind.group * self.p))
@@ -96,7 +96,7 @@ class _Form(ABC):
         return self.view(v, (self.n, self.j, self.p)) if kind.axis == "group" else v
 
     def factor(self, square: str) -> str:
-        """What the squash multiplies a vector by, from the square of its norm."""
+        """The factor by which the squash multiplies a vector, from its squared norm."""
         op, kind = self.edit.op, self.kind
         one = self.edit.constant(np.float32(1), "one")
         epsilon = self.edit.constant(np.float32(kind.epsilon), "epsilon")
@@ -120,7 +120,7 @@ class _Form(ABC):
 
 
 class _Products(_Form):
-    """Poses of several elements: a matrix product a weighted sum, one for the agreements."""
+    """Poses of several elements: a matrix product per weighted sum, and one for the agreements."""
 
     @property
     def votes_shape(self) -> tuple[int, ...]:
@@ -150,10 +150,10 @@ class _Products(_Form):
 
 
 class _Elements(_Form):
-    """Elements with logits of their own: children last, products element by element.
+    """Elements with logits of their own: children last, elementwise products.
 
-    ONNX Runtime multiplies a row by a column slowly, and transposes around a softmax of an axis that is not
-    the last: such a softmax is written out.
+    ONNX Runtime is slow at multiplying a row by a column, and transposes around a softmax over any axis but
+    the last, so such a softmax is decomposed.
     """
 
     @property
@@ -195,10 +195,10 @@ class _Elements(_Form):
 
 # --- Choosing, by the estimate ---
 
-_FORMS = "ABDE"  # squashes of ``formulas`` that are written here
+_FORMS = "ABDE"  # squashes of ``formulas`` that are supported here
 NO_FASTER = "standard operators in another form would not be clearly faster"
-LEAST_GAIN = 1.5  # below it the nodes stay what they are
-# Measured with ONNX Runtime 1.31 on one core, in bytes that are copied in the same time.
+LEAST_GAIN = 1.5  # below this speedup, the nodes stay unchanged
+# Measured with ONNX Runtime 1.31 on one core, as the number of bytes copied in the same time.
 _A_NODE, _A_PRODUCT = 128 << 10, 4 << 10  # a node of no work, one matrix product of a batch
 _SOFTMAX, _REDUCTION = {True: 2, False: 8}, {True: 2, False: 6}  # whether along the last axis
 _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
@@ -229,7 +229,7 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
 
 
 def estimated_gain(graph: Values, edit: Edit) -> float:
-    """How many times less the nodes of the edit cost than those of the file that they stand for, an image.
+    """The ratio of the cost per image of the file's nodes to that of the edit's nodes.
 
     Raises:
         NoMatch: the graph with the edit does not run.
@@ -240,7 +240,7 @@ def estimated_gain(graph: Values, edit: Edit) -> float:
 
 
 def _cost(graph: Values, made: set[str]) -> float:
-    """Of the nodes that make tensors and are no views, for one image, in bytes moved."""
+    """The cost of the nodes that compute tensors and are not views, for one image, in bytes moved."""
     costs = [
         _A_NODE + _moved(graph, node) / graph.batch
         for node in graph.nodes
@@ -252,7 +252,7 @@ def _cost(graph: Values, made: set[str]) -> float:
 
 
 def _moved(graph: Values, node: onnx.NodeProto) -> float:
-    """Bytes that a node reads and writes, times what its kernel in ONNX Runtime costs beside them."""
+    """Bytes that a node reads and writes, times a factor for its kernel's cost in ONNX Runtime."""
     moved = sum(graph.summaries[name].nbytes for name in (*node.input, *node.output) if name)
     if node.op_type == "MatMul":
         return moved + _A_PRODUCT * math.prod(graph.shapes[node.output[0]][:-2])
@@ -267,7 +267,7 @@ def _moved(graph: Values, node: onnx.NodeProto) -> float:
 
 
 def _over_last(graph: Values, node: onnx.NodeProto, axes: Iterable[int]) -> bool:
-    """Whether a node works along the last axis of several elements, which lie side by side."""
+    """Whether a node works along the last axis with several elements, which are contiguous."""
     shape = graph.shapes[node.input[0]]
     sizes = {int(a) % len(shape) for a in axes if shape[int(a)] > 1}
     return not sizes or all(math.prod(shape[a + 1 :]) == 1 or a + 1 in sizes for a in sizes)

@@ -1,7 +1,7 @@
-"""Unroll Loop and Scan nodes with a fixed number of passes, so that fusion can look inside.
+"""Unroll Loop and Scan nodes with a fixed number of passes so that fusion can look inside.
 
-The body's names get the pass's number; what the body reads from outside stays. A loop whose condition is
-computed, or whose body holds graphs of its own, is left alone.
+Names in the body are suffixed with the number of the pass; names from outside are kept. Loops with a computed
+condition, or with subgraphs in their body, are left alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from capsedge.graph.proto import (
 )
 
 MOST_PASSES = 32
-MOST_NODES = 5_000  # written out, of one loop
+MOST_NODES = 5_000  # of one unrolled loop
 
 
 def unroll(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """A copy without loops of a fixed number of passes, and how many there were."""
+    """A copy without loops with a fixed number of passes, and how many there were."""
     if not any(n.op_type in ("Loop", "Scan") for n in model.graph.node):
         return model, 0
     copy = copy_of(model)
@@ -60,7 +60,7 @@ def _passes(
     constants: dict[str, np.ndarray],
     known: dict[str, onnx.ValueInfoProto],
 ) -> int | None:
-    """How many passes there are whatever the input; None where that is not known."""
+    """The number of passes, if it is the same for every input; None if that is not known."""
     attributes = attributes_of(node)
     body = attributes["body"]
     if node.op_type == "Loop":
@@ -84,7 +84,7 @@ def _passes(
 
 
 def _always(body: onnx.GraphProto, constants: dict[str, np.ndarray]) -> bool:
-    """Whether a loop's condition is true whatever it computes."""
+    """Whether a loop's condition is always true."""
     made = {o: n for n in body.node for o in n.output}
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in body.initializer} | constants
     name = body.output[0].name
@@ -114,7 +114,7 @@ class _Writer:
         first = 2 if loop else 0
         state = list(node.input[first : len(node.input) - scanned])
         sequences = list(node.input[len(node.input) - scanned :]) if scanned else []
-        carried, ahead = len(state), int(loop)  # a loop's body gives its condition first
+        carried, ahead = len(state), int(loop)  # a loop's body returns its condition first
         stored = {t.name: f"{self.tag}/{t.name}" for t in body.initializer}
         for tensor in body.initializer:
             self._store(stored[tensor.name], onnx.numpy_helper.to_array(tensor))

@@ -1,7 +1,7 @@
 """Run a graph once and record every value: shapes, constants, dominators, pieces to run.
 
-ONNX Runtime runs it with all tensors as outputs and nothing optimized. So no shape inference is needed, and
-weights that are tiled, sliced or computed by the file are simply values.
+ONNX Runtime runs it unoptimized, with every tensor as an output. So no shape inference is needed, and weights
+that the file tiles, slices or computes are simply values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ Array = NDArray[Any]
 Function = Callable[..., list[Array]]
 
 BATCHES = (7, 5, 3, 2, 1)  # 7 is rarely equal to another dimension
-ALWAYS = (1, 2, 3)  # batches that a file with a free one runs at, whatever it was traced with
-_LARGEST_BATCH, _GUESSED = 512, 8  # of batches that a file may name
+ALWAYS = (
+    1,
+    2,
+    3,
+)  # batch sizes at which a file with a free batch must run, whatever it was traced with
+_LARGEST_BATCH, _GUESSED = 512, 8  # of the batch sizes that a file may contain
 MOST_NODES = 20_000
 MOST_ELEMENTS = 1 << 28  # of an input
-# Of all values together at more than two images: more of them tell nothing new.
+# Limit on all values together with more than two images; further images add no information.
 MOST_BYTES = 1 << 28
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
@@ -46,25 +50,25 @@ def _bytes(values: Iterable[Any]) -> int:
 
 
 class Values:
-    """The values of a graph at one batch.
+    """The values of a graph at one batch size.
 
     Args:
-        model: without functions of its own and without initializers among its inputs.
+        model: without functions and without initializers among its inputs.
 
     Attributes:
         batch: the batch that was run.
         free: whether the batch is free in the file.
-        tables: of the inputs that are indices, how many entries what they look up has.
-        has_named_dims: whether the file says so, be it true or not.
+        tables: for each input of indices, the number of entries in the table that it indexes.
+        has_named_dims: whether the file declares a free batch, rightly or not.
         value: every constant by name.
-        summaries: what is kept of every tensor.
-        shapes, sizes: of every tensor; the size is the number of its elements.
+        summaries: of every tensor.
+        shapes, sizes: of every tensor; the size is its number of elements.
         floats: the tensors in FP32.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         nodes: of the graph.
-        maker: the node that makes a tensor.
-        sources: of a tensor that is not constant, those it is made of; in topological order.
-        users: the nodes that read a tensor, constant ones left out.
+        maker: the node that computes each tensor.
+        sources: the tensors that each non-constant tensor is computed from, in topological order.
+        users: the nodes that read a tensor, except constant ones.
 
     Raises:
         NoMatch: it does not run, or is too large.
@@ -97,7 +101,7 @@ class Values:
         self.floats = {name for name, one in self.summaries.items() if one.kind == np.float32}
 
     def feeds(self, batch: int, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
-        """Inputs for the whole graph: uniform numbers, indices within their table, other integers as ones."""
+        """Inputs for the whole graph: uniform numbers, indices within their tables, otherwise ones."""
         rng = np.random.default_rng(seed)
         found = {}
         for name, dims in self.dims.items():
@@ -125,7 +129,7 @@ class Values:
             raise NoMatch(f"ONNX Runtime cannot load it: {first_line(error)}") from error
         names = [o.name for o in session.get_outputs()]
         why = ""
-        # One image last: broadcasting makes as many of it as the file was traced with.
+        # One image comes last: broadcasting repeats it as often as the file was traced with.
         batches = [*BATCHES[:-1], *self._named_batches(), BATCHES[-1]] if self.free else [0]
         each = self._bytes_of_an_image(session) if self.free else 0
         for batch in batches:
@@ -155,7 +159,7 @@ class Values:
         raise NoMatch(f"it does not run: {why or 'its values need too much memory'}")
 
     def _rows_that_count(self, session: Session, values: dict[str, Array]) -> int:
-        """The images that the outputs have rows for: all, or the first ones, which a trace took apart."""
+        """The images for which the outputs have rows: all, or the first ones if a trace separated them."""
         names = [o.name for o in self.model.graph.output]
         rows = len(values[names[0]]) if np.ndim(values[names[0]]) else 0
         if not 0 < rows < self.batch:
@@ -175,7 +179,7 @@ class Values:
             return 0
 
     def _named_batches(self) -> list[int]:
-        """What the file may have been traced with: the numbers that its constants begin with."""
+        """Batch sizes that the file may have been traced with: the first numbers of its constants."""
         counts: Counter[int] = Counter()
         for value in self.weights.values():
             if value.ndim > 1:
@@ -186,7 +190,7 @@ class Values:
         return [b for b in likely if b not in BATCHES][:_GUESSED]
 
     def _runs_at(self, session: Session, batches: Iterable[int]) -> bool:
-        """Whether a batch that is free in name is so indeed."""
+        """Whether a batch that is declared free really is."""
         for batch in batches:
             if batch == self.batch:
                 continue
@@ -222,7 +226,7 @@ class Values:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Element type of every tensor."""
+        """The element type of every tensor."""
         return {
             name: helper.np_dtype_to_tensor_dtype(v.kind)
             for name, v in self.summaries.items()
@@ -230,7 +234,7 @@ class Values:
         }
 
     def makers(self, name: str) -> list[onnx.NodeProto]:
-        """The nodes that make a constant, in order."""
+        """The nodes that compute a constant, in order."""
         need, found = {name}, []
         for node in reversed(self.nodes):
             if any(o in need for o in node.output):
@@ -239,11 +243,11 @@ class Values:
         return found[::-1]
 
     def is_quantized(self, name: str) -> bool:
-        """Whether a constant is stored in integers that a node of the graph dequantizes."""
+        """Whether a constant is stored as integers that a node of the graph dequantizes."""
         return any(n.op_type == "DequantizeLinear" for n in self.makers(name))
 
     def kind(self, name: str) -> np.dtype[Any]:
-        """Element type of a value."""
+        """The element type of a value."""
         return np.dtype(self.summaries[name].kind)
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
@@ -252,7 +256,7 @@ class Values:
         return helper.get_attribute_value(found[0]) if found else default
 
     def distances(self, name: str) -> dict[str, int]:
-        """The tensors that a tensor is made of, and how many nodes away they are."""
+        """The tensors that a tensor is computed from, and how many nodes away they are."""
         found, queue = {name: 0}, [name]
         for each in queue:
             for source in self.sources.get(each, ()):
@@ -270,11 +274,11 @@ class Values:
         return found - {name}
 
     def with_twins(self, boundary: Iterable[str]) -> list[str]:
-        """A cut and the tensors that have the same values elsewhere (detached copies)."""
+        """A cut together with tensors elsewhere that have the same values (detached copies)."""
         return [name for each in boundary for name in (each, *self.twins.get(each, ()))]
 
     def determined(self, *boundary: str) -> list[str]:
-        """The tensors that a cut alone determines, in topological order."""
+        """The tensors that depend only on a cut, in topological order."""
         known = set(self.with_twins(boundary))
         found = []
         for name, sources in self.sources.items():
@@ -284,7 +288,7 @@ class Values:
         return found
 
     def find_twins(self, name: str) -> None:
-        """Merge tensors that have a tensor's values but neither compute nor use it."""
+        """Merge tensors that equal a tensor but are neither its ancestors nor its descendants."""
         if name in self.twins:
             return
         one, kin = self.summaries[name], set(self.distances(name)) | self.after(name)
@@ -300,7 +304,7 @@ class Values:
         return self._dominate(set())
 
     def dominators(self, target: str, without: Sequence[str] = ()) -> list[str]:
-        """The tensors that every path from an input to a tensor runs through, the nearest first.
+        """The tensors on every path from an input to a tensor, nearest first.
 
         Args:
             without: tensors that count as constant.
@@ -325,7 +329,7 @@ class Values:
     def between(
         self, boundary: Sequence[str], ends: Sequence[str]
     ) -> tuple[list[onnx.NodeProto], set[str]]:
-        """The nodes from a cut to some tensors, and the constants that they read."""
+        """The nodes between a cut and some tensors, and the constants that they read."""
         stop = set(boundary)
         need = set(ends) - stop
         nodes: list[onnx.NodeProto] = []
@@ -336,7 +340,7 @@ class Values:
         return nodes[::-1], {i for n in nodes for i in inputs_of(n) if i in self.constant}
 
     def numbers(self, boundary: Sequence[str], ends: Sequence[str]) -> dict[str, Array]:
-        """The FP32 constants that lie between: where priors, biases, temperatures and epsilons come from."""
+        """The FP32 constants in between: candidates for priors, biases, temperatures and epsilons."""
         found = {}
         for name in sorted(self.between(self.with_twins(boundary), ends)[1]):
             value = self.value[name]
@@ -347,12 +351,12 @@ class Values:
     def function(
         self, boundary: Sequence[str], ends: Sequence[str], arena: bool = True
     ) -> Function:
-        """The original nodes from a cut to some tensors as a function of arrays, in FP64 where they allow it.
+        """The original nodes between a cut and some tensors as a function of arrays, in FP64 if possible.
 
-        The arrays have the shapes of the cut, in any form; results have those of the ends.
+        Arrays have the shapes of the cut, in any layout; results have the shapes of the ends.
 
         Args:
-            arena: as in ``session_of``; not for functions that are kept, of which there may be many.
+            arena: as in ``session_of``; not for functions that are kept, since there may be many.
         """
         nodes, constants = self.between(self.with_twins(boundary), ends)
         arrays = {c: np.asarray(self.value[c], order="C") for c in constants}
@@ -420,7 +424,7 @@ class Values:
         )
 
 
-# --- What is remembered of a tensor, which itself is not kept ---
+# --- Summaries of tensors, which are not kept themselves ---
 
 
 _FEW = 1 << 14  # elements of a value that are kept
@@ -431,8 +435,8 @@ class ValueSummary:
     """A summary of a value.
 
     Attributes:
-        shape, kind, nbytes: of it; no kind of what is no tensor.
-        few: evenly spaced elements, all of a small one; None of what is not FP32.
+        shape, kind, nbytes: of the value; the kind is None if it is not a tensor.
+        few: evenly spaced elements, or all if the value is small; None if it is not FP32.
     """
 
     shape: tuple[int, ...]

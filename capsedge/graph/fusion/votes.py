@@ -1,9 +1,9 @@
-"""Find out by probing where votes come from, and determine their weight.
+"""Find the source of votes by probing, and determine their weight.
 
-``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``. The tensors that all votes run through are tried from
-the votes upwards, as long as votes depend on them linearly. For every way in which such a tensor may hold
-cells of ``q`` elements: one probe with equal cells and one with numbered cells tell which cell each child
-is; ``q`` unit vectors, on all cells at once, read W; a random input confirms it.
+``votes[n,j,i,p] = Σ_q W[j,i,p,q] · u[cell(n,i), q]``. The tensors that all votes pass through are tried
+from the votes upwards, as long as votes depend on them linearly. For each layout in which such a tensor may
+hold cells of ``q`` elements, one probe with equal cells and one with numbered cells show which cell each
+child is; ``q`` unit vectors, applied to all cells at once, yield W; and a random input confirms it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from capsedge.graph.fusion.layouts import Layout, squeezed
 from capsedge.graph.fusion.values import Array, Function, Values
 
 _MAX_LAYOUTS = 12  # tensors
-_MISSED = 4  # of them that hold no cells, after some that do
-_HYPOTHESES = 40  # layouts of one tensor
+_MISSED = 4  # that hold no cells, after some that do
+_HYPOTHESES = 40  # of one tensor
 _LONGEST = 256  # elements of a cell
-_PIECE = 1 << 21  # elements of votes that are looked at together
-_ROWS = 64  # children that a hypothesis is tried on before all
+_PIECE = 1 << 21  # elements of votes compared at once
+_ROWS = 64  # children on which a hypothesis is tried first
 _LINEAR, _PROVEN, _WHOLE = 1e-5, 1e-5, 1e-3
 
 
 @dataclass(frozen=True)
 class VoteSource:
-    """Where the votes come from.
+    """The source of the votes.
 
     Attributes:
         tensor: of the graph.
-        layout: its roles: image, cells, elements of a cell.
-        index: which cell each child is: ``[positions, i]``.
-        weight: ``[j, i, p, q]``, the same at every position; the numbers are FP32's.
-        constant: what votes are where all cells are zero, ``[positions, j, i, p]``; None for zero.
+        layout: with the roles image, cells, elements of a cell.
+        index: the cell of each child ``[positions, i]``.
+        weight: ``[j, i, p, q]``, the same at every position, with FP32 values.
+        constant: the votes when all cells are zero, ``[positions, j, i, p]``; None for zero.
     """
 
     tensor: str
@@ -47,12 +47,12 @@ class VoteSource:
 
     @property
     def cells(self) -> int:
-        """Cells of an image."""
+        """The number of cells in an image."""
         return self.layout.sizes[1]
 
     @property
     def depth(self) -> int:
-        """Elements of a cell."""
+        """The number of elements in a cell."""
         return self.layout.sizes[2]
 
 
@@ -64,13 +64,13 @@ def linear_vote_source(
     suits: Callable[[Array], bool] = lambda _: True,
     probes: dict[str, VoteProbe] | None = None,
 ) -> VoteSource:
-    """The source with the fewest elements, then with the most axes of cells, then the nearest.
+    """The source with the fewest elements, then the most cell axes, then the nearest.
 
     Args:
         roles: of the votes, ``[n, j, i, p]``.
-        depth: elements of a cell, where they are known.
-        suits: whether a weight has the structure that is wanted.
-        probes: what is known already of these votes, by tensor; more is added.
+        depth: elements of a cell, if known.
+        suits: whether a weight has the required structure.
+        probes: existing probes of these votes, by tensor; new ones are added.
 
     Raises:
         NoMatch: the votes are not a linear map of cells.
@@ -108,13 +108,13 @@ def linear_vote_source(
 
 
 def _rank(layout: Layout, index: Array, order: int) -> tuple[int, int, int, int]:
-    """The best source has the least: elements used, depth, then most axes of cells, then nearness."""
+    """Sort key, smallest for the best source: elements used, depth, cell axes (negated), distance."""
     depth = layout.sizes[2]
     return len(np.unique(index)) * depth, depth, -len(layout.part(1)), order
 
 
 def dynamic_vote_source(graph: Values, votes: str, roles: Layout) -> VoteSource:
-    """``linear_vote_source`` of votes whose constant part is that of every position.
+    """``linear_vote_source`` for votes with the same constant part at every position.
 
     Raises:
         NoMatch: the votes are not a linear map of cells, or only the elements of cells in another
@@ -127,13 +127,13 @@ def dynamic_vote_source(graph: Values, votes: str, roles: Layout) -> VoteSource:
 
 
 def is_selection(weight: Array) -> bool:
-    """Whether every element of a vote is one element of its cell, and each of them at most once."""
+    """Whether each element of a vote is an element of its cell, and none is used twice."""
     once = bool(((weight == 0) | (weight == 1)).all()) and bool((weight.sum(3) == 1).all())
     return once and bool((weight.sum((0, 2)) <= 1).all())
 
 
 def _cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> Iterator[Layout]:
-    """Ways in which a tensor may be ``[image, cells, q]``."""
+    """Layouts in which a tensor may be ``[image, cells, q]``."""
     shape, batch = graph.shapes[tensor], graph.batch
     views = [squeezed(shape)]
     if batch > 1 and shape and shape[0] % batch == 0 and shape[0] > batch:
@@ -169,7 +169,7 @@ def _starts(view: tuple[int, ...], batch: int) -> list[int | None]:
 def _elements(
     view: tuple[int, ...], start: int | None, pose: int, depth: int | None
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The axes of a view that may count the elements of a cell: whole ones, neighbours, parts of one."""
+    """The axes of a view that may count the elements of a cell: single ones, neighbours, parts of one."""
     axes = [k for k in range(len(view)) if k != start]
     if depth == 1:
         yield view, ()
@@ -188,22 +188,22 @@ def _elements(
 
 
 def _divisors(size: int, pose: int) -> list[int]:
-    """Likely numbers of elements."""
+    """Likely numbers of elements per cell."""
     return [q for q in dict.fromkeys((pose, 8, 16, 4)) if size % q == 0]
 
 
 class VoteProbe:
     """The votes as a function of a tensor.
 
-    A hypothesis is tried on a few children first; what passes is tried on all. It is tried only once.
+    A hypothesis is tried on a few children first and, if it passes, on all. No hypothesis is tried twice.
 
     Args:
-        known: a source of the votes that all of them run through on their way from the tensor: the few votes
-            are then its weight times its cells, without the product over all children.
-        kept: whether others are kept beside it, so that none may keep its memory between runs.
+        known: a source that all votes pass through on their way from the tensor; a few votes are then
+            computed as its weight times its cells, without the product over all children.
+        kept: whether it is kept along with others, so that none may hold its memory between runs.
 
     Attributes:
-        linear: whether the votes depend on the tensor linearly, but for a constant part.
+        linear: whether the votes depend on the tensor linearly, apart from a constant part.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class VoteProbe:
         self.graph, self.votes, self.roles = graph, votes, roles
         self.rng = np.random.default_rng(2)
         self.known, self.arena = known, not kept
-        # What all votes run through: the votes themselves, or cells that are known to make them.
+        # What all votes pass through: the votes themselves, or cells known to determine them.
         self.through = (
             self.function if known is None else graph.function([tensor], [known.tensor], self.arena)
         )
@@ -236,12 +236,12 @@ class VoteProbe:
 
     @cached_property
     def function(self) -> Function:
-        """The votes as the graph has them."""
+        """The votes as computed by the graph."""
         return self.graph.function([self.tensor], [self.votes], self.arena)
 
     @cached_property
     def zero(self) -> Array:
-        """The votes where the tensor is zero; a single zero where they are."""
+        """The votes when the tensor is zero; a single zero if they are all zero."""
         if self.known is not None and self.known.constant is None and not self.through_zero.any():
             return np.zeros(())  # cells that are zero
         zero = self._run(np.zeros(self.shape))
@@ -253,7 +253,7 @@ class VoteProbe:
     def _is_linear(self, at_zero: Array) -> bool:
         """Whether f(a + 2b) - f(a) - 2f(b) + 2f(0) vanishes.
 
-        Of cells that are known to make the votes linearly, it is asked of the cells.
+        If the votes are known to be linear in some cells, it is tested on those cells.
         """
         a, b = self.x, self.rng.standard_normal(self.shape)
         at_a = self.through(a)[0]
@@ -268,13 +268,13 @@ class VoteProbe:
         return bool(size > 0 and np.abs(off).max() <= _LINEAR * size)  # False for NaN
 
     def index(self, layout: Layout) -> Array | None:
-        """Which cell each child is ``[positions, i]``, if the tensor may hold cells in this way."""
+        """The cell of each child ``[positions, i]``, if the tensor can hold cells in this layout."""
         if layout not in self.indices:
             self.indices[layout] = self._index(layout)
         return self.indices[layout]
 
     def source(self, layout: Layout, index: Array) -> VoteSource | None:
-        """The source, if the votes are a weight times those cells."""
+        """The source, if the votes are a weight times these cells."""
         if layout not in self.sources:
             self.sources[layout] = self._source(layout, index)
         return self.sources[layout]
@@ -307,10 +307,10 @@ class VoteProbe:
     def _index_of_known(
         self, known: VoteSource, equal: Array, numbered: Array, cells: int
     ) -> Array | None:
-        """The index, where every cell that is known to make votes is itself made of one cell.
+        """The index, if every known cell of the votes is itself computed from one cell.
 
-        Votes that are multiples of others then follow from their cells, of which there are fewer numbers.
-        None decides nothing: a weight may hide what cells have besides.
+        Votes that are multiples of others then follow from their cells, which have fewer elements. None
+        settles nothing: a weight may hide other dependences of the cells.
         """
         images, count, q = self._sizes(known.layout)
         used = np.unique(known.index)
@@ -328,7 +328,7 @@ class VoteProbe:
         return np.asarray(number[0][np.searchsorted(used, known.index)] - 1)
 
     def _may_hold(self, layout: Layout) -> bool:
-        """Whether votes of some children, with half of the cells at zero, are what they were or zero."""
+        """Whether, with half of the cells zeroed, the votes of some children are unchanged or zero."""
         kept = layout.along(1, self.rng.integers(0, 2, layout.sizes[1]).astype(np.float64))
         votes = self._few(self.through(self.x.reshape(layout.view) * kept)[0]) - self.at_zero
         near = _WHOLE * np.abs(self.at_x).max(1)
@@ -337,7 +337,7 @@ class VoteProbe:
         return bool((same | gone).all())
 
     def _few(self, through: Array) -> Array:
-        """A few of the votes, of what ``through`` gives."""
+        """A few of the votes, from the result of ``through``."""
         if self.known is None:
             return self.roles.rows(through, self.few)
         source, n = self.known, self.roles.sizes[0]
@@ -369,7 +369,7 @@ class VoteProbe:
         return VoteSource(self.tensor, layout, index, by_role, constant)
 
     def _weight(self, layout: Layout, index: Array) -> Array | None:
-        """The weight ``[i, j·p, q]``; None where it is not the same at some positions."""
+        """The weight ``[i, j·p, q]``; None if it differs between positions."""
         weight = self._weight_of_known(layout, index)
         if weight is None:
             weight = self._columns(layout, index, self._less_zero, self.roles.rows, self.few)
@@ -379,7 +379,7 @@ class VoteProbe:
         return self._run(x) - self.zero
 
     def _weight_of_known(self, layout: Layout, index: Array) -> Array | None:
-        """The weight, where the cells that are known to make votes only choose elements of these cells."""
+        """The weight, if the known cells of the votes only select elements of these cells."""
         known = self.known
         images = self._sizes(layout)[0]
         if (
@@ -420,16 +420,16 @@ class VoteProbe:
         rows: Callable[[Array, tuple[Array, Array]], Array],
         few: tuple[Array, Array],
     ) -> Array | None:
-        """A linear map of cells, column after column ``[i, rows, q]``; None where positions differ.
+        """A linear map of cells, column by column ``[i, rows, q]``; None if positions differ.
 
-        A unit vector in a cell tells one column to each child of that cell. The next run has the next unit
-        vector in every cell; most children have seen all of them long before the last.
+        A unit vector in a cell yields one column for each child of that cell. The next run has the next unit
+        vector in every cell; most children have all their columns long before the last run.
 
         Args:
-            index: which cell each child is ``[positions, i]``.
-            run: what the map makes of the tensor.
-            rows: of that, what belongs to some positions and children.
-            few: positions and children that are compared with what is read off others.
+            index: the cell of each child ``[positions, i]``.
+            run: applies the map to the tensor.
+            rows: selects the results for some positions and children.
+            few: positions and children compared with the columns read from others.
         """
         images, cells, q = self._sizes(layout)
         n, i = images * len(index), index.shape[1]
@@ -456,7 +456,7 @@ class VoteProbe:
         return weight
 
     def _sizes(self, layout: Layout) -> tuple[int, int, int]:
-        """Images, cells of each, elements of a cell."""
+        """The numbers of images, cells per image, and elements per cell."""
         _, cells, q = layout.sizes
         return self.batch if layout.batch is not None else 1, cells, q
 
@@ -467,7 +467,7 @@ class VoteProbe:
 
 
 def _numbers(one: Array, other: Array, cells: int) -> Array | None:
-    """The whole numbers that rows are multiples of others by; None where they are not, or name no cell."""
+    """The integer factors between rows and others; None if there are none or they name no cell."""
     at = np.abs(one).argmax(1)
     rows = np.arange(len(one))
     with np.errstate(all="ignore"):
@@ -483,14 +483,14 @@ def _numbers(one: Array, other: Array, cells: int) -> Array | None:
 
 
 def order_of(index: Array) -> Array | None:
-    """The child that each cell is, where every cell is one child; None elsewhere."""
+    """The child of each cell, if every cell is exactly one child; otherwise None."""
     if len(index) != 1 or sorted(index[0].tolist()) != list(range(index.shape[1])):
         return None
     return np.argsort(index[0])
 
 
 def cell_axes(vote_source: VoteSource) -> tuple[tuple[int, ...], Array]:
-    """Sizes of the axes that count cells, and the position of each child on them ``[positions, i, axes]``."""
+    """Sizes of the cell axes, and the position of each child on them ``[positions, i, axes]``."""
     sizes = vote_source.layout.part(1)
     if not sizes:
         return (), np.zeros((*vote_source.index.shape, 0), int)
