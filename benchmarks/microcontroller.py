@@ -4,7 +4,8 @@
 
 The peers know no capsule operator, so they get the same networks with standard operators only: emx-onnx-cgen
 (pip install emx-onnx-cgen, in an environment of its own), and onnx2c as built in DIR/onnx2c/build of
---sources. A peer that is absent is left out of the table.
+--sources. With DIR/Q7-CapsNets and DIR/CMSIS_5 (tag 5.8.0), the table has Q7-CapsNets' MNIST network too.
+A peer that is absent is left out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import onnx.inliner
 import onnxruntime as ort
 
 import capsedge
+from benchmarks import q7_capsnets
 from benchmarks.common import replace_between
 from capsedge.exporters.c import measurement as measure
 from capsedge.exporters.c.write_c import generate
@@ -48,11 +50,13 @@ class Candidate(NamedTuple):
         files: ``net.h`` and ``net.c``, with the functions of capsedge's C.
         description: the parts of ``NAME.json`` that `measure` reads.
         flags: of the compiler.
+        sources: C files that are compiled besides ``net.c``, each on its own.
     """
 
     files: dict[str, bytes]
     description: dict[str, Any]
     flags: tuple[str, ...]
+    sources: tuple[str, ...] = ()
 
 
 def ours(file: Path, flags: tuple[str, ...]) -> Candidate:
@@ -141,18 +145,39 @@ def sizes(candidate: Candidate, board: measure.Board, folder: Path) -> tuple[int
     for name in ("net.h", "net.c"):
         (folder / name).write_bytes(candidate.files[name])
     words = [board.compiler, *candidate.flags, "-DCAPSEDGE_STEP(n)=", *board.flags]
-    unused = ["-ffunction-sections", "-fdata-sections"]
-    subprocess.run([*words, *unused, "-c", "net.c"], cwd=folder, check=True, capture_output=True)
-    links = ["-r", "-nostdlib", "-Wl,--gc-sections,--entry=net_run", "-o", "used.o", "net.o"]
+    graphs, objects = [], []
+    for k, source in enumerate(("net.c", *candidate.sources)):
+        objects.append(f"part{k}.o")
+        extra = ["-ffunction-sections", "-fdata-sections", "-fcallgraph-info=su"]
+        compiled = [*words, *extra, "-c", "-o", objects[-1], source]
+        subprocess.run(compiled, cwd=folder, check=True, capture_output=True)
+        graphs.append((folder / f"part{k}.ci").read_text())
+    links = ["-r", "-nostdlib", "-Wl,--gc-sections,--entry=net_run", "-o", "used.o", *objects]
     subprocess.run(
         [board.compiler, *board.flags, *links], cwd=folder, check=True, capture_output=True
     )
     size = board.compiler.replace("gcc", "size")
     line = subprocess.run([size, "used.o"], cwd=folder, check=True, capture_output=True, text=True)
     text, data, bss = map(int, line.stdout.splitlines()[1].split()[:3])
-    stack = measure.stack_bound(candidate.files, "net", words)
+    stack = measure.deepest("".join(graphs), "net_run")
     arena = candidate.description["memory"]["arena_bytes"]
     return text + data, data + bss + arena + (stack or 0)
+
+
+def line(network: str, tool: str, candidate: Candidate, boards: Sequence[str]) -> list[str]:
+    """A line of the table."""
+    counts = []
+    for key in boards:
+        flags = (*candidate.flags, *candidate.sources)
+        counted = measure.count(
+            candidate.files, candidate.description, measure.BOARDS[key], flags, stack=STACK
+        )
+        counts.append(f"{counted.total / 1e6:.2f} M")
+    with tempfile.TemporaryDirectory() as name:
+        flash, ram = sizes(candidate, measure.BOARDS[boards[0]], Path(name))
+    found = [network, tool, *counts, f"{flash / 1e3:.0f} KB", f"{ram / 1e3:.1f} KB"]
+    print(" | ".join(found), flush=True)
+    return found
 
 
 def rows(file: Path, tools: dict[str, str], boards: Sequence[str]) -> list[list[str]]:
@@ -193,23 +218,14 @@ def rows(file: Path, tools: dict[str, str], boards: Sequence[str]) -> list[list[
         for tool, candidate in candidates.items():
             for output, values in results(candidate, folder).items():
                 np.testing.assert_allclose(values, expected[output], atol=NEAR, err_msg=tool)
-            counts = []
-            for key in boards:
-                board = measure.BOARDS[key]
-                counted = measure.count(
-                    candidate.files, candidate.description, board, candidate.flags, stack=STACK
-                )
-                counts.append(f"{counted.total / 1e6:.2f} M")
-            flash, ram = sizes(candidate, measure.BOARDS[boards[0]], folder)
-            found.append([file.stem, tool, *counts, f"{flash / 1e3:.0f} KB", f"{ram / 1e3:.1f} KB"])
-            print(" | ".join(found[-1]), flush=True)
+            found.append(line(file.stem, tool, candidate, boards))
     return sorted(found, key=lambda row: row[2] == "writes nothing")
 
 
 def main() -> None:
     """Measure and print; write the page's table if asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sources", type=Path, help="folder with onnx2c, built in onnx2c/build")
+    parser.add_argument("--sources", type=Path, help="folder with the peers' sources")
     parser.add_argument("--emx", help="emx-onnx-cgen, if it is not on the path")
     parser.add_argument("--int8", type=Path, nargs="*", default=[], help="INT8 files to add")
     parser.add_argument("--boards", nargs="*", default=["cortex-m7", "cortex-m55"])
@@ -221,6 +237,9 @@ def main() -> None:
     present = {tool: path for tool, path in tools.items() if path}
     files = [*(ROOT / f"capsedge/zoo/{model}.onnx" for model in MODELS), *given.int8]
     found = [row for file in files for row in rows(file, present, given.boards)]
+    if given.sources is not None:
+        for how, content in q7_capsnets.programs(given.sources).items():
+            found.append(line(q7_capsnets.NETWORK, how, Candidate(*content), given.boards))
     cores = [measure.BOARDS[key].core for key in given.boards]
     head = ["network", "C by", *cores, "flash", "RAM"]
     lines = [head, ["---"] * len(head), *found]
