@@ -23,10 +23,16 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.origin import pruned_of
 from capsedge.runtime.zoo import MODELS, ROUTINGS, zoo_checkpoint, zoo_model
 
-# Least accuracy on the 10,000 test images, or pairs of them, in images: 99.55 %, 99.2 %, 99.4 %, 92 %,
-# and in INT8 99.56 %.
-LEAST = {"dynamic": 9955, "em": 9920, "attention": 9940, "overlap": 9200, "small": 9956}
-KINDS = (*ROUTINGS, "overlap", "small")  # what follows digits-
+# Least accuracy on the 10,000 test images, or pairs of them, in images.
+LEAST = {
+    "digits-dynamic": 9955,
+    "digits-em": 9920,
+    "digits-attention": 9940,
+    "digits-overlap": 9200,
+    "digits-small": 9956,
+    "photos": 9000,
+}
+INT8 = ("digits-overlap", "digits-small", "photos")
 # Largest difference of a length; of a logit, relative to the largest logit.
 TOLERANCE = 1e-5
 
@@ -43,28 +49,28 @@ def model(routing: str) -> CapsuleModel:
     return load_checkpoint(zoo_checkpoint(f"digits-{routing}"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_card_tells_of_this_file(kind: str) -> None:
-    checkpoint = zoo_checkpoint(f"digits-{kind}")
+@pytest.mark.parametrize("name", MODELS)
+def test_the_card_tells_of_this_file(name: str) -> None:
+    checkpoint = zoo_checkpoint(name)
     card = checkpoint.with_suffix(".md").read_text()
     assert sha256(checkpoint) in card
     accuracy = re.search(r"\*\*([\d.]+) %\*\* of (?:all )?10,000", card)
     assert accuracy
-    assert round(float(accuracy[1]) * 100) >= LEAST[kind]
+    assert round(float(accuracy[1]) * 100) >= LEAST[name]
 
 
 def test_weights_are_small_enough() -> None:
     files = [*map(zoo_checkpoint, MODELS), *(Path(str(zoo_model(name))) for name in MODELS)]
     sizes = [file.stat().st_size for file in files]
     assert max(sizes) <= 4_000_000
-    assert sum(sizes) <= 15 * 2**20
+    assert sum(sizes) <= 15_000_000
     small = [file for file in files if file.stem == "digits-small"]
     assert all(file.stat().st_size <= 1.2e6 for file in small)
     assert small[1].stat().st_size <= 1_000_000  # the INT8 file
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "digits-small"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in INT8])
 def test_the_file_is_the_export_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     """Node by node: what other options of the export add, such as a trace, is not in a file without them."""
     model = load_checkpoint(zoo_checkpoint(name))
@@ -79,12 +85,16 @@ def test_the_file_is_the_export_of_its_checkpoint(name: str, tmp_path: Path) -> 
     assert onnx.load(again).graph == onnx.load(str(zoo_model(name))).graph
 
 
-def test_the_small_file_is_int8_and_names_its_checkpoint() -> None:
-    checkpoint = zoo_checkpoint("digits-small")
-    with capsedge.load("digits-small") as session:
+@pytest.mark.parametrize("name", INT8)
+def test_an_int8_file_names_its_checkpoint(name: str) -> None:
+    with capsedge.load(name) as session:
         assert session.metadata is not None
         assert session.metadata.precision == "int8"
-        assert session.metadata.checkpoint_sha256 == sha256(checkpoint)
+        assert session.metadata.checkpoint_sha256 == sha256(zoo_checkpoint(name))
+
+
+def test_the_small_model_is_pruned() -> None:
+    checkpoint = zoo_checkpoint("digits-small")
     pruned = pruned_of(checkpoint)
     assert pruned is not None
     before, after = pruned.multiply_adds
@@ -121,7 +131,7 @@ def test_parity_on_mnist(
     data = read_split(mnist, "test", model.config.preprocessing, count)
     x, wanted = reference(model, data)
     right = int((wanted.argmax(1) == data.labels).sum())
-    assert right >= LEAST[routing] * count / 10_000 - (0 if count == 10_000 else 5)
+    assert right >= LEAST[f"digits-{routing}"] * count / 10_000 - (0 if count == 10_000 else 5)
 
     auto, portable = tmp_path / "auto.onnx", tmp_path / "portable.onnx"
     export(model, auto)
@@ -149,18 +159,19 @@ def test_parity_on_mnist(
     "count", [500, pytest.param(10_000, marks=pytest.mark.slow)], ids=["first-500", "all-10000"]
 )
 def test_pairs_of_mnist(mnist: Path, count: int) -> None:
-    """Both digits of a pair are the two best classes; the file finds those that PyTorch finds."""
+    """The best two classes are the digits of a pair; the INT8 file finds those that PyTorch finds in FP32."""
     model = load_checkpoint(zoo_checkpoint("digits-overlap"))
     test = read_split(mnist, "test", model.config.preprocessing, count)
-    right = 0
+    right = same = 0
     with capsedge.load("digits-overlap") as session, torch.no_grad():
         for canvases, owners in evaluation_pairs(test, model.config):
             x = normalize(canvases, model.config)
             wanted = model(x).scores.topk(2, 1).indices.numpy()
             found = session.run(x.numpy())[model.score_name].argsort(1)[:, :-3:-1]
-            assert np.array_equal(found, wanted)
+            same += int((np.sort(found) == np.sort(wanted)).all(1).sum())
             right += int((np.sort(found) == np.sort(owners.numpy())).all(1).sum())
-    assert right >= LEAST["overlap"] * count / 10_000 - (0 if count == 10_000 else 15)
+    assert same >= 0.985 * count
+    assert right >= LEAST["digits-overlap"] * count / 10_000 - (0 if count == 10_000 else 15)
 
 
 @pytest.mark.data
@@ -174,4 +185,4 @@ def test_the_small_file_on_mnist(mnist: Path) -> None:
         found = [
             o[session.roles.scores] for _, o in session.run_batches(images, [session.roles.scores])
         ]
-    assert int((np.concatenate(found).argmax(1) == data.classes).sum()) >= LEAST["small"]
+    assert int((np.concatenate(found).argmax(1) == data.classes).sum()) >= LEAST["digits-small"]

@@ -34,9 +34,15 @@ _MODELS = (
     ),
     *("dynamic-cifar100-resnet", "em-cifar10-simple", "em-cifar100-simple", "em-cifar10-resnet"),
     *("em-cifar100-resnet", "attention-cifar10-simple", "attention-cifar100-simple"),
-    *("attention-cifar10-small", "attention-cifar10-resnet", "attention-cifar100-resnet"),
+    *("attention-cifar10-resnet", "attention-cifar100-resnet"),
     *("attention-diversemultimnist-vector", "attention-diversemultimnist-matrix"),
-    *("dynamic-diversemultimnist", "em-smallnorb", "em-smallnorb-small", "digits-dynamic"),
+    *(
+        "dynamic-diversemultimnist",
+        "em-smallnorb",
+        "em-smallnorb-small",
+        "photos",
+        "digits-dynamic",
+    ),
     *("digits-small", "digits-overlap", "digits-em", "digits-attention"),
 )
 _VARIANTS: Mapping[str, tuple[str, ...]] = {  # by family

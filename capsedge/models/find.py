@@ -91,7 +91,7 @@ def trained_checkpoint(name: str) -> Path:
     if path is None:
         raise UsageError(
             f"The zoo has no trained weights for '{name}'.",
-            "Only the small digit models come with trained weights.",
+            f"These come with trained weights: {', '.join(zoo.MODELS)}.",
             "Pass the checkpoint that the file was exported from with --checkpoint.",
         )
     return path

@@ -95,7 +95,7 @@ _ATTENTION_SIMPLE_100 = replace(
     pose_dim=36,
     dense_layers=(20,),
 )
-_ATTENTION_SMALL = replace(
+_PHOTOS = replace(
     _ATTENTION_SIMPLE,
     stem=ResNet(((32, 2, 1), (64, 2, 2), (160, 2, 2))),
     primary_types=16,
@@ -156,7 +156,6 @@ MODELS: dict[str, ModelConfig] = {
     "em-cifar100-resnet": replace(_EM_SIMPLE, stem=ResNet(), class_names=CIFAR100),
     "attention-cifar10-simple": _ATTENTION_SIMPLE,
     "attention-cifar100-simple": _ATTENTION_SIMPLE_100,
-    "attention-cifar10-small": _ATTENTION_SMALL,
     "attention-cifar10-resnet": replace(_ATTENTION_SIMPLE, stem=ResNet()),
     "attention-cifar100-resnet": replace(_ATTENTION_SIMPLE_100, stem=ResNet()),
     "attention-diversemultimnist-vector": _ATTENTION_DIVERSE,
@@ -183,7 +182,9 @@ MODELS: dict[str, ModelConfig] = {
         primary_types=8,
         capsule_layers=(CapsuleConv(16, 3, 2), CapsuleConv(16, 3, 1)),
     ),
-    # Small siblings for 28x28 digits; their trained weights come with the package.
+    # For 32x32 colour photographs, and small siblings for 28x28 digits. Their trained weights come with the
+    # package.
+    "photos": _PHOTOS,
     "digits-dynamic": replace(_CAPSNET, stem=(Conv(64, 9),), primary_types=8, decoder=(128, 256)),
     # What pruning left of capsnet-mnist, without its decoder.
     "digits-small": replace(_CAPSNET, stem=(Conv(56, 9),), primary_types=7, decoder=()),

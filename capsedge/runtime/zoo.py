@@ -7,9 +7,10 @@ from pathlib import Path
 from capsedge.errors import UsageError
 from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 
-# --- Trained models: small networks for digits ---
+# --- Trained models: small networks for digits, and one for photographs ---
 
-MODELS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
+DIGITS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
+MODELS = (*DIGITS, "photos")
 DEFAULT = MODELS[0]
 _HERE = Path(__file__).parents[1] / "zoo"
 

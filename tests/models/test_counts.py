@@ -28,7 +28,7 @@ EXACT = {
     "em-smallnorb-small": 68_754,  # 68K
     "attention-cifar10-simple": 561_297,  # 0.56M
     "attention-cifar100-simple": 1_462_989,  # 1.46M
-    "attention-cifar10-small": 1_082_353,
+    "photos": 1_082_353,
     "attention-cifar10-resnet": 1_828_817,  # 1.83M
     "attention-cifar100-resnet": 2_799_629,  # 2.80M
     "attention-diversemultimnist-vector": 42_478_017,  # 42.48M

@@ -168,6 +168,38 @@ const cases = {
     return { hint, one, said, two, touched };
   },
 
+  async photographs() {
+    const page = await open();
+    const names = () => page.evaluate(() => performance.getEntriesByType("resource").map(({ name }) => new URL(name).pathname));
+    const before = await names();
+    const opened = await choose(page, options.model);
+    await settled(page);
+    const shown = await page.evaluate(() => ["digits", "photographs", "fit-label"].filter((id) => !document.getElementById(id).hidden));
+    const count = await page.$$eval("#photographs .example", (all) => all.length);
+    const answers = [];
+    for (let k = 0; k < count; k++) answers.push(await reply(page, "predict", () => page.$$eval("#photographs .example", (all, place) => all[place].click(), k)));
+    return { before, file: opened.description.file, shown, answers };
+  },
+
+  async camera() {
+    const page = await open();
+    const pressed = () => page.$eval("#camera", (button) => button.getAttribute("aria-pressed"));
+    await page.click("#camera");
+    await page.waitForSelector("#message:not([hidden]), #camera[aria-pressed=true]");
+    if ((await pressed()) === "false") return { message: await text(page, "message"), disabled: await page.$eval("#camera", (button) => button.disabled) };
+    const count = await countOf(page, "predict");
+    await answered(page, count + 5);
+    const seen = await valueOf(page, "predict");
+    await page.click("#camera");
+    await settled(page);
+    const stopped = await pressed();
+    await page.click("#camera");
+    await answered(page, (await countOf(page, "predict")) + 2);
+    await page.$$eval(".example", (all) => all[4].click());
+    await settled(page); // no picture comes after the example
+    return { seen, stopped, example: await valueOf(page, "predict"), released: await pressed() };
+  },
+
   async tabs() {
     const [first, second] = [await open(), await open()];
     const found = [];

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import capsedge
-from capsedge.runtime.zoo import MODELS
+from capsedge.runtime.zoo import DIGITS, zoo_model
 from capsedge.serving.deploy import compiled_models
 from capsedge.serving.deploy.preview_server import FolderServer
 from tests.page import browser
@@ -19,7 +19,7 @@ from tests.page import browser
 
 @pytest.fixture(scope="session", params=["compiled", "general"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The zoo with 1 and 2 iterations, with the extra ``wasm`` and as without it."""
+    """The zoo, its digits with 1 and 2 iterations, with the extra ``wasm`` and as without it."""
     reason = browser.missing()
     if not reason and request.param == "compiled" and not compiled_models.is_available():
         reason = "needs ziglang: pip install 'capsedge[wasm]'"
@@ -29,7 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with pytest.MonkeyPatch.context() as patched:
         if request.param == "general":
             patched.setattr(compiled_models, "is_available", lambda: False)
-        capsedge.deploy_web(MODELS, output, iterations=[1, 2])
+        capsedge.deploy_web([*DIGITS, str(zoo_model("photos"))], output, iterations=[1, 2])
     return output
 
 

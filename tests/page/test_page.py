@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import capsedge
 from capsedge.runtime.onnx_file.wire import with_properties
@@ -74,6 +75,51 @@ def test_drawing(server: FolderServer) -> None:
     assert max(seen["one"]["input"]) > 0.9  # light lines on black, as the digits of MNIST
     assert seen["two"]["label"] != seen["one"]["label"]
     assert seen["touched"]["label"] == "1"
+
+
+def test_photographs(server: FolderServer, folder: Path) -> None:
+    """The network for them is fetched when it is chosen; its samples take the place of the digits."""
+    models = [model["name"] for model in manifest_of(folder)["models"]]
+    seen = play("photographs", server.url, model=models.index("photos"))
+    assert not [path for path in seen["before"] if "photos" in path]
+    assert seen["shown"] == ["photographs"]
+    photographs = sorted((ROOT / "capsedge/zoo/photographs").glob("*.jpg"))
+    assert [answer["label"] for answer in seen["answers"]] == [path.stem for path in photographs]
+    with capsedge.load("photos") as session:
+        for answer, path in zip(seen["answers"], photographs, strict=True):
+            scores = session.predict(path)[0].scores
+            np.testing.assert_allclose(answer["scores"], scores, atol=0.02)  # JPEG decoders differ
+
+
+def test_camera(server: FolderServer, tmp_path: Path) -> None:
+    """Its pictures are classified until it is switched off, or an image is chosen."""
+    film = tmp_path / "digit.y4m"
+    write_film(film, SAMPLES[6])
+    pretended = ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"]
+    seen = play(
+        "camera", server.url, arguments=[*pretended, f"--use-file-for-fake-video-capture={film}"]
+    )
+    assert seen["seen"]["label"] == "6"
+    assert (seen["stopped"], seen["released"]) == ("false", "false")
+    assert seen["example"]["label"] == "4"
+
+
+def test_no_camera(server: FolderServer) -> None:
+    seen = play("camera", server.url)
+    assert "camera" in seen["message"]
+    assert not seen["disabled"]
+
+
+def write_film(path: Path, picture: Path) -> None:
+    """Write a film (YUV4MPEG2, 4:2:0) of one picture between two grey margins that the page cuts off."""
+    side, margin = 240, 40
+    with Image.open(picture) as opened:
+        grey = np.asarray(opened.convert("L").resize((side, side), Image.Resampling.NEAREST))
+    frame = np.full((side, side + 2 * margin), 128, np.uint8)
+    frame[:, margin:-margin] = 16 + (grey.astype(float) * 219 / 255).astype(np.uint8)
+    colour = bytes([128]) * (frame.size // 2)
+    head = f"YUV4MPEG2 W{frame.shape[1]} H{side} F20:1 Ip A1:1 C420\n".encode()
+    path.write_bytes(head + (b"FRAME\n" + frame.tobytes() + colour) * 10)
 
 
 def test_a_second_tab(server: FolderServer) -> None:
@@ -166,6 +212,7 @@ def test_keyboard(server: FolderServer) -> None:
         "open",
         "undo",
         "clear",
+        "camera",
         "fit",
         "invert",
         "example",

@@ -16,11 +16,17 @@ from tests.runtime.models import capsule_model, save
 SEVEN = ROOT / "capsedge/zoo/samples/digit-7.png"
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("name", zoo.DIGITS)
 def test_a_name_of_the_zoo(name: str) -> None:
     session = capsedge.load(name)
     assert session.path == zoo.zoo_model(name)
     assert session.predict(SEVEN)[0].label == "7"
+
+
+@pytest.mark.parametrize("kind", ["airplane", "automobile", "cat", "ship"])
+def test_photographs(kind: str) -> None:
+    with capsedge.load("photos") as session:
+        assert session.predict(ROOT / f"capsedge/zoo/photographs/{kind}.jpg")[0].label == kind
 
 
 def test_no_name_is_the_default_model() -> None:

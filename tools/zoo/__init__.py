@@ -2,7 +2,8 @@
 
     python -m tools.zoo DATA [RUNS]
 
-DATA is the folder of the MNIST files. RUNS holds what `capsedge train` and `capsedge prune` made, by the name
-of the model; runs that a run continued from (--init) are beside it as NAME-1, NAME-2 and so on. Models that
-RUNS does not hold keep their weights; their typical input is measured on DATA again.
+DATA is a folder with `mnist/` and `cifar10/`. RUNS holds what `capsedge train`, `capsedge prune` and
+`tools.zoo.train_photos` made, by the name of the model; runs that a run continued from (--init) are beside
+it as NAME-1, NAME-2 and so on. Models that RUNS does not hold keep their weights; their typical input is
+measured on DATA again.
 """

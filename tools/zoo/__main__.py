@@ -7,13 +7,14 @@ from pathlib import Path
 
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.runtime.zoo import MODELS, ROUTINGS, zoo_checkpoint
-from tools.zoo import overlap, routed, small
+from tools.zoo import overlap, photos, routed, small
 from tools.zoo.runs import in_half, write_checkpoint
 
 WRITERS = {
     **{f"digits-{routing}": routed for routing in ROUTINGS},
     "digits-overlap": overlap,
     "digits-small": small,
+    "photos": photos,
 }
 
 
@@ -30,8 +31,9 @@ def main() -> None:
     """Write checkpoints, cards and ONNX files."""
     if len(sys.argv) not in (2, 3):
         raise SystemExit(sys.modules["tools.zoo"].__doc__)
-    data = Path(sys.argv[1])
+    folder = Path(sys.argv[1])
     for name in MODELS:
+        data = folder / ("cifar10" if name == "photos" else "mnist")
         writer = WRITERS[name]
         if len(sys.argv) == 3 and writer.is_in(Path(sys.argv[2]), name):
             writer.write(name, Path(sys.argv[2]), data)

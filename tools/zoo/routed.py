@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 import capsedge
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.runtime.zoo import zoo_checkpoint
-from tools.zoo.runs import commands, facts, is_in, recipe, stages, test_split, write_checkpoint
+from tools.zoo.runs import (
+    commands,
+    confusion,
+    facts,
+    is_in,
+    recipe,
+    stages,
+    test_split,
+    write_checkpoint,
+)
 
-__all__ = ["confusion", "export", "is_in", "write"]
+__all__ = ["export", "is_in", "write"]
 
 CARD = """# {name}
 
@@ -56,15 +63,6 @@ FAMILIES = {
 }
 
 
-def confusion(truth: np.ndarray, found: np.ndarray) -> str:
-    """A Markdown table of counts."""
-    counts = np.zeros((10, 10), int)
-    np.add.at(counts, (truth, found), 1)
-    lines = ["| | " + " | ".join(map(str, range(10))) + " |", "|---" * 11 + "|"]
-    lines += [f"| **{k}** | " + " | ".join(map(str, row)) + " |" for k, row in enumerate(counts)]
-    return "\n".join(lines)
-
-
 def write(name: str, runs: Path, data: Path) -> None:
     """Write the checkpoint of a run, and its card."""
     source, routing = runs / name / "model.safetensors", name.removeprefix("digits-")
@@ -73,7 +71,7 @@ def write(name: str, runs: Path, data: Path) -> None:
     model = load_checkpoint(target)
     test = test_split(data, model.config.preprocessing)
     found = predict_all(model, test).argmax(1).numpy()
-    right = int((found == test.labels).sum())
+    right = int((found == test.classes).sum())
     card = CARD.format(
         routing=routing,
         half=HALF if half else "",
@@ -83,7 +81,7 @@ def write(name: str, runs: Path, data: Path) -> None:
         seed=recipe(source)["seed"],
         command=commands(runs, name, name),
         again=AGAIN if len(stages(runs, name)) > 1 else "",
-        table=confusion(test.labels, found),
+        table=confusion(test.classes, found, model.config.class_names),
         **facts(target),
     )
     write_text(target.with_suffix(".md"), card)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import torch
 
+import capsedge
 from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
+from capsedge.exporters.export_options import ExportOptions, ExtraOutput
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.models.training.evaluate import typical_input_of_training
+from capsedge.models.training.evaluate import predict_all, typical_input_of_training
 from capsedge.models.training.recipe import TRAINING_KEY
 from capsedge.runtime.files.json_documents import dump
-from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.files.writing import sha256, temporary_folder
+from capsedge.runtime.images.preprocessing import prepare_all
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.origin import PRUNING_KEY
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
@@ -117,6 +122,57 @@ def write_checkpoint(
     extra[TYPICAL_INPUT_KEY] = dump(typical.to_dict())
     save_checkpoint(model.half() if half else model, target, extra)
     return target
+
+
+def export_int8(name: str, calibration: Path, max_drop: float) -> None:
+    """Write the INT8 file of a model's checkpoint.
+
+    Args:
+        calibration: images with labels.
+        max_drop: points of accuracy on them that INT8 may cost.
+    """
+    checkpoint = zoo_checkpoint(name)
+    model = load_checkpoint(checkpoint)
+    extra: tuple[ExtraOutput, ...] = () if model.decoder is None else ("reconstruction",)
+    with temporary_folder() as folder:
+        plain = folder / f"{name}.onnx"
+        options = ExportOptions(extra_outputs=extra, checkpoint_sha256=sha256(checkpoint))
+        capsedge.export(model, plain, options)
+        capsedge.quantize(
+            plain,
+            checkpoint.with_suffix(".onnx"),
+            capsedge.QuantizeOptions(max_drop=max_drop),
+            calib_data=calibration,
+        )
+
+
+def answers(name: str, test: ImageSet) -> np.ndarray:
+    """The classes that the package's ONNX file finds."""
+    with capsedge.load(name) as session:
+        assert session.roles.scores is not None
+        assert session.metadata is not None
+        assert session.metadata.preprocessing is not None
+        images = np.stack(prepare_all(test.images, session.metadata.preprocessing))
+        runs = session.run_batches(images, [session.roles.scores])
+        return np.concatenate([outputs[session.roles.scores].argmax(1) for _, outputs in runs])
+
+
+def accuracy(model: CapsuleModel, test: ImageSet) -> float:
+    """Of a model in FP32, in per cent."""
+    found = predict_all(model, test).argmax(1).numpy()
+    return float((found == test.classes).mean() * 100)
+
+
+def confusion(truth: np.ndarray, found: np.ndarray, names: Sequence[str]) -> str:
+    """A Markdown table of counts: a row per true class, a column per predicted one."""
+    counts = np.zeros((len(names), len(names)), int)
+    np.add.at(counts, (truth, found), 1)
+    lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines += [
+        f"| **{name}** | " + " | ".join(map(str, row)) + " |"
+        for name, row in zip(names, counts, strict=True)
+    ]
+    return "\n".join(lines)
 
 
 def facts(target: Path) -> dict[str, Any]:

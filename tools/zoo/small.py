@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-import capsedge
-from capsedge.datasets import ImageSet
 from capsedge.models import CapsuleModel, build
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.models.training.evaluate import predict_all
-from capsedge.runtime.files.writing import sha256, temporary_folder, write_text
+from capsedge.runtime.files.writing import write_text
 from capsedge.runtime.origin import pruned_of
-from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
-from tools.zoo.routed import confusion
-from tools.zoo.runs import commands, facts, is_in, test_split, write_checkpoint
+from tools.zoo.runs import (
+    accuracy,
+    answers,
+    commands,
+    confusion,
+    export_int8,
+    facts,
+    is_in,
+    test_split,
+    write_checkpoint,
+)
 
 __all__ = ["export", "is_in", "write"]
 
@@ -94,37 +97,13 @@ def write(name: str, runs: Path, data: Path) -> None:
         checkpoint=accuracy(model, test),
         parent=accuracy(parent, test),
         command=commands(runs, PARENT, PARENT) + PRUNING,
-        table=confusion(test.classes, found),
+        table=confusion(test.classes, found, model.config.class_names),
         **facts(target),
     )
     write_text(target.with_suffix(".md"), card)
     print(name, right, target.stat().st_size)
 
 
-def answers(name: str, test: ImageSet) -> np.ndarray:
-    """The classes that the package's ONNX file finds."""
-    with capsedge.load(name) as session:
-        assert session.roles.scores is not None
-        runs = session.run_batches(np.stack(list(test.inputs())), [session.roles.scores])
-        return np.concatenate([outputs[session.roles.scores].argmax(1) for _, outputs in runs])
-
-
-def accuracy(model: CapsuleModel, test: ImageSet) -> float:
-    """Of a model in FP32, in per cent."""
-    found = predict_all(model, test).argmax(1).numpy()
-    return float((found == test.classes).mean() * 100)
-
-
 def export(name: str, data: Path) -> None:
     """Write the INT8 file of a checkpoint."""
-    checkpoint = zoo_checkpoint(name)
-    with temporary_folder() as folder:
-        plain = folder / f"{name}.onnx"
-        capsedge.export(
-            load_checkpoint(checkpoint),
-            plain,
-            capsedge.ExportOptions(checkpoint_sha256=sha256(checkpoint)),
-        )
-        capsedge.quantize(
-            plain, zoo_model(name), capsedge.QuantizeOptions(max_drop=0.1), calib_data=data
-        )
+    export_int8(name, data, max_drop=0.1)

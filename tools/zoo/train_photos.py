@@ -29,7 +29,7 @@ from capsedge.models.base import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.train import compiled
 
-MODEL = "attention-cifar10-small"
+MODEL = "photos"
 BATCH, RATE, WARM = 128, 0.2, 0.15  # images per process, and the peak for two processes
 SHIFT, SIDE, HOLE, SMOOTHING = 4, 32, 8, 0.1
 SAVED = 5  # epochs from one checkpoint to the next

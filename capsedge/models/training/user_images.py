@@ -13,7 +13,7 @@ from capsedge.datasets import ImageSet, class_names, colour_of, side_of
 from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 
-SMALL_GREY, OTHER = "digits-attention", "attention-cifar10-small"  # models without --model
+SMALL_GREY, OTHER = "digits-attention", "photos"  # models without --model
 SMALL, LARGER = 48, 64  # pixels: images of a shorter side are small; the input for others
 TEST_SHARE, VALIDATION_SHARE = 0.15, 0.1
 FEW = 10  # images of a class, below which it is named

@@ -139,7 +139,17 @@ def _check_runnable(
 def _of_zoo(
     name: str, iterations: Sequence[int] | None, note: Callable[[str], None]
 ) -> Iterator[PageModel]:
-    """A model of the zoo with its decoder and a trace; as it lies in the package where torch is missing."""
+    """A model of the zoo with its decoder and a trace; as it is in the package where torch is missing.
+
+    The one for photographs is taken as it is too, unless ``iterations`` are given: in FP32 and with a trace,
+    a visitor would load four times as much.
+    """
+    shipped = zoo.zoo_model(name)
+    assert shipped is not None
+    packaged = _read(shipped, name)
+    if iterations is None and _is_of_photographs(packaged):
+        yield packaged
+        return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
         if iterations is not None:
             raise UsageError(
@@ -151,9 +161,7 @@ def _of_zoo(
             f"{name} is taken as it lies in the package, without a trace of its routing: the export needs "
             "torch (pip install 'capsedge[export]')"
         )
-        path = zoo.zoo_model(name)
-        assert path is not None
-        yield _read(path, name)
+        yield packaged
         return
     from capsedge.exporters.export import export
     from capsedge.models.checkpoint import load_checkpoint
@@ -299,6 +307,14 @@ def deploy_web(
         compiled_models.note_without_extra(sum(p.stat().st_size for p in runtime), noted)
     contents |= dict(compiled.values())
     late = (ON_DEMAND, *compiled_models.late_files(compiled, list(models_by_path)))
+    late += tuple(
+        path
+        for _, files in chosen[1:]
+        for onnx, model in files
+        if _is_of_photographs(model)
+        for path in (onnx, compiled.get(onnx, (onnx,))[0])
+        if path not in late
+    )
     offered = tuple(
         WebModel(
             name,
@@ -317,6 +333,12 @@ def deploy_web(
     write_folder(target, written, earlier)
     named += [listed(MANIFEST, manifest), listed(WORKER, worker)]
     return WebDeployment(target, offered, tuple(named), tuple(notes), late)
+
+
+def _is_of_photographs(model: PageModel) -> bool:
+    """Whether it takes colour images: beside models of drawings, visitors load it when they choose it."""
+    prepared = model.metadata.preprocessing
+    return prepared is not None and prepared.channels == 3
 
 
 def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:

@@ -114,7 +114,7 @@ def test_every_network_takes_any_number_of_classes(name: str, classes: int, chan
 
 
 def test_a_network_without_classes_is_refused() -> None:
-    config = FSANetConfig(preprocessing=get_config("attention-cifar10-small").preprocessing)
+    config = FSANetConfig(preprocessing=get_config("photos").preprocessing)
     with pytest.raises(UsageError, match="estimates values"):
         config.with_classes(("a", "b"))
     assert NETWORKS["capsule-stack"].with_classes("abc").classes == 3
@@ -203,7 +203,7 @@ def test_one_class_is_none(tmp_path: Path) -> None:
 
 def test_mean_and_deviation_are_measured() -> None:
     images = np.random.default_rng(0).integers(0, 256, (50, 6, 6, 3), dtype=np.uint8)
-    prep = user_images.normalized(get_config("attention-cifar10-small"), images).preprocessing
+    prep = user_images.normalized(get_config("photos"), images).preprocessing
     np.testing.assert_allclose(prep.mean, (images / 255).mean((0, 1, 2)), atol=1e-4)
     np.testing.assert_allclose(prep.std, (images / 255).std((0, 1, 2)), atol=1e-4)
 

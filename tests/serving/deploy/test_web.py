@@ -100,6 +100,16 @@ def compiling(
     monkeypatch.setattr("capsedge.exporters.c.wasm.compile_network", compile_network)
 
 
+@pytest.mark.parametrize("first", ["net", "photos"])
+def test_photographs_wait_until_they_are_chosen(tmp_path: Path, first: str) -> None:
+    """The network in the package, in INT8; where it comes first, it is fetched at once."""
+    given = [model(tmp_path / "net.onnx"), "photos"]
+    made = capsedge.deploy_web(given if first == "net" else given[::-1], tmp_path / "out")
+    written = (tmp_path / "out/models/photos.onnx").read_bytes()
+    assert written == (ZOO / "photos.onnx").read_bytes()
+    assert ("models/photos.onnx" in made.late) == (first == "net")
+
+
 def test_compiled_models_make_the_runtime_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import { showProblem } from "./ui/message.js";
 const engine = new Engine();
 const play = new Play(engine);
 const chooser = new Chooser(change);
-const firstExample = offerExamples((image, name) => void play.take(image, name, true));
+const firstExample = offerExamples((image, name, negative) => void play.take(image, name, negative));
 let opened = -1; // place of the model that is open
 
 async function change(): Promise<void> {

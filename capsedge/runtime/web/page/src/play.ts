@@ -3,6 +3,7 @@ import type { Prediction, Provider } from "capsedge";
 import type { Engine } from "./engine/client.js";
 import type { ModelSource, Opened, PageImage } from "./engine/messages.js";
 import { latest } from "./latest.js";
+import { Camera } from "./ui/camera.js";
 import { Classes, PRESENT } from "./ui/classes.js";
 import { byId, decimal, make } from "./ui/dom.js";
 import { hideProblem, showProblem } from "./ui/message.js";
@@ -14,10 +15,12 @@ import { Sliders } from "./ui/sliders.js";
 import { Stages } from "./ui/stages.js";
 import { statusOf } from "./ui/status.js";
 
+const LARGEST = 512; // pixels a side of the camera's pictures
 const SAID = 4; // classes or values that a screen reader is told
 
 export class Play {
   private readonly pad = new Pad((ended) => this.drawn(ended));
+  private readonly camera = new Camera((picture) => this.seen(picture));
   private readonly classes = new Classes((index) => this.choose(index));
   private readonly sliders = new Sliders(() => void this.decode());
   private readonly pictures = new Pictures();
@@ -26,7 +29,7 @@ export class Play {
   private readonly centre = byId<HTMLInputElement>("fit");
   private readonly invert = byId<HTMLInputElement>("invert");
   private model: Opened | null = null;
-  private image: Blob | null = null;
+  private image: PageImage | null = null;
   private prediction: Prediction | null = null;
   private chosen: number | null = null;
   private speaking = false;
@@ -37,6 +40,7 @@ export class Play {
   constructor(private readonly engine: Engine) {
     byId("clear").addEventListener("click", () => this.clear());
     byId("undo").addEventListener("click", () => {
+      this.camera.stop();
       this.image = null;
       this.pad.undo();
       this.drawn(true);
@@ -64,6 +68,7 @@ export class Play {
 
   /** Show an image file, and classify it; `negative` as for the pad. */
   async take(image: Blob, name: string, negative = false): Promise<void> {
+    this.camera.stop();
     try {
       this.pad.show(await createImageBitmap(image), negative);
     } catch {
@@ -74,7 +79,18 @@ export class Play {
     this.drawn(true);
   }
 
+  /** Show a picture of the camera, and classify it. */
+  private async seen(picture: ImageBitmap): Promise<void> {
+    const side = Math.min(picture.width, LARGEST);
+    const context = new OffscreenCanvas(side, side).getContext("2d", { willReadFrequently: true });
+    context?.drawImage(picture, 0, 0, side, side);
+    this.image = context?.getImageData(0, 0, side, side) ?? null;
+    this.pad.show(picture);
+    await this.predict();
+  }
+
   private clear(): void {
+    this.camera.stop();
     this.image = null;
     this.pad.clear();
     this.drawn(true);
@@ -93,14 +109,21 @@ export class Play {
     byId("decoder").hidden = !model.description.hasDecoder;
     const missing = ["This file cannot draw what its capsules hold: its network was trained without a decoder, or it was exported without ", make("code", {}, "--with reconstruction"), "."];
     byId("picture-note").replaceChildren(...(model.description.hasDecoder ? ["What the decoder makes of a capsule. Turn its dimensions."] : missing));
-    byId("fit-label").hidden = model.description.preprocessing?.channels !== 1;
+    const colour = model.description.preprocessing?.channels === 3;
+    byId("fit-label").hidden = colour;
+    byId("draw-title").textContent = colour ? "Show" : "Draw";
+    byId("hint-subject").textContent = colour ? "Use the camera, or drop a photograph." : "Draw a digit, or two over each other.";
+    for (const kind of ["digits", "photographs"]) byId(kind).hidden = (kind === "photographs") !== colour;
     this.stages.show("decode", null);
     this.pad.draw();
   }
 
   /** After every change of the drawing. */
   private drawn(ended: boolean): void {
-    if (!ended) this.image = null;
+    if (!ended) {
+      this.camera.stop();
+      this.image = null;
+    }
     this.chosen = null;
     this.speaking = ended;
     void this.predict();
@@ -131,7 +154,7 @@ export class Play {
     const image = this.pixels();
     if (!model || !image) return;
     // What is drawn is drawn in the ink that the model wants; an image is inverted on request.
-    const prediction = await this.engine.call("predict", image, image instanceof Blob && this.invert.checked);
+    const prediction = await this.engine.call("predict", image, this.image !== null && this.invert.checked);
     if (model !== this.model) return;
     this.prediction = prediction;
     this.stages.show("prepare", prediction.milliseconds.prepare);
