@@ -32,8 +32,10 @@ def test_every_model_states_it(session: Session) -> None:
     assert criterion is not None
     assert criterion.images == 60_000
     others = {path.stem: load_checkpoint(path).typical_input for path in zoo_checkpoints()}
-    of_pairs = others.pop("digits-overlap")
+    of_pairs, of_photographs = others.pop("digits-overlap"), others.pop("photos")
     assert set(others.values()) == {criterion}
+    assert of_photographs is not None
+    assert of_photographs.images == 50_000
     assert of_pairs is not None
     assert of_pairs != criterion
 

@@ -13,9 +13,10 @@ import torch
 from capsedge.datasets import ImageSet, class_names, read_split
 from capsedge.datasets.class_folders import classes_of
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.models import CapsuleModel, get_config
+from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
+from capsedge.models.find import find_checkpoint_of
 from capsedge.models.training import user_images
 from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.evaluate import predict_all
@@ -24,6 +25,7 @@ from capsedge.models.training.run_files import CONFUSION, HISTORY, MODEL
 from capsedge.models.training.train import Progress
 from capsedge.models.training.train import train as train_epochs
 from capsedge.models.training.train_options import TrainOptions
+from capsedge.models.training.transfer import shared_weights
 from capsedge.options import takes
 from capsedge.runtime.files import reading
 
@@ -83,14 +85,16 @@ def train(
     data, folder = Path(data), Path(folder)
     model, size, limit, patience = options.model, options.size, options.limit, options.patience
     recipe = _recipe(options)
-    if model is None:
+    initial = load_checkpoint(find_checkpoint_of(options.init)) if options.init else None
+    if model is None and options.init is not None:
+        model = options.init
+    elif model is None:
         model, usual = user_images.default_model(data)
         size = size or usual
     given = _shape(model)
     config = user_images.fitted(given, data, size)
     if options.iterations is not None:
         config = config.replace(iterations=options.iterations)
-    initial = load_checkpoint(options.init) if options.init else None
     if options.threads:
         torch.set_num_threads(options.threads)
     training = read_split(data, "train", config.preprocessing, limit)
@@ -104,7 +108,13 @@ def train(
         training, validation, test = _divided(data, config, limit, training, test, recipe.seed, log)
         measured = validation if len(validation) else None
     if own:
-        config = user_images.normalized(config, training.images)
+        if (
+            initial is not None
+            and initial.config.preprocessing.channels == training.images.shape[3]
+        ):
+            config = user_images.normalized_as(config, initial.config)
+        else:
+            config = user_images.normalized(config, training.images)
         log(_described(config))
         if recipe.batch > len(training):
             recipe = replace(recipe, batch=max(1, len(training) // 8))
@@ -119,6 +129,8 @@ def train(
         )
     apart = [each for each in (measured, None if test is measured else test) if each is not None]
     log(f"{model}: {_counted(training, apart)}")
+    if initial is not None and not options.resume:
+        log(_started(config, initial))
     trained = train_epochs(
         config,
         recipe,
@@ -145,6 +157,15 @@ def _recipe(options: TrainOptions) -> Recipe:
     """The recipe that the options state; the patience is chosen by the data."""
     stated = [name for name in Recipe.__dataclass_fields__ if name != "patience"]
     return Recipe(**{name: getattr(options, name) for name in stated})
+
+
+def _started(config: ModelConfig, initial: CapsuleModel) -> str:
+    """How much of a network that is trained comes from another, in words."""
+    with torch.device("meta"):
+        sizes = {name: value.numel() for name, value in build(config).named_parameters()}
+    taken = sum(sizes.get(name, 0) for name in shared_weights(config, initial))
+    rest = "" if taken == sum(sizes.values()) else "; the others start at random"
+    return f"{taken:,} of {sum(sizes.values()):,} parameters are trained further{rest}"
 
 
 def _counted(training: ImageSet, apart: list[ImageSet]) -> str:

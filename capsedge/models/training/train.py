@@ -37,6 +37,7 @@ from capsedge.models.training.evaluate import (
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe
 from capsedge.models.training.run_files import HISTORY, MODEL, STATE, files
 from capsedge.models.training.state import fill, read_state
+from capsedge.models.training.transfer import shared_weights
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
@@ -210,7 +211,8 @@ def train(
         test: images that are not trained on, to measure accuracy on after every epoch; without them, it is
             measured on the training images. If their split is ``validation``, they choose the epoch that is
             kept.
-        initial: a trained model of the same configuration to start from; random weights by default.
+        initial: a trained model of the same architecture, whose weights are taken where they fit
+            (`shared_weights`); random weights by default.
         device: where the network is computed, ``cpu`` or ``cuda``; images are prepared on the CPU.
 
     Raises:
@@ -310,18 +312,12 @@ class _Run:
         """A run before its first step; ``chooses`` with validation images.
 
         Raises:
-            UsageError: the initial model is of another configuration.
+            UsageError: the initial model is of another architecture.
         """
         torch.manual_seed(recipe.seed)
         model = build(config)
         if initial is not None:
-            if initial.config != config:
-                raise UsageError(
-                    "The initial checkpoint has a different configuration.",
-                    "",
-                    "Set its model and iterations.",
-                )
-            model.load_state_dict(initial.state_dict())
+            model.load_state_dict(shared_weights(config, initial), strict=False)
         model.to(device)
         average = copy.deepcopy(model) if recipe.average else model
         best = copy.deepcopy(average) if chooses else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from capsedge.errors import UsageError
 from capsedge.options import Options, option
@@ -68,8 +67,12 @@ class TrainOptions(Options):
         "Convolutions in BF16, compiled routing; for processors with AMX. Needs g++.",
         "--fast",
     )
-    init: Path | None = option(
-        None, "Start from the weights of this checkpoint.", path="reads", panel=_RECIPE
+    init: str | None = option(
+        None,
+        "Start from the weights of a model of the zoo, such as photos, or of a checkpoint, and train that "
+        "model. For other classes, the class capsules start at random.",
+        path="reads or name",
+        panel=_RECIPE,
     )
     limit: int | None = option(None, "Only the first N images of each split.", min=1, metavar="N")
     threads: int | None = option(

@@ -93,6 +93,12 @@ def normalized(config: ModelConfig, images: NDArray[np.uint8]) -> ModelConfig:
     )
 
 
+def normalized_as(config: ModelConfig, trained: ModelConfig) -> ModelConfig:
+    """The configuration with the mean and the standard deviation that a trained network knows."""
+    mean, std = trained.preprocessing.mean, trained.preprocessing.std
+    return config.replace(preprocessing=replace(config.preprocessing, mean=mean, std=std))
+
+
 def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str], None]) -> None:
     """Report classes with few images, and how unbalanced the classes are.
 

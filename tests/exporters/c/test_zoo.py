@@ -55,6 +55,12 @@ def test_pixels_have_the_bits_of_python(source: Path, tmp_path: Path) -> None:
     assert np.array_equal(net.prepare(pixels)[0], prepare(pixels, p))
 
 
+def test_photographs_fit_a_large_microcontroller(tmp_path: Path) -> None:
+    """2 MB of flash and 1 MB of RAM, as the STM32H743 has them."""
+    fit = {"flash": 2_000_000, "ram": 1_000_000}
+    write_c(ROOT / "capsedge/zoo/photos.onnx", tmp_path / "net", fit=fit)
+
+
 def test_symbols_and_equal_bytes(tmp_path: Path) -> None:
     source = ROOT / "capsedge/zoo/digits-small.onnx"
     first = Compiled(source, tmp_path / "a")

@@ -299,6 +299,20 @@ def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
         train(CONFIG.replace(iterations=1), still, data, None, tmp_path / "third", initial=first)
 
 
+def test_training_for_other_classes_starts_from_a_checkpoint(tmp_path: Path) -> None:
+    """All weights whose shape depends on neither the classes nor the size of the images are kept."""
+    data, still = some_images(32), Recipe(epochs=1, batch=16, learning_rate=1e-12)
+    first = train(CONFIG, RECIPE, data, None, tmp_path / "first")
+    more = CONFIG.replace(class_names=(*CONFIG.class_names, "another"))
+    second = train(more, still, data, None, tmp_path / "second", initial=first)
+    before, after = dict(first.named_parameters()), dict(second.named_parameters())
+    kept = {name for name in before if before[name].shape == after[name].shape}
+    assert any(name.startswith("stem") for name in kept)
+    assert any(name.startswith("classes") for name in before.keys() - kept)
+    for name in kept:
+        torch.testing.assert_close(before[name], after[name], atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("pairs", ["overlap", "diverse"])
 def test_pairs_train_a_multi_label_model(tmp_path: Path, pairs: str) -> None:
     prep = {**get_config("digits-dynamic").to_dict()["preprocessing"], "height": 36, "width": 36}

@@ -278,3 +278,17 @@ def test_patience_needs_validation_images(tmp_path: Path) -> None:
         capsedge.train(
             tmp_path, tmp_path / "run", capsedge.TrainOptions(model="digits-em", patience=3)
         )
+
+
+def test_a_folder_starts_from_a_model_of_the_zoo(tmp_path: Path) -> None:
+    """Its model and normalization, for other classes; only the class capsules are new."""
+    data, said = pictures(tmp_path / "data", {"coat": 12, "shirt": 12, "shoe": 12}), []
+    options = capsedge.TrainOptions(init="digits-attention", epochs=1, batch=8)
+    trained = capsedge.train(data, tmp_path / "run", options, log=said.append)
+    config, zoo = load_checkpoint(trained.checkpoint).config, get_config("digits-attention")
+    assert config.class_names == ("coat", "shirt", "shoe")
+    assert config.preprocessing == zoo.preprocessing
+    (line,) = [text for text in said if "trained further" in text]
+    taken, total = (int(word.replace(",", "")) for word in line.split() if word[0].isdigit())
+    assert total / 2 < taken < total
+    assert "start at random" in line
