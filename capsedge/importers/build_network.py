@@ -34,11 +34,11 @@ def network(
     """The network with its weights, in evaluation mode.
 
     Args:
-        notes: what was assumed is added to them.
+        notes: receives remarks on what was assumed.
 
     Raises:
-        UsageError: choices are missing, all of which are named, or one does not fit.
-        ArtefactError: the weights are not those of the configuration, or not finite.
+        UsageError: choices are missing (the error names all of them), or one does not fit.
+        ArtefactError: the weights do not match the configuration, or are not finite.
     """
     names = family.names(weights.tensors)
     tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
@@ -47,7 +47,7 @@ def network(
     _check_inverse_temperature(family, config, choices.inverse_temperature)
     try:
         made = family.convert(tensors, config)
-    except ValueError as error:  # shapes that no pattern speaks of
+    except ValueError as error:  # shapes not covered by any pattern
         raise ArtefactError(
             f"The weights do not form a network of the family {family.name}.",
             f"{str(error)[:1].upper()}{str(error)[1:]}.",
@@ -73,7 +73,7 @@ def network(
         )
     model = build(config)
     ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
-    model.load_state_dict(ready, strict=False)  # all but counters of batches are there
+    model.load_state_dict(ready, strict=False)  # everything except batch counters is present
     return model.eval()
 
 
@@ -92,7 +92,7 @@ def _configured(
 
 
 def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
-    """The choices that the file leaves open, until one does not fit; stand-ins for those not made yet."""
+    """The choices that the file leaves open, up to the first that does not fit; missing ones get stand-ins."""
     found: list[MissingChoice] = []
     while True:
         try:
@@ -124,7 +124,7 @@ def _check_inverse_temperature(family: Family, config: ModelConfig, choice: floa
         )
 
 
-# --- Deciding by data: which function the tensors compute, and what it may be mistaken for ---
+# --- Deciding by data: which of several possible functions the tensors compute ---
 
 
 def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
@@ -154,7 +154,7 @@ def chosen_by_data(
     limit: int,
     notes: list[str],
 ) -> tuple[Identified, ImportChoices]:
-    """The family and the choices; of several possible functions, the one clearly best on the data.
+    """The family and the choices; of several possible functions, the one that is clearly best on the data.
 
     Raises:
         UsageError: none is.
@@ -189,7 +189,7 @@ def chosen_by_data(
 def alternatives(
     model: CapsuleModel, found: Identified, weights: Weights, choices: ImportChoices
 ) -> dict[str, CapsuleModel]:
-    """Networks of the same tensors, by the option that makes them."""
+    """Networks with the same tensors, by the option that selects them."""
     tries: dict[str, Callable[[], CapsuleModel]] = {}
     family = found.family
     declared = model.config.iterations - family.extra_iterations
@@ -210,6 +210,6 @@ def alternatives(
     for words, make in tries.items():
         try:
             made[words] = make()
-        except CapsedgeError:  # it needs answers that were not given
+        except CapsedgeError:  # it needs choices that were not made
             continue
     return made

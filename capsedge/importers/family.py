@@ -1,4 +1,4 @@
-"""Define what a family of public networks is to ``capsedge import``.
+"""Define a family of public networks, as ``capsedge import`` sees it.
 
 A family is a `Family` in a module of ``capsedge/importers/families``, and a line in its ``__init__.py``.
 Its tensors are patterns of keys and shapes (`capsedge.importers.key_patterns`).
@@ -29,11 +29,11 @@ class MissingChoice(UsageError):
     Args:
         what: the question.
         why: why the file does not record it, and where it can usually be found.
-        option: option that makes the choice on the command line.
-        argument: that gives it in Python.
-        assumed: fields of `Answers` that let the configuration go on, so that further questions are found;
-            empty if it cannot.
-        fix, command: as for `CapsedgeError`; by default made of option and argument.
+        option: makes the choice on the command line.
+        argument: makes the choice in Python.
+        assumed: fields of `Answers` with which the configuration can continue, so that further questions are
+            found; empty if it cannot.
+        fix, command: as for `CapsedgeError`; by default built from option and argument.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MissingChoice(UsageError):
 
 
 def combine_errors(questions: Sequence[MissingChoice]) -> UsageError:
-    """One error for all questions, of which there is at least one."""
+    """One error for all questions; there must be at least one."""
     if len(questions) == 1:
         return questions[0]
     return UsageError(
@@ -75,10 +75,10 @@ class Weights:
 
     Attributes:
         tensors: by name, FP32.
-        format: what the file is, in words.
+        format: of the file, in words.
         config: the model's configuration that the file stores (Keras); None if it has none.
         lambdas: names of the configuration's Lambda layers, whose code is never run.
-        notes: remarks on what was left out or unwrapped.
+        notes: remarks on what was omitted or unwrapped.
     """
 
     tensors: Mapping[str, Floats]
@@ -105,9 +105,9 @@ class ImportChoices:
 
     Attributes:
         iterations: routing iterations, as the author's code counts them.
-        variant: a name of the family's variants.
+        variant: name of one of the family's variants.
         classes: names of the classes.
-        preprocessing: those fields of `Preprocessing` that are known.
+        preprocessing: the known fields of `Preprocessing`.
         task: ``single-label``, ``multi-label`` or ``regression``.
         outputs: names and units of a regression's values.
         inverse_temperature: λ of EM routing, if the author's code takes it as an argument.
@@ -133,20 +133,20 @@ class ImportChoices:
 
     @property
     def pixels(self) -> dict[str, Any]:
-        """The fields of `Preprocessing` that are known, but for those of the size."""
+        """The known fields of `Preprocessing`, except the size."""
         size = ("height", "width", "channels")
         return {name: v for name, v in self.preprocessing.items() if name not in size}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of several functions that the same tensors may belong to.
+    """One of several functions to which the same tensors may belong.
 
     Attributes:
         name: for ``--variant``.
         words: what it computes.
         fields: of the configuration.
-        source: of another repository than the family's, which its licence does not cover.
+        source: the repository, if not the family's, whose licence then does not cover it.
         licence: of that source; empty if it states none.
     """
 
@@ -159,7 +159,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that the author's code reads, and how.
+    """A data set that the author's code reads, and how it does so.
 
     Attributes:
         name: of the data set.
@@ -186,26 +186,25 @@ class Family:
         licence: of the source, by its SPDX name; empty if the repository states none.
         dialect: its routing in one sentence.
         differences: from the paper.
-        keys: patterns of the tensors that are always there (`capsedge.importers.family`); or, for networks
-            of a varying number of layers, a function that returns those for a file's shapes.
-        optional: groups of tensors that may be there.
-        configure: makes the configuration from the sizes and the choices; the notes that it adds say what was
-            assumed.
-        convert: the package's tensors, by name, of the file's and the configuration.
-        iterations: the number in the author's code, where it is fixed there; None where it is asked for.
+        keys: patterns of the tensors that are always present (`capsedge.importers.family`); or, for networks
+            with a varying number of layers, a function that returns the patterns for a file's shapes.
+        optional: groups of tensors that may be present.
+        configure: builds the configuration from the sizes and the choices; notes what it assumes.
+        convert: returns the package's tensors by name, from the file's tensors and the configuration.
+        iterations: the number, if the author's code fixes it; None if the user is asked.
         iterations_at: where authors usually state it.
-        extra_iterations: weighted sums of the author's code beyond the number that it is given.
-        renames: regular expressions and their replacements, for keys that changed their name; or a function
-            that returns the names of all keys, where their order tells them (Keras counts its layers).
-        counted: regular expression of layers that are counted from wherever a session began, with the groups
-            ``name`` and ``number``; they are counted from 0 here.
-        data_sets: that the author's code reads.
+        extra_iterations: weighted sums that the author's code computes beyond the number passed to it.
+        renames: regular expressions and their replacements, for keys whose names changed; or a function that
+            returns the names of all keys, if these follow from their order (Keras numbers its layers).
+        counted: regular expression of layers whose numbers start anywhere, depending on the session, with the
+            groups ``name`` and ``number``; here they are renumbered from 0.
+        data_sets: those that the author's code reads.
         variants: functions that the file does not distinguish; empty if there is only one.
-        variant: the default; empty if it is asked for.
-        variant_at: how a user finds out.
+        variant: the default; empty if the user is asked.
+        variant_at: how a user can find out.
         by_configuration: identifies files by the configuration that they store, instead of by ``keys``.
-        signature: regular expression of a key by which a file without a configuration is seen to be of such a
-            family, and refused.
+        signature: regular expression of a key that shows that a file without a configuration belongs to such
+            a family; the file is then refused.
         lambdas: names of Lambda layers (regular expression) that ``configure`` accounts for.
     """
 
@@ -257,7 +256,7 @@ class Family:
         return named
 
     def has_signature(self, keys: Iterable[str]) -> bool:
-        """Whether keys are of this family, which is identified by a configuration that a file may lack."""
+        """Whether keys belong to this family, whose identifying configuration the file may lack."""
         return bool(self.signature) and any(re.fullmatch(self.signature, key) for key in keys)
 
     def fit(self, weights: Weights) -> Fit:
@@ -273,7 +272,7 @@ def weighted_sums_of(family: Family, choices: ImportChoices, notes: list[str]) -
     """Routing iterations as this package counts them: weighted sums.
 
     Raises:
-        UsageError: nobody says how many.
+        UsageError: the number is not known.
     """
     if choices.iterations is None and family.iterations is None:
         raise MissingChoice(
@@ -327,7 +326,7 @@ def variant_of(family: Family, choices: ImportChoices, notes: list[str]) -> Mapp
 
 
 def unknown_size(why: str, assumed: int | None = 64) -> MissingChoice:
-    """The question for the size of the images.
+    """The question about the size of the images.
 
     Args:
         assumed: a side that the network may have; None if no side is known to fit.
@@ -347,12 +346,12 @@ def unknown_size(why: str, assumed: int | None = 64) -> MissingChoice:
 def size_of(
     family: Family, classes: int, channels: int, choices: ImportChoices, notes: list[str]
 ) -> tuple[int, int]:
-    """Height and width of the input of a network that takes any.
+    """Height and width of the input of a network that accepts any size.
 
     As chosen by the user, or as in the author's data set with this many classes and channels.
 
     Raises:
-        UsageError: nobody says.
+        UsageError: the size is not known.
     """
     if choices.size is not None:
         return choices.size
@@ -369,7 +368,7 @@ def size_of(
 
 
 def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
-    """A configuration with fields of a variant or a key map.
+    """A configuration with the fields of a variant or a key map set.
 
     Raises:
         UsageError: it has no such field.
@@ -388,10 +387,10 @@ def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
 def _preprocessing_of(
     family: Family, size: tuple[int, int], channels: int, choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
-    """How pixels become the input: as the user says, or as the author's code does for its own data set.
+    """How pixels become the input: as the user states, or as in the author's code for its own data set.
 
     Raises:
-        UsageError: nobody says.
+        UsageError: the preprocessing is not known.
     """
     values: dict[str, Any] = {}
     if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
@@ -449,7 +448,7 @@ def _classes_of(
     """Names of the classes.
 
     Raises:
-        UsageError: the user names another number of them.
+        UsageError: the user named a different number of classes.
     """
     if choices.outputs is not None or choices.task == "regression":
         raise UsageError(

@@ -1,10 +1,10 @@
-"""Read HDF5 files, in a process of its own that `capsedge.runtime.files.sandbox` starts.
+"""Read HDF5 files, in a separate process that `capsedge.runtime.files.sandbox` starts.
 
-HDF5 files can name other files in many ways. Here nothing is resolved by name: groups are walked link by
-link, only hard links are followed, and every data set is judged by its creation properties before it is read.
-Whatever that overlooks meets a process that can open no other file.
+HDF5 files can refer to other files in many ways. Here nothing is resolved by name: groups are walked link by
+link, only hard links are followed, and every data set's creation properties are checked before it is read.
+Anything that these checks miss is still confined to a process that cannot open other files.
 
-The output is a line of JSON, and after it the elements of all arrays in its order, little-endian.
+The output is a line of JSON, followed by the elements of all arrays in the same order, little-endian.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _read_image(data: bytes, most: int, output: BinaryIO) -> None:
 
 
 def _rehearse() -> None:
-    """Read a file of our own, so that everything is imported before the doors close."""
+    """Read a file of our own, so that everything is imported before the sandbox closes."""
     import io
 
     import h5py
@@ -88,10 +88,10 @@ def _rehearse() -> None:
 
 
 class Walk:
-    """Everything that hard links lead to.
+    """Everything reachable by hard links.
 
     Args:
-        most: bytes of all arrays together.
+        most: limit on the bytes of all arrays together.
         count: largest number of objects.
     """
 
@@ -105,7 +105,7 @@ class Walk:
         """Read a group and its content.
 
         Raises:
-            Refused: it holds something else than groups, arrays of numbers and hard links to them.
+            Refused: it holds anything other than groups, arrays of numbers and hard links to them.
         """
         from h5py import h5d, h5g, h5l, h5o
 
@@ -180,13 +180,13 @@ class Walk:
                     array.read(h5s.ALL, h5s.ALL, values)
             except (
                 OSError
-            ) as error:  # the answer has begun: its length will tell that it is not whole
+            ) as error:  # the answer has begun, and its length will show that it is incomplete
                 raise SystemExit(f"'/{path}' cannot be read: {error}") from None
             output.write(values.tobytes())
 
 
 def _texts(item: h5g.GroupID, path: str) -> dict[str, str | list[str]]:
-    """The attributes of known names, all of which hold text."""
+    """The attributes with known names, all of which hold text."""
     from h5py import h5a, h5t
 
     found: dict[str, str | list[str]] = {}
@@ -195,7 +195,7 @@ def _texts(item: h5g.GroupID, path: str) -> dict[str, str | list[str]]:
             attribute = h5a.open(item, key.encode())
             if (
                 attribute.shape is None or 0 in attribute.shape
-            ):  # Keras writes no names as no numbers
+            ):  # Keras stores an empty list of names as an empty array of numbers
                 found[name] = []
                 continue
             if attribute.get_type().get_class() != h5t.STRING:
@@ -213,7 +213,7 @@ def _texts(item: h5g.GroupID, path: str) -> dict[str, str | list[str]]:
 
 
 def _parts(item: h5g.GroupID, name: str) -> list[str]:
-    """The attribute, or its pieces ``name0``, ``name1``, ...: Keras splits what exceeds 64 KiB."""
+    """The attribute, or its pieces ``name0``, ``name1``, ...: Keras splits attributes beyond 64 KiB."""
     from h5py import h5a
 
     if h5a.exists(item, name.encode()):

@@ -1,4 +1,4 @@
-"""Which family a file is of: by its keys, its shapes and what it stores, never by a guess."""
+"""Identify a file's family from its keys, shapes and stored configuration, never by guessing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from capsedge.importers.families import FAMILIES
 from capsedge.importers.family import Family, MissingChoice, Weights
 from capsedge.importers.key_patterns import Fit
 
-LISTED = 40  # tensors of an unknown file
-NEAREST = 3  # families that are named beside it
-DIFFERING = 4  # differences of each
+LISTED = 40  # tensors listed of an unknown file
+NEAREST = 3  # nearest families listed
+DIFFERING = 4  # differences listed of each
 
 
 class UnknownNetwork(UnsupportedModelError):
-    """A file of no known family.
+    """A file that belongs to no known family.
 
     Attributes:
-        details: its tensors, the nearest families and what differs, a line each.
+        details: its tensors, the nearest families and the differences, one per line.
     """
 
     def __init__(self, what: str, why: str, fix: str, details: Sequence[str]) -> None:
@@ -33,14 +33,14 @@ class UnknownNetwork(UnsupportedModelError):
 
 @dataclass(frozen=True)
 class Identified:
-    """A family and how the file fits it."""
+    """A family and how well the file fits it."""
 
     family: Family
     fit: Fit
 
     @property
     def in_words(self) -> str:
-        """How it was identified."""
+        """How the family was identified."""
         first = [key for key in self.fit.matched if not key.endswith("bias")][-1:]
         sizes = ", ".join(f"{letter}={n}" for letter, n in self.fit.sizes.items())
         return f"{len(self.fit.matched)} keys ({', '.join(first)} ...) and their shapes ({sizes})"
@@ -54,7 +54,7 @@ def identify(weights: Weights, family_name: str | None = None) -> Identified:
 
     Raises:
         UsageError: no family has this name, the file does not fit it, or several families fit.
-        UnknownNetwork: none does.
+        UnknownNetwork: no family fits.
         UnsupportedModelError: its configuration has Lambda layers that the family does not know.
     """
     whole = fitting(weights, family_name)
@@ -90,7 +90,7 @@ def others(weights: Weights, family: Family) -> list[Family]:
 
 
 def family_of(name: str) -> Family:
-    """The family of this name.
+    """The family with this name.
 
     Raises:
         UsageError: there is none.
@@ -170,7 +170,7 @@ def _unknown(weights: Weights, fits: list[Identified]) -> UnknownNetwork:
 
 
 def _without_configuration(family: Family, details: list[str]) -> UnknownNetwork:
-    """A file of weights alone, of a family that is read by the configuration in the file."""
+    """A file with only weights, of a family that needs the configuration in the file."""
     return UnknownNetwork(
         f"The file looks like the family {family.name}, but has no configuration.",
         "It was written by save_weights(). Its tensors do not reveal strides, padding, pooling, "

@@ -1,4 +1,4 @@
-"""Import a file of weights: a checkpoint and a report out (``capsedge.import_checkpoint``)."""
+"""Import a file of weights as a checkpoint, with a report (``capsedge.import_checkpoint``)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from capsedge.runtime.user_metadata import Description
 
 @dataclass(frozen=True, repr=False)
 class ImportReport(Summarized):
-    """What an import did.
+    """The result of an import.
 
     Attributes:
         output: the checkpoint; None if none was written.
@@ -53,7 +53,7 @@ class ImportReport(Summarized):
         identified_by: keys and sizes.
         format: of the file.
         comparison: with the author's code; None without ``reference_code``.
-        measured: accuracy or errors on ``data``; None without.
+        measured: accuracy or errors on ``data``; None without it.
         warnings: warnings for the user.
     """
 
@@ -112,8 +112,8 @@ def import_checkpoint(
 ) -> ImportReport:
     """Convert the trained weights of a public network to a checkpoint.
 
-    The family is identified by keys, shapes and stored configuration. What the file does not determine is
-    asked for, never guessed. No code in the file is run.
+    The family is identified by keys, shapes and stored configuration. Anything that the file does not
+    determine is asked for, never guessed. No code in the file is run.
 
     Args:
         file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several files
@@ -121,11 +121,11 @@ def import_checkpoint(
         path: the checkpoint to write, ``.safetensors``; none by default.
         options: what the file does not record, and what the network is compared with. ``reference_code``, the
             author's module, is loaded with the file's weights; for several files it loads its own. On
-            ``data``, images with labels, accuracy is measured and compared with that of alternatives; with
-            values for a regression, the errors (docs/reference/data.md).
-        description: classes, preprocessing, task and outputs. Of the preprocessing, some fields are enough:
+            ``data``, labelled images, accuracy is measured and compared with that of alternatives; for a
+            regression, with values instead of labels, the errors are (docs/reference/data.md).
+        description: classes, preprocessing, task and outputs. Some fields of the preprocessing are enough:
             ``{"height": 28, "width": 28}``.
-        progress: called during the comparison with the number of inputs done and of all inputs.
+        progress: called during the comparison with the number of inputs done and the total.
 
     Returns:
         The network, how it was identified, and what was assumed and measured.
@@ -134,7 +134,7 @@ def import_checkpoint(
         UsageError: a choice is missing or wrong, or the file fits several families.
         UnsupportedModelError: it does not belong to a known family.
         ArtefactError: it is damaged, or refused.
-        ParityError: the author's code computes different results; nothing is written.
+        ParityError: the author's code computes different results; no file is written.
         EnvironmentProblem: Keras files need h5py; or the disk is full.
 
     Example:
@@ -213,7 +213,7 @@ def _identified(weights: Weights, family: str | None, choices: ImportChoices) ->
 
 
 def _fields(preprocessing: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields of the preprocessing that are known."""
+    """The known fields of the preprocessing."""
     if isinstance(preprocessing, Preprocessing):
         return {f.name: getattr(preprocessing, f.name) for f in dataclasses.fields(preprocessing)}
     fields = dict(preprocessing or {})

@@ -12,7 +12,7 @@ A key map is a TOML file:
     [model]
     softmax = "children"
 
-Steps are taken in their order, as in NumPy. ``[model]`` sets fields of the configuration.
+Steps are applied in order, as in NumPy. ``[model]`` sets fields of the configuration.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class KeyMap:
     """A key map.
 
     Attributes:
-        tensors: for each key of the file, that of the family, or a list of it and of steps.
+        tensors: for each key of the file, the family's key, or a list of that key and steps.
         model: fields of the configuration.
-        ignore: patterns of keys to leave out, as file names have them.
+        ignore: patterns of keys to omit, written like file name patterns.
     """
 
     tensors: Mapping[str, Any]
@@ -81,10 +81,10 @@ def _toml(data: bytes) -> dict[str, Any]:
 
 
 def apply(keys: KeyMap, weights: Weights) -> Weights:
-    """Weights under the names and with the axes that a key map gives them; keys that it does not name stay.
+    """Weights with the names and axes that a key map gives them; other keys are kept.
 
     Raises:
-        UsageError: it names keys that the file lacks, a name twice, or a step that a tensor cannot take.
+        UsageError: it names keys that the file lacks, a name twice, or a step that does not fit a tensor.
     """
     absent = [k for k in keys.tensors if k not in weights.tensors]
     if absent:

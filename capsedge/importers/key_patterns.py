@@ -1,8 +1,8 @@
 """Define patterns of keys and shapes, and measure how well a file fits them.
 
-``{"conv1.weight": "C A K K"}`` says that there is a tensor ``conv1.weight`` with four axes, the last two
-equal. A letter has one size in the whole file; a number is itself. ``{D}`` in a key stands for 0, 1, 2 ...
-and binds ``D`` to how many there are.
+``{"conv1.weight": "C A K K"}`` describes a tensor ``conv1.weight`` with four axes, the last two equal.
+A letter stands for one size throughout the file, a number for itself. ``{D}`` in a key stands for 0, 1, 2 ...
+and binds ``D`` to their number.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _COUNTED = re.compile(r"\{(\w+)\}")
 
 @dataclass
 class Fit:
-    """How far shapes fit patterns.
+    """How well shapes fit patterns.
 
     Attributes:
         sizes: of the letters.
         matched: keys that fit.
         missing: patterns without a key.
-        wrong: what is wrong with the shapes of keys that are there, in words.
-        unknown: keys that no pattern speaks of.
+        wrong: what is wrong with the shapes of existing keys, in words.
+        unknown: keys that no pattern covers.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def fit(shapes: Shapes, required: Patterns, optional: Sequence[Patterns] = ()) -
     """Compare shapes with patterns.
 
     Args:
-        optional: groups of patterns that are there together or not at all.
+        optional: groups of patterns of which all keys are present, or none.
     """
     found = Fit()
     for key, pattern in required.items():
@@ -59,7 +59,7 @@ def fit(shapes: Shapes, required: Patterns, optional: Sequence[Patterns] = ()) -
 
 
 def _keys(shapes: Shapes, key: str) -> list[str]:
-    """The keys that a pattern stands for: one, or 0, 1, 2 ... as far as they go."""
+    """The keys that a pattern stands for: one, or those with 0, 1, 2 ... as far as they exist."""
     if not _COUNTED.search(key):
         return [key] if key in shapes else []
     keys: list[str] = []

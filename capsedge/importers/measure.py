@@ -15,24 +15,24 @@ from capsedge.models import CapsuleModel
 from capsedge.runtime.metadata import Outputs
 from capsedge.spec.vocabularies import REGRESSION
 
-GAIN = 0.01  # an alternative is clearly better from this share of the images on,
-SHARE = 0.05  # for values from this share of the error on,
-ERRORS = 3.0  # and from so many standard errors on
+GAIN = 0.01  # an alternative is clearly better if it gains at least this share of the images,
+SHARE = 0.05  # for values at least this share of the error,
+ERRORS = 3.0  # and at least this many standard errors
 _BATCH = 50
 Losses = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Accuracy, or errors of values.
+    """Accuracy, or the errors of values.
 
     Attributes:
-        images: how many.
-        accuracy: share of right decisions; None for a regression.
-        errors: mean absolute error of each value, in its unit; angles the shorter way round.
+        images: their number.
+        accuracy: share of correct decisions; None for a regression.
+        errors: mean absolute error of each value, in its unit; angles are measured the shorter way round.
         units: of the values.
-        better: accuracy, or mean of the errors, of every alternative that is clearly better, by its words.
-        data: which images they are.
+        better: accuracy, or mean of the errors, of each alternative that is clearly better, by description.
+        data: name of the images.
         useless: values whose error is no lower than that of the mean of the targets.
     """
 
@@ -61,7 +61,7 @@ class Measured:
         )
 
     def in_words(self, found: float) -> str:
-        """The accuracy or mean error of an alternative in words."""
+        """The accuracy or mean error of an alternative, in words."""
         return _in_words(None if self.accuracy is None else found, found, self.units)
 
 
@@ -94,7 +94,7 @@ def measure(
 def clearly_best(
     models: Mapping[str, CapsuleModel], images: ImageSet
 ) -> tuple[str | None, dict[str, str]]:
-    """Which of several networks is clearly better than all others, if any; and what each achieves."""
+    """The network that is clearly better than all others, if there is one, and what each achieves."""
     config = next(iter(models.values())).config
     regression = config.task == REGRESSION
     units = config.outputs.units if config.outputs is not None else ()
@@ -107,7 +107,7 @@ def clearly_best(
 
 
 def losses(model: CapsuleModel, images: ImageSet) -> Losses:
-    """Of each image: 1 for a wrong class ``[N, 1]``, or the absolute errors of its values ``[N, K]``."""
+    """For each image, 1 for a wrong class ``[N, 1]``, or the absolute errors of its values ``[N, K]``."""
     prep = None if images.preprocessing is None else model.config.preprocessing
     batch = model.config.fixed_batch or _BATCH
     found = []
@@ -142,7 +142,7 @@ def _distances(
 
 
 def _clearly_better(found: Losses, chosen: Losses, regression: bool) -> bool:
-    """Whether the sum of paired differences is beyond chance: McNemar's test where losses are 0 or 1."""
+    """Whether the sum of paired differences exceeds chance; McNemar's test if losses are 0 or 1."""
     won = chosen.mean(1) - found.mean(1)
     least = SHARE * chosen.mean(1).sum() if regression else GAIN * len(chosen)
     return bool(won.sum() > max(least, ERRORS * math.sqrt(float((won**2).sum()))))

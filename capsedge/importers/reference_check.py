@@ -35,10 +35,10 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class Block:
-    """Inputs that are in memory at once.
+    """Inputs that are in memory at the same time.
 
     Attributes:
-        names: of each, for a person.
+        names: of each input, for display.
         inputs: ``[n, C, H, W]``, prepared; n is at most `BATCH`.
     """
 
@@ -48,11 +48,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Noise, strokes, hard cases, and images of the user's; made block by block, to bound the memory.
+    """Noise, strokes, hard cases, and the user's images, generated in blocks to limit memory.
 
     Attributes:
         preprocessing: of the network.
-        images: the user's, if there are some.
+        images: the user's, if any.
     """
 
     preprocessing: Preprocessing
@@ -63,7 +63,7 @@ class Inputs:
         return RANDOM + STROKES + hard + (0 if self.images is None else len(self.images))
 
     def __iter__(self) -> Iterator[Block]:
-        """The blocks, the same whenever they are asked for."""
+        """The blocks, the same on every call."""
         prep = self.preprocessing
         yield from _numbered("noise", (self._noise(n, k) for k, n in _sizes(RANDOM)))
         strokes = (generated(self._shape, prep, n, seed=2017 + k) for k, n in _sizes(STROKES))
@@ -85,7 +85,7 @@ class Inputs:
 
 
 def _sizes(total: int) -> Iterator[tuple[int, int]]:
-    """Number and size of the blocks that so many inputs make."""
+    """Number and size of the blocks for this many inputs."""
     for k in range(-(-total // BATCH)):
         yield k, min(BATCH, total - k * BATCH)
 
@@ -97,7 +97,7 @@ def _numbered(name: str, blocks: Iterator[Floats]) -> Iterator[Block]:
 
 
 def batches(inputs: NDArray[np.float32], size: int) -> Sequence[Tensor]:
-    """Batches of a size; never of one image where it is not 1, since public code squeezes that axis away."""
+    """Batches of a size, never of one image unless the size is 1: public code squeezes that axis away."""
     tensor = torch.from_numpy(inputs)
     if size == 1:
         return torch.split(tensor, 1)
@@ -108,7 +108,7 @@ def batches(inputs: NDArray[np.float32], size: int) -> Sequence[Tensor]:
 # --- The comparison ---
 
 TOLERANCE = 1e-5  # of the largest value
-FP64_TOLERANCE = 1e-9  # the same in FP64, where FP32 differs by more
+FP64_TOLERANCE = 1e-9  # the same in FP64, used if FP32 differs by more
 NAMED = 5  # inputs with NaN
 _FEW = 8
 Progress = Callable[[int, int], None]
@@ -116,25 +116,25 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ReferenceCheck:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         code, code_sha256: of the author's module.
         output: what was compared, ``poses`` or ``scores``.
-        inputs: how many.
+        inputs: their number.
         largest_difference: relative to the largest value, in FP32.
-        rounding: inputs that differ by more than the tolerance in FP32, and not in FP64.
-        flips: other decisions, where the author's margin is above the tolerance.
+        rounding: inputs that differ by more than the tolerance in FP32, but not in FP64.
+        flips: changed decisions for which the author's margin exceeds the tolerance.
         least_margin: of the author's decisions, between the best class and the next, relative to the largest
             score; None for a regression, which decides nothing.
-        narrow: decisions of the author's with a margin below the tolerance, which rounding may turn.
-        narrow_flips: how many of these are other decisions.
+        narrow: the author's decisions with a margin below the tolerance, which rounding may change.
+        narrow_flips: how many of these changed.
         nan: inputs on which the author's code gives NaN; they are not compared.
         nan_on: some of them.
         nan_in_code_only: on how many of them the imported network gives numbers.
-        batch: how many at once.
-        passed: whether both are the same function.
-        fixed: what was fixed in the author's code, which without that is no function of its input.
+        batch: number of images run at once.
+        passed: whether both compute the same function.
+        fixed: what was made deterministic in the author's code.
     """
 
     code: str
@@ -170,12 +170,12 @@ class _BothOutputs:
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """Where the author's code gives numbers ``[N]``."""
+        """On which inputs the author's code gives numbers ``[N]``."""
         return _finite(self.theirs)
 
     @property
     def scale(self) -> float:
-        """The author's largest value."""
+        """The largest value of the author's results."""
         return float(np.abs(self.theirs[self.known]).max(initial=0.0)) or 1.0
 
 
@@ -186,15 +186,15 @@ def compare(
     images: ImageSet | None = None,
     progress: Progress | None = None,
 ) -> ReferenceCheck:
-    """Run both on noise, strokes, hard cases and the images given.
+    """Run both on noise, strokes, hard cases and the given images.
 
     Args:
         code: ``author.py:build``, a class or a function that returns the author's module.
-        weights: the file, whose weights it is given; None where the code reads its own.
-        progress: called with the number of inputs done, and of all.
+        weights: the file to load into it; None if the code reads its own.
+        progress: called with the number of inputs done and the total.
 
     Raises:
-        UsageError: the code fails, takes other weights, or returns neither poses nor scores.
+        UsageError: the code fails, needs other weights, or returns neither poses nor scores.
     """
     theirs = load_user_module(UserModuleSpec(code, str(weights or "")))
     fixed = _fixed(theirs.module)
@@ -216,12 +216,14 @@ def _check_repeatable(module: nn.Module, inputs: Inputs, batch: int) -> None:
             return {str(k): t for k, t in enumerate(_tensors(module(*tensors)))}
 
     first = batches(next(iter(inputs)).inputs, batch)[0]
-    with contextlib.suppress(RuntimeError, TypeError, ValueError):  # told with its line in `_both`
+    with contextlib.suppress(
+        RuntimeError, TypeError, ValueError
+    ):  # `_both` reports it with its line
         check_repeatable(module, run, [[first]])
 
 
 def _fixed(module: nn.Module) -> str:
-    """Fix the windows of fractional max pooling, which PyTorch draws at every call."""
+    """Fix the windows of fractional max pooling, which PyTorch draws anew at every call."""
     pools = [m for m in module.modules() if isinstance(m, nn.FractionalMaxPool2d)]
     for pool in pools:
         pool.register_forward_pre_hook(_sampled)
@@ -243,11 +245,14 @@ def _differences(
     wide = np.flatnonzero(known & (apart > TOLERANCE))
     same = all(
         _same_in_fp64(ours, theirs, _chosen(inputs, some), batch, scale)
-        for some in (wide[:_FEW], wide[_FEW:])  # the first few tell another function apart
+        for some in (
+            wide[:_FEW],
+            wide[_FEW:],
+        )  # the first few suffice to recognize a different function
         if len(some)
     )
     judged = known.copy()
-    judged[wide] = not same  # what FP32 rounding explains is not judged
+    judged[wide] = not same  # differences that FP32 rounding explains do not count
     decided = _decisions(answers, judged, ours.config.task == REGRESSION)
     silent = np.flatnonzero(~known)
     return {
@@ -264,7 +269,7 @@ def _differences(
 
 
 def _decisions(choices: _BothOutputs, compared: NDArray[np.bool_], values: bool) -> dict[str, Any]:
-    """Flips and margins; a regression has none."""
+    """Count flips and margins, which a regression does not have."""
     first, second = (_scores(a[compared], choices.output) for a in (choices.ours, choices.theirs))
     if values or second.shape[1] < 2 or not len(second):
         return {"flips": 0, "least_margin": None, "narrow": 0, "narrow_flips": 0}
@@ -280,7 +285,7 @@ def _decisions(choices: _BothOutputs, compared: NDArray[np.bool_], values: bool)
 
 
 def _chosen(inputs: Inputs, indices: NDArray[np.intp]) -> Iterator[Block]:
-    """Some of the inputs again, block by block."""
+    """Some of the inputs, block by block."""
     first = 0
     for block in inputs:
         here = indices[(indices >= first) & (indices < first + len(block.names))] - first
@@ -292,11 +297,11 @@ def _chosen(inputs: Inputs, indices: NDArray[np.intp]) -> Iterator[Block]:
 def _same_in_fp64(
     ours: CapsuleModel, theirs: nn.Module, blocks: Iterator[Block], batch: int, scale: float
 ) -> bool:
-    """Whether the two agree in FP64: then FP32 rounding alone sets them apart."""
+    """Whether the two agree in FP64, so that they differ only by FP32 rounding."""
     default = torch.get_default_dtype()
     mine, doubled = copy.deepcopy(ours).double(), copy.deepcopy(theirs).double()
     try:
-        torch.set_default_dtype(torch.float64)  # of the constants that the author's code makes
+        torch.set_default_dtype(torch.float64)  # of the constants that the author's code creates
         for block in blocks:
             _, a, b = _both(mine, doubled, block, batch, torch.float64)
             finite = np.isfinite(b)
@@ -329,7 +334,7 @@ def _run_both(
 def _both(
     ours: CapsuleModel, theirs: nn.Module, block: Block, batch: int, dtype: torch.dtype
 ) -> tuple[str, NDArray[Any], NDArray[Any]]:
-    """The output that both have, and its values of both."""
+    """The output that both have, and its values from both."""
     a, b, kind = [], [], ""
     with torch.no_grad():
         for part in batches(block.inputs, batch):
@@ -352,10 +357,10 @@ def _both(
 
 
 def matching(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
-    """The poses ``[N, J, P]`` among the outputs, else the scores or values ``[N, J]``.
+    """The poses ``[N, J, P]`` among the outputs, or else the scores or values ``[N, J]``.
 
     Raises:
-        UsageError: neither is there.
+        UsageError: there are neither.
     """
     tensors = list(_tensors(outputs))
     for name, wanted in shapes.items():

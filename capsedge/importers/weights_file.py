@@ -28,7 +28,7 @@ from capsedge.spec import limits
 # --- Formats, and limits on what they hold ---
 
 Read = Callable[[Path, BufferedReader], Weights]
-# Formats of weights: a file of one only has the wrong name.
+# Formats of weights: a file in one of these merely has the wrong suffix.
 _NAMED_OTHERWISE = (
     "pytorch",
     "pytorch-legacy",
@@ -41,16 +41,16 @@ _NAMED_OTHERWISE = (
 
 
 def read_weights(path: Path | str) -> Weights:
-    """Read a file of weights; the suffix says its format. Nothing in the file is run.
+    """Read a file of weights in the format given by its suffix. Nothing in the file is run.
 
     Args:
         path: ``.pt``, ``.pth``, ``.pkl``, ``.chkpt``, ``.ckpt``, ``.tar``, ``.bin`` of PyTorch;
             ``.safetensors``; ``.npz``; ``.h5``, ``.hd5``, ``.hdf5`` and ``.keras`` of Keras.
 
     Raises:
-        UsageError: there is no such file, or its suffix is of no known format.
+        UsageError: there is no such file, or its suffix is unknown.
         ArtefactError: it is damaged, exceeds the limits, or holds more than weights.
-        EnvironmentProblem: Keras files need h5py.
+        EnvironmentProblem: h5py, which Keras files need, is not installed.
     """
     path = Path(path)
     read = _READERS.get(path.suffix.lower())
@@ -79,7 +79,7 @@ def read_weights(path: Path | str) -> Weights:
 def read_together(paths: Sequence[Path | str]) -> Weights:
     """Read the networks of an ensemble: tensors of the first are named ``0/...``, and so on.
 
-    One file alone keeps its names and its configuration.
+    A single file keeps its names and its configuration.
 
     Raises:
         UsageError, ArtefactError, EnvironmentProblem: as ``read_weights`` does; or no file is named.
@@ -140,7 +140,7 @@ _READERS: dict[str, Read] = {
 
 
 def _not_weights(path: Path) -> UsageError:
-    """The error for a file with another suffix, which says what the file is where its first bytes do.
+    """The error for a file with an unknown suffix; it names the format if the first bytes reveal it.
 
     Raises:
         UsageError: there is no such file.
@@ -161,7 +161,7 @@ def _not_weights(path: Path) -> UsageError:
 
 
 def read(path: Path, file: BufferedReader) -> Weights:
-    """The tensors of the most likely state dict: one with a usual name, else the one with most tensors.
+    """The tensors of the most likely state dict: one with a common name, or else the one with most tensors.
 
     Raises:
         ArtefactError: the file is damaged, holds code, or has no tensors by name.
@@ -200,10 +200,10 @@ def _in_words(candidate: StateDict) -> str:
 
 
 T = TypeVar("T")
-# Batches that a normalization has seen, and what the profiler thop leaves behind: no part of the function.
+# Batch counters of normalizations and leftovers of the profiler thop are not part of the function.
 _COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
 
 
 def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
-    """What is stored under names that are not those of counters."""
+    """The entries whose names are not those of counters."""
     return {name: tensor for name, tensor in tensors.items() if not _COUNTERS.search(name)}
