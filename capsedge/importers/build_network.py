@@ -92,7 +92,7 @@ def _configured(
 
 
 def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
-    """The choices that the file leaves open, up to the first that does not fit; missing ones get stand-ins."""
+    """The choices that the file leaves open, up to the first that does not fit; others have stand-ins."""
     found: list[MissingChoice] = []
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Pictures of what a capsule network sees, as figures of matplotlib.
+"""Pictures of what a capsule network sees, as matplotlib figures.
 
 Each function takes a loaded model and images and returns a new ``matplotlib.figure.Figure``, which a notebook
 shows and ``savefig`` writes. ``capsedge see`` makes the same pictures. Needs ``pip install 'capsedge[viz]'``.
@@ -31,15 +31,15 @@ __all__ = [
 
 
 def reconstructions(session: Session, images: Images, *, invert: bool = False) -> Figure:
-    """Images, and what the decoder makes of each class capsule (Sabour et al. 2017, figure 3).
+    """Images and the decoder's reconstructions from each class capsule (Sabour et al. 2017, figure 3).
 
     Args:
         session: a model with a decoder.
-        images, invert: as for `Session.predict`; twelve images at most are shown, and of more than ten
-            classes those with the highest scores.
+        images, invert: as for `Session.predict`; at most twelve images are shown and, of more than ten
+            classes, those with the highest scores.
 
     Returns:
-        A row for each image: the input, and the decoder's picture of each class with its score.
+        A row for each image: the input, and the decoder's picture for each class with its score.
 
     Raises:
         UsageError: the model has no decoder, or an image cannot be read.
@@ -61,13 +61,13 @@ def segmentation(
     forced: Sequence[str] = (),
     invert: bool = False,
 ) -> Figure:
-    """Overlapping objects told apart: two capsules' pictures over the input (Sabour et al. 2017, figure 5).
+    """Separate overlapping objects: two capsules' pictures over the input (Sabour et al. 2017, figure 5).
 
     Args:
         session: a model with a decoder.
         images, invert: as for `Session.predict`; twelve images at most are shown.
-        labels: the true pair of each image, by name or number of the class; empty if they are not known.
-        forced: a pair that is drawn whether it is there or not; by default the best class, and the best of
+        labels: the true pair of classes of each image, by name or number; empty if unknown.
+        forced: a pair that is drawn whether it is present or not; by default the best class, and the best of
             those that are neither found nor a label.
 
     Returns:
@@ -89,7 +89,7 @@ def segmentation(
 
 
 def dimensions(session: Session, images: Images, *, of: str = "", invert: bool = False) -> Figure:
-    """What each dimension of a pose means: the picture while one varies (Sabour et al. 2017, figure 4).
+    """What each dimension of a pose means: pictures as one varies (Sabour et al. 2017, figure 4).
 
     Args:
         session: a model whose decoder draws from poses alone (`session.can.check_decode()`).
@@ -112,7 +112,7 @@ def dimensions(session: Session, images: Images, *, of: str = "", invert: bool =
 
 
 def iterations(session: Session, images: Images, *, invert: bool = False) -> Figure:
-    """Routing iterations side by side: how strong each class is after each, and what its pose decodes to.
+    """Routing iterations side by side: each class's strength and what its pose decodes to.
 
     Args:
         session: a model with a trace (``capsedge export --with trace``).
@@ -123,7 +123,7 @@ def iterations(session: Session, images: Images, *, invert: bool = False) -> Fig
 
     Raises:
         UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
-        ArtefactError: the trace has other shapes than the file states.
+        ArtefactError: the trace does not have the shapes that the file states.
         EnvironmentProblem: matplotlib is not installed.
 
     Example:
@@ -142,11 +142,11 @@ def couplings(session: Session, images: Images, *, invert: bool = False) -> Figu
         images, invert: as for `Session.predict`; six pairs of image and layer at most are shown.
 
     Returns:
-        For each image and layer: mean couplings, entropy of each child's couplings, and the largest of them.
+        For each image and layer: mean couplings, and the entropy and maximum of each child's couplings.
 
     Raises:
         UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
-        ArtefactError: the trace has other shapes than the file states.
+        ArtefactError: the trace does not have the shapes that the file states.
         EnvironmentProblem: matplotlib is not installed.
 
     Example:
@@ -166,11 +166,11 @@ def agreement(session: Session, images: Images, *, layer: str = "", invert: bool
         layer: name of the routed layer; by default the classes'.
 
     Returns:
-        Histograms for each image: of EM routing the distances of votes and poses, otherwise their products.
+        Histograms for each image: of distances between votes and poses for EM routing, otherwise of products.
 
     Raises:
         UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
-        ArtefactError: the trace has other shapes than the file states.
+        ArtefactError: the trace does not have the shapes that the file states.
         EnvironmentProblem: matplotlib is not installed.
 
     Example:
@@ -184,7 +184,7 @@ def agreement(session: Session, images: Images, *, layer: str = "", invert: bool
 def responsibilities(
     session: Session, images: Images, *, of: str = "", invert: bool = False
 ) -> Figure:
-    """Where in an image the parts of a class lie: couplings followed back to the primary capsules.
+    """Where in an image the parts of a class are: couplings traced back to the primary capsules.
 
     Args:
         session: a model with a trace (``capsedge export --with trace``).
@@ -196,7 +196,7 @@ def responsibilities(
 
     Raises:
         UsageError: the file has no trace, an image cannot be read, or an argument is wrong.
-        ArtefactError: the trace has other shapes than the file states.
+        ArtefactError: the trace does not have the shapes that the file states.
         EnvironmentProblem: matplotlib is not installed.
 
     Example:
@@ -208,11 +208,11 @@ def responsibilities(
 
 
 def capsules(session: Session, images: Images, *, invert: bool = False) -> Figure:
-    """The score of each class and the pose of its capsule, of any model that classifies.
+    """The score of each class and the pose of its capsule, for any model that classifies.
 
     Args:
         session: the model.
-        images, invert: as for `Session.predict`; six images at most are shown, and of more than ten classes
+        images, invert: as for `Session.predict`; at most six images are shown and, of more than ten classes,
             those with the highest scores.
 
     Returns:
@@ -233,16 +233,16 @@ def capsules(session: Session, images: Images, *, invert: bool = False) -> Figur
 def hardest(
     session: Session, data: ImageSet | Path | str, *, count: int = 30, limit: int | None = None
 ) -> Figure:
-    """The images of a data set with the smallest margins, and what was mistaken for what.
+    """The images of a data set with the smallest margins, and the classes that were confused.
 
     Args:
         session: the model.
-        data: labelled images as `datasets.read_images` reads them; of a data set folder the test split.
+        data: labelled images as `datasets.read_images` reads them; for a data set folder, the test split.
         count: number of images to show.
-        limit: number of images to look at, from the first on; None for all.
+        limit: evaluate only the first ``limit`` images; None for all.
 
     Returns:
-        A sheet of images, mistakes first, each with its true class and the strongest of the others.
+        A sheet of images, mistakes first, each with its true class and the highest-scoring other class.
 
     Raises:
         UsageError: the data cannot be read, has no labels, or labels that the model does not have.

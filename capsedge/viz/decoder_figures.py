@@ -1,4 +1,4 @@
-"""Draw what the decoder makes of poses: reconstructions, segmentation, dimensions."""
+"""Draw what the decoder makes from poses: reconstructions, segmentation, dimensions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reconstructions(Picture):
-    """Each image beside the decoder's pictures of its classes.
+    """Each image beside the decoder's pictures for its classes.
 
     Attributes:
         examples: the images.
@@ -52,7 +52,7 @@ class Reconstructions(Picture):
         names: of these classes.
         pictures: ``[N, K, C, H, W]``, values 0 to 1.
         scores: ``[N, K]``.
-        winners: number of the best class of each image.
+        winners: number of each image's best class.
     """
 
     examples: Examples
@@ -111,7 +111,7 @@ class Reconstructions(Picture):
 def compute_reconstructions(
     session: Session, images: Images, *, invert: bool = False
 ) -> Reconstructions:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.reconstructions`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.reconstructions`."""
     session.can.check_reconstruct()
     examples = read_examples(session, images, invert)
     pictures = session.reconstruct(examples.inputs, prepared=True)
@@ -135,19 +135,19 @@ def compute_reconstructions(
 
 Pair = tuple[int, int]
 
-# Orange and blue add up to white where both classes have ink.
+# Orange and blue add up to white if both classes have ink.
 _FIRST, _SECOND = np.array((1.0, 0.55, 0.1)), np.array((0.0, 0.45, 0.9))
-_UNEXPLAINED = 0.5  # brightness of ink that neither picture has
+_UNEXPLAINED = 0.5  # brightness of ink that is in neither picture
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSegmentation:
-    """One image and the pairs of classes that are drawn over it.
+    """One image and the pairs of classes drawn over it.
 
     Attributes:
         predicted: the two best classes.
-        labels: the true pair; None if it is not known.
-        forced: a pair that is drawn although the model did not find it.
+        labels: the true pair; None if unknown.
+        forced: a pair that is drawn even if the model did not find it.
         pictures: by class ``[C, H, W]``, values 0 to 1.
         scores: by class.
         names: by class.
@@ -162,7 +162,7 @@ class ImageSegmentation:
 
     @property
     def right(self) -> bool | None:
-        """Whether both of the two best classes are the labels; None if these are not known."""
+        """Whether the two best classes are the labels; None if these are unknown."""
         return None if self.labels is None else set(self.labels) == set(self.predicted)
 
     def text(self, pair: Sequence[int]) -> str:
@@ -172,7 +172,7 @@ class ImageSegmentation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Segmentation(Picture):
-    """Images with two objects, and the pictures of two class capsules over each.
+    """Images with two objects, each overlaid with the pictures of two class capsules.
 
     Attributes:
         examples: the images.
@@ -256,12 +256,12 @@ class Segmentation(Picture):
 def over(
     pixels: NDArray[np.uint8], segmented: ImageSegmentation, pair: tuple[int | None, int | None]
 ) -> NDArray[np.uint8]:
-    """The pictures of a pair over an image: orange and blue, ink of neither grey.
+    """The pictures of a pair over an image in orange and blue; ink in neither is grey.
 
     Args:
         pixels: ``[H, W, 3]``.
-        segmented: has the pictures.
-        pair: two classes; None leaves one out.
+        segmented: holds the pictures.
+        pair: two classes; None omits one.
 
     Returns:
         ``[H, W, 3]``.
@@ -286,7 +286,7 @@ def compute_segmentation(
     forced: Sequence[str] = (),
     invert: bool = False,
 ) -> Segmentation:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.segmentation`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.segmentation`."""
     session.can.check_reconstruct()
     examples = read_examples(session, images, invert)
     count = len(examples.predictions[0].scores)
@@ -319,7 +319,7 @@ def _segmented(
     forced: Pair | None,
 ) -> ImageSegmentation:
     first, second, *_ = order = best(scores, len(scores))
-    # As in the paper, one class that is there and one that is neither predicted nor a label.
+    # As in the paper: one class that is present, and one that is neither predicted nor a label.
     absent = [j for j in order if j not in (first, second, *(labels or ()))]
     forced = forced or (first, absent[0] if absent else second)
     used = sorted({first, second, *(labels or ()), *forced})
@@ -344,9 +344,9 @@ def _pair(session: Session, labels: Sequence[str], count: int) -> Pair:
     return found[0], found[1]
 
 
-# --- Dimensions: the picture while one alone varies (Sabour et al. 2017, figure 4) ---
+# --- Dimensions: pictures as a single one varies (Sabour et al. 2017, figure 4) ---
 
-STEPS = np.round(np.arange(-5, 6) * 0.05, 2)  # the paper's: from -0.25 to 0.25
+STEPS = np.round(np.arange(-5, 6) * 0.05, 2)  # as in the paper: from -0.25 to 0.25
 MOST_IMAGES = 3  # a sheet for each, side by side
 MOST_DIMENSIONS = 32
 _MIDDLE = len(STEPS) // 2
@@ -358,10 +358,10 @@ class Dimensions(Picture):
 
     Attributes:
         examples: the images.
-        classes: number of the capsule that is varied, by image.
+        classes: for each image, number of the capsule that is varied.
         names: of these classes.
         poses: ``[N, P]``, the poses that are varied.
-        pictures: ``[N, D, S, C, H, W]``: of the first D dimensions, each at S offsets.
+        pictures: ``[N, D, S, C, H, W]``: the first D dimensions, each at S offsets.
     """
 
     examples: Examples
@@ -374,7 +374,7 @@ class Dimensions(Picture):
 
     @property
     def description(self) -> str:
-        """Whose capsule is varied."""
+        """The class whose capsule is varied."""
         varied = "; ".join(
             f"{image}: class {name}"
             for image, name in zip(self.examples.names, self.names, strict=True)
@@ -428,7 +428,7 @@ class Dimensions(Picture):
 def compute_dimensions(
     session: Session, images: Images, *, of: str = "", invert: bool = False
 ) -> Dimensions:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.dimensions`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.dimensions`."""
     session.can.check_decode()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     scores = np.stack([p.scores for p in examples.predictions])

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- Responsibilities: couplings followed back to the primary capsules ---
+# --- Responsibilities: couplings traced back to the primary capsules ---
 
 MOST_IMAGES = 6
 MOST_EXPLAINED_CLASSES = 3
@@ -60,14 +60,14 @@ MOST_EXPLAINED_CLASSES = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Responsibilities(Picture):
-    """Maps of the shares that children have in the winning classes, over the input.
+    """Maps, over the input, of each child's share in the winning classes.
 
     Attributes:
         examples: the images.
         classes: numbers of the classes of each image.
         names: of these classes.
         shares: ``[N, K, H, W]``; each map adds up to one.
-        grid: where its cells lie on the input.
+        grid: positions of its cells on the input.
         layer: name of the layer whose children the cells are.
     """
 
@@ -82,7 +82,7 @@ class Responsibilities(Picture):
 
     @property
     def description(self) -> str:
-        """What the maps are, and whose."""
+        """What the maps show, and for which classes."""
         whose = "; ".join(
             f"{image}: {', '.join(names)}"
             for image, names in zip(self.examples.names, self.names, strict=True)
@@ -129,7 +129,7 @@ class Responsibilities(Picture):
         return drawn
 
     def numbers(self) -> dict[str, Any]:
-        """The maps, and where their cells lie, in pixels of the input."""
+        """The maps, and the positions of their cells in pixels of the input."""
         return {
             "grid": {"start": list(self.grid.start), "step": list(self.grid.step)},
             "images": [
@@ -146,7 +146,7 @@ class Responsibilities(Picture):
 def compute_responsibilities(
     session: Session, images: Images, *, of: str = "", invert: bool = False
 ) -> Responsibilities:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.responsibilities`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.responsibilities`."""
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     trace = read_trace(session, examples)
@@ -176,7 +176,7 @@ def compute_responsibilities(
 
 # --- Capsules: each class's score, and the pose of its capsule ---
 
-MOST = 6  # images; each takes a row of charts
+MOST = 6  # images; each has a row of charts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -185,11 +185,11 @@ class Capsules(Picture):
 
     Attributes:
         examples: the images.
-        classes: by image, numbers of the classes shown, in their order in the model.
-        names: by image, of these classes.
+        classes: for each image, numbers of the classes shown, in their order in the model.
+        names: for each image, of these classes.
         scores: by image ``[K]``.
         poses: by image ``[K, P]``; ``[K, 0]`` for a model without poses.
-        measure: what a score is.
+        measure: what a score measures.
     """
 
     examples: Examples
@@ -267,7 +267,7 @@ class Capsules(Picture):
 
 
 def compute_capsules(session: Session, images: Images, *, invert: bool = False) -> Capsules:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.capsules`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.capsules`."""
     examples = read_examples(session, images, invert, MOST)
     scores = [p.scores for p in examples.predictions]
     classes = [tuple(sorted(best(row, MOST_CLASSES))) for row in scores]
@@ -285,7 +285,7 @@ def compute_capsules(session: Session, images: Images, *, invert: bool = False) 
     )
 
 
-# --- Hardest images of a data set, and what the model takes them for ---
+# --- Hardest images of a data set, and the classes that the model confuses them with ---
 
 SHOWN = 30
 _ACROSS = 10  # tiles in a row
@@ -293,17 +293,17 @@ _ACROSS = 10  # tiles in a row
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Hardest(Picture):
-    """Images with the smallest margin between the score of their class and the best of the others.
+    """Images with the smallest margin between the score of their class and the best other score.
 
     Attributes:
-        numbers_in_set: of the images, from 0 on, hardest first.
+        numbers_in_set: of the images, from 0, hardest first.
         pixels: ``[N, H, W, 3]``.
         true: name of each image's class.
         rivals: name of the best of the other classes.
         margins: ``[N]``, below 0 for a mistake.
         mistaken: ``[N]``, whether the model prefers the rival.
         images: size of the data set.
-        data: which images they are.
+        data: name of the images.
         mistakes: in the whole data set.
     """
 
@@ -319,7 +319,7 @@ class Hardest(Picture):
 
     @property
     def title(self) -> str:
-        """With the number of mistakes."""
+        """The heading, with the number of mistakes."""
         return f"Hardest images: {self.mistakes} of {self.images:,} mistaken"
 
     @property
@@ -373,7 +373,7 @@ class Hardest(Picture):
 def compute_hardest(
     session: Session, data: ImageSet | Path | str, *, count: int = SHOWN, limit: int | None = None
 ) -> Hardest:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.hardest`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.hardest`."""
     preprocessing = preprocessing_of(session)
     found = data if isinstance(data, ImageSet) else read_images(data, preprocessing, "test", limit)
     scores = np.stack(
@@ -385,7 +385,7 @@ def compute_hardest(
     others[rows, labels] = -np.inf
     rivals = others.argmax(axis=1)
     margins = scores[rows, labels] - scores[rows, rivals]
-    # Of equal scores the first class is preferred, as in a prediction.
+    # Among equal scores the first class wins, as in a prediction.
     mistaken = scores.argmax(axis=1) != labels
     order = np.lexsort((rows, margins, ~mistaken))[:count]
     inputs = np.stack(list(found.take(order).inputs()))

@@ -1,4 +1,4 @@
-"""Prepare the images of a picture: for the model, for display, with what the model says."""
+"""Prepare the images of a picture for the model and for display, with the model's predictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from capsedge.runtime.predictions import Prediction
 from capsedge.runtime.session import Session
 from capsedge.spec.vocabularies import REGRESSION
 
-MOST_IMAGES = 12  # rows of a picture that are still readable
+MOST_IMAGES = 12  # rows at which a picture is still readable
 MOST_CLASSES = 10
 
 
@@ -32,9 +32,9 @@ class Examples:
     Attributes:
         names: of the images.
         inputs: ``[N, C, H, W]`` as the model takes them.
-        pixels: ``[N, H, W, 3]`` as they are shown.
+        pixels: ``[N, H, W, 3]`` as displayed.
         predictions: one per image.
-        notes: says which images are left out.
+        notes: states which images are omitted.
     """
 
     names: tuple[str, ...]
@@ -55,10 +55,10 @@ def read_examples(
     Args:
         session: the model.
         images, invert: as for `Session.predict`.
-        most: number of images that the picture shows.
+        most: maximum number of images that the picture shows.
 
     Raises:
-        UsageError: an image cannot be read, there is none, or the model is a regression.
+        UsageError: an image cannot be read, there are no images, or the model is a regression.
         ArtefactError: the file does not state its preprocessing.
     """
     given = _one_by_one(images)
@@ -105,7 +105,7 @@ def preprocessing_of(session: Session) -> Preprocessing:
 
 
 def check_finite(session: Session, what: str, values: NDArray[np.floating[Any]]) -> None:
-    """Raise an ArtefactError if a model computed what cannot be drawn: NaN or infinite values."""
+    """Raise an ArtefactError if a model computed values that cannot be drawn: NaN or infinity."""
     if not np.isfinite(values).all():
         raise ArtefactError(
             f"{session.path} computed {what} that are NaN or infinite.",
@@ -115,7 +115,7 @@ def check_finite(session: Session, what: str, values: NDArray[np.floating[Any]])
 
 
 def class_index(session: Session, text: str, count: int) -> int:
-    """The number of a class that is given by its name or its number.
+    """The number of a class given by name or number.
 
     Args:
         session: the model.
@@ -148,7 +148,7 @@ def best(scores: NDArray[np.float64], count: int) -> list[int]:
 
 
 def _one_by_one(images: Images) -> object:
-    """A file or a folder as a list of files; anything else as it is."""
+    """A file or a folder as a list of files; anything else unchanged."""
     if not isinstance(images, (str, os.PathLike)):
         return images
     path = Path(images)
@@ -160,7 +160,7 @@ def _name(item: object, number: int) -> str:
 
 
 def score_name(session: Session) -> str:
-    """What a score is; EM routing's, stored as the length of a capsule, is an activation in every picture."""
+    """What a score is. EM routing's, stored as the length of a capsule, is called an activation."""
     metadata = session.metadata
     em = metadata is not None and metadata.routing == "em"
     return "activation" if em and session.roles.kind == "length" else session.roles.kind

@@ -1,4 +1,4 @@
-"""Define what all pictures share: one style, their numbers, and a sentence of description."""
+"""Define what all pictures share: style, data, and a one-sentence description."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- Style: colours that the colour-blind distinguish, sizes, sheets of tiles ---
+# --- Style: colours that colour-blind readers can distinguish, sizes, sheets of tiles ---
 
 Pixels = NDArray[np.uint8]
 
 # From the palette of Okabe and Ito.
 TEXT, SOFT, LINE = "#1b1f24", "#57606a", "#d0d7de"
 BEST, OTHER, GOOD = "#0072B2", "#b6bcc4", "#009E73"
-BAD = "#C1121F"  # a red that is darker than GOOD, for those who see no difference of hue
+BAD = "#C1121F"  # a red darker than GOOD, for readers who cannot distinguish the hues
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A8F98")
 _TILE = 0.82  # inches
 _GAP = 0.08  # between tiles, in tiles
@@ -42,7 +42,7 @@ class Tile:
 
     Attributes:
         pixels: ``[H, W, 3]``.
-        text: what stands beneath it; line breaks separate lines.
+        text: caption beneath it; may have several lines.
         frame: colour of a frame; empty for none.
     """
 
@@ -63,11 +63,11 @@ def check_matplotlib() -> None:
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Draw with matplotlib's defaults whatever the user's settings, and take names for text, not formulas."""
+    """Draw with matplotlib's defaults, whatever the user's settings, and do not parse names as formulas."""
     import matplotlib
     import matplotlib.style
 
-    # Text stays text in SVG, which readers and searches find; tiles keep their own pixels.
+    # Text stays text in SVG, so it can be searched and read aloud; tiles keep their own pixels.
     settings: Any = {
         "text.parse_math": False,
         "svg.fonttype": "none",
@@ -79,7 +79,7 @@ def figure_style() -> Iterator[None]:
 
 
 def blank(width: float, height: float, title: str, model: str) -> Figure:
-    """An empty figure with its title, its size in inches."""
+    """An empty figure with a title, its size given in inches."""
     figure: Figure = new_figure(width, height)
     figure.set_facecolor("white")
     figure.suptitle(printable(f"{title} — {model}"), fontsize=11, color=TEXT)
@@ -87,7 +87,7 @@ def blank(width: float, height: float, title: str, model: str) -> Figure:
 
 
 def plain(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
-    """Give a chart its titles, and take away what is not read."""
+    """Give a chart its titles and remove clutter."""
     axis.set_title(printable(title), fontsize=9, color=TEXT, loc="left")
     axis.set_xlabel(printable(x), fontsize=8, color=SOFT)
     axis.set_ylabel(printable(y), fontsize=8, color=SOFT)
@@ -97,7 +97,7 @@ def plain(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
-    """Add the scale of an image's colours at the right of its axes."""
+    """Add a colour bar to the right of an image's axes."""
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02)
     bar.set_label(printable(label), fontsize=8, color=SOFT)
     bar.ax.tick_params(labelsize=7, colors=SOFT)
@@ -105,14 +105,14 @@ def colour_bar(figure: Any, image: Any, axes: Any, label: str) -> None:
 
 
 def fit(text: str, most: int = _LONGEST) -> str:
-    """A name short enough for its place, safe to draw; its end, which often differs, is kept."""
+    """A name shortened to fit and safe to draw; its end is kept, since names often differ there."""
     tail = (most - 1) // 2
     short = text if len(text) <= most else f"{text[: most - 1 - tail]}…{text[-tail:]}"
     return printable(short)
 
 
 def sheet_size(rows: Sequence[Sequence[Tile]], names: Sequence[str] = ()) -> tuple[float, float]:
-    """Width and height in inches of a sheet of tiles with names of its rows."""
+    """Width and height in inches of a sheet of tiles with row names."""
     width, _, height = _steps(rows)
     columns = max(map(len, rows))
     margin = max(1.3, _room(names) * _TILE + 0.3)
@@ -125,7 +125,7 @@ def draw_sheet(
     columns: Sequence[str] = (),
     names: Sequence[str] = (),
 ) -> None:
-    """Draw rows of tiles of one size.
+    """Draw rows of equally sized tiles.
 
     Args:
         axis: matplotlib's; its images are the tiles, row by row.
@@ -155,7 +155,7 @@ def draw_sheet(
 
 
 def _room(names: Sequence[str]) -> float:
-    """What names of rows take, in tiles."""
+    """The width of the row names, in tiles."""
     from matplotlib.textpath import TextPath
 
     widths = [TextPath((0, 0), name, size=_NAME).get_extents().width for name in names if name]
@@ -163,7 +163,7 @@ def _room(names: Sequence[str]) -> float:
 
 
 def _steps(rows: Sequence[Sequence[Tile]]) -> tuple[float, float, float]:
-    """From tile to tile, the height of a tile, and from row to row; the width of a tile is 1."""
+    """Tile pitch, tile height and row pitch, where a tile is 1 wide."""
     tiles = [tile for row in rows for tile in row]
     tall = tiles[0].pixels.shape[0] / tiles[0].pixels.shape[1]
     lines = max(tile.text.count("\n") + 1 if tile.text else 0 for tile in tiles)
@@ -181,11 +181,11 @@ def _box(x: float, y: float, tall: float) -> Any:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Picture(ABC):
-    """The numbers of a picture.
+    """The data of a picture.
 
     Attributes:
         model: name of the file that computed them.
-        notes: what the picture leaves out.
+        notes: what the picture omits.
     """
 
     model: str
@@ -199,7 +199,7 @@ class Picture(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """A sentence for those who read or hear the picture instead of seeing it."""
+        """A sentence for readers who cannot see the picture."""
 
     def draw(self) -> Figure:
         """The picture as a new figure.
@@ -220,7 +220,7 @@ class Picture(ABC):
         """The numbers that are drawn, as JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Title, description, notes and numbers as JSON values."""
+        """Title, description, notes and data as JSON values."""
         return {
             "title": self.title,
             "description": self.description,
@@ -230,5 +230,5 @@ class Picture(ABC):
 
 
 def rounded(values: NDArray[Any]) -> Any:
-    """An array as nested lists of numbers with six digits after the point."""
+    """An array as nested lists of numbers with six decimal places."""
     return np.round(values.astype(np.float64), 6).tolist()

@@ -1,4 +1,4 @@
-"""The pictures by name: what each needs of a file, and how it is made."""
+"""List the pictures by name: what each requires of a file, and how it is made."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from capsedge.viz.figure import Picture
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """What pictures are made of.
+    """What pictures are made from.
 
     Attributes:
         images: files.
         invert: for dark ink on a light background.
         labels: the true pair of classes of each image.
         forced: a pair of classes to draw.
-        of: the class to look at; empty for the best of each image.
-        layer: the routed layer to look at; empty for the classes'.
+        of: the class to draw; empty for the best of each image.
+        layer: the routed layer to draw; empty for that of the classes.
         data: a labelled data set; None for none.
-        limit: number of images of the data set to look at; None for all.
+        limit: number of images of the data set to evaluate; None for all.
         count: number of its images to show.
     """
 
@@ -45,7 +45,7 @@ class Kind:
     """A kind of picture.
 
     Attributes:
-        check: raises a UsageError if the file cannot have it, with the command that mends it.
+        check: raises a UsageError, with the command that fixes it, if the file does not support the picture.
         compute: makes it.
         of_data: whether it shows a data set instead of images.
     """
@@ -56,7 +56,7 @@ class Kind:
 
 
 def _any(can: Capabilities) -> None:
-    """Every file that classifies has the picture."""
+    """Accept any file that classifies."""
 
 
 def _reconstructions(session: Session, options: FigureOptions) -> Picture:
@@ -104,7 +104,7 @@ def _capsules(session: Session, options: FigureOptions) -> Picture:
 
 
 def _hardest(session: Session, options: FigureOptions) -> Picture:
-    assert options.data is not None  # `chosen` refuses it
+    assert options.data is not None  # `chosen` rejects it
     return evidence_figures.compute_hardest(
         session, options.data, count=options.count, limit=options.limit
     )
@@ -125,7 +125,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def possible(session: Session, options: FigureOptions) -> list[str]:
-    """The names of the pictures that the file and the request can have, best first."""
+    """The names of the pictures that the file and the request support, best first."""
     names = []
     for name, kind in KINDS.items():
         if not (options.data if kind.of_data else options.images):
@@ -141,16 +141,16 @@ def possible(session: Session, options: FigureOptions) -> list[str]:
 def chosen(
     session: Session, options: FigureOptions, names: Sequence[str], several: bool = False
 ) -> list[str]:
-    """The pictures to draw: those that were asked for, or the best that the file has.
+    """The pictures to draw: those requested, or the best that the file supports.
 
     Args:
         session: the model.
-        options: what they are made of.
+        options: what they are made from.
         names: of the pictures; empty for the default.
-        several: whether the default is all that the file has.
+        several: whether the default is all that the file supports.
 
     Raises:
-        UsageError: one is unknown, lacks its images or its data set, or cannot be had from the file.
+        UsageError: one is unknown, lacks its images or its data set, or is not supported by the file.
     """
     if not names:
         return _default(session, options, several)

@@ -1,4 +1,4 @@
-"""Draw routing at work: iterations side by side, couplings, agreement."""
+"""Draw the course of routing: iterations side by side, couplings, agreement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.routing_trace import Trace
 
 
-# --- Iterations: how strong each class is after each, and what its pose decodes to ---
+# --- Iterations: each class's strength after each, and what its pose decodes to ---
 
 MOST_IMAGES = 4
 
@@ -45,8 +45,8 @@ class ImageIterations:
         names: of these classes.
         strengths: ``[T, K]``.
         winner: number of the best class.
-        pictures: ``[T, C, H, W]``, what the decoder makes of the winner's pose; None without a decoder.
-        moved: ``[T]``, distance of the winner's pose from that of the last iteration.
+        pictures: ``[T, C, H, W]``, the decoder's picture of the winner's pose; None without a decoder.
+        moved: ``[T]``, distance of the winner's pose from its pose after the last iteration.
     """
 
     classes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Iterations(Picture):
     Attributes:
         examples: the images.
         per_image: one per image.
-        measure: what a strength is.
+        measure: what a strength measures.
     """
 
     examples: Examples
@@ -148,7 +148,7 @@ class Iterations(Picture):
 
 
 def compute_iterations(session: Session, images: Images, *, invert: bool = False) -> Iterations:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.iterations`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.iterations`."""
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     last = read_trace(session, examples).layers[-1]
@@ -204,10 +204,10 @@ class ImageCouplings:
     Attributes:
         image: its name.
         layer: its name.
-        parents: names of the parents shown: the best class, then by their mean coupling in the end.
+        parents: names of the parents shown: the best class, then the others by final mean coupling.
         means: ``[T, K]``, mean coupling of the children to each of them.
         entropies: ``[T, Q]``, the quantiles `QUANTILES` over the children of the entropy of their couplings,
-            0 if a child has one parent, 1 if it has all alike.
+            0 if a child has a single parent, 1 if it is coupled equally to all.
         largest: ``[T, B]``, the share of children by their largest coupling, in B equal bins from 0 to 1.
     """
 
@@ -312,7 +312,7 @@ def _by_iteration(axis: Any, steps: NDArray[np.int64], title: str, y: str) -> No
 
 
 def compute_couplings(session: Session, images: Images, *, invert: bool = False) -> Couplings:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.couplings`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.couplings`."""
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_ROWS)
     trace = read_trace(session, examples)
@@ -361,9 +361,9 @@ class ImageAgreement:
 
     Attributes:
         image: its name.
-        parents: names of the parents shown, the strongest first.
+        parents: names of the parents shown, strongest first.
         edges: ``[B + 1]`` of the bins.
-        counts: ``[T, K, B]``, votes for each parent, each weighted with its coupling.
+        counts: ``[T, K, B]``, votes for each parent, weighted by their couplings.
     """
 
     image: str
@@ -379,7 +379,7 @@ class Agreement(Picture):
     Attributes:
         agreed: one per image.
         layer: name of the layer.
-        distances: whether these are distances of votes and poses; otherwise products of the two.
+        distances: whether these are distances between votes and poses; otherwise they are products.
     """
 
     agreed: tuple[ImageAgreement, ...]
@@ -388,7 +388,7 @@ class Agreement(Picture):
 
     @property
     def title(self) -> str:
-        """With what is counted."""
+        """The heading, with the quantity that is counted."""
         return "Distance of votes by iteration" if self.distances else "Agreement by iteration"
 
     @property
@@ -397,7 +397,7 @@ class Agreement(Picture):
 
     @property
     def description(self) -> str:
-        """What the histograms count."""
+        """The quantity that the histograms count."""
         text = "; ".join(f"{a.image}: {', '.join(a.parents)}" for a in self.agreed)
         good = "small distances are votes that agree" if self.distances else "large products agree"
         return (
@@ -445,7 +445,7 @@ class Agreement(Picture):
 def compute_agreement(
     session: Session, images: Images, *, layer: str = "", invert: bool = False
 ) -> Agreement:
-    """The numbers of the picture; arguments and errors as for `capsedge.viz.agreement`."""
+    """The data of the picture; arguments and errors as for `capsedge.viz.agreement`."""
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     trace = read_trace(session, examples)
@@ -479,7 +479,7 @@ def _histograms(
     counted = layer.agreement if layer.distances is None else layer.distances
     values, weights = table(counted, image)[..., shown], table(layer.couplings, image)[..., shown]
     low, high = float(values.min()), float(values.max())
-    # A few votes that are far off would leave the others no room; the outermost bins take them.
+    # A few distant votes would compress the scale for all others; they go into the outermost bins.
     low, high = (
         max(low, float(np.quantile(values, 0.005))),
         min(high, float(np.quantile(values, 0.995))),

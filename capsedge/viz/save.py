@@ -1,6 +1,6 @@
-"""Save pictures as PNG, SVG, or an HTML page that needs nothing else.
+"""Save pictures as PNG, SVG, or a self-contained HTML page.
 
-The same numbers give the same bytes.
+The same data always give the same bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ figcaption{color:#57606a;overflow-wrap:anywhere}svg{max-width:100%;height:auto}
 
 
 def check_picture(path: Path | str, pictures: int = 1) -> None:
-    """Check before long work that pictures can be drawn and written.
+    """Check, before any long computation, that pictures can be drawn and written.
 
     Raises:
         UsageError: the suffix is unknown, the file holds fewer pictures, or the path cannot be written.
@@ -59,10 +59,10 @@ def save(pictures: Sequence[Picture], path: Path | str) -> str:
     """Write pictures: one to a PNG or SVG file, any number to an HTML page.
 
     Returns:
-        What is missing in the file: letters of names that matplotlib's font lacks; empty if nothing is.
+        What the file lacks: letters in names that are not in matplotlib's font; empty if nothing.
 
     Raises:
-        UsageError: as `check_picture`.
+        UsageError: as for `check_picture`.
         EnvironmentProblem: matplotlib is not installed, or the disk is full.
     """
     check_picture(path, len(pictures))
@@ -117,7 +117,7 @@ def _figure(picture: Picture, number: int) -> str:
         for text in (picture.title, picture.description, *picture.notes)
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font lacks: here they stay text
+        warnings.simplefilter("ignore")  # about letters missing from the font; here they stay text
         drawing = rendered(picture.draw(), "svg", f"capsedge-{number}").decode()
     drawing = drawing[drawing.index("<svg") :]
     drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)

@@ -1,4 +1,4 @@
-"""Prepare a trace for pictures: couplings as tables, and positions on the input."""
+"""Prepare a trace for pictures: couplings as arrays, and positions on the input."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from capsedge.runtime.routing_trace import Trace, TracedLayer
 from capsedge.runtime.session import Session
 from capsedge.viz.examples import Examples, check_finite
 
-# --- Couplings of one image, and where the parts of parents lie ---
+# --- Couplings of one image, and the positions of the parents' parts ---
 
 Floats = NDArray[np.floating[Any]]
-_ONE = 1e-2  # couplings that add up to one, within the rounding of any precision
+_ONE = 1e-2  # tolerance for couplings that add up to one, at any precision
 
 
 def read_trace(session: Session, examples: Examples) -> Trace:
@@ -28,7 +28,7 @@ def read_trace(session: Session, examples: Examples) -> Trace:
 
     Raises:
         UsageError: the file has no trace.
-        ArtefactError: its values are not finite, or do not have the shapes that its metadata states.
+        ArtefactError: its values are not finite, or do not have the shapes stated in its metadata.
     """
     trace = session.trace(examples.inputs, prepared=True)
     for layer in trace:
@@ -64,17 +64,17 @@ def check_classes(session: Session, layer: TracedLayer, classes: int) -> None:
 
 
 def table(values: Floats, image: int) -> Floats:
-    """What a trace holds of one image as ``[T, I, J]``; positions of a grid of parents are joined to I."""
+    """A trace's values for one image as ``[T, I, J]``; positions in a grid of parents are merged into I."""
     own = values[image]
     joined: Floats = own.reshape(len(own), -1, own.shape[-1])
     return joined
 
 
 def strengths(layer: TracedLayer, image: int) -> tuple[Floats, str]:
-    """How strongly each parent is there after each iteration ``[T, J]``, and what that is.
+    """The strength of each parent after each iteration ``[T, J]``, and what it measures.
 
-    EM routing has activations, squashed poses have lengths; for attention it is the children's agreement,
-    weighted with their couplings.
+    EM routing has activations, and squashed poses have lengths. For attention, it is the children's agreement
+    weighted by their couplings.
     """
     if layer.activations is not None:
         return layer.activations[image].reshape(layer.iterations, -1), "activation"
@@ -90,8 +90,8 @@ def strengths(layer: TracedLayer, image: int) -> tuple[Floats, str]:
 def over_parents(couplings: Floats) -> Floats:
     """Couplings ``[..., I, J]`` as distributions along the last axis.
 
-    Where the network's softmax is over the children, they are turned around: ``[..., J, I]``. What is missing
-    to one, the share of "none of the above" in leaky routing, becomes a last column.
+    If the network's softmax is over the children, the result is transposed: ``[..., J, I]``. Any remainder to
+    one, the share of "none of the above" in leaky routing, becomes a last column.
     """
     rest = 1.0 - couplings.sum(axis=-1)
     if np.abs(rest).max() <= _ONE:
@@ -102,7 +102,7 @@ def over_parents(couplings: Floats) -> Floats:
 
 
 def entropy(shares: Floats) -> NDArray[np.float64]:
-    """Entropy of distributions along the last axis, from 0 (all on one) to 1 (even)."""
+    """Entropy of distributions along the last axis, from 0 (a single value) to 1 (uniform)."""
     if shares.shape[-1] < 2:
         return np.zeros(shares.shape[:-1])
     p = np.clip(shares.astype(np.float64), 1e-12, 1.0)
@@ -111,7 +111,7 @@ def entropy(shares: Floats) -> NDArray[np.float64]:
 
 
 def layer_named(trace: Trace, name: str) -> TracedLayer:
-    """A layer of a trace; without a name the last, the classes'.
+    """A layer of a trace; by default the last, that of the classes.
 
     Raises:
         UsageError: there is no such layer.
@@ -128,7 +128,7 @@ def layer_named(trace: Trace, name: str) -> TracedLayer:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Where the parts of a parent lie.
+    """The positions of a parent's parts.
 
     Attributes:
         shares: ``[H, W]`` over the children's map; they add up to one.
@@ -140,10 +140,10 @@ class Shares:
 
 
 def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Shares:
-    """Where the parts of a class lie in the lowest map that its couplings lead to.
+    """The positions of a class's parts in the lowest map that its couplings lead to.
 
     Raises:
-        UsageError: the trace does not state where the children of the last layer lie.
+        UsageError: the trace does not state the positions of the last layer's children.
     """
     last = layers[-1]
     weights: Floats = np.zeros((*last.grid, last.couplings.shape[-1]))
@@ -153,7 +153,7 @@ def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Sh
     for layer in reversed(layers):
         if below is not None:
             if below.shape != (*layer.grid, layer.couplings.shape[-1]):
-                break  # something between the two maps moves capsules
+                break  # a layer between the two maps moves capsules
             weights = below
         found = _to_children(layer, image, weights)
         if found is None:
@@ -172,9 +172,9 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
     """Distribute the weights of the parents ``[H', W', M]`` among their children ``[H, W, C]``.
 
     A child's share of a parent is relative to those of all children. In EM routing it is the weight of its
-    vote in the parent's mean, responsibility times activation (Hinton et al. 2018, procedure 1, M-step);
-    otherwise its coupling times its agreement: in dynamic routing these products add up to the squared length
-    that the parent's pose has before its squash. None where the children have no geometry.
+    vote in the parent's mean, responsibility times activation (Hinton et al. 2018, procedure 1, M-step).
+    Otherwise it is its coupling times its agreement; in dynamic routing these products add up to the squared
+    length of the parent's pose before the squash. None if the children have no geometry.
 
     Raises:
         UsageError: a trace of EM routing has no activations of the children.
@@ -230,7 +230,7 @@ class Grid:
     Attributes:
         cells: number of cells.
         start: position of the first cell's centre.
-        step: distance of neighbours.
+        step: distance between neighbours.
     """
 
     cells: Cells
@@ -239,7 +239,7 @@ class Grid:
 
     @property
     def extent(self) -> tuple[float, float, float, float]:
-        """Left, right, bottom and top edge, as matplotlib's ``imshow`` takes them."""
+        """Left, right, bottom and top edges, as matplotlib's ``imshow`` expects them."""
         (top, left), (down, right) = self.start, self.step
         rows, columns = self.cells
         return (
@@ -285,7 +285,7 @@ def even(size: Cells, cells: Cells) -> Grid:
 
 
 def _behind(node: Node, before: Grid) -> Grid:
-    """The grid of a node's output: that of its input, unless it is a convolution or a pooling of two axes."""
+    """The grid of a node's output: that of its input, except after a convolution or pooling over two axes."""
     kernel = node.integers("kernel_shape")
     if len(kernel) != 2 or node.op == "ConvTranspose":
         return before
@@ -306,7 +306,7 @@ def _behind(node: Node, before: Grid) -> Grid:
 def _pads(
     node: Node, cells: Cells, windows: Sequence[int], strides: Sequence[int]
 ) -> tuple[int, ...]:
-    """Padding before both axes, then behind both."""
+    """Padding before both axes, then after both."""
     kind = node.attributes.get("auto_pad", "NOTSET")
     if not str(kind).startswith("SAME"):
         return tuple(node.integers("pads") or (0, 0, 0, 0))
