@@ -1,11 +1,11 @@
 """Write self-routing (Hahn et al. 2019) with fewer and larger matrix products, exactly.
 
 Its couplings come from the children alone: a softmax of a linear map of each child, times its activation.
-There is one pass, ``s[n,j] = Σ_i c[n,j,i] · W[j,i] · u[n,i]``. Files make every vote ``W[j,i] · u[n,i]``, a
-product of a matrix and a vector for every child at every position, weigh the votes, and sum them.
-Here children are weighed first, ``x[j,n,(q,i)] = c[n,j,i] · u[n,i,q]``, so that one matrix product a parent
-over all elements of all children, ``x[j] · W[j]``, makes the sums of all positions. Logits are one matrix
-product a child over all positions. Windows are read by one Gather.
+There is one pass, ``s[n,j] = Σ_i c[n,j,i] · W[j,i] · u[n,i]``. Files compute every vote ``W[j,i] · u[n,i]``, a
+matrix-vector product for every child at every position, then weight and sum the votes.
+Here the children are weighted first, ``x[j,n,(q,i)] = c[n,j,i] · u[n,i,q]``, so that one matrix product per
+parent over all elements of all children, ``x[j] · W[j]``, yields the sums at all positions. Logits take one
+matrix product per child over all positions. Windows are read by one Gather.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from capsedge.graph.fusion.votes import (
 )
 
 _NEAR = 1e-6
-_ENDS = 8  # tensors after the weighing that may be the sums
-_CACHED = 1 << 20  # bytes of weighed children of an image up to which one node weighs them all
+_ENDS = 8  # maximum number of tensors after the weighting tried as the sums
+_CACHED = 1 << 20  # up to this many bytes of weighted children per image, one node weights them all
 
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Sums of votes that couplings weigh, which do not depend on the votes.
+    """Sums of votes weighted by couplings that do not depend on the votes.
 
     Attributes:
         votes, couplings, result: tensors of the graph.
         roles: of the votes, ``[n, j, i, p]``.
         coupled: of the couplings, ``[n, j, i]``.
         layout: of the result, ``[n, j, p]``.
-        source: what the votes are made of.
+        source: of the votes.
     """
 
     votes: str
@@ -62,7 +62,7 @@ class Logits:
     Attributes:
         name: tensor of the graph.
         layout: its roles, ``[n, j, i]``.
-        source: the children, and the map as that of votes of one element.
+        source: the children and the map, as for votes of one element.
     """
 
     name: str
@@ -74,10 +74,10 @@ class Logits:
 
 
 def fit_sum(graph: Values, softmax: Softmax, logits: Logits) -> WeightedSum:
-    """The sum of linear votes that a softmax weighs.
+    """The sum of linear votes that a softmax weights.
 
     Args:
-        logits: of the softmax, whose children make the votes too.
+        logits: of the softmax, computed from the same children as the votes.
 
     Raises:
         NoMatch: there is none.
@@ -85,11 +85,11 @@ def fit_sum(graph: Values, softmax: Softmax, logits: Logits) -> WeightedSum:
     for couplings, votes in _weighed(graph, softmax):
         for found in _sums(graph, couplings, votes, logits):
             return found
-    raise NoMatch("it weighs no votes that are a linear map of capsules")
+    raise NoMatch("it does not weight votes that are a linear map of capsules")
 
 
 def _weighed(graph: Values, softmax: Softmax) -> Iterator[tuple[str, str]]:
-    """Couplings and what a node weighs by them, which has several elements for each."""
+    """Couplings and the tensor that a node multiplies by them, with several elements per coupling."""
     after = {softmax.name} | graph.after(softmax.name)
     size = graph.sizes[softmax.name]
     for node in graph.nodes:
@@ -132,13 +132,13 @@ def _sums(graph: Values, couplings: str, votes: str, logits: Logits) -> Iterator
 
 
 def _coupled(graph: Values, name: str, roles: Layout) -> Iterator[Layout]:
-    """Ways in which a tensor may hold couplings ``[n, j, i]``."""
+    """Layouts in which a tensor may hold couplings ``[n, j, i]``."""
     parts = [roles.part(k) for k in range(3)]
     yield from layouts(graph.shapes[name], parts, None if roles.batch is None else 0)
 
 
 def _source(graph: Values, votes: str, roles: Layout, logits: Logits) -> VoteSource | None:
-    """The votes as those of the children of the logits."""
+    """The votes in terms of the children of the logits."""
     known = logits.source
     probe = VoteProbe(graph, known.tensor, votes, roles)
     source = probe.source(known.layout, known.index) if probe.linear else None
@@ -148,14 +148,14 @@ def _source(graph: Values, votes: str, roles: Layout, logits: Logits) -> VoteSou
 
 
 def fit_logits(graph: Values, softmax: Softmax) -> Logits:
-    """What a softmax over the parents is of, if that is a linear map of each child.
+    """The logits of a softmax over the parents, if they are a linear map of each child.
 
     Raises:
-        NoMatch: it is none.
+        NoMatch: they are not.
     """
     node = graph.maker[softmax.name]
     if node.op_type != "Softmax":
-        raise NoMatch("a softmax that is written out")
+        raise NoMatch("a decomposed softmax")
     name = node.input[0]
     shape, batch = graph.shapes[name], graph.batch
     view = squeezed(shape)
@@ -164,8 +164,8 @@ def fit_logits(graph: Values, softmax: Softmax) -> Logits:
     start = 0 if batch > 1 and view[:1] == (batch,) else None
     rest = [k for k in range(len(view)) if k not in (start, j)]
     if shape[last] == 1 or not rest or j == start:
-        raise NoMatch("a softmax of no parents")
-    for count in reversed(range(len(rest))):  # positions are on the axes before the children's
+        raise NoMatch("a softmax over something other than parents")
+    for count in reversed(range(len(rest))):  # position axes come before those of the children
         positions, children = rest[:count], rest[count:]
         n = ([] if start is None else [start]) + positions
         groups = len(n), 1, len(children), 0
@@ -178,7 +178,7 @@ def fit_logits(graph: Values, softmax: Softmax) -> Logits:
             continue
         if source.depth > 1:
             return Logits(name, Layout(shape, view, roles.order, groups[:3], start), source)
-    raise NoMatch("its logits are no linear map of capsules")
+    raise NoMatch("its logits are not a linear map of capsules")
 
 
 # --- Writing ---
@@ -213,13 +213,13 @@ def _written(
 
 
 def _weighed_bytes(graph: Values, weighted: WeightedSum) -> int:
-    """Of the weighed children of one image, for all parents."""
+    """Bytes of the weighted children of one image, for all parents."""
     n, j, i, _ = weighted.roles.sizes
     return 4 * n // graph.batch * j * i * weighted.source.depth
 
 
 class _Children:
-    """Reads the children ``[n, i, q]`` of a source, once for all who want them."""
+    """Read the children ``[n, i, q]`` of a source once for all uses."""
 
     def __init__(self, edit: Edit) -> None:
         self.edit = edit
@@ -241,7 +241,7 @@ class _Children:
 
 
 def _write_logits(edit: Edit, children: _Children, logits: Logits) -> None:
-    """One product a child: ``[i, n, q] · [i, q, j]``."""
+    """One product per child: ``[i, n, q] · [i, q, j]``."""
     n = logits.layout.sizes[0]
     source = logits.source
     u = edit.transpose(children.of(source, n), (1, 0, 2))
@@ -258,14 +258,14 @@ def _write_logits(edit: Edit, children: _Children, logits: Logits) -> None:
 
 
 def _children_first(layout: Layout) -> Layout:
-    """The layout of ``[n, j, i]`` as one of ``[n, i, j]``: where files have it so, nothing is transposed."""
+    """The layout of ``[n, j, i]`` as one of ``[n, i, j]``; if files use that, nothing is transposed."""
     n, j, i = layout.groups
     order = layout.order
     return replace(layout, order=(*order[:n], *order[n + j :], *order[n : n + j]), groups=(n, i, j))
 
 
 def _write_sum(edit: Edit, children: _Children, weighted: WeightedSum) -> None:
-    """One product a parent, all in one node: ``[j, n, q·i] · [j, q·i, p]``."""
+    """One product per parent, all in one node: ``[j, n, q·i] · [j, q·i, p]``."""
     n, j, i, _ = weighted.roles.sizes
     source = weighted.source
     q = source.depth
@@ -281,7 +281,7 @@ def _write_sum(edit: Edit, children: _Children, weighted: WeightedSum) -> None:
 
 
 def _write_sum_by_parent(edit: Edit, children: _Children, weighted: WeightedSum) -> None:
-    """One product a parent, in nodes of its own: ``[n, q·i] · [q·i, p]``.
+    """One product per parent, each in its own node: ``[n, q·i] · [q·i, p]``.
 
     Weighed children of one parent stay in the cache, and ONNX Runtime packs a weight of two axes when it
     loads the file.
@@ -307,7 +307,7 @@ def _weight(source: VoteSource) -> Array:
 
 
 def _with_constant(edit: Edit, s: str, c: str, weighted: WeightedSum) -> str:
-    """Sums ``[n, j, p]`` and what couplings ``[n, j, i]`` make of the constant part of votes."""
+    """Sums ``[n, j, p]`` plus the constant part of the votes, weighted by couplings ``[n, j, i]``."""
     constant = weighted.source.constant
     if constant is None:
         return s
@@ -318,7 +318,7 @@ def _with_constant(edit: Edit, s: str, c: str, weighted: WeightedSum) -> str:
 
 
 def described(logits: Logits, weighted: WeightedSum | None) -> dict[str, str]:
-    """What was found, for the report."""
+    """The match, for the report."""
     if weighted is not None:
         _, j, i, p = weighted.roles.sizes
         return {"children": f"{i} of {weighted.source.depth}", "parents": f"{j} of {p}"}
