@@ -1,10 +1,10 @@
 """Write self-routing (Hahn et al. 2019) with fewer and larger matrix products, exactly.
 
 Its couplings come from the children alone: a softmax of a linear map of each child, times its activation.
-There is one pass, ``s[n,j] = Σ_i c[n,j,i] · W[j,i] · u[n,i]``. Files compute every vote ``W[j,i] · u[n,i]``, a
-matrix-vector product for every child at every position, then weight and sum the votes.
-Here the children are weighted first, ``x[j,n,(q,i)] = c[n,j,i] · u[n,i,q]``, so that one matrix product per
-parent over all elements of all children, ``x[j] · W[j]``, yields the sums at all positions. Logits take one
+There is one pass, ``s[n,j] = Σ_i c[n,j,i] · W[j,i] · u[n,i]``. Files compute every vote ``W[j,i] · u[n,i]``,
+a matrix-vector product for every child at every position, then weight and sum the votes. Here the children
+are weighted first, ``x[j,n,(q,i)] = c[n,j,i] · u[n,i,q]``, so that one matrix product per parent over all
+elements of all children, ``x[j] · W[j]``, yields the sums at all positions. Logits take one
 matrix product per child over all positions. Windows are read by one Gather.
 """
 
@@ -283,7 +283,7 @@ def _write_sum(edit: Edit, children: _Children, weighted: WeightedSum) -> None:
 def _write_sum_by_parent(edit: Edit, children: _Children, weighted: WeightedSum) -> None:
     """One product per parent, each in its own node: ``[n, q·i] · [q·i, p]``.
 
-    Weighed children of one parent stay in the cache, and ONNX Runtime packs a weight of two axes when it
+    The weighted children of one parent stay in the cache, and ONNX Runtime packs two-axis weights when it
     loads the file.
     """
     n, j, i, p = weighted.roles.sizes
