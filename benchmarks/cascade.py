@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         options.small,
         options.large,
         options.cascade,
-        capsedge.CascadeOptions(images=options.images, min_agreement=options.min_agreement),
+        capsedge.CascadeOptions(limit=options.images, min_agreement=options.min_agreement),
         data=options.data,
     )
     found = report.cascade

@@ -173,8 +173,8 @@ def _alone(
     return float_model.outcome(model, data)
 
 
-def plot(result: Search, gate: Gate, path: Path) -> None:
-    """Plot drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
+def draw(result: Search, gate: Gate, path: Path) -> None:
+    """Draw drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
     whole = max(c.bytes for c in result.candidates)
     metric = result.candidates[0].outcome.metric
     label, max_drop = UNITS_OF_LOSS[metric], gate.limit(metric)

@@ -52,7 +52,7 @@ _GROUPS: Mapping[str, str] = {
         (f"quantize {n}" for n in ("calib_data", "calib_images", "method", "table", "seed")),
         "Calibration",
     ),
-    **dict.fromkeys(("quantize prefer", "quantize plot"), "Mixed precision"),
+    **dict.fromkeys(("quantize prefer", "quantize picture"), "Mixed precision"),
     **dict.fromkeys(("prune epochs", "prune learning_rate", "prune fast"), "Fine-tuning"),
     **dict.fromkeys(
         (f"profile {n}" for n in ("warmup", "duration", "iterations", "operators", "inputs")),

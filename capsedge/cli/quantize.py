@@ -52,7 +52,11 @@ Sensitivity = Annotated[
         help="Rank layers and routing iterations by the error that 8 bits cause; write no file.",
     ),
 ]
-Plot = Annotated[Path | None, Option("--plot", help="Write a plot of the search as PNG."), WRITES]
+Picture = Annotated[
+    Path | None,
+    Option("--picture", help="For mixed precision: draw the search, as .png or .svg."),
+    WRITES,
+]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The ONNX file; MODEL.PRECISION.onnx by default."),
@@ -67,7 +71,7 @@ def command(
     options: QuantizeOptions,
     data: Data = None,
     sensitivity: Sensitivity = False,
-    plot: Plot = None,
+    picture: Picture = None,
     output: Output = None,
     as_json: _options.Json = False,
 ) -> None:
@@ -80,17 +84,17 @@ def command(
         what="Quantizing needs onnx, onnxscript and ONNX Runtime.",
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
-    if plot is not None:
-        _check_plot(plot, options.precision == "mixed" and not sensitivity)
+    if picture is not None:
+        _check_picture(picture, options.precision == "mixed" and not sensitivity)
     if sensitivity:
         _rank(model, options, calib_data, data, as_json)
         return
     output = output or model.with_name(f"{model.stem}.{options.precision}.onnx")
     report = _quantized(model, output, options, calib_data, data)
-    if plot is not None and report.search is not None:
-        from capsedge.calibration.mixed_precision import plot as draw
+    if picture is not None and report.search is not None:
+        from capsedge.calibration.mixed_precision import draw
 
-        draw(report.search, report.gate, plot)
+        draw(report.search, report.gate, picture)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -131,16 +135,16 @@ def _quantized(
     return report
 
 
-def _check_plot(plot: Path, searched: bool) -> None:
-    from capsedge.runtime.result_summary import check_chart
+def _check_picture(picture: Path, searched: bool) -> None:
+    from capsedge.runtime.result_summary import check_picture
 
     if not searched:
         raise UsageError(
-            "--plot needs --precision mixed.",
-            "It plots the mixed-precision search.",
+            "--picture needs --precision mixed.",
+            "It draws the mixed-precision search.",
             "Add --precision mixed.",
         )
-    check_chart(plot)
+    check_picture(picture)
 
 
 def _log_warnings(warnings: Sequence[str]) -> None:

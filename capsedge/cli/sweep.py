@@ -11,7 +11,6 @@ from capsedge.cli._options import grouped
 from capsedge.cli._output import log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, WRITES
-from capsedge.errors import UsageError
 from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.zoo import DEFAULT
@@ -68,13 +67,12 @@ def command(
     )  # fmt: skip
     from capsedge.optimization.sweep import draw, sweep
     from capsedge.runtime.files.writing import check_writable, write_text
-    from capsedge.runtime.result_summary import check_chart
+    from capsedge.runtime.result_summary import check_picture
 
     if output is not None:
         check_writable(output)
     if picture is not None:
-        _check_picture(picture)
-        check_chart(picture)
+        check_picture(picture)
     models = [str(each) for each in checkpoint] if checkpoint else [DEFAULT]
     swept = sweep(models, data, options, progress=log)
     for warning in swept.warnings:
@@ -87,13 +85,6 @@ def command(
         print_json(swept.to_dict())
     else:
         _show(swept, options.keep)
-
-
-def _check_picture(path: Path) -> None:
-    if path.suffix not in (".png", ".svg"):
-        raise UsageError(
-            f"{path} is neither a .png nor an .svg file.", "", "For example: --picture front.svg."
-        )
 
 
 def _show(swept: SweepReport, keep: Path | None) -> None:

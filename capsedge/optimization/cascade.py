@@ -187,7 +187,7 @@ def cascade(
             check_writable(output)
             check_apart([output], [first, second])
         networks = NetworkPair(Network(first), Network(second))
-        halves = _halves(networks, data, options.images, options.seed)
+        halves = _halves(networks, data, options.limit, options.seed)
         report = _joined(networks, halves, options.min_agreement, options.max_share, progress)
     if not report.passed:
         raise ParityError(

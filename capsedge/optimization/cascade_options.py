@@ -18,9 +18,9 @@ class CascadeOptions(Options):
         max=1,
     )
     max_share: float = option(0.5, "Maximum share of images that may be escalated.", min=0, max=1)
-    images: int = option(
+    limit: int = option(
         10_000,
-        "Number of images drawn from --data: half for the thresholds, half for the measurement.",
+        "Use only N images of --data, chosen at random: half for thresholds, half for measurement.",
         min=4,
     )
     seed: int = option(0, "Seed for choosing images at random.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from capsedge.errors import EnvironmentProblem
+from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable, write_bytes
 
@@ -129,6 +129,20 @@ def check_chart(path: Path) -> None:
             "It draws the charts; everything else works without it.",
             "pip install 'capsedge[profile]'",
         )
+
+
+def check_picture(path: Path) -> None:
+    """Check before long work that a PNG or an SVG can be drawn and written.
+
+    Raises:
+        EnvironmentProblem: matplotlib is not installed.
+        UsageError: the suffix is another, or the path cannot be written.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise UsageError(
+            f"{path} is neither a .png nor an .svg file.", "", "For example: --picture front.svg."
+        )
+    check_chart(path)
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -68,7 +68,7 @@ def _metadata(path: Path) -> ModelMetadata:
 def test_quantizes(place: Path, precision: str, tmp_path: Path) -> None:
     out = tmp_path / "q.onnx"
     arguments = ("--calib-data", place / "data", "--calib-images", 40, "--max-drop", 5)
-    png = ("--plot", tmp_path / "p.png") if precision == "mixed" else ()
+    png = ("--picture", tmp_path / "p.png") if precision == "mixed" else ()
     code, text, message = _run(
         place / "m.onnx", "--precision", precision, *arguments, *png, "-o", out, "--json"
     )
@@ -207,9 +207,14 @@ def test_bad_input(place: Path, tmp_path: Path) -> None:
         ((model, "--calib-data", data, "--target", "npu"), 2, "Invalid --target npu"),
         ((model, "--calib-data", data, "--max-drop", "-1"), 2, "at least 0"),
         (
-            (model, "--calib-data", data, "--plot", tmp_path / "p.png"),
+            (model, "--calib-data", data, "--picture", tmp_path / "p.png"),
             2,
-            "--plot needs --precision mixed",
+            "--picture needs --precision mixed",
+        ),
+        (
+            (model, "--calib-data", data, "--precision", "mixed", "--picture", tmp_path / "p.pdf"),
+            2,
+            "neither a .png nor an .svg",
         ),
     ):
         found, _, message = _run(*arguments, *out)
