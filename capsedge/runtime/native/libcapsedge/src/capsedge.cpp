@@ -1,4 +1,4 @@
-// The C interface: handles, statuses and structures outside, exceptions inside.
+// The C interface: handles, statuses and structures on the outside, exceptions on the inside.
 
 #include <algorithm>
 #include <cstring>
@@ -27,7 +27,7 @@ using namespace capsedge::libcapsedge;
 using Sessions = Handles<Session, capsedge_session, 1>;
 using Predictions = Handles<Prediction, capsedge_prediction, 2>;
 
-// Never destroyed: other threads may be in a call while the process ends.
+// Never destroyed: other threads may be in a call when the process ends.
 Sessions& sessions() {
   static Sessions& table = *new Sessions("session");
   return table;
@@ -37,7 +37,7 @@ Predictions& predictions() {
   return table;
 }
 
-// Given out where there is no memory for another.
+// Returned when there is no memory for another.
 capsedge_status* no_memory() {
   static capsedge_status& status = *new capsedge_status{CAPSEDGE_ENVIRONMENT, "There is not enough memory."};
   return &status;
@@ -78,7 +78,7 @@ T* required(T* pointer, const char* name) {
   return pointer;
 }
 
-// A structure of the caller, which may be an older and shorter one than ours, or a newer one whose rest is zero.
+// The caller's structure, which may be an older, shorter version, or a newer one whose additional members are zero.
 template <typename T>
 T read_options(const T* given, const char* name) {
   T options{};
@@ -95,7 +95,7 @@ T read_options(const T* given, const char* name) {
   return options;
 }
 
-// Fill as much of the caller's structure as it has.
+// Fills the part of the caller's structure that exists.
 template <typename T>
 void write_result(T result, T* to, const char* name) {
   required(to, name);
@@ -139,7 +139,7 @@ void fill(const std::vector<Port>& ports, size_t index, capsedge_port* to) {
   write_result(found, to, "port");
 }
 
-// A call whose failure the session counts.
+// A call whose failures the session counts.
 template <typename F>
 void counted(const Session& session, F&& f) {
   try {

@@ -13,7 +13,7 @@ namespace {
 enum { kHostToDevice = 1, kDeviceToHost = 2, kAnywhere = 4, kStreamNonBlocking = 1, kEventWithoutTiming = 2 };
 enum { kCaptureThreadLocal = 1, kMajor = 75, kMinor = 76, kHostMemory = 1, kDeviceMemory = 2, kManagedMemory = 3 };
 
-// cudaPointerAttributes; CUDA 13 has more behind it.
+// cudaPointerAttributes; CUDA 13 appends further members.
 struct Memory {
   int kind, device;
   unsigned char rest[248];
@@ -24,7 +24,7 @@ constexpr char kInstall[] =
 
 std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
 
-// A driver runs programs of its own CUDA version and of older ones. Without a driver none runs, and the first says so.
+// A driver runs programs of its own and older CUDA versions. Without a driver none runs, and the first library reports it.
 std::string runs_here(void* library) {
   const auto number = [library](const char* name) {
     const auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, name));
@@ -95,7 +95,7 @@ Cuda::Cuda() {
 
 void Cuda::check(const char* function, int code) const {
   if (code == 0) return;
-  f_->cudaGetLastError();  // clears it, or the next call reports it again
+  f_->cudaGetLastError();  // clears the error, which the next call would report again
   const char* const words = f_->cudaGetErrorString(code);
   throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The GPU refused ") + function + ".",
                 "CUDA error " + std::to_string(code) + ": " + (words ? words : "unknown") + ".",

@@ -14,11 +14,11 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr size_t kChunk = 64;  // poses of one run, as in Python; bounds memory
+constexpr size_t kChunk = 64;  // poses per run, as in Python; limits memory
 
 const Level& plain() { return *levels_here().front(); }
 
-// The product of the sizes behind the batch; 0 where one is free.
+// The product of the sizes after the batch; 0 if one is free.
 int64_t behind_batch(const Port& port) {
   int64_t product = 1;
   for (size_t i = 1; i < port.shape.size(); ++i)
@@ -89,7 +89,7 @@ void Decoder::decode(const float* poses, const int32_t* classes, size_t count, f
                                                          " values each; given: " + std::to_string(room) + ".");
   check_finite(poses, count * of_pose * pose);
   if (!classes) return run(poses, count, pictures);
-  // Poses of different classes share an image: a picture depends on the pose of its own class only.
+  // Poses of different classes share an image, because a picture depends only on the pose of its own class.
   std::vector<size_t> images(count), counts(known);
   for (size_t k = 0; k < count; ++k) {
     if (classes[k] < 0 || classes[k] >= s.classes)

@@ -30,7 +30,7 @@ bool is_capability(const std::string& text) {
   return (point == 1 || point == 2) && text.size() == point + 2 && digit(text[0]) && digit(text[point - 1]) && digit(text.back());
 }
 
-// The parts of "10.3.0.26"; words are left out.
+// The parts of "10.3.0.26", without words.
 std::vector<int64_t> numbers(const std::string& version) {
   std::vector<int64_t> parts(1, 0);
   for (const char c : version) {
@@ -40,7 +40,7 @@ std::vector<int64_t> numbers(const std::string& version) {
   return parts;
 }
 
-// TensorRT's Python package leaves out the build number in some releases, its library knows it.
+// Some releases of TensorRT's Python package omit the build number; its library reports it.
 bool same_tensorrt(const std::string& built, const std::string& here) {
   const std::vector<int64_t> a = numbers(built), b = numbers(here);
   const size_t known = std::min(a.size(), b.size());

@@ -13,7 +13,7 @@
 namespace capsedge::libcapsedge {
 
 std::string read_file(const std::string& path, int64_t most, const char* kind) {
-  // Without waiting, should it be a pipe.
+  // Does not wait if it is a pipe.
   const int opened = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (opened < 0)
     fail_usage("The file " + path + " cannot be read.", std::string(std::strerror(errno)) + ".",

@@ -15,13 +15,13 @@ namespace {
 
 [[noreturn]] void fail(const std::string& message) { throw JsonError(message); }
 
-// strtod in the C locale, whatever locale the program has set.
+// strtod in the C locale, whatever the program's locale is.
 double to_double(const std::string& digits) {
   static const locale_t kC = newlocale(LC_ALL_MASK, "C", nullptr);
   return strtod_l(digits.c_str(), nullptr, kC);
 }
 
-// Digits that fit 64 bits without a sign.
+// The number of digits that always fit in 64 bits without a sign.
 bool is_unsigned(const std::string& digits) {
   errno = 0;
   std::strtoull(digits.c_str(), nullptr, 10);

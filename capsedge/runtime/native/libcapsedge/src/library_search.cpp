@@ -20,7 +20,7 @@ bool is_folder(const std::string& path) {
   return stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
 }
 
-// The library in a folder: without a version, else the one whose name sorts last; empty if there is none.
+// The library in a folder: the one without a version, or else the one whose name sorts last; empty if there is none.
 std::string library_in(const std::string& folder, const std::string& file) {
   DIR* const opened = opendir(folder.c_str());
   if (opened == nullptr) return "";
@@ -46,7 +46,7 @@ class Search {
  public:
   Search(const LibraryPlaces& places, std::string (*refuses)(void*)) : places_(places), refuses_(refuses) {}
 
-  // Null if it does not open; what was tried is noted.
+  // Null if it does not open; the attempt is recorded.
   void* open(const std::string& path) {
     dlerror();
     if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
@@ -98,7 +98,7 @@ const char* trusted_variable(const char* name) {
 std::string library_file(const std::string& named, const char* file) {
   if (is_folder(named)) return resolved(library_in(named, file));
   if (named.find('/') != std::string::npos) return resolved(named);
-  // A bare name is the system's loader's to find: what it has open under it.
+  // A bare name is resolved by the system's loader: the library it has open under that name.
   void* const open = dlopen(named.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (open == nullptr) return "";
   link_map* map = nullptr;

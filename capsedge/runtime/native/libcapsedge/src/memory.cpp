@@ -1,8 +1,8 @@
-// The library's own operator new: blocks that are freed are kept by the thread that freed them, up to 1 MiB a size, for
-// its next call. An inference needs the same few vectors every time (shapes, lists of tensors), so that after the
-// first ones nothing here asks the system for memory, and calls take even time. Hidden: programs keep their own.
+// The library's own operator new. A thread keeps the blocks that it frees, up to 1 MiB per size, for its next call.
+// Every inference needs the same few vectors (shapes, lists of tensors), so after the first ones no call requests
+// memory from the system, and latency is even. Hidden: programs keep their own operator new.
 //
-// Left out of builds with sanitizers, which must see every block.
+// Omitted from builds with sanitizers, which must see every block.
 
 #include <malloc.h>
 
@@ -13,12 +13,12 @@
 
 namespace {
 
-constexpr size_t kLeast = 64;          // sizes are rounded up to this times a power of two
+constexpr size_t kLeast = 64;          // sizes are rounded up to a power of two times this
 constexpr unsigned kSizes = 13;        // up to 256 KiB
-constexpr size_t kKept = 1024 * 1024;  // bytes of a size, and no more than
+constexpr size_t kKept = 1024 * 1024;  // maximum bytes kept per size
 constexpr size_t kMostBlocks = 64;
 
-// The smallest size that holds so many bytes; kSizes or more if none does.
+// The smallest size that holds this many bytes; kSizes or more if none does.
 unsigned place_for(size_t bytes) {
   return bytes <= kLeast ? 0 : 64 - static_cast<unsigned>(__builtin_clzll((bytes - 1) / kLeast));
 }
@@ -35,10 +35,10 @@ struct Cache {
   bool ended;
 };
 
-// Without a constructor, so that a look at it costs nothing.
+// Without a constructor, so that accessing it costs nothing.
 thread_local Cache cache;
 
-// Gives the blocks back when the thread ends.
+// Returns the blocks to the system when the thread ends.
 struct Keeper {
   void start() {}
   ~Keeper() {
@@ -60,7 +60,7 @@ void* take(size_t size) {
 
 void give(void* memory) {
   if (memory == nullptr) return;
-  // malloc may have given more than was asked for, never less.
+  // malloc may have returned more than was requested, never less.
   const size_t usable = malloc_usable_size(memory);
   const unsigned place = 63 - static_cast<unsigned>(__builtin_clzll(usable / kLeast | 1));
   if (usable < kLeast || place >= kSizes || cache.ended || cache.counts[place] >= most_of(place)) {

@@ -16,7 +16,7 @@ using spec::kPrefix;
 using Texts = std::map<std::string, std::string_view>;
 using Values = std::map<std::string, Json>;
 
-// Objects that are read here; of the others it matters only that they are objects.
+// Objects whose members are read here; others only have to be objects.
 constexpr std::string_view kRead[] = {"preprocessing", "outputs", "typical_input"};
 
 Json::Kind kind_of(const spec::Property& property) {
@@ -29,7 +29,7 @@ Json::Kind kind_of(const spec::Property& property) {
   return Json::kNull;
 }
 
-// The properties of ours by the names of their fields.
+// Our properties, by the names of their fields.
 Texts texts_of(const std::map<std::string, std::string>& properties) {
   Texts texts;
   size_t bytes = 0;
@@ -52,7 +52,7 @@ Json value_of(const std::string& name, std::string_view text, Json::Kind kind, b
   }
 }
 
-// A different schema is refused before its unknown fields are.
+// A different schema is reported before its unknown fields are.
 void check_schema(const Texts& texts) {
   const auto found = texts.find("schema");
   if (found == texts.end()) throw JsonError("'schema' is missing");
@@ -63,7 +63,7 @@ void check_schema(const Texts& texts) {
                   "Export the model again, or install the capsedge that made it.");
 }
 
-// The values of the fields, each of its kind. What a file does not state is missing.
+// The values of the fields, each of its own kind. Fields that a file does not state are missing.
 Values values_of(const Texts& texts) {
   Values values;
   for (const auto& [name, text] : texts) {
@@ -101,7 +101,7 @@ Preprocessing preprocessing_of(const Json& json) {
   p.mean = {0.0};
   p.std = {1.0};
   bool sides[3] = {};
-  // What is not known here would change the numbers, so it is refused.
+  // An unknown field could change the results, so it is refused.
   for (const auto& [name, value] : json.members) {
     if (name == "height") p.height = side(value), sides[0] = true;
     else if (name == "width") p.width = side(value), sides[1] = true;

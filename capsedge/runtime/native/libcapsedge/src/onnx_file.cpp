@@ -17,7 +17,7 @@ namespace {
 using namespace fields;
 
 constexpr char kCompiled[] = "EPContext";
-// Domains of operators that run: ONNX's own, ONNX Runtime's, ours, and those of a file's own functions.
+// Domains of supported operators: ONNX's, ONNX Runtime's, ours, and those of the file's own functions.
 
 enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -29,8 +29,8 @@ struct Malformed : std::runtime_error {
 struct Message {
   struct Field {
     bool known = false;
-    bool narrow = false;               // its values have 32 bits, and protobuf drops the others
-    uint32_t once = 0;                 // its bit among the fields that stand at most once
+    bool narrow = false;               // its values have 32 bits; protobuf drops the rest
+    uint32_t once = 0;                 // its bit among the fields that occur at most once
     const Message* message = nullptr;  // of a submessage
   };
   std::string name;
@@ -40,7 +40,7 @@ using Schema = std::map<std::string, Message>;
 
 // spec::kOnnxWire as tables.
 Schema parse_schema() {
-  // A message a line, once those that go on are joined.
+  // One message per line, after joining continued lines.
   std::string text(spec::kOnnxWire);
   for (size_t at; (at = text.find(",\n")) != std::string::npos;) text[at + 1] = ' ';
   Schema schema;
@@ -70,7 +70,7 @@ Schema parse_schema() {
                                                            : kBytes;
       std::array<Message::Field, 256>& fields = schema[name].fields;
       fields.at(number << 3 | wire) = field;
-      if (repeated) fields.at(number << 3 | kBytes) = field;  // numbers may stand one by one or packed together
+      if (repeated) fields.at(number << 3 | kBytes) = field;  // numbers may be stored one by one or packed
     }
   }
   return schema;
@@ -89,7 +89,7 @@ struct Field {
   size_t start;        // of the key
 };
 
-// What a message's fields hold, the last of each; wire is -1 where there is none.
+// The last value of each field of a message; wire is -1 for a missing field.
 struct Found {
   struct Value {
     int wire = -1;
@@ -126,8 +126,8 @@ bool is_expanded_pose(std::string_view name) {
   return drop("_iter") && skip(digit) && drop("_pose__") && skip(digit) && name.empty();
 }
 
-// Goes through a file by the schema and the protobuf wire format (https://protobuf.dev/programming-guides/encoding);
-// what protobuf would read in another way is refused.
+// Walks a file by the schema and the protobuf wire format (https://protobuf.dev/programming-guides/encoding);
+// anything that protobuf would read differently is refused.
 class Walker {
  public:
   Walker(std::string_view data, OnnxFile& file) : data_(data), file_(file) {}
@@ -142,7 +142,7 @@ class Walker {
   }
 
  private:
-  // Fields of a message, as they stand in the file.
+  // Fields of a message, in file order.
   template <typename F>
   void each(Span within, F&& take) {
     size_t at = within.start;
@@ -151,7 +151,7 @@ class Walker {
       Field f{};
       f.start = at;
       const uint64_t tag = varint(at, within.end);
-      // Protobuf keeps 32 bits of it; a longer way to write them is a trick too.
+      // Protobuf keeps 32 bits of it; an overlong encoding is refused as well.
       if (tag > UINT32_MAX || (at - f.start > 1 && tag >> 7 * (at - f.start - 1) == 0))
         throw Malformed("the tag at byte " + std::to_string(f.start) + " is too long");
       f.number = tag >> 3;
@@ -175,7 +175,7 @@ class Walker {
 
   enum class Place { kModel, kMainGraph, kElsewhere };
 
-  // Goes through a message and all below it; the last value of each of its own fields.
+  // Walks a message and everything below it; returns the last value of each of its own fields.
   Found walk(const Message& message, Span within, int depth, Place place) {
     if (depth > limits::kWireDepth) throw Malformed("its messages are nested more than " + std::to_string(limits::kWireDepth) + " deep");
     if (++entered_ > limits::kWireMessages) throw Malformed("it has more than " + std::to_string(limits::kWireMessages) + " messages");
@@ -200,12 +200,12 @@ class Walker {
     return found;
   }
 
-  // Keeps what is wanted of a submessage.
+  // Keeps what is needed of a submessage.
   void note(const Field& field, const Message& message, const Found& found, Place parent) {
     if (message.name == "NodeProto") {
       node(found, field.span);
     } else if (message.name == "TensorProto") {
-      // The runtime goes by the location alone; a tensor that names a file has no other reason to.
+      // The runtime looks only at the location; a tensor has no other reason to name a file.
       if (found.has(kTensorExternal) || found[kTensorLocation].number != 0)
         file_.external.push_back(text(found, kTensorName));
     } else if (message.name == "FunctionProto") {

@@ -28,11 +28,11 @@ namespace {
 
 using namespace capsedge::ort;
 
-constexpr const char* kShared = "Attempt to replace the existing tensor";  // its words for a weight of two nodes
-constexpr int kFatal = 4;  // its messages come back in statuses, not on the standard error
+constexpr const char* kShared = "Attempt to replace the existing tensor";  // its message for a weight shared by two nodes
+constexpr int kFatal = 4;  // its messages are returned in statuses, not printed on standard error
 
-// 0 leaves ONNX Runtime its own choice, a thread per physical core. It counts the machine's cores, also where the
-// process may use only some of them.
+// 0 leaves the choice to ONNX Runtime: one thread per physical core of the machine, even if the process may use
+// only some of the cores.
 int available_threads() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -41,12 +41,12 @@ int available_threads() {
   return allowed < sysconf(_SC_NPROCESSORS_ONLN) ? allowed : 0;
 }
 
-// Whether fast code adds pairs of products of bytes in 16 bits, with saturation: on x86 processors without VNNI.
+// Whether fast code adds pairs of byte products in 16 bits with saturation, as on x86 processors without VNNI.
 bool saturates_products_of_bytes() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512vnni")) return false;
-  constexpr unsigned kAvxVnni = 1u << 4;  // not every compiler that is supported knows it
+  constexpr unsigned kAvxVnni = 1u << 4;  // not every supported compiler defines it
   unsigned a = 0, b = 0, c = 0, d = 0;
   return !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & kAvxVnni);
 #else
@@ -91,19 +91,19 @@ class Values {
   size_t count_ = 0;
 };
 
-// ONNX Runtime's message without what follows its first line.
+// The first line of ONNX Runtime's message.
 std::string first_line(const char* message) {
   const std::string text(message);
   const size_t end = std::min<size_t>(text.find('\n'), 300);
   return text.size() > end ? text.substr(0, end) : text;
 }
 
-// A file written before bodies had names of their own, on an ONNX Runtime that would mix its function bodies up.
+// A file from before bodies had names of their own, on an ONNX Runtime that would confuse its function bodies.
 void check_overloads(const OnnxFile& file, const std::string& name, const OnnxRuntime& runtime, bool fused) {
   std::vector<std::string> mixed;
   for (const auto& [domain, function] : file.overloaded)
     if (!fused || domain != kDomain) mixed.push_back(function);
-  int major = 0, minor = 0;  // asking for a newer interface would print on stderr
+  int major = 0, minor = 0;  // requesting a newer interface would print on stderr
   std::sscanf(runtime.version.c_str(), "%d.%d", &major, &minor);
   if (mixed.empty() || major > 1 || minor >= ort::kOverloadsMinor) return;
   throw Failure(CAPSEDGE_ARTEFACT, "ONNX Runtime " + runtime.version + " would compute " + name + " wrongly.",
@@ -126,11 +126,11 @@ class OnnxRuntimeBackend : public Backend {
     check(api_, SetSessionLogSeverityLevel(api_)(made.get(), kFatal));
     check(api_, SetIntraOpNumThreads(api_)(made.get(), threads ? threads : available_threads()));
     check(api_, SetInterOpNumThreads(api_)(made.get(), 1));
-    // A second line behind onnx_file.h: the one format, and a folder of external initializers that nothing lies below.
+    // A second line of defence after onnx_file.h: only this format, and an empty folder for external initializers.
     // ONNX Runtime 1.19 knows no such folder, 1.23 lets absolute paths leave it; 1.26 and newer keep to it.
     check(api_, AddSessionConfigEntry(api_)(made.get(), "session.load_model_format", "ONNX"));
     check(api_, AddSessionConfigEntry(api_)(made.get(), "session.model_external_initializers_file_folder_path", "/dev/null"));
-    // Large constants are computed when they are needed, if ever: not while the file is judged.
+    // Large constants are computed only when needed, not while the file is checked.
     check(api_, AddSessionConfigEntry(api_)(made.get(), "optimization.constant_folding_max_output_size_in_bytes",
                                             std::to_string(limits::kRunBytes).c_str()));
     if (saturates_products_of_bytes()) {  // `multiply_exactly` of the Python runtime says what these do
@@ -195,7 +195,7 @@ class OnnxRuntimeBackend : public Backend {
                                                      static_cast<ONNXTensorElementDataType>(value.type), &made));
   }
 
-  // An output whose shape was not known before.
+  // An output whose shape was not known in advance.
   void copy(OrtValue* value, Value& to) const {
     OrtTensorTypeAndShapeInfo* raw = nullptr;
     check(api_, GetTensorTypeAndShape(api_)(value, &raw));

@@ -28,7 +28,7 @@ const LibraryPlaces& places() {
 }
 
 OnnxRuntime load(const std::string& named) {
-  // ONNX Runtime 1.29 and newer reports models and machine to its maker, keeps an identifier in the home folder, and
+  // ONNX Runtime 1.29 and newer reports models and machine to its vendor, keeps an identifier in the home folder, and
   // takes a no only from the environment, before its first session. Whoever wants it sets 0.
   setenv("ORT_DISABLE_TELEMETRY", "1", 0);
   void* const library = open_library(places(), named);

@@ -88,7 +88,7 @@ std::unique_ptr<Decoder> decoder_of(std::string_view model, const std::string& n
   const Port* const poses = find_port(ports, declared ? opened.metadata->outputs->poses : "poses");
   const Port* const pictures = find_port(ports, kReconstruction);
   if (!opened.metadata || opened.metadata->regression() || poses == nullptr || pictures == nullptr) return nullptr;
-  OnnxFile kinds;  // what loading a part needs of the file
+  OnnxFile kinds;  // what loading a part requires from the file
   kinds.capsedge_nodes = file.capsedge_nodes;
   kinds.capsedge_functions = file.capsedge_functions;
   kinds.overloaded = file.overloaded;

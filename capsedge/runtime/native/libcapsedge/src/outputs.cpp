@@ -22,7 +22,7 @@ const Port* port_of(const Backend& backend, const std::string& name) {
 
 std::string shape_of(const Port& port) { return shape_text(port.shape.data(), port.shape.size()); }
 
-// Values of one image; nothing where the file leaves sizes open.
+// Number of values per image; nothing if the file leaves sizes open.
 std::optional<int64_t> elements(const Port& port) {
   int64_t count = 1;
   for (size_t i = 1; i < port.shape.size(); ++i) {
@@ -42,7 +42,7 @@ std::string unfit_input(const Metadata& m, const std::vector<Port>& inputs) {
   return "It prepares images " + shape_text(made.data(), 3) + " for an input " + shape_of(inputs[0]) + ".";
 }
 
-// An output that was left out when the model was opened has no shape to compare.
+// An output that was omitted when the model was opened has no shape to compare.
 std::string unfit_classes(const Metadata& m, const Backend& backend, const std::string& scores, const std::string& poses) {
   const auto named = static_cast<int64_t>(m.class_names.size());
   int64_t classes = named > 0 ? named : -1;
@@ -96,7 +96,7 @@ bool add(const Backend& backend, const std::string& name, int64_t open, OutputRo
   return true;
 }
 
-// The output of a cascade that states who decided; nothing where it was left out when the model was opened.
+// The output of a cascade that states which network decided; nothing if it was omitted when the model was opened.
 void add_escalated(const Backend& backend, OutputRoles& a) {
   const std::vector<Port>& ports = backend.outputs();
   RoleOutput output;

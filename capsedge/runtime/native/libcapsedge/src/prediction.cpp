@@ -13,12 +13,12 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr int64_t kChunk = 64;            // images of one run of a model with a free batch; bounds memory
+constexpr int64_t kChunk = 64;            // images per run of a model with a free batch; limits memory
 constexpr double kDefaultThreshold = 0.5;  // between the margins of the margin loss (Sabour et al. 2017, eq. 4)
 
 const Level& plain() { return *levels_here().front(); }
 
-// Scores of one image from logits, by the C library's exp and sums from the first class to the last.
+// Scores of one image from logits, with the C library's exp and summed from the first class to the last.
 void probabilities(double* values, size_t count, bool several) {
   if (several) {
     for (size_t j = 0; j < count; ++j) {
@@ -117,7 +117,7 @@ void Prediction::prepare_batch(const Session& session, const capsedge_image* ima
 }
 
 void Prediction::look(const Session& session, size_t used) {
-  const std::optional<TypicalInput>& typical = session.metadata()->typical_input;  // what can predict has metadata
+  const std::optional<TypicalInput>& typical = session.metadata()->typical_input;  // a model that can predict has metadata
   const Preprocessing& preprocessing = session.preprocessing();
   const auto values = static_cast<size_t>(preprocessing.values());
   for (size_t n = 0; n < used; ++n)
@@ -161,7 +161,7 @@ void Prediction::run(const Session& session, size_t rows, size_t used) {
   for (size_t i = 0; i < count; ++i) {
     std::vector<float>& room = found_[i];
     if (outputs[i].type == CAPSEDGE_FLOAT16) {
-      // They lie in the first half of the room.
+      // They are in the first half of the buffer.
       half_.resize(room.size());
       std::memcpy(half_.data(), room.data(), half_.size() * 2);
       plain().widen(half_.data(), room.data(), static_cast<int64_t>(half_.size()));

@@ -57,7 +57,7 @@ void check_image(const capsedge_image& image, int32_t channels, const std::strin
                "A row of it takes " + std::to_string(row) + ".", "Give the bytes from one row to the next, or 0.");
 }
 
-// Rows of an image as floats from 0 to 255 in the model's channels.
+// Rows of an image as floats from 0 to 255, in the model's channels.
 class Rows {
  public:
   Rows(const capsedge_image& image, int32_t wanted, bool invert, const std::string& name, std::vector<float>& scratch)
@@ -138,7 +138,7 @@ class Rows {
   std::vector<float>& values_;
 };
 
-// First source pixel of target pixel `index`, and the weights of it and the following ones.
+// The first source pixel of target pixel `index`, and the weights of it and the following pixels.
 int64_t taps(int64_t source, int64_t target, int64_t index, std::vector<float>& weights) {
   const int64_t centre = (2 * index + 1) * source, half = 2 * std::max(source, target);
   const auto weight = [&](int64_t k) { return half - std::abs((2 * k + 1) * target - centre); };
@@ -153,7 +153,7 @@ int64_t taps(int64_t source, int64_t target, int64_t index, std::vector<float>& 
   return first;
 }
 
-// to[x] = w[0] rows[0][x], then each further product added.
+// to[x] = w[0] rows[0][x], then every further product is added.
 void add_row(bool first, float weight, const float* row, int64_t count, float* to) {
   if (first) {
     for (int64_t x = 0; x < count; ++x) to[x] = weight * row[x];
@@ -195,7 +195,7 @@ std::string Preprocessing::wrong() const {
 
 namespace {
 
-// The part of the image that is kept, the size that it gets, and the whole target.
+// The part of the image that is kept, the size it is resized to, and the whole target.
 struct Placement {
   Size part, inner, target;
   int64_t top = 0, left = 0;  // of the part in the image

@@ -22,7 +22,7 @@ size_t bytes_of(const Value& value, const std::string& name) {
   return bytes;
 }
 
-// Bytes of one run's inputs and outputs, as far as the file fixes their sizes; more than limits::kRunBytes where they fit no number.
+// Bytes of one run's inputs and outputs, as far as the file fixes their sizes; more than limits::kRunBytes on overflow.
 int64_t fixed_bytes(const std::vector<Port>& ports) {
   int64_t sum = 0;
   for (const Port& port : ports) {
@@ -35,7 +35,7 @@ int64_t fixed_bytes(const std::vector<Port>& ports) {
   return sum;
 }
 
-// Numbers without their signs, as bits, are in the order of their values.
+// The bits of numbers without signs sort like their values.
 template <typename T>
 bool all_below(const void* data, size_t count, T bound) {
   const auto* bits = static_cast<const T*>(data);
@@ -54,7 +54,7 @@ bool is_moderate(const void* data, size_t count, int32_t type, bool ours) {
   return true;
 }
 
-// The place of an input or output, by name or by order.
+// The index of an input or output, by name or by order.
 size_t place_of(const std::vector<Port>& ports, const char* name, size_t order, const char* kind) {
   if (name == nullptr) {
     if (order < ports.size()) return order;
@@ -67,7 +67,7 @@ size_t place_of(const std::vector<Port>& ports, const char* name, size_t order, 
   fail_usage(std::string("The model has no ") + kind + " '" + name + "'.", std::string("Its ") + kind + "s: " + joined(names) + ".");
 }
 
-// The first of some indices that a table of so many entries does not have, and how many there are.
+// The first index that is outside a table of this size, and the number of such indices.
 template <typename T>
 void check_indices(const std::string& name, const void* data, size_t count, int64_t entries) {
   const auto* at = static_cast<const T*>(data);
@@ -302,7 +302,7 @@ void Session::run(const capsedge_tensor* inputs, size_t input_count, capsedge_te
                      std::to_string(bytes) + " bytes; given: " + std::to_string(value.bytes) + ".");
     value.bytes = bytes;
   }
-  // Not every operator of ONNX Runtime takes empty tensors.
+  // Not every operator of ONNX Runtime accepts empty tensors.
   if (!empty) run_values(given, input_count, found, output_count, batch, stream);
   for (size_t i = 0; i < output_count; ++i) {
     if (metadata_ && (found[i].rank < 1 || found[i].shape[0] != batch))

@@ -50,7 +50,7 @@ std::string sha256(std::string_view bytes) {
   const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
   const size_t whole = bytes.size() / 64;
   for (size_t i = 0; i < whole; ++i) block(hash, data + 64 * i);
-  // What is left, a one bit, zeros, and the length in bits: one block or two.
+  // The remaining bytes, a one bit, zeros, and the length in bits: one or two blocks.
   unsigned char rest[128] = {};
   const size_t left = bytes.size() % 64, size = left < 56 ? 64 : 128;
   if (left > 0) std::memcpy(rest, data + 64 * whole, left);

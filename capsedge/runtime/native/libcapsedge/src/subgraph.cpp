@@ -17,10 +17,10 @@ using namespace fields;
 
 constexpr int kMostViews = 8;  // from the output back
 
-// They leave the elements and their order alone.
+// They do not change the elements or their order.
 constexpr std::string_view kViews[] = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"};
 
-// A number at `at`, which moves behind it. The file has been read before, so this only guards against what cannot be.
+// A number at `at`, which moves past it. The file has been checked before, so failures here are impossible in theory.
 uint64_t varint(std::string_view bytes, size_t& at) {
   uint64_t value = 0;
   for (int shift = 0; shift < 70 && at < bytes.size(); shift += 7) {
@@ -87,7 +87,7 @@ class Graph {
         if (!output.empty()) makers_[output] = &node;
   }
 
-  // The value, and those that it only shows in another shape or type, nearest first.
+  // The value, and those of which it is only a view in another shape or type, nearest first.
   std::vector<std::string> same_elements(const std::string& name) const {
     std::vector<std::string> chain = {name};
     for (int k = 0; k < kMostViews; ++k) {
@@ -104,7 +104,7 @@ class Graph {
     std::set<std::string> read;
   };
 
-  // What computes `end` from `start`. Throws Uncuttable where it reads something else too.
+  // The nodes that compute `end` from `start`. Throws Uncuttable if they read anything else.
   Part between(const std::string& start, const std::string& end) const {
     Part part;
     part.read = {start, ""};
@@ -125,7 +125,7 @@ class Graph {
     return part;
   }
 
-  // The node that makes a value; null for others.
+  // The node that computes a value; null if none does.
   const Node* maker(const std::string& value) const {
     const auto found = makers_.find(value);
     return found == makers_.end() ? nullptr : found->second;
@@ -133,7 +133,7 @@ class Graph {
 
   std::string_view name;
   std::vector<Node> nodes;
-  std::vector<std::pair<std::string, std::string_view>> in_order;  // tensors as they stand in the file
+  std::vector<std::pair<std::string, std::string_view>> in_order;  // tensors in file order
   std::map<std::string, std::string_view> tensors, values;
 
  private:

@@ -1,4 +1,4 @@
-// Running TensorRT engines on values of the host or of the GPU: capsedge/runtime/backends/tensorrt_backend.py, in C++.
+// Runs TensorRT engines on host or GPU memory; the C++ version of capsedge/runtime/backends/tensorrt_backend.py.
 
 #include <algorithm>
 #include <cstring>
@@ -23,13 +23,13 @@ class TensorRtBackend : public Backend {
       if (slots_) slots_->clear();
       engine_.unload();
     } catch (...) {
-      // The GPU is gone, this process is a fork, or it ends and CUDA ended first. TensorRT must not be called then.
+      // The GPU is gone, this process is a fork, or the process is ending and CUDA ended first. TensorRT must not be called.
       if (slots_) slots_->abandon();
       engine_.abandon();
     }
   }
 
-  // Apart from the constructor, so that what fails halfway is destroyed as above.
+  // Separate from the constructor, so that a partly initialized object is destroyed as above.
   void load(std::string_view engine, const EngineMetadata& engine_metadata, const OpenEngine& how) {
     const std::string plugin = engine_.check(engine_metadata);
     const OnDevice on(engine_.cuda, engine_.device);
@@ -80,7 +80,7 @@ class TensorRtBackend : public Backend {
       check_on_gpu(outputs[i], engine_.outputs[outputs[i].port].name);
     }
     Slots::Turn slot(*slots_);
-    // Whatever the slot did before is on its stream, so that it may be taken while that still runs.
+    // The slot's earlier work is on its stream, so the slot may be taken while that is still running.
     slot->wait_for(stream);
     for (size_t i = 0; i < input_count; ++i)
       cuda.copy(slot->buffers().inputs[inputs[i].port]->device(), inputs[i].data, inputs[i].bytes, slot->stream());
@@ -98,7 +98,7 @@ class TensorRtBackend : public Backend {
                  "Give memory of that GPU, or use capsedge_run.");
   }
 
-  // The batch of a call, which the engine was built for.
+  // The batch size of a call, for which the engine must have been built.
   int64_t batch_of(const Value* values, size_t count) const {
     int64_t batch = -1;
     for (size_t i = 0; i < count; ++i) {
@@ -133,7 +133,7 @@ class TensorRtBackend : public Backend {
   TensorRtEngine engine_;
   const int64_t smallest_, largest_;
   mutable Capturing capturing_;
-  std::unique_ptr<Slots> slots_;  // goes before the engine
+  std::unique_ptr<Slots> slots_;  // destroyed before the engine
 };
 
 }  // namespace

@@ -121,7 +121,7 @@ void TensorRtEngine::read_ports() {
   }
 }
 
-// An engine computes all of its outputs. Those that are not wanted have memory too, but are not shown.
+// An engine computes all its outputs. Unwanted ones need memory too, but are not exposed.
 void TensorRtEngine::leave_out(const std::vector<std::string>& keep) {
   if (keep.empty()) return;
   const std::vector<std::string> names = output_names();

@@ -17,7 +17,7 @@ namespace {
 #define CAPSEDGE_TEXT_(x) #x
 #define CAPSEDGE_TEXT(x) CAPSEDGE_TEXT_(x)
 
-// TensorRT's C++ interface is one for each major version.
+// TensorRT's C++ interface differs between major versions.
 constexpr char kFile[] = "libnvinfer.so." CAPSEDGE_TEXT(NV_TENSORRT_MAJOR);
 constexpr char kInstall[] =
     "Install TensorRT " CAPSEDGE_TEXT(NV_TENSORRT_MAJOR)
@@ -141,8 +141,8 @@ std::string find_plugin() {
 }
 
 void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library, TensorRtLogger& logger) {
-  if (knows_plugins(registry)) return;  // loading twice is an error of TensorRT's
-  logger.clear();                       // asking for plugins that are not there is one, too
+  if (knows_plugins(registry)) return;  // loading twice is an error in TensorRT
+  logger.clear();                       // so is asking for plugins that are not there
   registry.loadLibrary(library.c_str());
   const std::string why = logger.words();
   const bool known = knows_plugins(registry);

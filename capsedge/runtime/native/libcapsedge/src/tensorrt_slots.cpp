@@ -6,7 +6,7 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr size_t kGraphs = 8;  // batches of a slot whose graphs are kept
+constexpr size_t kGraphs = 8;  // number of batch sizes per slot whose graphs are kept
 
 }  // namespace
 
@@ -38,7 +38,7 @@ void Slot::destroy() noexcept {
   const Cuda& cuda = engine_.cuda;
   try {
     if (stream_) cuda.synchronize(stream_);
-  } catch (...) {  // what failed is over; the memory goes all the same
+  } catch (...) {  // the failed work has ended; the memory is freed anyway
   }
   for (const Bound& bound : bound_)
     if (bound.graph) cuda.destroy_graph(bound.graph);
@@ -68,7 +68,7 @@ void Slot::execute(int64_t batch, Capturing& capturing) {
   else engine_.enqueue(*bound.context, stream_);
 }
 
-// The context of a batch: the one that has it, a new one, or the one that was used longest ago.
+// The context for a batch size: its own, a new one, or the least recently used one.
 Slot::Bound& Slot::bound_for(int64_t batch) {
   const auto found = std::find_if(bound_.begin(), bound_.end(), [batch](const Bound& b) { return b.batch == batch; });
   if (found != bound_.end()) return *found;
@@ -79,7 +79,7 @@ Slot::Bound& Slot::bound_for(int64_t batch) {
     chosen->context = std::move(context);
   }
   if (chosen->graph != nullptr) {
-    engine_.cuda.synchronize(stream_);  // it may still run
+    engine_.cuda.synchronize(stream_);  // it may still be running
     engine_.cuda.destroy_graph(chosen->graph);
   }
   chosen->graph = nullptr;
@@ -92,7 +92,7 @@ Slot::Bound& Slot::bound_for(int64_t batch) {
 
 Slots::Slots(const TensorRtEngine& engine, int64_t largest, size_t most) : engine_(engine), largest_(largest), most_(most) {
   free_.reserve(most);
-  free_.push_back(std::make_unique<Slot>(engine, largest));  // too little memory is found now, not at the first image
+  free_.push_back(std::make_unique<Slot>(engine, largest));  // a lack of memory is detected now, not at the first image
   made_ = 1;
 }
 

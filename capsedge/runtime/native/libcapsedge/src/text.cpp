@@ -7,7 +7,7 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-// The character at the start of the text, and how many bytes it has; 0 bytes where there is none.
+// The character at the start of the text, and its number of bytes; 0 bytes if it is invalid.
 struct Character {
   uint32_t code = 0;
   size_t bytes = 0;
@@ -32,7 +32,7 @@ Character first_of(std::string_view text) {
   return {code, bytes};
 }
 
-// First and last of the characters that control, are invisible, or reorder what stands around them. Joiners stay.
+// Ranges of control characters, invisible characters, and characters that reorder text. Joiners are allowed.
 constexpr uint32_t kHidden[][2] = {
     {0x00, 0x1F},     {0x7F, 0x9F},     {0xAD, 0xAD},     {0x0600, 0x0605},   {0x061C, 0x061C},   {0x06DD, 0x06DD},
     {0x070F, 0x070F}, {0x180E, 0x180E}, {0x200B, 0x200B}, {0x200E, 0x200F},   {0x2028, 0x202E},   {0x2060, 0x206F},

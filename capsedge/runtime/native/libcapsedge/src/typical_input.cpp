@@ -29,7 +29,7 @@ struct Grid {
   size_t values() const { return planes * rows * length(); }
   size_t pairs() const { return planes * step * (rows * (across - 1) + (rows - 1) * across); }
 
-  // Calls f with the place of every value of the frame, in the order of memory.
+  // Calls f with the position of every value of the frame, in memory order.
   template <typename F>
   void frame(F&& f) const {
     for (size_t line = 0; line < planes * rows; ++line) {
@@ -42,7 +42,7 @@ struct Grid {
   }
 };
 
-// Squared differences of neighbours: first all in rows, then all in columns.
+// Squared differences of neighbours: first along rows, then along columns.
 double roughness_sum(const Grid& grid, const float* image) {
   const size_t length = grid.length(), plane = grid.rows * length;
   double sum = 0;
@@ -73,7 +73,7 @@ Frame frame_of(const Grid& grid, const float* image) {
   return {mean, std::sqrt(squares / static_cast<double>(count))};
 }
 
-// `below` or `above` for a value outside of its span, else null.
+// `below` or `above` for a value outside its range, otherwise null.
 const char* outside(const Interval& span, double value, const char* below, const char* above) {
   return span.has(value) ? nullptr : value < span.low ? below : above;
 }
