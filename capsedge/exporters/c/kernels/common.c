@@ -25,10 +25,12 @@ void *memset(void *to, int value, size_t n);
 #define CAPS_ALIGNED __attribute__((aligned(16)))
 #define CAPS_INLINE static inline __attribute__((always_inline, unused))
 #define CAPS_FUNCTION static __attribute__((unused))
+#define CAPS_RESTRICT __restrict
 #else
 #define CAPS_ALIGNED
 #define CAPS_INLINE static
 #define CAPS_FUNCTION static
+#define CAPS_RESTRICT
 #endif
 
 /* Before a loop of few and known steps: compilers unroll it at -O2 too. */

@@ -8,36 +8,44 @@ CAPS_INLINE void caps_vote_SUFFIX(const float *x, const WEIGHT *w, float *v, con
                                   const int add) {
   int d;
 #if defined(CAPS_VECTORS)
-  caps_float4 a = {0.0f, 0.0f, 0.0f, 0.0f};
-  if (add) a = caps_load4(v);
+  caps_float4 a = x[0] * caps_wide4_SUFFIX(w);
+  if (add) a += caps_load4(v);
   CAPS_UNROLL
-  for (d = 0; d < depth; d++, w += step) a += x[d] * caps_wide4_SUFFIX(w);
+  for (d = 1; d < depth; d++) a += x[d] * caps_wide4_SUFFIX(w + d * step);
   caps_store4(v, a);
 #else
-  float a0 = 0.0f, a1 = 0.0f, a2 = 0.0f, a3 = 0.0f;
-  if (add) { a0 = v[0]; a1 = v[1]; a2 = v[2]; a3 = v[3]; }
+  float a0, a1, a2, a3, w0, w1, w2, w3;
+  caps_four_SUFFIX(w, &w0, &w1, &w2, &w3);
+  a0 = x[0] * w0; a1 = x[0] * w1; a2 = x[0] * w2; a3 = x[0] * w3;
+  if (add) { a0 += v[0]; a1 += v[1]; a2 += v[2]; a3 += v[3]; }
   CAPS_UNROLL
-  for (d = 0; d < depth; d++, w += step) {
-    a0 += x[d] * (float)w[0]; a1 += x[d] * (float)w[1]; a2 += x[d] * (float)w[2]; a3 += x[d] * (float)w[3];
+  for (d = 1; d < depth; d++) {
+    const float f = x[d];
+    caps_four_SUFFIX(w + d * step, &w0, &w1, &w2, &w3);
+    a0 += f * w0; a1 += f * w1; a2 += f * w2; a3 += f * w3;
   }
   v[0] = a0; v[1] = a1; v[2] = a2; v[3] = a3;
 #endif
 }
 
-CAPS_INLINE void caps_votes16_SUFFIX(const float *x, const WEIGHT *w, float *v, const int depth, const int add) {
+CAPS_INLINE void caps_votes16_SUFFIX(const float *CAPS_RESTRICT x, const WEIGHT *w, float *CAPS_RESTRICT v,
+                                     const int depth, const int add) {
 #if defined(CAPS_VECTORS16)
-  caps_float16 a = {0.0f};
+  caps_float16 a = x[0] * caps_wide16_SUFFIX(w);
   int d;
-  if (add) a = caps_load16(v);
+  if (add) a += caps_load16(v);
   CAPS_UNROLL
-  for (d = 0; d < depth; d++, w += 16) a += x[d] * caps_wide16_SUFFIX(w);
+  for (d = 1; d < depth; d++) a += x[d] * caps_wide16_SUFFIX(w + d * 16);
   caps_store16(v, a);
 #elif defined(CAPS_VECTORS8)
-  caps_float8 a = {0.0f}, b = {0.0f};
+  caps_float8 a = x[0] * caps_wide8_SUFFIX(w), b = x[0] * caps_wide8_SUFFIX(w + 8);
   int d;
-  if (add) { a = caps_load8(v); b = caps_load8(v + 8); }
+  if (add) { a += caps_load8(v); b += caps_load8(v + 8); }
   CAPS_UNROLL
-  for (d = 0; d < depth; d++, w += 16) { a += x[d] * caps_wide8_SUFFIX(w); b += x[d] * caps_wide8_SUFFIX(w + 8); }
+  for (d = 1; d < depth; d++) {
+    a += x[d] * caps_wide8_SUFFIX(w + d * 16);
+    b += x[d] * caps_wide8_SUFFIX(w + d * 16 + 8);
+  }
   caps_store8(v, a); caps_store8(v + 8, b);
 #else
   int k;

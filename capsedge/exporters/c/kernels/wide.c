@@ -35,3 +35,22 @@ CAPS_INLINE caps_float16 caps_wide16_q8(const int8_t *w) {
   return (caps_float16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)w)));
 }
 #endif
+#if !defined(CAPS_VECTORS)
+/* Four weights as floats. Cortex-M moves two integers to the FPU at once, which compilers do not use. */
+CAPS_INLINE void caps_four_f32(const float *w, float *a, float *b, float *c, float *d) {
+  *a = w[0]; *b = w[1]; *c = w[2]; *d = w[3];
+}
+CAPS_INLINE void caps_four_q8(const int8_t *w, float *a, float *b, float *c, float *d) {
+#if !defined(CAPS_PORTABLE) && defined(__GNUC__) && !defined(__clang__) && defined(__arm__) && defined(__ARM_FP) &&  \
+    (__ARM_FP & 4)
+  const int32_t i = w[0], j = w[1], k = w[2], l = w[3];
+  register float e __asm__("s28"), f __asm__("s29"), g __asm__("s30"), h __asm__("s31");
+  __asm__("vmov s28, s29, %4, %5\n\tvmov s30, s31, %6, %7\n\tvcvt.f32.s32 s28, s28\n\tvcvt.f32.s32 s29, s29\n\t"
+          "vcvt.f32.s32 s30, s30\n\tvcvt.f32.s32 s31, s31"
+          : "=&t"(e), "=&t"(f), "=&t"(g), "=&t"(h) : "r"(i), "r"(j), "r"(k), "r"(l));
+  *a = e; *b = f; *c = g; *d = h;
+#else
+  *a = (float)w[0]; *b = (float)w[1]; *c = (float)w[2]; *d = (float)w[3];
+#endif
+}
+#endif
