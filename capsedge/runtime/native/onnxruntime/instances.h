@@ -7,10 +7,10 @@
 
 namespace capsedge::ort {
 
-// ONNX Runtime 1.27 is the first that tells functions apart by their overloads.
+// ONNX Runtime 1.27 is the first version that distinguishes functions by their overloads.
 constexpr int kOverloadsMinor = 27;
 
-// The operator that a node's type names: DynamicRouting for DynamicRouting_2.
+// The operator named by a node's type: DynamicRouting for DynamicRouting_2.
 std::string operator_of(const std::string& type);
 
 // The option's value for nodes of these types: `DynamicRouting:2,Squash:1`.

@@ -1,5 +1,5 @@
 // The custom-operator library: `session_options.register_custom_ops_library(path)` calls RegisterCustomOps.
-// Exceptions never leave it; what a caller did wrong comes back as a status with a sentence.
+// Exceptions never leave it; a caller's mistakes are reported in statuses.
 
 #include <algorithm>
 #include <array>
@@ -20,7 +20,7 @@ namespace capsedge::ort {
 
 namespace {
 
-// What ONNX Runtime sees as OrtCustomOp, with our own fields behind it.
+// The OrtCustomOp that ONNX Runtime sees, followed by our own fields.
 struct CustomOp : OrtCustomOp {
   const OrtApi* api;
   const OperatorSpec* spec;
@@ -95,7 +95,7 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
   return guarded(api, [&] {
     std::vector<Tensor> inputs;
     std::vector<Shape> shapes;
-    size_t given = 0;  // optional ones may be missing at the end
+    size_t given = 0;  // optional inputs may be missing at the end
     check(api, KernelContext_GetInputCount(api)(context, &given));
     for (size_t i = 0; i < std::min(given, kernel.spec->inputs.size()); ++i) {
       const OrtValue* value = nullptr;
@@ -167,7 +167,7 @@ CustomOp describe(const OrtApi* api, const OperatorSpec& spec, size_t number, ON
 // How many names of each operator get a kernel: `DynamicRouting` to `DynamicRouting_16`. A file gives every distinct
 // function body a name of its own (capsedge/spec/operators.py); a name without a kernel runs as its body.
 using Instances = std::array<size_t, kOperatorCount>;
-constexpr size_t kUsual = 16;        // where the session's options say nothing
+constexpr size_t kUsual = 16;        // if the session's options do not state a number
 constexpr size_t kMostDomains = 64;  // kept for different files; domains are never released
 
 // `DynamicRouting:2,Squash:1` in the session's options: what the file to be loaded has.
@@ -197,7 +197,7 @@ Instances families_of(const OrtApi* api, const OrtSessionOptions* options) {
   return instances;
 }
 
-// Operators and domains outlive every session, which holds pointers to them: they are made once and kept.
+// Operators and domains outlive every session, since sessions hold pointers to them: they are made once and kept.
 class Registry {
  public:
   explicit Registry(const OrtApi* api) : api_(api) {}
@@ -238,7 +238,7 @@ class Registry {
 };
 
 OrtStatus* too_old(const OrtApiBase* base) {
-  // Any older table has CreateStatus in the same place.
+  // CreateStatus has the same place in every older table.
   for (uint32_t version = kOrtApiVersion - 1; version > 0; --version)
     if (const OrtApi* api = base->GetApi(version)) {
       const std::string message = "capsedge: ONNX Runtime " + std::string(base->GetVersionString()) +

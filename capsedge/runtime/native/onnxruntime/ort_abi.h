@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// ONNX Runtime 1.19, the oldest version that is supported.
+// ONNX Runtime 1.19, the oldest supported version.
 constexpr uint32_t kOrtApiVersion = 19;
 
 struct OrtStatus;

@@ -12,16 +12,16 @@ namespace capsedge::ort {
 
 namespace {
 
-// A dimension as it stands in the model: a number, a name, or neither (-1 and no name).
+// A dimension as stated in the model: a number, a name, or neither (-1 and no name).
 struct Dim {
   int64_t size = -1;
   std::string name;
 };
 using Dims = std::vector<Dim>;
 
-// ONNX Runtime takes a dimension without a name for a number, even if that is -1, and folds it into the
-// constants of what follows (the Shape of torch.full_like). A name of its own says that it is free, and equal
-// to no other.
+// ONNX Runtime treats a dimension without a name as a number, even if it is -1, and folds it into later
+// constants (the Shape of torch.full_like). A unique name marks it as free and different from every other
+// dimension.
 std::string free_dimension() {
   static std::atomic<uint64_t> count{0};
   return "capsedge_free_" + std::to_string(++count);
@@ -85,7 +85,7 @@ class Context {
   bool flag(const char* name) const { return integers(name)[0] == 1; }
 
  private:
-  // Stays the context's.
+  // Owned by the context.
   const OrtTensorTypeAndShapeInfo* raw_input(size_t index) const {
     OrtTensorTypeAndShapeInfo* raw = nullptr;
     check(api_, ShapeInferContext_GetInputTypeShape(api_)(context_, index, &raw));
@@ -97,7 +97,7 @@ class Context {
   OrtShapeInferContext* context_;
 };
 
-// How many positions windows of this size have; unknown where that is not known or does not fit.
+// The number of positions of windows of this size; unknown if it cannot be determined or does not fit.
 Dim positions(Dim size, Dim window, int64_t stride) {
   if (size.size < 0 || window.size < 1 || stride < 1 || size.size < window.size) return {};
   return {(size.size - window.size) / stride + 1, ""};
@@ -139,7 +139,7 @@ std::optional<Dim> dimension(const Context& context, std::string_view name) {
   return std::nullopt;
 }
 
-// Wrong ranks are left to the kernel, whose message names the input.
+// The kernel reports wrong ranks; its message names the input.
 void infer(const Context& context) {
   const OperatorSpec& spec = context.spec();
   std::vector<Dims> outputs;

@@ -1,4 +1,4 @@
-// Shape inference: the outputs' shapes, as far as the inputs' are known when a model is loaded.
+// Shape inference: the outputs' shapes, as far as the inputs' shapes are known when a model is loaded.
 #pragma once
 
 #include "operators.h"

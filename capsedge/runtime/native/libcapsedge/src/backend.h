@@ -41,7 +41,7 @@ class Backend {
   // Of one run; largest_batch 0: any.
   virtual int64_t smallest_batch() const { return 1; }
   virtual int64_t largest_batch() const { return 0; }
-  // Why runs on a GPU are not CUDA graphs; null if they are, and without a GPU.
+  // Why runs on a GPU do not use CUDA graphs; null if they do, and without a GPU.
   virtual const char* no_graph_reason() const { return nullptr; }
 
   // All inputs, which have been checked, and the outputs wanted. An output whose type, rank and shape are set has the
@@ -49,7 +49,7 @@ class Backend {
   // number of threads at once; allocates nothing itself.
   virtual void run(const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const = 0;
 
-  // The same over memory on the backend's GPU, in the order of a cudaStream_t; returns when it is queued.
+  // The same on memory of the backend's GPU, in the order of a cudaStream_t; returns once the work is queued.
   virtual void run_on_stream(const Value*, size_t, Value*, size_t, void*) const {
     fail_usage("The model does not run on a GPU.", "Only TensorRT engines do.",
                "Use capsedge_run, or open an engine of `capsedge build`.");
@@ -65,7 +65,7 @@ struct OpenEngine {
   std::vector<std::string> keep;  // outputs to show; empty: all
   size_t contexts = 0;            // runs at the same time; 0: the default
 };
-// `outputs` gets the names of all.
+// `outputs` receives the names of all outputs.
 std::unique_ptr<Backend> open_tensorrt(std::string_view engine, const std::string& name, const EngineMetadata& engine_metadata,
                                        const OpenEngine& how, std::vector<std::string>& outputs);
 

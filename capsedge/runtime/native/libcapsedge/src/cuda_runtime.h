@@ -24,20 +24,20 @@ class Cuda {
   // In the order of the stream.
   void to_device(void* to, const void* from, size_t bytes, CudaStream stream) const;
   void to_host(void* to, const void* from, size_t bytes, CudaStream stream) const;
-  void copy(void* to, const void* from, size_t bytes, CudaStream stream) const;  // wherever both are
-  // Whether a GPU works on the memory: its own, managed memory, and pinned memory of the host.
+  void copy(void* to, const void* from, size_t bytes, CudaStream stream) const;  // between any two kinds of memory
+  // Whether a GPU can access the memory: its own, managed memory, or pinned host memory.
   bool reaches(const void* memory, int device) const;
 
-  CudaStream create_stream() const;  // does not wait for the default one
+  CudaStream create_stream() const;  // does not synchronize with the default stream
   void destroy_stream(CudaStream stream) const noexcept;
   void synchronize(CudaStream stream) const;
   CudaEvent create_event() const;
   void destroy_event(CudaEvent event) const noexcept;
-  // Later work on the stream waits for the work on another; the host does not.
+  // Later work on the stream waits for the work on another stream; the host does not wait.
   void wait(CudaStream stream, CudaStream other, CudaEvent event) const;
 
-  // Records what `enqueue` puts on the stream; null with the reason if it cannot be recorded. The stream is usable
-  // afterwards either way.
+  // Records what `enqueue` puts on the stream; null, with the reason, if it cannot be recorded. The stream remains
+  // usable in either case.
   template <typename F>
   CudaGraph capture(CudaStream stream, std::string& why_not, F&& enqueue) const {
     begin_capture(stream);
@@ -59,7 +59,7 @@ class Cuda {
   const Functions* f_;
 };
 
-// One for the whole process. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
+// One for the whole process. Throws Failure (CAPSEDGE_ENVIRONMENT) that lists the places searched.
 const Cuda& cuda();
 
 // Sets the GPU of the calling thread; the caller's own choice is restored afterwards.

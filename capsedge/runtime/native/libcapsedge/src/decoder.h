@@ -1,4 +1,4 @@
-// The decoder of a loaded file by itself: from the poses of class capsules to pictures (capsedge/runtime/decoder.py).
+// The decoder of a loaded file on its own: from poses of class capsules to pictures (capsedge/runtime/decoder.py).
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ struct DecoderSizes {
   size_t picture() const { return static_cast<size_t>(channels * height * width); }
 };
 
-// Opened on first use; may be used by any number of threads at once.
+// Opened on first use; any number of threads may use it at once.
 class Decoder {
  public:
   using Open = std::function<std::unique_ptr<Backend>(std::string_view)>;
@@ -30,10 +30,10 @@ class Decoder {
   // `model` is the file, `name` what errors call it, `poses` and `pictures` are its outputs, `open` loads a part of it.
   Decoder(std::string_view model, std::string name, const Port& poses, const Port& pictures, Open open);
 
-  // Throws Failure (CAPSEDGE_USAGE) where the pictures cannot be computed from poses alone.
+  // Throws Failure (CAPSEDGE_USAGE) if the pictures cannot be computed from poses alone.
   const DecoderSizes& sizes() const;
 
-  // As capsedge_decode. Throws Failure (CAPSEDGE_USAGE) for a pose or a class that is wrong, or too little room.
+  // As capsedge_decode. Throws Failure (CAPSEDGE_USAGE) for an invalid pose or class, or if the buffer is too small.
   void decode(const float* poses, const int32_t* classes, size_t count, float* pictures, size_t room) const;
 
  private:

@@ -17,15 +17,15 @@ struct Machine {
 
 struct EngineMetadata {
   Machine machine;
-  std::string plugin_sha256;  // empty: it needs none
+  std::string plugin_sha256;  // empty: no plugin is needed
   std::string plugin, precision, source;
   int64_t smallest_batch = 1, best_batch = 1, largest_batch = 1;
   std::map<std::string, std::string> metadata;
-  // An engine of TensorRT-RTX, for GPUs of these compute capabilities; else one of TensorRT, for the machine's own.
+  // An engine of TensorRT-RTX, for GPUs of these compute capabilities; otherwise one of TensorRT, for this machine's GPU.
   bool portable = false;
   std::vector<std::string> compute_capabilities;
 
-  // The command that builds such an engine, made only of checked values and safe to run as printed.
+  // The command that builds such an engine; it contains only checked values and is safe to run as printed.
   std::string rebuild() const;
 };
 

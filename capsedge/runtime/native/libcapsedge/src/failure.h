@@ -17,7 +17,7 @@ class Failure : public std::exception {
  public:
   Failure(capsedge_code code, const std::string& what, const std::string& why, const std::string& fix)
       : Failure(code, what, std::vector<std::string>{why}, fix) {}
-  // With a reason of several lines.
+  // With a reason that spans several lines.
   Failure(capsedge_code code, const std::string& what, const std::vector<std::string>& why, const std::string& fix)
       : code_(code), message_(printable(what)) {
     for (const std::string& line : why) add(line);

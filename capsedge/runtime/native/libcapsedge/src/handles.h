@@ -34,7 +34,7 @@ class Handles {
     }
     Slot& slot = slots_[place];
     slot.object = object.release();
-    // Odd uses are open ones.
+    // An odd number of uses means open.
     const uint64_t use = (slot.state.load(std::memory_order_relaxed) >> kUsersBits) + 1;
     slot.state.store(use << kUsersBits, std::memory_order_release);
     return reinterpret_cast<Handle*>(use << 16 | place << 4 | kKind);
@@ -60,7 +60,7 @@ class Handles {
     std::atomic<uint64_t>& state = slots_[place].state;
     uint64_t seen = state.load(std::memory_order_relaxed);
     do {
-      if (seen >> kUsersBits != use_of(handle)) {  // somebody else has just closed it
+      if (seen >> kUsersBits != use_of(handle)) {  // another thread has just closed it
         leave(place);
         refuse(handle);
       }

@@ -22,24 +22,24 @@ struct Json {
 
   Kind kind = kNull;
   bool truth = false;
-  int64_t integer = 0;  // of kInteger: written without fraction and exponent, and within 64 bits
+  int64_t integer = 0;  // of kInteger: written without fraction or exponent, and within 64 bits
   double number = 0;    // of kInteger and kNumber, correctly rounded
   std::string text;
   std::vector<Json> items;
   std::vector<std::pair<std::string, Json>> members;  // in the order of the text
 
-  // The member of this name; null if there is none.
+  // The member with this name; null if there is none.
   const Json* find(std::string_view name) const;
-  // Throws JsonError where an object lacks this member, or has another kind of it.
+  // Throws JsonError if an object lacks this member or it has another kind.
   const Json& member(const char* name, Kind wanted) const;
-  // Throws JsonError where an object has others than these.
+  // Throws JsonError if an object has other members than these.
   template <size_t N>
   void only(const std::string_view (&names)[N]) const {
     only(names, N);
   }
   void only(const std::string_view* names, size_t count) const;
 
-  // Throw JsonError where the value is something else.
+  // Throw JsonError if the value has another kind.
   void check(Kind wanted) const;
   const std::string& string() const;
   int64_t whole() const;
@@ -47,7 +47,7 @@ struct Json {
   const std::vector<Json>& array() const;
 };
 
-// Throws JsonError for text that is not JSON, exceeds the limits, or names a key of an object twice.
+// Throws JsonError for text that is not JSON, exceeds the limits, or repeats a key within an object.
 Json parse_json(std::string_view text);
 
 }  // namespace capsedge::libcapsedge

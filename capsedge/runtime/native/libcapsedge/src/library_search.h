@@ -1,4 +1,4 @@
-// Libraries that are opened at run time: where they may be, and the errors if they are not found.
+// Libraries that are opened at run time: where they are searched, and the errors if they are not found.
 #pragma once
 
 #include <string>
@@ -13,25 +13,25 @@ struct LibraryPlaces {
   const char* option;    // the member of capsedge_open_options that does; null: none
   std::vector<std::string> folders;  // relative to the folder that this library is in
   std::vector<std::string> names;    // for the system's loader
-  const char* install;               // what mends it
+  const char* install;               // how to install it
 };
 
-// The library that the caller named, else the one that the environment does (what is given and does not open is the
-// error), else the first of the places that opens. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
+// The library that the caller named, else the one named by the environment (it is an error if that does not open),
+// else the first candidate that opens. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
 // `refuses` says why a library that opens does not suit this machine, or nothing; the search then continues.
 void* open_library(const LibraryPlaces& places, const std::string& named, std::string (*refuses)(void*) = nullptr);
 
-// The file that the name stands for: the library in a folder, a path, or what is open under a bare name; links resolved.
+// The file that a name stands for: the library in a folder, a path, or what is open under a bare name; links resolved.
 // Empty: none.
 std::string library_file(const std::string& named, const char* file);
 
-// The file that a function of an open library is in, links resolved; empty if the loader does not report it.
+// The file that contains a function of an open library, links resolved; empty if the loader does not report it.
 std::string file_of(const void* function);
 
-// The folder that this library is in.
+// The folder that contains this library.
 std::string own_folder();
 
-// An environment variable that names a library; null where it is not set, or the process has more rights than its caller.
+// An environment variable that names a library; null if unset, or if the process has more rights than its caller.
 const char* trusted_variable(const char* name);
 
 }  // namespace capsedge::libcapsedge

@@ -27,7 +27,7 @@ struct Metadata {
   std::optional<Preprocessing> preprocessing;
   std::optional<DeclaredOutputs> outputs;
   std::optional<TypicalInput> typical_input;
-  bool cascade = false;  // whether the output escalated states who decided
+  bool cascade = false;  // whether the output `escalated` states which network decided
 
   bool regression() const { return task == spec::Task::kRegression; }
 };
@@ -36,10 +36,10 @@ struct Metadata {
 // another schema.
 std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties);
 
-// What an input may hold.
+// The values that an input may hold.
 struct InputBounds {
-  int64_t entries = -1;          // of the table that its whole numbers look up; -1 where it looks nothing up
-  std::vector<int64_t> longest;  // of each axis; 0 where the shape alone decides. Empty for no axis
+  int64_t entries = -1;          // of the table that its integers index; -1 if it indexes none
+  std::vector<int64_t> longest;  // of each axis; 0 if only the shape limits it. Empty if no axis is limited
 
   bool stated() const { return entries >= 0 || !longest.empty(); }
 };

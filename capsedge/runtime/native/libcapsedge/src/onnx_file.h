@@ -28,9 +28,9 @@ struct OnnxFile {
   std::map<std::string, std::string> metadata;
   std::vector<NodeType> capsedge_nodes;  // functions included
   std::set<NodeType> capsedge_functions;
-  std::set<std::string> unnamed_inputs;  // types of capsedge nodes with an input of no name
-  std::set<std::pair<std::string, std::string>> overloaded;  // domain and name of functions that only overloads tell apart
-  std::vector<std::string> external;  // tensors whose data lies in another file
+  std::set<std::string> unnamed_inputs;  // types of capsedge nodes with an unnamed input
+  std::set<std::pair<std::string, std::string>> overloaded;  // domain and name of functions that differ only in their overloads
+  std::vector<std::string> external;  // tensors whose data is in another file
   std::set<NodeType> operators;       // domain and type of every node, functions included; "ai.onnx" is ""
   std::set<NodeType> functions;       // domain and name
   bool expanded_routing = false;      // whether routing is written in standard operators, as for couplings

@@ -17,7 +17,7 @@ struct OnnxRuntime {
 };
 
 // One per process, opened by the first call and never closed, because its threads and statics outlive sessions.
-// `named`: the library or its folder, or empty. Throws Failure (CAPSEDGE_ENVIRONMENT) that says what was searched.
+// `named`: the library or its folder, or empty. Throws Failure (CAPSEDGE_ENVIRONMENT) that lists the places searched.
 const OnnxRuntime& onnxruntime(const std::string& named);
 
 }  // namespace capsedge::libcapsedge

@@ -1,4 +1,4 @@
-// The results for a batch of images (capsedge/runtime/predictions.py), and the memory for it, kept from call to call.
+// The results for a batch of images (capsedge/runtime/predictions.py), and their memory, reused between calls.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@ class Prediction {
   std::vector<float> poses_;            // [count, classes, pose]
   std::vector<capsedge_label> labels_;  // of all images
   std::vector<size_t> ends_;            // of each image's labels
-  std::vector<int32_t> escalated_;       // of each image: whether a cascade's large network decided, or -1
+  std::vector<int32_t> escalated_;       // of each image: whether a cascade's large network decided; -1 for other models
   std::vector<const char*> atypical_;    // why there is nothing to see in each image, or null
   // Of one run.
   PrepareScratch scratch_;

@@ -13,7 +13,7 @@
 namespace capsedge::libcapsedge {
 
 using spec::Resize;
-// What is done to each image by itself: nothing; its mean and deviation become 0 and 1; its values go from 0 to 255.
+// How each image is normalized by itself: not at all; to mean 0 and deviation 1; or to values from 0 to 255.
 using spec::PerImage;
 
 struct Preprocessing {
@@ -28,11 +28,11 @@ struct Preprocessing {
   int64_t values() const { return int64_t{height} * width * channels; }
   std::array<int64_t, 3> shape() const;  // of the input for one image
 
-  // What is wrong with it, or nothing.
+  // What is wrong with it; empty if nothing.
   std::string wrong() const;
 };
 
-// Memory of intermediate steps, reused from image to image.
+// Memory for intermediate steps, reused for every image.
 struct PrepareScratch {
   std::vector<float> row, tall, part, weights, planes;
 };

@@ -19,10 +19,10 @@ struct Model {
   std::map<std::string, std::string> properties;
   std::optional<Metadata> metadata;
   bool fused = false;
-  bool expanded_routing = false;  // whether routing in standard operators stands beside the fused ones
+  bool expanded_routing = false;  // whether the file has routing in standard operators besides the fused ones
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Decoder> decoder;  // of a file that has one
-  std::vector<std::string> outputs;  // all of the file, also those that the backend leaves out
+  std::vector<std::string> outputs;  // all of the file, including those that the backend omits
 };
 
 struct Counters {
@@ -56,7 +56,7 @@ class Session {
            const GpuStream* stream = nullptr) const;
   void warm_up(int64_t batch, int32_t runs) const;
 
-  // Without checks, except that there are `images` rows.
+  // Checks nothing except that there are `images` rows.
   void run_values(const Value* inputs, size_t input_count, Value* outputs, size_t output_count, int64_t images,
                   const GpuStream* stream = nullptr) const;
 
@@ -64,7 +64,7 @@ class Session {
   bool shape_for(int64_t batch, Value& output) const;
 
  private:
-  // The input that says the batch: the first that leaves its first dimension open, else the first.
+  // The input that determines the batch: the first one whose first dimension is free, or else the first.
   size_t batch_input() const;
   void check_sizes() const;
   void check_batches(const Value* given, size_t count) const;

@@ -7,7 +7,7 @@
 
 namespace capsedge::libcapsedge {
 
-// The output cannot be computed from the value alone; the message says why.
+// The output cannot be computed from the value alone; the message gives the reason.
 struct SubgraphError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

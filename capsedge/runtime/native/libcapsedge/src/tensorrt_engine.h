@@ -15,7 +15,7 @@
 
 namespace capsedge::libcapsedge {
 
-// A port's memory on the GPU and, pinned, on the host.
+// A port's memory on the GPU and its pinned memory on the host.
 class Buffer {
  public:
   Buffer(const Cuda& cuda, size_t bytes);
@@ -31,7 +31,7 @@ class Buffer {
   void* host_ = nullptr;
 };
 
-// Those of all ports, in their order.
+// The memory of all ports, in order.
 struct Buffers {
   std::vector<std::unique_ptr<Buffer>> inputs, outputs, left_out;
 };
@@ -49,7 +49,7 @@ class TensorRtEngine {
   // Failure.
   void load(std::string_view engine, const std::string& plugin, const std::vector<std::string>& keep);
 
-  // Contexts go before.
+  // Contexts are destroyed first.
   void unload() {
     engine_.reset();
     runtime_.reset();
@@ -59,7 +59,7 @@ class TensorRtEngine {
 
   const std::string& version() const { return trt_.version; }
   const std::string& path() const { return path_; }
-  std::vector<std::string> output_names() const;  // of all, also those left out
+  std::vector<std::string> output_names() const;  // of all outputs, including omitted ones
 
   // A context that computes in `scratch`, memory of `scratch_bytes` on the GPU; contexts that never run at the same time
   // may share it.
@@ -69,7 +69,7 @@ class TensorRtEngine {
   bool accepts(nvinfer1::IExecutionContext& context, CudaStream stream) const;
   void enqueue(nvinfer1::IExecutionContext& context, CudaStream stream) const;
 
-  // Opened before TensorRT: some builds of it look for it among the libraries that are open.
+  // Opened before TensorRT, because some builds of it look for it among the open libraries.
   const Cuda& cuda;
   const int32_t device;
   std::vector<Port> inputs, outputs, left_out;
@@ -85,7 +85,7 @@ class TensorRtEngine {
 
   const std::string path_, command_;
   TensorRt& trt_;
-  // The engine goes before the runtime whose plugins it uses.
+  // The engine is destroyed before the runtime whose plugins it uses.
   std::unique_ptr<nvinfer1::IRuntime> runtime_;
   std::unique_ptr<nvinfer1::ICudaEngine> engine_;
   mutable std::mutex creating_;

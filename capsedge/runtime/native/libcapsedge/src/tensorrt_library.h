@@ -1,4 +1,4 @@
-// TensorRT's library, opened at run time: what this library was compiled with is its headers.
+// TensorRT's library, opened at run time; only its headers are needed to compile this library.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -14,9 +14,9 @@ namespace capsedge::libcapsedge {
 class TensorRtLogger : public nvinfer1::ILogger {
  public:
   void log(Severity severity, const char* message) noexcept override;
-  // TensorRT's last message, for the reason of a status; returned once.
+  // TensorRT's last message, used as the reason in a status; returned only once.
   std::string words();
-  // Forgets messages about something else.
+  // Discards earlier messages.
   void clear();
 
  private:
@@ -31,7 +31,7 @@ struct TensorRt {
   std::string version;  // "10.3.0.26"
   std::string product;  // "TensorRT 10.3.0.26", "TensorRT-RTX 1.7.1.116"
 
-  nvinfer1::IRuntime* create_runtime();  // the caller deletes it; null where TensorRT refuses
+  nvinfer1::IRuntime* create_runtime();  // the caller deletes it; null if TensorRT refuses
 
   void* (*create)(void* logger, int32_t version) noexcept;
 };
@@ -44,7 +44,7 @@ TensorRt& tensorrt(bool portable, const std::string& named);
 // empty: there is none. Throws Failure (CAPSEDGE_ENVIRONMENT) where the variable does not name a file.
 std::string find_plugin();
 
-// Brings the plugins into a registry. Throws Failure (CAPSEDGE_ARTEFACT) where TensorRT does not take the library.
+// Loads the plugins into a registry. Throws Failure (CAPSEDGE_ARTEFACT) if TensorRT does not accept the library.
 void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library, TensorRtLogger& logger);
 
 }  // namespace capsedge::libcapsedge

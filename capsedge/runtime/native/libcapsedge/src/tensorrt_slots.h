@@ -1,8 +1,8 @@
 // Slots in which an engine runs: a limited number, each with its own stream, buffers and CUDA graphs.
 //
-// A graph belongs to the context that it was captured from, as that was then: TensorRT forbids to change the context
-// afterwards. So a slot has a context for each of the batches that it ran last, all of them in the same scratch memory,
-// since only one runs at a time. The buffers have room for the largest batch and never move.
+// A graph belongs to the context from which it was captured, and TensorRT forbids changing that context afterwards. So
+// a slot has one context for each of its most recent batch sizes. They share scratch memory, since only one runs at a
+// time. The buffers have room for the largest batch and never move.
 #pragma once
 
 #include <atomic>
@@ -16,12 +16,12 @@
 
 namespace capsedge::libcapsedge {
 
-// Whether runs become graphs.
+// Whether runs are captured as graphs.
 class Capturing {
  public:
-  // Why they do not; null while they do.
+  // Why they are not; null while they are.
   const char* no_graph_reason() const { return because_.load(std::memory_order_acquire); }
-  void failed(std::string why);  // for good
+  void failed(std::string why);  // permanently
 
  private:
   std::mutex mutex_;
@@ -36,11 +36,11 @@ class Slot {
   Slot(const Slot&) = delete;
   Slot& operator=(const Slot&) = delete;
 
-  // Puts the inference on the stream. The first run of a batch is a plain one, as TensorRT wants; the second is
-  // captured, the others launch its graph. What cannot be captured always runs without a graph.
+  // Puts the inference on the stream. The first run of a batch size is a plain one, as TensorRT requires; the second is
+  // captured, and later ones launch its graph. Runs that cannot be captured always use no graph.
   void execute(int64_t batch, Capturing& capturing);
 
-  // All of a slot's work is on its stream. Others wait for it, and it for others, without the host.
+  // All of a slot's work is on its stream, which synchronizes with other streams without the host.
   CudaStream stream() const { return stream_; }
   void wait_for(CudaStream other) const { engine_.cuda.wait(stream_, other, event_); }
   void let_wait(CudaStream other) const { engine_.cuda.wait(other, stream_, event_); }
@@ -67,10 +67,10 @@ class Slot {
   uint64_t runs_ = 0;
 };
 
-// The slots of an engine, made when they are needed.
+// The slots of an engine, created on demand.
 class Slots {
  public:
-  static constexpr size_t kContexts = 4;  // more keep no GPU busier and cost memory
+  static constexpr size_t kContexts = 4;  // more would cost memory without keeping a GPU busier
 
   Slots(const TensorRtEngine& engine, int64_t largest, size_t most);
 

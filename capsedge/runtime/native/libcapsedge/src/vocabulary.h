@@ -1,4 +1,4 @@
-// The words that files and callers give, as the enumerations of generated/metadata.h.
+// Words in files and from callers, as the enumerations of generated/metadata.h.
 #pragma once
 
 #include <iterator>
@@ -32,7 +32,7 @@ const char* text_of(Word word) {
   return spec::words_of(word)[static_cast<size_t>(word)];
 }
 
-// All of them but the empty one, for a person.
+// All of them except the empty one, for display.
 template <typename Word>
 std::string known_words() {
   std::string text;
