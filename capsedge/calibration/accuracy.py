@@ -17,6 +17,7 @@ from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.timing import summarize
 from capsedge.runtime.profiling.worker import Limits, take_times
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import check_computed
 from capsedge.runtime.scores import (
     CAPSULES,
@@ -244,7 +245,6 @@ RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)
 Array = NDArray[Any]
 CriterionOutputs = dict[str, list[Array]]
 """The judged outputs: the results of every run, of as many samples as the run had."""
-Progress = Callable[[int, int], None]
 
 
 def drop_in_words(drop: float) -> str:
@@ -329,7 +329,11 @@ class Outcome:
 
 
 def criterion_outputs(
-    session: Session, data: ImageSet, criterion: Criterion, progress: Progress | None = None
+    session: Session,
+    data: ImageSet,
+    criterion: Criterion,
+    progress: Progress = silent,
+    stage: str = "comparing",
 ) -> CriterionOutputs:
     """The outputs of all samples that are compared.
 
@@ -353,8 +357,7 @@ def criterion_outputs(
                 f"Use fewer samples: `limit={max(done // 2, 1)}`.",
                 command=f"Use fewer samples: --limit {max(done // 2, 1)}",
             )
-        if progress is not None:
-            progress(done, len(data))
+        progress(stage, done, len(data))
     if criterion.scores is not None:
         _check_finite(session, criterion.scores, found[criterion.scores])
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.proto import copy_of, values_of
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.load import load_bytes
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.session import Session
 
 # --- Runs on samples: one input or several, with a batch or without ---
@@ -120,8 +121,6 @@ def _feed(port: Port, values: Array, part: range, size: int | None) -> Array:
 
 # --- Recording the activations of the FP32 file ---
 
-Progress = Callable[[int, int], None]
-
 
 def watch(
     model: onnx.ModelProto,
@@ -167,7 +166,7 @@ def histograms(
     model: onnx.ModelProto,
     tensors: list[str],
     data: ImageSet,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Histogram]:
     """Histogram of every tensor over all images, in two runs: first the range, then the counts.
 
@@ -192,8 +191,7 @@ def histograms(
             else:
                 counts[t][0] += values[t].size
         done += number
-        if progress is not None:
-            progress(done, len(data))
+        progress("calibrating", done, len(data))
     none = np.zeros(0)
     return {
         t: Histogram(*limits[t], counts[t], sums.get(t, none) / max(rows[t], 1)) for t in tensors

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from capsedge.runtime.files import reading
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing, how_to_export_again
 from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.scores import mask_of
 from capsedge.spec.fields import QUANTIZATION_KEY
@@ -48,7 +49,6 @@ INT4_FROM = 20  # the exporter's opset, to which opset 21 adds only types
 MADE_BY = "the file that was made"
 RECORD = QUANTIZATION_KEY  # the property of a file of another tool; ours have metadata
 LEAST_OPSET = {"ort-cpu": 10, **dict.fromkeys(QDQ, 13)}  # for QLinearConv; for scales by channel
-Progress = Callable[[str, int, int], None]
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
 
 
@@ -188,7 +188,7 @@ class FloatModel:
             )
         return warnings
 
-    def check_reference(self, data: ImageSet, progress: Progress | None = None) -> list[str]:
+    def check_reference(self, data: ImageSet, progress: Progress = silent) -> list[str]:
         """Refuse an accuracy that is no better than chance; returns warnings if the images are too few to
         decide.
 
@@ -230,7 +230,7 @@ class FloatModel:
             )
 
     def calibrate(
-        self, data: ImageSet, method: str, path: Path | None, progress: Progress | None = None
+        self, data: ImageSet, method: str, path: Path | None, progress: Progress = silent
     ) -> CalibrationTable:
         """The table of this file on these images; read from ``path`` if it exists, otherwise written there.
 
@@ -243,8 +243,7 @@ class FloatModel:
             table = CalibrationTable.load(path)
             table.check(self.sha256, checksum, method, tensors, path)
             return table
-        step = None if progress is None else (lambda k, n: progress("calibrating", k, n))
-        histograms = collect.histograms(self.model, tensors, data, step)
+        histograms = collect.histograms(self.model, tensors, data, progress)
         table = CalibrationTable.from_histograms(
             self.sha256, checksum, method, len(data), data.source, histograms
         )
@@ -330,24 +329,20 @@ class FloatModel:
         int4 = target == "ort-cpu" and opset_of(self.model) >= INT4_FROM
         return ("fp32", "int8", "int4") if int4 else ("fp32", "int8")
 
-    def criterion_outputs(
-        self, data: ImageSet, progress: Progress | None = None
-    ) -> CriterionOutputs:
+    def criterion_outputs(self, data: ImageSet, progress: Progress = silent) -> CriterionOutputs:
         """The FP32 file's outputs, computed once per set of images."""
         if id(data) not in self._outputs:
-            step = None if progress is None else (lambda k, n: progress("FP32", k, n))
-            found = evaluate.criterion_outputs(self.session, data, self.criterion, step)
+            found = evaluate.criterion_outputs(self.session, data, self.criterion, progress, "FP32")
             self._outputs[id(data)] = data, found
         return self._outputs[id(data)][1]
 
     def outcome(
-        self, model: onnx.ModelProto, data: ImageSet, progress: Progress | None = None
+        self, model: onnx.ModelProto, data: ImageSet, progress: Progress = silent
     ) -> Outcome:
         """Compare a model made from this file with this file."""
         reference = self.criterion_outputs(data, progress)
-        step = None if progress is None else (lambda k, n: progress("quantized", k, n))
         session = load_bytes(model.SerializeToString(), MADE_BY)
-        found = evaluate.criterion_outputs(session, data, self.criterion, step)
+        found = evaluate.criterion_outputs(session, data, self.criterion, progress, "quantized")
         return evaluate.compare(reference, found, data, self.criterion)
 
     def with_metadata(

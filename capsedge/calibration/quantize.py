@@ -18,7 +18,6 @@ from capsedge.calibration.collect import check_calibration, check_disjoint, chec
 from capsedge.calibration.float_model import (
     MADE_BY,
     FloatModel,
-    Progress,
     rounded_outcome,
     uniform_assignment,
 )
@@ -51,6 +50,7 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_bytes,
 )
+from capsedge.runtime.progress import Progress, silent
 
 # --- From the FP32 file to the quantized one ---
 
@@ -163,7 +163,7 @@ def quantize_float_model(
     output: Path | None,
     splits: Splits,
     options: QuantizeOptions,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> QuantizationReport:
     """Make a quantized file and write it if it passes the gate.
 
@@ -207,7 +207,7 @@ def quantize_float_model(
 
 
 def _made(
-    float_model: FloatModel, splits: Splits, options: QuantizeOptions, progress: Progress | None
+    float_model: FloatModel, splits: Splits, options: QuantizeOptions, progress: Progress
 ) -> _Made:
     if options.precision == "fp16":
         model, kept = float_model.to_fp16(splits.calibration)
@@ -289,15 +289,14 @@ def _searched(
     table: CalibrationTable,
     splits: Splits,
     options: QuantizeOptions,
-    progress: Progress | None,
+    progress: Progress,
 ) -> tuple[mixed_precision.Search, dict[str, str]]:
     number = 0
 
     def tried(_: mixed_precision.Candidate) -> None:
         nonlocal number
         number += 1
-        if progress is not None:
-            progress("candidates", number, number)
+        progress("candidates", number, number)
 
     result = mixed_precision.search(
         float_model, table, splits.search, options.target, gate_of(options), on_candidate=tried
@@ -320,7 +319,7 @@ def quantize(
     *,
     calib_data: Images,
     data: Images | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> QuantizationReport:
     """Quantize a model, subject to a gate.
 
@@ -365,7 +364,7 @@ def sensitivity(
     *,
     calib_data: Images,
     data: Images | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> SensitivityReport:
     """Rank layers and routing iterations by the error that each causes by itself in 8 bits.
 

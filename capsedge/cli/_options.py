@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,35 +185,3 @@ class UserModuleOptions(Options):
         from capsedge.models.user_module import UserModuleSpec
 
         return UserModuleSpec(self.module, str(self.weights or ""), self.args)
-
-
-# --- Progress of a training run ---
-
-Update = Callable[[int, int, int, float], None]
-
-
-@contextmanager
-def bar(name: str, epochs: int | None = None) -> Iterator[Update | None]:
-    """A progress bar on a terminal, from the first step on; elsewhere nothing, because every epoch or round
-    prints a line.
-
-    Args:
-        epochs: of the run; None for one bar per epoch.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        task: Any = None
-
-        def update(epoch: int, step: int, steps: int, _loss: float) -> None:
-            nonlocal task
-            if task is None:
-                task = progress.add_task(name, total=steps * (epochs or 1))
-            done = step + 1 if epochs is None else epoch * steps + step + 1
-            progress.update(task, completed=done)
-
-        yield update

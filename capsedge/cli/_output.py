@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import CapsedgeError, EnvironmentProblem
 from capsedge.runtime.files.text import printable
+from capsedge.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -194,19 +195,20 @@ def _style(cell: str) -> str:
 _SLOW = 5.0  # seconds without a line
 
 
-def stage_reporter(as_json: bool) -> Callable[[str], None]:
+def stage_reporter(as_json: bool) -> Progress:
     """A line for each stage of the work; none if the output is JSON for a program."""
-    return (lambda _: None) if as_json else lambda stage: log(f"{stage} ...")
+    return silent if as_json else lambda stage, *_: log(f"{stage} ...")
 
 
 @contextmanager
-def comparing() -> Iterator[Callable[[int, int], None]]:
+def comparing() -> Iterator[Progress]:
     """A bar on a terminal; elsewhere a line after every quarter of a comparison of many inputs or seconds."""
     if not sys.stderr.isatty():
         quarters, last = 0, time.monotonic()
 
-        def line(done: int, total: int) -> None:
+        def line(_stage: str, done: int = 0, total: int | None = None) -> None:
             nonlocal quarters, last
+            assert total is not None
             slow = time.monotonic() - last >= _SLOW and done < total
             if (total >= 1000 or slow) and 4 * done // total > quarters:
                 quarters, last = 4 * done // total, time.monotonic()
@@ -214,24 +216,27 @@ def comparing() -> Iterator[Callable[[int, int], None]]:
 
         yield line
         return
-    with bar("comparing") as update:
+    with bar() as update:
         yield update
 
 
 @contextmanager
-def bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar on a terminal, with the remaining time if the total is known."""
+def bar() -> Iterator[Progress]:
+    """A progress bar on a terminal, with the remaining time if the total is known; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        yield silent
+        return
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
-        Progress,
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.progress import Progress as Display
 
-    with Progress(
-        TextColumn(label),
+    with Display(
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -239,25 +244,28 @@ def bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
         transient=True,
     ) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda stage, done=0, total=None: bar.update(
+            task, description=stage, completed=done, total=total
+        )
 
 
 @contextmanager
-def stages() -> Iterator[Callable[[str, int, int], None]]:
+def stages() -> Iterator[Progress]:
     """A bar for every stage on a terminal; elsewhere a line at the end of long stages."""
     if not sys.stderr.isatty():
 
-        def line(stage: str, done: int, total: int) -> None:
-            if stage == "candidates" or (done == total and total >= 1000):
+        def line(stage: str, done: int = 0, total: int | None = None) -> None:
+            if stage == "candidates" or (done == total and done >= 1000):
                 log(f"{stage}: {done}" + ("" if stage == "candidates" else " images"))
 
         yield line
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Display
 
     tasks: dict[str, Any] = {}
-    with Progress(
+    with Display(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -265,7 +273,7 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
         transient=True,
     ) as bar:
 
-        def update(stage: str, done: int, total: int) -> None:
+        def update(stage: str, done: int = 0, total: int | None = None) -> None:
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, total=total)
             bar.update(tasks[stage], completed=done, total=total)

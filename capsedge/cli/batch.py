@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,7 @@ from capsedge.cli._output import bar
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
 from capsedge.errors import ExitCode
+from capsedge.runtime.progress import Progress
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.serving.batch.batch_options import BatchOptions
 
@@ -118,12 +119,12 @@ def _resumable() -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int | None], None]]:
+def _progress() -> Iterator[Progress]:
     """A bar on a terminal; elsewhere a line after every tenth, or after every `_LINES` images."""
     if not sys.stderr.isatty():
         shown = 0
 
-        def line(done: int, total: int | None) -> None:
+        def line(_stage: str, done: int = 0, total: int | None = None) -> None:
             nonlocal shown
             reached = done // _LINES if total is None else 10 * done // max(total, 1)
             if reached > shown:
@@ -134,5 +135,5 @@ def _progress() -> Iterator[Callable[[int, int | None], None]]:
 
         yield line
         return
-    with bar("classifying") as update:
+    with bar() as update:
         yield update

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ from capsedge.cli._options import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import ExitCode, UsageError
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -235,28 +236,25 @@ def _short(values: Any) -> str:
 
 
 @contextmanager
-def _progress(count: int) -> Iterator[Callable[[int, int], None]]:
+def _progress(count: int) -> Iterator[Progress]:
     """For many files, a bar on a terminal and lines elsewhere."""
     if count < _MANY:
-        yield lambda _done, _total: None
+        yield silent
         return
     if not sys.stderr.isatty():
         tenths = 0
 
-        def line(done: int, total: int) -> None:
+        def line(_stage: str, done: int = 0, total: int | None = None) -> None:
             nonlocal tenths
+            assert total is not None
             if 10 * done // total > tenths:
                 tenths = 10 * done // total
                 _output.log(f"{done} of {total} images")
 
         yield line
         return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("classifying", total=count)
-        yield lambda done, _total: bar.update(task, completed=done)
+    with _output.bar() as update:
+        yield update
 
 
 def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Path | None) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _process
-from capsedge.cli._options import bar, grouped
-from capsedge.cli._output import log, print_json, print_table, require
+from capsedge.cli._options import grouped
+from capsedge.cli._output import bar, log, print_json, print_table, require
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
 from capsedge.optimization.prune_options import PruneOptions
@@ -67,7 +67,7 @@ def command(
     if threads:
         torch.set_num_threads(threads)
     try:
-        with bar("fine-tuning") as progress:
+        with bar() as progress:
             report = prune(
                 find_checkpoint_of(checkpoint), output, options, data=data,
                 progress=progress, round_done=_log_round,

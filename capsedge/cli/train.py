@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from capsedge.cli import _options, _process
-from capsedge.cli._options import bar, grouped
-from capsedge.cli._output import log, print_json, print_table, require, say
+from capsedge.cli._options import grouped
+from capsedge.cli._output import bar, log, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, PathRole
 from capsedge.errors import UsageError
@@ -86,7 +86,7 @@ def command(
         _log_epoch(line, options.epochs, len(lines))
 
     try:
-        with bar("training", options.epochs) as progress:
+        with bar() as progress:
             trained = train(data, output, options, log=log, progress=progress, epoch_done=done)
     except KeyboardInterrupt:
         log("interrupted: finished epochs are kept; continue with the same command and --resume")

@@ -39,7 +39,7 @@ from capsedge.exporters.user_subject import Example, FreeAxes, NoFreeBatch, of_m
 from capsedge.exporters.user_traced_routing import traced_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.fusion import FusionReport
-from capsedge.graph.passes import Lowered, Progress, lower
+from capsedge.graph.passes import Lowered, lower
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.models.example_inputs import table_sizes
@@ -47,6 +47,7 @@ from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.table_indices import InputBounds, inputs_property
 from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
@@ -63,7 +64,7 @@ def export(
     free_axes: FreeAxes | None = None,
     check_inputs: Inputs | None = None,
     description: Description | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = silent,
 ) -> ExportReport:
     """Export a capsule network to one self-contained ONNX file and verify it.
 
@@ -318,7 +319,7 @@ def to_graph(
     rewrites: Rewrites,
     ops: str = "auto",
     fuse: bool = True,
-    progress: Progress = lambda _: None,
+    progress: Progress = silent,
 ) -> _Graph:
     """Capture the module, and make the graph of a file of it.
 

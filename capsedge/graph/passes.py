@@ -40,11 +40,11 @@ from capsedge.graph.rewrites import (
     write_exact_sigmoids,
 )
 from capsedge.graph.write_shapes import write_shapes
+from capsedge.runtime.progress import Progress, silent
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
 IR_VERSION = 10
 TORCH_DOMAIN = "capsedge.torch"  # of the operators in a captured graph; never in a file
-Progress = Callable[[str], None]
 WriteTrace = Callable[[onnx.ModelProto, FusionReport], onnx.ModelProto]
 """A graph of ``capsedge`` nodes, and what was fused in it, to the graph with its trace as outputs."""
 
@@ -84,7 +84,7 @@ def lower(
     passes: int,
     fuse: bool = True,
     write_trace: WriteTrace | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = silent,
 ) -> Lowered:
     """Turn a captured graph into that of a file: refuse random nodes, simplify, rewrite and check it.
 
@@ -173,7 +173,7 @@ def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) 
 
 
 def fuse_routing(
-    model: onnx.ModelProto, progress: Progress = lambda _: None
+    model: onnx.ModelProto, progress: Progress = silent
 ) -> tuple[onnx.ModelProto, FusionReport, tuple[str, ...]]:
     """A model with its routing fused and without function bodies, what was found, and notes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.user_metadata import Description
 
@@ -108,7 +109,7 @@ def import_checkpoint(
     options: ImportOptions = ImportOptions(),
     *,
     description: Description | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> ImportReport:
     """Convert the trained weights of a public network to a checkpoint.
 
@@ -244,7 +245,7 @@ def _compared(
     reference_code: str,
     files: Sequence[Path],
     images: ImageSet | None,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress,
 ) -> ReferenceCheck:
     weights = files[0] if len(files) == 1 else None
     found = compare(model, reference_code, weights, images, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,7 @@ from capsedge.models.stems import SAMPLE
 from capsedge.models.user_code import first_line, on_cpu
 from capsedge.models.user_module import UserModuleSpec, load_user_module
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.progress import Progress, silent
 from capsedge.spec.vocabularies import REGRESSION
 from capsedge.verification.sample_inputs import Floats, generated, hard_cases, prepared
 
@@ -111,7 +112,6 @@ TOLERANCE = 1e-5  # of the largest value
 FP64_TOLERANCE = 1e-9  # the same in FP64, used if FP32 differs by more
 NAMED = 5  # inputs with NaN
 _FEW = 8
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def compare(
     code: str,
     weights: Path | None,
     images: ImageSet | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> ReferenceCheck:
     """Run both on noise, strokes, hard cases and the given images.
 
@@ -235,7 +235,7 @@ def _sampled(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _differences(
-    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress | None
+    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress
 ) -> dict[str, Any]:
     answers = _run_both(ours, theirs, inputs, batch, progress)
     known, scale = answers.known, answers.scale
@@ -315,7 +315,7 @@ def _same_in_fp64(
 
 
 def _run_both(
-    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress | None
+    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress
 ) -> _BothOutputs:
     total = len(inputs)
     kinds, a, b = [], [], []
@@ -326,8 +326,7 @@ def _run_both(
         a.append(mine)
         b.append(other)
         names += block.names
-        if progress is not None:
-            progress(len(names), total)
+        progress("comparing", len(names), total)
     return _BothOutputs(kinds[0], np.concatenate(a), np.concatenate(b), tuple(names))
 
 

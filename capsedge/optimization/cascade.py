@@ -17,7 +17,7 @@ from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.proto import opset_of
 from capsedge.optimization.cascade_graph import EscalationRule, join, opset_aligned
 from capsedge.optimization.cascade_options import CascadeOptions
-from capsedge.optimization.cascade_pair import BATCH, Augmentation, Network, NetworkPair, Progress
+from capsedge.optimization.cascade_pair import BATCH, Augmentation, Network, NetworkPair
 from capsedge.optimization.cascade_thresholds import (
     PairScores,
     Thresholds,
@@ -39,6 +39,7 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.load import load_bytes
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 from capsedge.spec.vocabularies import ESCALATED
@@ -147,7 +148,7 @@ def cascade(
     options: CascadeOptions = CascadeOptions(),
     *,
     data: Images,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> CascadeReport:
     """Join two networks: the small one decides, and passes on what it is unsure of to the large one.
 
@@ -214,7 +215,7 @@ def _joined(
     halves: _Halves,
     min_agreement: float,
     max_share: float,
-    progress: Progress | None,
+    progress: Progress,
 ) -> CascadeReport:
     """The cascade with thresholds from one half of the images, measured on the other."""
     augmentation = networks.choose_augmentation(halves.calibration)
@@ -270,7 +271,7 @@ def _thresholds(
     augmentation: Augmentation,
     min_agreement: float,
     max_share: float,
-    progress: Progress | None,
+    progress: Progress,
 ) -> tuple[Thresholds, float | None]:
     """As cautious as it takes to prove the agreement on augmented copies, within ``max_share``.
 

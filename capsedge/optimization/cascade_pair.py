@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +26,7 @@ from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.progress import Progress
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.spec.vocabularies import REGRESSION
@@ -334,7 +335,6 @@ def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
 
 # --- The pair and its outputs ---
 
-Progress: TypeAlias = "Callable[[str, int, int], None]"
 BATCH = 64
 _TRIAL_IMAGES = 512  # images that the strength of an augmentation is tried on
 _LEAST_KEPT = 0.95  # of the large network's decisions, under the augmentation
@@ -412,7 +412,7 @@ class NetworkPair:
         return np.concatenate([_scores(self.large.session, batch) for batch in batches])
 
     def augmented_scores(
-        self, images: ImageSet, augmentation: Augmentation, stage: str, progress: Progress | None
+        self, images: ImageSet, augmentation: Augmentation, stage: str, progress: Progress
     ) -> PairScores:
         """The results of both networks for an augmented copy of every image."""
         batches = augmentation.copies(images.batches(BATCH))
@@ -420,7 +420,7 @@ class NetworkPair:
         return PairScores.of(found.small, found.large, self.threshold)
 
     def scores(
-        self, batches: Iterable[NDArray[Any]], total: int, stage: str, progress: Progress | None
+        self, batches: Iterable[NDArray[Any]], total: int, stage: str, progress: Progress
     ) -> BothScores:
         """The scores of both networks for prepared batches.
 
@@ -442,8 +442,7 @@ class NetworkPair:
                 found[k].append(_scores(session, given))
                 seconds[k] += time.perf_counter() - start
             done += len(batch)
-            if progress is not None:
-                progress(stage, done, total)
+            progress(stage, done, total)
         first, second = (np.concatenate(part) for part in found)
         for session, scores in ((small, first), (large, second)):
             if not np.isfinite(scores).all():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,13 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
 
 _STAGE = "stage: "  # how the worker begins a line that says what it does
 _WORKER = "capsedge.graph.fusion.optimize_graph"
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,7 +122,7 @@ def optimize(
     options: OptimizeOptions = OptimizeOptions(),
     *,
     description: Description | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = silent,
 ) -> OptimizationReport:
     """Fuse the capsule routing of an ONNX file into operators, clean up the rest, and verify the result.
 

@@ -21,7 +21,7 @@ from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import to_input
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of, training_of
 from capsedge.models.training.run_files import MODEL
-from capsedge.models.training.train import Progress, batch_loss, train
+from capsedge.models.training.train import batch_loss, train
 from capsedge.optimization import prune_criteria
 from capsedge.optimization.prune_criteria import choose, multiply_adds, parameters
 from capsedge.optimization.prune_data import Evaluator, PruningImages, read, read_test
@@ -44,6 +44,7 @@ from capsedge.runtime.files.writing import (
     write_text,
 )
 from capsedge.runtime.origin import PRUNING_KEY, Pruned, pruned_of
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 from capsedge.spec import limits
 
@@ -102,7 +103,7 @@ def prune(
     options: PruneOptions = PruneOptions(),
     *,
     data: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     round_done: RoundDone | None = None,
 ) -> PruningReport:
     """Remove channels, capsules and units from a trained network, and fine-tune the rest.
@@ -156,7 +157,7 @@ class _Pruning:
         checkpoint: Path,
         output: Path,
         options: PruneOptions,
-        progress: Progress | None,
+        progress: Progress,
         round_done: RoundDone | None,
     ) -> None:
         self.checkpoint, self.output, self.options = checkpoint, output, options

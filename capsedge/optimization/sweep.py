@@ -7,7 +7,7 @@ no other beats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256 as digest_of
@@ -29,6 +29,7 @@ from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import (
     Row,
     Summarized,
@@ -124,7 +125,7 @@ def sweep(
     data: str | Path,
     options: SweepOptions = SweepOptions(),
     *,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
 ) -> SweepReport:
     """Make every candidate, compare them on training images, and test the best.
 
@@ -156,7 +157,7 @@ def _swept(
     models: Sequence[NamedModel],
     data: Path,
     options: SweepOptions,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> SweepReport:
     _check(models, options)
     sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
@@ -283,7 +284,7 @@ def _test_images(
     return (tested if limit is None else tested.draw(limit, 0)), notes
 
 
-def _timed(made: Sequence[Candidate], threads: int, progress: Callable[[str], None]) -> list[Point]:
+def _timed(made: Sequence[Candidate], threads: int, progress: Progress) -> list[Point]:
     """All candidates with their latencies, measured in turns, each in a process of its own."""
     entrants = [
         Entrant(str(one.kind), Specification(CAPSEDGE, str(one.path), "", threads=threads), file)
@@ -291,7 +292,7 @@ def _timed(made: Sequence[Candidate], threads: int, progress: Callable[[str], No
         for file in [str(one.path)]
     ]
     feeds = random_inputs(load(made[0].path, RuntimeOptions(threads=1)), 1)
-    measured = compare(entrants, feeds, TIMED, lambda said: progress(f"latency: {said}"))
+    measured = compare(entrants, feeds, TIMED, lambda said, *_: progress(f"latency: {said}"))
     points = []
     for one, entry in zip(made, measured.entries, strict=True):
         assert entry.latency is not None  # each computes what only it computes, so none differs
@@ -323,7 +324,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     return [replace(point, front=not beaten(point)) for point in points]
 
 
-def _tested(point: Point, folder: Path, images: ImageSet, progress: Callable[[str], None]) -> Point:
+def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) -> Point:
     """A point with its accuracy on the test images."""
     progress(f"test images: {point.kind}")
     assert images.labels is not None  # as the training images

@@ -19,6 +19,7 @@ from capsedge.runtime.images.inputs import folder_images
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.output_roles import choose
 from capsedge.runtime.predictions import KEEP, Prediction, Predictor
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
 
@@ -73,7 +74,7 @@ def classify_files(
     invert: bool = False,
     reconstruct: Path | None = None,
     failed: Callable[[UsageError], None] = lambda _: None,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: Progress = silent,
 ) -> Classified:
     """Classify image files; a file that cannot be read does not stop the others.
 
@@ -116,7 +117,7 @@ def classify_files(
             result.predictions |= zip(batch, predictions, strict=True)
             if sheet is not None:
                 result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)
-        progress(min(start + GROUP, len(files)), len(files))
+        progress("classifying", min(start + GROUP, len(files)), len(files))
     if sheet is not None:
         sheet.write()
     found = [prediction.scores for prediction in result.predictions.values()]

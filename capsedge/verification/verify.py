@@ -29,6 +29,7 @@ from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.origin import pruned_of
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
@@ -59,7 +60,6 @@ from capsedge.verification.verify_options import VerifyOptions
 
 _REPEATED = 4  # images that a module of the user's is run on twice
 ROUTING_ERROR_FLIPS = 4  # samples with a changed decision whose routing errors are measured
-Progress = Callable[[int, int], None]
 Observer = Callable[[Arrays, Arrays, "NDArray[np.int64] | None"], None]
 ReferenceRun: TypeAlias = nn.Module | UserModule | Path | str | None
 Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
@@ -73,7 +73,7 @@ def verify(
     *,
     data: Path | str | None = None,
     inputs: UserArrays | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Certificate:
     """Compare an artefact with its PyTorch source on real samples and hard cases.
 
@@ -128,7 +128,7 @@ def certify(
     *,
     inputs: UserArrays | None = None,
     limit: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     observe: Observer | None = None,
 ) -> Certificate:
     """Compare a loaded artefact with its source, as `verify`.
@@ -241,15 +241,14 @@ def check_arguments(data: object, inputs: object) -> None:
         )
 
 
-def _steps(progress: Progress | None, total: int) -> Callable[[int], None]:
+def _steps(progress: Progress, total: int) -> Callable[[int], None]:
     """The function that reports every batch compared."""
     done = 0
 
     def step(count: int) -> None:
         nonlocal done
         done += count
-        if progress is not None:
-            progress(done, total)
+        progress("comparing", done, total)
 
     return step
 

@@ -18,6 +18,7 @@ from capsedge.runtime.ensemble import Ensemble, mean
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summary, short
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.scores import scores_of
@@ -25,7 +26,7 @@ from capsedge.runtime.session import Session
 from capsedge.verification.certificate import Certificate, Verdict
 from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures
-from capsedge.verification.verify import Progress, ReferenceRun, certify, software
+from capsedge.verification.verify import ReferenceRun, certify, software
 from capsedge.verification.verify_options import VerifyOptions
 
 SCHEMA = 1
@@ -119,7 +120,7 @@ def verify_ensemble(
     options: VerifyOptions = VerifyOptions(),
     *,
     data: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> EnsembleCertificate:
     """Compare every member of an ensemble with its PyTorch source, and the ensemble with that of the sources.
 
@@ -164,9 +165,8 @@ def verify_ensemble(
     certificates: list[Certificate] = []
     for number, member in enumerate(members):
 
-        def step(done: int, total: int, number: int = number) -> None:
-            if progress is not None:
-                progress(number * total + done, count * total)
+        def step(stage: str, done: int = 0, total: int | None = None, number: int = number) -> None:
+            progress(stage, number * (total or 0) + done, total and count * total)
 
         certificates.append(
             certify(

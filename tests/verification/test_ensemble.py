@@ -54,7 +54,7 @@ def test_members_and_their_average_pass(pair, labelled: Path, tmp_path: Path) ->
         sums = [link["sha256"] for link in member["chain"]]
         assert sums == [sha256(checkpoint), sha256(file)]
     assert document["averaged"] == "length"
-    assert seen[-1][0] == seen[-1][1]
+    assert seen[-1][1] == seen[-1][2]
     # The figures are those of the ensemble itself.
     with np.load(labelled) as data, capsedge.load(files) as ensemble:
         averaged = ensemble.predict(data["images"])

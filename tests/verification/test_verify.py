@@ -44,7 +44,8 @@ def test_equal_models_pass(families, routing: str, ops: str) -> None:
     document = certificate.to_dict()
     assert document["samples"]["decisions"]["agreement"] == 1.0
     assert document["routing_errors"] is None
-    done, total = zip(*seen, strict=True)
+    stage, done, total = zip(*seen, strict=True)
+    assert set(stage) == {"comparing"}
     assert set(total) == {8 + len(document["hard_cases"]["names"])}
     assert done[-1] == total[0]
 

@@ -22,12 +22,12 @@ from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.evaluate import predict_all
 from capsedge.models.training.recipe import Recipe, training_of
 from capsedge.models.training.run_files import CONFUSION, HISTORY, MODEL
-from capsedge.models.training.train import Progress
 from capsedge.models.training.train import train as train_epochs
 from capsedge.models.training.train_options import TrainOptions
 from capsedge.models.training.transfer import shared_weights
 from capsedge.options import takes
 from capsedge.runtime.files import reading
+from capsedge.runtime.progress import Progress, silent
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def train(
     options: TrainOptions = TrainOptions(),
     *,
     log: Callable[[str], None] = lambda _: None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
 ) -> Trained:
     """Train a model of the registry on a data set.

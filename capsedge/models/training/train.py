@@ -41,6 +41,7 @@ from capsedge.models.training.transfer import shared_weights
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY, TypicalInput
 
 # --- Losses of the three papers: scores ``[N, J]``, targets 0 or 1 ``[N, J]`` ---
@@ -141,10 +142,6 @@ def fast_math(on: bool) -> Iterator[None]:
 # --- The training loop ---
 
 
-Progress = Callable[[int, int, int, float], None]
-"""Called with (epoch, step, steps of an epoch, loss)."""
-
-
 def _loss(model: CapsuleModel, out: CapsuleOutput, targets: Tensor, progress: float) -> Tensor:
     if model.score_name == "logits":
         return cross_entropy_loss(out.scores, targets)
@@ -195,7 +192,7 @@ def train(
     initial: CapsuleModel | None = None,
     resume: bool = False,
     device: str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
 ) -> CapsuleModel:
     """Train a model; after every epoch, ``folder`` holds everything needed to continue.
@@ -405,7 +402,7 @@ class _Run:
         save_checkpoint(self.result, self.folder / MODEL, extra)
         write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
 
-    def train_epoch(self, epoch: int, data: ImageSet, progress: Progress | None) -> float:
+    def train_epoch(self, epoch: int, data: ImageSet, progress: Progress) -> float:
         """One pass over the data; its mean loss."""
         recipe, steps = self.recipe, self.steps
         labels = torch.as_tensor(data.classes)
@@ -434,8 +431,7 @@ class _Run:
                 decay = min(recipe.average, (1 + done) / (10 + done))
                 _moving_average(self.model, self.average, decay)
             total += loss.item()
-            if progress:
-                progress(epoch, step, steps, loss.item())
+            progress("training", done + 1, recipe.epochs * steps)
         return total / steps
 
 

@@ -27,6 +27,7 @@ from capsedge.runtime.machine import installed_version
 from capsedge.runtime.profiling.startup import WORKER, Worker, write_inputs
 from capsedge.runtime.profiling.timing import Statistics, summarize
 from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.progress import Progress, silent
 
 ROUNDS = 5
 PAUSE = 0.25  # seconds before each turn
@@ -238,7 +239,7 @@ def compare(
     entrants: Sequence[Entrant],
     feeds: Feeds,
     limits: Limits,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
     *,
     rounds: int = ROUNDS,
     keep_going: bool = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from capsedge.runtime.profiling.profile import (
 )
 from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.profiling.worker import CONVERTED_SUFFIXES, Specification, ops_argument
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.session import Session
 
 # Peers that cannot read ONNX functions.
@@ -38,7 +39,7 @@ def profile_models(
     checkpoints: Sequence[Path] = (),
     peer_model: Path | None = None,
     module: str = "",
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
 ) -> ProfileReport:
     """Profile several models, then compare them and their peers.
 

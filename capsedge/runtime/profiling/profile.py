@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from capsedge.runtime.profiling.timing import (
     summarize,
 )
 from capsedge.runtime.profiling.worker import Limits, take_times
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 
@@ -238,7 +239,7 @@ def profile(
     options: ProfileOptions = ProfileOptions(),
     *,
     inputs: Mapping[str, NDArray[Any]] | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
 ) -> ProfileReport:
     """Measure the latency, its spread, and the memory of a session, and where its time goes.
 

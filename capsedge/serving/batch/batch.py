@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from capsedge.errors import UsageError
 from capsedge.options import takes
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
+from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
@@ -77,7 +78,6 @@ class BatchReport(Summarized):
 # --- ``capsedge.batch`` ---
 
 FORMAT = 2  # of the table: an unfinished run of another format is not resumed
-Progress = Callable[[int, int | None], None]
 
 
 @takes(BatchOptions, RuntimeOptions)
@@ -88,7 +88,7 @@ def batch(
     options: BatchOptions = BatchOptions(),
     runtime: RuntimeOptions = RuntimeOptions(),
     *,
-    progress: Progress = lambda _done, _total: None,
+    progress: Progress = silent,
 ) -> BatchReport:
     """Classify any number of images, or compute the values of a regression, into a parquet table.
 
@@ -224,10 +224,10 @@ def _keep(
     known = [part.rows for part in parts]
     total = None if None in known else sum(rows for rows in known if rows is not None)
     if journal.counts.images:
-        progress(journal.counts.images, total)
+        progress("classifying", journal.counts.images, total)
     for number, content, counts in produced:
         journal.put(number, content, counts)
-        progress(journal.counts.images, total)
+        progress("classifying", journal.counts.images, total)
 
 
 def _check_not_empty(journal: Journal, source: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import capsedge
 from capsedge.errors import CapsedgeError, EnvironmentProblem, ParityError, UsageError
+from capsedge.runtime.progress import Progress
 from tests.serving.batch.sources import KINDS, MODEL, pixels, png, write_folder, write_parquet
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -85,11 +86,11 @@ def kill_a_worker() -> None:
     raise AssertionError("no worker answers")
 
 
-def after(counts: dict[int, Callable[[], None]]) -> Callable[[int, int | None], None]:
+def after(counts: dict[int, Callable[[], None]]) -> Progress:
     """Progress that acts once so many parts are done."""
     calls = 0
 
-    def progress(_done: int, _total: int | None) -> None:
+    def progress(_stage: str, _done: int = 0, _total: int | None = None) -> None:
         nonlocal calls
         calls += 1
         counts.get(calls, lambda: None)()

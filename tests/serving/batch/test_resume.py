@@ -30,7 +30,7 @@ def interrupted(source: Path, target: Path, parts: int, **options: object) -> No
     """Run until so many parts are done."""
     left = parts
 
-    def stop(_done: int, _total: int | None) -> None:
+    def stop(_stage: str, _done: int = 0, _total: int | None = None) -> None:
         nonlocal left
         left -= 1
         if left <= 0:
@@ -236,7 +236,9 @@ def test_a_part_that_changes_during_the_run_is_named(tmp_path: Path) -> None:
     for output, place in (("out.parquet", "out.parquet.parts"), ("out", "out")):
         done = 0
 
-        def third(_done: int, _total: int | None, place: str = place) -> None:
+        def third(
+            _stage: str, _done: int = 0, _total: int | None = None, place: str = place
+        ) -> None:
             nonlocal done
             done += 1
             if done == 3:
@@ -367,7 +369,7 @@ def test_a_plan_that_is_no_document_is_refused(tmp_path: Path) -> None:
 def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out.parquet"
 
-    def second(_done: int, _total: int | None) -> None:
+    def second(_stage: str, _done: int = 0, _total: int | None = None) -> None:
         with pytest.raises(UsageError, match="Another run is writing"):
             capsedge.batch(
                 MODEL,
