@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.exporters.c.folder import WASM_KIND
 from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.inspection import inspect_file as inspect
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
@@ -356,6 +357,13 @@ def test_what_is_no_engine(engine: Path, tmp_path: Path) -> None:
     (tmp_path / "digits.engine.json").unlink()
     with pytest.raises(ArtefactError, match="has no metadata file"):
         runner.invoke(app, ["inspect", str(engine)], catch_exceptions=False)
+
+
+def test_a_folder_of_webassembly_is_named(tmp_path: Path) -> None:
+    (tmp_path / "net.json").write_text(json.dumps({"kind": WASM_KIND}))
+    with pytest.raises(UsageError, match="It holds WebAssembly") as raised:
+        CliRunner().invoke(app, ["inspect", str(tmp_path)], catch_exceptions=False)
+    assert "build --target c" in raised.value.fix
 
 
 def test_a_folder_of_c(tmp_path: Path) -> None:
