@@ -32,7 +32,7 @@ routing (Tsai et al. 2020), quantized to INT8.
 | parameters | {parameters:,} |
 | routing | attention, {iterations} iterations |
 | data | the 50,000 training images of CIFAR-10, re-encoded as JPEG; no other |
-| accuracy | **{accuracy:.2f} %** of all 10,000 test images ({errors} wrong), re-encoded as JPEG, in INT8 |
+| accuracy | **{accuracy:.2f} %** of all 10,000 test images ({errors:,} wrong), re-encoded as JPEG, in INT8 |
 | | {checkpoint:.2f} % in FP32 |
 | file | `{name}.safetensors`, SHA-256 `{checksum}` |
 
@@ -42,7 +42,7 @@ on average (a PSNR of 30.5 dB).
 
 Trained with
 
-    python -m tools.zoo.train_photos data/cifar10 runs/{name}/model.safetensors \
+    python -m tools.zoo.train_photos data/cifar10 runs/{name}/model.safetensors \\
         --minutes {minutes:g} --processes {processes} --seed {seed}
     python -m tools.zoo data runs
 
