@@ -29,8 +29,11 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (24, 8, 8)).astype(np.uint8)
 
 
 def squash(s: Tensor) -> Tensor:
-    n2 = (s**2).sum(-1, keepdim=True)
-    return n2 / (1 + n2) * s / (n2 + 1e-8).sqrt()
+    """A squash whose lengths differ on large inputs too, where those of Sabour et al. all round to 1.
+
+    Processors round them differently, and a class by argmax would be another one.
+    """
+    return s / (1 + (s**2).sum(-1, keepdim=True).sqrt())
 
 
 class Caps(nn.Module):
