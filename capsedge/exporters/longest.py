@@ -55,7 +55,7 @@ def _runs(subject: Subject, size: int, length: int) -> bool:
     try:
         with torch.no_grad():
             subject.module(
-                *resized([x[:1] for x in subject.example], subject.free_axes, size, length)
+                *resized([x[:1] for x in subject.example], subject.free_axes, length, size)
             )
     except Exception:  # the author's code may raise anything
         return False
@@ -63,14 +63,18 @@ def _runs(subject: Subject, size: int, length: int) -> bool:
 
 
 def resized(
-    tensors: Sequence[Tensor], free_axes: Sequence[Sequence[int]], size: int, length: int
+    tensors: Sequence[Tensor],
+    free_axes: Sequence[Sequence[int]],
+    length: int,
+    size: int | None = None,
 ) -> list[Tensor]:
-    """Tensors whose free axes of a size have another length: cut, or going on from their begin."""
+    """Tensors whose free axes, or those of a size, have another length: cut, or repeated from the start."""
     found = list(tensors)
     for n, axes in enumerate(free_axes):
         for axis in axes:
-            if found[n].shape[axis] == size:
-                found[n] = found[n].index_select(axis, torch.arange(length) % size)
+            own = found[n].shape[axis]
+            if size in (None, own):
+                found[n] = found[n].index_select(axis, torch.arange(length) % own)
     return found
 
 

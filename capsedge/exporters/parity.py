@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.exporters.flat_module import run_fp64, to_fp64
+from capsedge.exporters.longest import resized
 from capsedge.exporters.subject import Subject
 from capsedge.graph import Rewrites
 from capsedge.models.user_code import first_line, line_of, node_lines
@@ -101,7 +102,7 @@ def length_cases(
     batches: Sequence[int],
     most: Sequence[Sequence[int]] = (),
 ) -> list[Case]:
-    """Inputs of other lengths than the example's, which is shortened, or goes on from its begin.
+    """Inputs of other lengths than the example's, which is cut, or repeated from the start.
 
     Args:
         free_axes: of each input.
@@ -113,12 +114,7 @@ def length_cases(
     lengths = [min([length, *limits]) for length in (*LENGTHS, 2 * longest)]
     cases: list[Case] = []
     for length in dict.fromkeys(lengths):
-        sized = list(example)
-        for n, axes in enumerate(free_axes):
-            for axis in axes:
-                at = torch.arange(length) % sized[n].shape[axis]
-                sized[n] = sized[n].index_select(axis, at)
-        for name, tensors in input_cases(sized, batches):
+        for name, tensors in input_cases(resized(example, free_axes, length), batches):
             kind, _, batch = name.partition(",")
             if kind in ("uniform", "normal"):
                 cases.append((f"{kind} of length {length},{batch}", tensors))

@@ -306,15 +306,15 @@ def deploy_web(
     else:
         compiled_models.note_without_extra(sum(p.stat().st_size for p in runtime), noted)
     contents |= dict(compiled.values())
-    late = (ON_DEMAND, *compiled_models.late_files(compiled, list(models_by_path)))
-    late += tuple(
-        path
-        for _, files in chosen[1:]
-        for onnx, model in files
-        if _is_of_photographs(model)
-        for path in (onnx, compiled.get(onnx, (onnx,))[0])
-        if path not in late
-    )
+    photographs = [
+        path for _, files in chosen[1:] for path, model in files if _is_of_photographs(model)
+    ]
+    later = [
+        *compiled_models.late_files(compiled, list(models_by_path)),
+        *photographs,
+        *(compiled[path][0] for path in photographs if path in compiled),
+    ]
+    late = (ON_DEMAND, *dict.fromkeys(later))
     offered = tuple(
         WebModel(
             name,

@@ -36,6 +36,7 @@ export class Camera {
       const stream = await navigator.mediaDevices.getUserMedia(ASKED);
       stream.getVideoTracks()[0]?.addEventListener("ended", () => this.stop());
       this.stream = this.video.srcObject = stream;
+      if (document.hidden) return this.stop(); // the tab was left while the browser asked
       this.button.setAttribute("aria-pressed", "true");
       await this.video.play();
       void this.watch(stream);
