@@ -20,9 +20,7 @@ from typing import Any
 
 import pytest
 
-LIMIT = (
-    1.0  # CPU seconds of a test of the fast tier on the machines that the probes were measured on
-)
+LIMIT = 1.0  # CPU seconds of a fast test on the machines that the probes were measured on
 _USER = 0.058  # CPU seconds of the probe of user time (AMD EPYC, idle)
 _SYSTEM = 0.045  # CPU seconds of the probe of system time (Intel Xeon, idle)
 _SHARING = 1.25  # times as long where other workers use the same caches and memory
