@@ -159,7 +159,7 @@ def test_parity_on_mnist(
     "count", [500, pytest.param(10_000, marks=pytest.mark.slow)], ids=["first-500", "all-10000"]
 )
 def test_pairs_of_mnist(mnist: Path, tmp_path: Path, count: int) -> None:
-    """The best two classes are the digits of a pair, for PyTorch and its export alike, and nearly so in INT8."""
+    """The best two classes are the digits of a pair: the export finds PyTorch's, INT8 nearly all of them."""
     model = load_checkpoint(zoo_checkpoint("digits-overlap"))
     test = read_split(mnist, "test", model.config.preprocessing, count)
     right = same = 0
