@@ -16,7 +16,7 @@ from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
 from . import libcapsedge
 from .builds import ROOT
-from .stand_ins import Machine, build
+from .stand_ins import Machine, build, only_machine
 
 
 @pytest.fixture(scope="session", params=["default", *ROUTINGS])
@@ -32,7 +32,6 @@ def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return path
 
 
-# A process opens one TensorRT, so there is one stand-in for it, however pytest orders modules.
 @pytest.fixture(scope="session")
 def built() -> Path:
     folder = ROOT / "build" / "libcapsedge-tensorrt"
@@ -44,7 +43,7 @@ def built() -> Path:
 
 @pytest.fixture(scope="session")
 def stand_ins(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(tmp_path_factory.mktemp("machine"), built)
+    return only_machine(tmp_path_factory.getbasetemp() / "machine", built)
 
 
 @pytest.fixture

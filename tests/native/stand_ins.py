@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from tests.tensorrt.fixtures import SOURCE
@@ -78,6 +79,16 @@ class Machine:
         return [self.cudart.fake_count(k) for k in range(4)] + list(
             self.counts("engines", "contexts").values()
         )
+
+
+@cache
+def only_machine(folder: Path, library: Path) -> Machine:
+    """The machine of this process, in a new folder: libcapsedge keeps the TensorRT that it opened first.
+
+    A fixture alone makes one more for each module that imports it, unaware of the streams of the first.
+    """
+    folder.mkdir()
+    return Machine(folder, library)
 
 
 def build(folder: Path, target: str, *options: str) -> Path:

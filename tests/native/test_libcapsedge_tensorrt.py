@@ -24,6 +24,7 @@ from capsedge.runtime import engine_metadata
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.zoo import default_model
 from tests.cli.examples import plain_images
+from tests.runtime.test_table_indices import given, table_file
 from tests.tensorrt.fixtures import ANY_AMOUNT, compile_cudart
 
 from . import libcapsedge
@@ -248,6 +249,20 @@ def test_inputs_and_outputs_of_other_tools(
     portable = tmp_path / "foreign.onnx"
     portable.write_bytes(path.read_bytes()[len(b"PLAN") :])
     assert capsedge.load(portable).backend.batches.fixed == (None if rows == "N" else 3)
+
+
+def test_ids_are_checked_as_in_the_file(engine: Any, machine: Machine, tmp_path: Path) -> None:
+    """A GPU looks up what is beyond a table too, and gives any values."""
+    model = table_file(tmp_path / "ids.onnx", length=5)
+    wanted = capsedge.load(model).run(given())["interests"]
+    native = Session(engine(model))
+    assert native.ports("input") == {"hist": ("int64", [-1, 5]), "user": ("int64", [-1])}
+    for _ in range(3):
+        np.testing.assert_array_equal(native.run(given())["interests"], wanted)
+        with pytest.raises(Failed, match="'hist' has an index that its table does not have") as no:
+            native.run(given(hist=[[1, 2, 3, 4, 5], [1, 2, -1, 4, 5]]))
+        assert no.value.code == USAGE
+    native.close()
 
 
 def _first(native: Session, x: Any) -> dict[str, Any]:
