@@ -188,7 +188,8 @@ def changed(images: Tensor, kind: str, amount: float, rng: torch.Generator) -> T
     rows = [[one, zero, zero], [zero, one, zero]]
     if kind.startswith("translation"):
         angle = 2 * math.pi * torch.rand(n, generator=rng)
-        rows[0][2], rows[1][2] = (2 * amount / SIDE * f(angle) for f in (torch.cos, torch.sin))
+        share = 2 * amount / images.shape[3]
+        rows[0][2], rows[1][2] = (share * f(angle) for f in (torch.cos, torch.sin))
     elif kind.startswith("rotation"):
         angle = sign * math.radians(amount)
         rows = [[angle.cos(), angle.sin(), zero], [-angle.sin(), angle.cos(), zero]]
@@ -215,10 +216,13 @@ def answering(entrant: Entrant) -> Iterator[Callable[[Tensor], Tensor]]:
 
 
 @torch.no_grad()
-def accuracies(entrant: Entrant, test: ImageSet) -> dict[str, dict[str, float]]:
-    """Share of right answers by kind and amount; the same changes for every network."""
-    images = placed(to_input(test.images, get_config("digits-dynamic")))
-    labels = torch.as_tensor(test.classes)
+def accuracies(entrant: Entrant, images: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+    """Share of right answers by kind and amount; the same changes for every network.
+
+    Args:
+        images: as the network takes them, ``[N, C, H, W]``; zeros come in from outside.
+        labels: ``[N]``.
+    """
     found: dict[str, dict[str, float]] = {}
     with answering(entrant) as scores:
         for kind, amounts in CHANGES.items():
@@ -252,7 +256,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     panels = figure.subplots(2, 2, sharey=True).flat
     images = document["test_images"]
     for panel, kind in zip(panels, CHANGES, strict=True):
-        for name, marker in zip(document["networks"], "osD^", strict=True):
+        for name, marker in zip(document["networks"], "osD^", strict=False):
             curve = document["networks"][name]["accuracy"][kind]
             amounts = [float(a) for a in curve]
             shares = list(curve.values())
@@ -322,6 +326,7 @@ def main() -> None:
         "networks": {},
     }
     networks = document["networks"] = finished(options.json, document)
+    images = placed(to_input(test.images, get_config("digits-dynamic")))
     for entrant in entrants(options.seed):
         if entrant.name in networks:
             continue
@@ -329,7 +334,7 @@ def main() -> None:
         networks[entrant.name] = {
             "parameters": sum(p.numel() for p in entrant.network.parameters()),
             "hours": seconds / 3600,
-            "accuracy": accuracies(entrant, test),
+            "accuracy": accuracies(entrant, images, torch.as_tensor(test.classes)),
         }
         if options.json:  # what is done is kept
             options.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -1,4 +1,8 @@
-"""Augmentations of the papers, on whole batches ``[N, C, H, W]`` in [0, 1]."""
+"""Augmentations of the papers, on whole batches ``[N, C, H, W]`` in [0, 1].
+
+They run where the images are, a GPU included. Random numbers are drawn on the CPU, so that a seed augments
+alike on both.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,18 @@ def shift(images: Tensor, limit: int, rng: Generator) -> Tensor:
     padded = pad(images, (limit,) * 4)
     rows = torch.randint(0, 2 * limit + 1, (n, 1), generator=rng) + torch.arange(h)
     columns = torch.randint(0, 2 * limit + 1, (n, 1), generator=rng) + torch.arange(w)
-    batch = torch.arange(n)
-    return padded[
-        batch[:, None, None, None],
+    index = (
+        torch.arange(n)[:, None, None, None],
         torch.arange(c)[None, :, None, None],
         rows[:, None, :, None],
         columns[:, None, None, :],
-    ]
+    )
+    return padded[tuple(each.to(images.device) for each in index)]
 
 
 def flip(images: Tensor, rng: Generator) -> Tensor:
     """Mirror each image left to right with probability one half (Tsai et al. 2020, CIFAR-10)."""
-    chosen = torch.rand(len(images), generator=rng) < 0.5
+    chosen = (torch.rand(len(images), generator=rng) < 0.5).to(images.device)
     return torch.where(chosen[:, None, None, None], images.flip(3), images)
 
 
@@ -59,7 +63,7 @@ def affine(
     n, c, h, w = images.shape
 
     def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(n, generator=rng)
+        return (low + (high - low) * torch.rand(n, generator=rng)).to(images.device)
 
     angle = uniform(-degrees, degrees) * math.pi / 180
     zoom = uniform(*scales)
@@ -86,7 +90,7 @@ def overlap(
 
     Args:
         images: single digits ``[N, C, H, W]``.
-        labels: their classes ``[N]``.
+        labels: their classes ``[N]``, on the CPU.
         size: rows and columns of the canvas.
         diverse: DiverseMultiMNIST (rotated, scaled, wider shifts) instead of MultiMNIST.
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.models.training.recipe import Recipe
 
 
-def check_device(device: str, recipe: Recipe) -> None:
-    """Raise unless there is such a device, and the recipe suits it.
+def check_device(device: str) -> None:
+    """Raise unless there is such a device.
 
     Raises:
-        UsageError: the name is unknown, or the recipe is for processors.
+        UsageError: the name is unknown.
         EnvironmentProblem: PyTorch finds no GPU.
     """
     if device not in ("cpu", "cuda"):
@@ -26,10 +25,6 @@ def check_device(device: str, recipe: Recipe) -> None:
             "PyTorch finds no GPU.",
             "It is not built for CUDA, or there is none.",
             "Leave out --device, or install PyTorch for CUDA.",
-        )
-    if device == "cuda" and recipe.fast:
-        raise UsageError(
-            "--fast is for processors.", "It does not apply to --device cuda.", "Leave it out."
         )
 
 

@@ -64,7 +64,7 @@ class TrainOptions(Options):
     seed: int = option(1, "Seed of weights, order and augmentation.", panel=_RECIPE)
     fast: bool = option(
         False,
-        "Convolutions in BF16, compiled routing; for processors with AMX. Needs g++.",
+        "Convolutions in BF16, compiled routing; for GPUs and processors with AMX. Needs g++.",
         "--fast",
     )
     init: str | None = option(

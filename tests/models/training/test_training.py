@@ -9,6 +9,7 @@ import pickle
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -424,12 +425,22 @@ def test_windows_of_larger_images_have_no_margin(monkeypatch: pytest.MonkeyPatch
     assert float(seen[0].max()) == 32
 
 
-@pytest.mark.parametrize("name", ["digits-em", "digits-dynamic"])
-def test_a_step_elsewhere_mixes_no_devices(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("digits-em", {}),
+        ("digits-dynamic", {"flip": True}),
+        ("digits-dynamic", {"rotate": 20, "zoom": 0.1}),
+        ("digits-overlap", {"pairs": "overlap"}),
+        ("digits-overlap", {"pairs": "diverse"}),
+    ],
+)
+def test_a_step_elsewhere_mixes_no_devices(name: str, changes: dict[str, Any]) -> None:
     """By shapes and devices alone, without a GPU; cross entropy looks at values, which are not there."""
     model = build(name).to("meta")
-    images, labels = torch.rand(4, 1, 28, 28), torch.zeros(4, dtype=torch.long)
-    loss = batch_loss(model, images, labels, RECIPE, torch.Generator(), 0.5)
+    images, labels = torch.rand(4, 1, 28, 28, device="meta"), torch.arange(4)
+    recipe = replace(RECIPE, shift=2, **changes)
+    loss = batch_loss(model, images, labels, recipe, torch.Generator(), 0.5)
     loss.backward()
     assert loss.device.type == "meta"
     assert all(p.grad is not None and p.grad.device.type == "meta" for p in model.parameters())
