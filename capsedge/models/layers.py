@@ -332,7 +332,7 @@ class AttentionCapsules(nn.Module):
     def forward(self, pose: Tensor, parent: Tensor | None) -> tuple[Tensor, Tensor]:
         """Poses ``[N, H, W, C, P]`` and the parents of the pass before to parents and couplings."""
         pose = self.side_by_side(pose)
-        if parent is None and self.training and self.matrix_pose:
+        if parent is None and self.training:
             return self._uniform(pose)
         return ops.attention_routing(
             pose,
@@ -352,10 +352,11 @@ class AttentionCapsules(nn.Module):
         """
         n, h, w, c, p = pose.shape
         kh, kw, _, m, k, q = self.weight.shape
-        rows = pose.reshape(n, h, w, c, k, k).permute(0, 4, 3, 5, 1, 2).reshape(n * k, c * k, h, w)
+        r = p // k  # rows of a pose matrix; a vector is one
+        rows = pose.reshape(n, h, w, c, r, k).permute(0, 4, 3, 5, 1, 2).reshape(n * r, c * k, h, w)
         kernel = self.weight.permute(3, 5, 2, 4, 0, 1).reshape(m * q, c * k, kh, kw)
         s = nn.functional.conv2d(rows, kernel, stride=self.stride) / m
         height, width = s.shape[2:]
-        s = s.reshape(n, k, m, q, height, width).permute(0, 4, 5, 2, 1, 3).flatten(-2)
-        y = nn.functional.layer_norm(s, (p,), self.scale, self.bias, EPSILON)
+        s = s.reshape(n, r, m, q, height, width).permute(0, 4, 5, 2, 1, 3).flatten(-2)
+        y = nn.functional.layer_norm(s, (r * q,), self.scale, self.bias, EPSILON)
         return y, pose.new_full((1,), 1 / m).expand(n, height, width, kh * kw * c, m)

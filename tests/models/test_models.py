@@ -147,12 +147,18 @@ def test_damaged_configurations_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["digits-attention", pytest.param("attention-cifar10-simple", marks=pytest.mark.thorough)],
+    ("name", "changes"),
+    [
+        ("digits-attention", {}),
+        ("digits-attention", {"matrix_pose": False, "pose_dim": 5}),
+        pytest.param("attention-cifar10-simple", {}, marks=pytest.mark.thorough),
+    ],
 )
-def test_the_first_attention_pass_in_training_is_the_operator(name: str) -> None:
+def test_the_first_attention_pass_in_training_is_the_operator(
+    name: str, changes: dict[str, object]
+) -> None:
     torch.manual_seed(0)
-    model = build(name).eval()
+    model = build(name, **changes).eval()
     x = images(name, 2)
     with torch.no_grad():
         wanted = model(x)

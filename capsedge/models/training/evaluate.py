@@ -18,7 +18,7 @@ from capsedge.runtime.typical_input import TypicalInput
 
 # --- Accuracy: images as the network takes them ---
 
-_BATCH = 256
+_BATCH = 64  # the votes of the papers' models for 256 images would fill a GPU
 _TEST_SEED = 2017  # of the pairs that networks are tested on
 
 
@@ -51,13 +51,13 @@ def centre(images: Tensor, config: ModelConfig) -> Tensor:
 
 
 @torch.no_grad()
-def predict_all(model: CapsuleModel, data: ImageSet, batch: int = 256) -> Tensor:
+def predict_all(model: CapsuleModel, data: ImageSet) -> Tensor:
     """Scores ``[N, J]`` of all images in evaluation mode, computed where the model is."""
     model.eval()
     device = next(model.parameters()).device
     scores = []
-    for start in range(0, len(data), batch):
-        x = centre(to_input(data.images[start : start + batch], model.config), model.config)
+    for start in range(0, len(data), _BATCH):
+        x = centre(to_input(data.images[start : start + _BATCH], model.config), model.config)
         scores.append(model(normalize(x.to(device), model.config)).scores.cpu())
     return torch.cat(scores)
 
