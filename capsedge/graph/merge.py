@@ -86,14 +86,14 @@ def merge(small: onnx.ModelProto, large: onnx.ModelProto, free: FreeAxis) -> onn
 
 
 def _merge_shapes(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> None:
-    """The free dimension in the shapes of the model, in place; a value of another size has none."""
+    """The free dimension in the shapes of the model, in place; one that is a multiple of it has no name."""
     theirs = {v.name: v for v in other.graph.value_info}
     kept = []
     for value in model.graph.value_info:
         shape = value.type.tensor_type.shape.dim
         found = theirs.get(value.name)
         dims = [] if found is None else found.type.tensor_type.shape.dim
-        if found is not None and len(dims) == len(shape) and all(map(free.fits, shape, dims)):
+        if len(dims) == len(shape) and found is not None:
             _name(value, found, free)
             kept.append(value)
     replace(model.graph.value_info, kept)
@@ -107,7 +107,10 @@ def _name(mine: onnx.ValueInfoProto, its: onnx.ValueInfoProto, free: FreeAxis) -
     dims = (v.type.tensor_type.shape.dim for v in (mine, its))
     for d, e in zip(*dims, strict=True):
         if d.dim_value != e.dim_value:
-            d.dim_param = free.name
+            named = free.fits(d, e)
+            d.Clear()
+            if named:
+                d.dim_param = free.name
 
 
 def _twins(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> dict[str, str]:

@@ -102,11 +102,17 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
         for k, read in enumerate(node.input):
             if read in within or read in graph.constant or not read:
                 continue
+            if weighs_votes(node, k) and first(read):
+                continue
             neutral = _neutral(node, k, within)
             if neutral is not None:
                 note(read, neutral)
             elif not first(read):
                 raise NoMatch(MORE)
+
+    def weighs_votes(node: onnx.NodeProto, place: int) -> bool:
+        """Whether an input is multiplied with the votes elementwise, as couplings are."""
+        return node.op_type == "Mul" and bool(known & set(_chain(graph, node.input[1 - place])))
 
     def first(name: str) -> bool:
         """Record what the first couplings, which do not depend on the votes, are computed from."""

@@ -24,6 +24,7 @@ class Interests(nn.Module):
             softmax over the ``parents``, or not at all.
         weights: one matrix for ``each`` item and interest, for ``each interest``, or ``one``.
         given: start logits ``[N, J, I]`` are a further input, in the place of random ones.
+        summed: votes are weighted by a product of their elements and a sum, not by a matrix product.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class Interests(nn.Module):
         mask: Mask = "after",
         weights: Literal["each", "each interest", "one"] = "each",
         given: bool = False,
+        summed: bool = False,
     ) -> None:
         super().__init__()
         torch.manual_seed(3)
+        self.summed = summed
         self.items, self.size, self.interests = items, size, interests
         self.mask, self.weights, self.given = mask, weights, given
         rows = size if weights == "one" else interests * size
@@ -67,7 +70,10 @@ class Interests(nn.Module):
                 shares = logits.softmax(-1)
             if self.mask == "after":
                 shares = torch.where(torch.eq(seen, 0), torch.zeros_like(shares), shares)
-            interests = torch.matmul(shares.unsqueeze(2), votes)
+            if self.summed:
+                interests = (shares.unsqueeze(3) * votes).sum(2, keepdim=True)
+            else:
+                interests = torch.matmul(shares.unsqueeze(2), votes)
             norm = interests.square().sum(-1, keepdim=True)
             interests = norm / (1 + norm) / torch.sqrt(norm + 1e-9) * interests
             if t < 2:

@@ -12,10 +12,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion.free_length import at_length, free_lengths
 from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
 from capsedge.runtime.backends.native_library import find_library
+from capsedge.spec.operators import DOMAIN, VERSION
 from tests.graph.fusion.histories import AnyLength, histories
 
 LENGTHS = (1, 7, 50, 120)
@@ -92,6 +94,34 @@ def test_numbers_that_follow_the_length_are_computed() -> None:
     for length in LENGTHS:
         (found,) = session.run(None, {"x": np.ones((2, length), np.float32)})
         assert found.shape == (2, length, 1)
+
+
+def test_a_size_that_is_a_multiple_of_the_length() -> None:
+    """Primary capsules of several convolutions side by side: their number has no name in the file."""
+
+    def at(length: int) -> onnx.ModelProto:
+        op, info = helper.make_node, helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [
+                op("Concat", ["x", "x"], ["both"], axis=1),
+                op("Squash", ["both"], ["squashed"], domain=DOMAIN, axis=2, epsilon=1e-9),
+                op("ReduceSum", ["squashed", "one"], ["y"], keepdims=0),
+            ],
+            "g",
+            [info("x", TensorProto.FLOAT, ["N", length, 3])],
+            [info("y", TensorProto.FLOAT, ["N", 3])],
+            [numpy_helper.from_array(np.array([1]), "one")],
+            value_info=[info("both", TensorProto.FLOAT, ["N", 2 * length, 3])],
+        )
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, VERSION)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    model = merge(at(5), at(6), FreeAxis("L", (5, 6), "x", 1))
+    attach_functions(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for length in LENGTHS:
+        (found,) = session.run(None, {"x": np.full((2, length, 3), 3**-0.5, np.float32)})
+        np.testing.assert_allclose(found, 2 * length * 0.5 * 3**-0.5, rtol=1e-5)
 
 
 def test_weights_for_each_position_have_no_free_length() -> None:

@@ -71,6 +71,10 @@ def checked(module: Interests) -> OptimizedGraph:
         ({"mask": "before"}, "a mask before the softmax"),
         ({"mask": "parents", "weights": "each interest"}, "factors of each image"),
         (
+            {"mask": "parents", "weights": "each interest", "summed": True},
+            "factors of each image",
+        ),
+        (
             {"weights": "one", "given": True},
             "priors of each image and a mask after the softmax",
         ),
@@ -158,6 +162,26 @@ def test_the_smallest_tensor_is_found_and_its_neutral_value() -> None:
     )
     (other,) = find_other_inputs(graph, "x", "c")
     assert (other.name, other.neutral) == ("wide", 0.0)
+
+
+def test_first_couplings_are_no_mask() -> None:
+    """Equal couplings times a mask, multiplied with the votes: neutral is the mask, not their product."""
+    op = helper.make_node
+    third = helper.make_tensor("third", TensorProto.FLOAT, [1], [1 / 3])
+    graph = graph_of(
+        op("Constant", [], ["equal"], value=third),
+        op("Unsqueeze", ["m", "one"], ["wide"]),
+        op("Mul", ["equal", "wide"], ["first"]),
+        op("Unsqueeze", ["first", "last"], ["firsts"]),
+        op("Mul", ["firsts", "x"], ["weighed"]),
+        op("ReduceSum", ["weighed", "last"], ["b"], keepdims=0),
+        op("Softmax", ["b"], ["c"], axis=1),
+        op("Mul", ["c", "wide"], ["masked"]),
+        op("Unsqueeze", ["masked", "last"], ["cc"]),
+        op("Mul", ["cc", "x"], ["y"]),
+    )
+    (other,) = find_other_inputs(graph, "x", "c")
+    assert (other.name, other.neutral) == ("wide", 1.0)
 
 
 def test_other_things_beside_the_votes_are_named() -> None:
