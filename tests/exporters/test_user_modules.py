@@ -16,12 +16,15 @@ from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.exporters import parity
 from capsedge.exporters.export_report import CaseParity, ExportReport
 from capsedge.graph import passes, proto
+from capsedge.graph.fusion import self_routing
+from capsedge.graph.fusion.matcher import STANDARD
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
 from capsedge.models.user_code import on_cpu
 from capsedge.tolerance import Tolerance
 from tests.exporters import own_nets as nets
 from tests.exporters.nets import network
 from tests.exports import Exports, arguments
+from tests.graph.fusion.self_routing_writings import SIDE, SelfRoutedNetwork
 
 EXAMPLE = torch.rand(2, 4, generator=torch.Generator().manual_seed(1))
 
@@ -59,6 +62,25 @@ def test_recognized_with_a_free_batch(
     first = first[0] if isinstance(first, tuple) else first
     found = session.run({session.inputs[0].name: x.numpy()})[next(iter(outputs))]
     np.testing.assert_allclose(found, first.numpy(), atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_self_routing_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both layers, whatever the gain, with a free batch."""
+    monkeypatch.setattr(self_routing, "estimated_gain", lambda *_: 2.0)
+    model, path = SelfRoutedNetwork(), tmp_path / "m.onnx"
+    x = torch.rand(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(2))
+    report = capsedge.export(model, path, example=x[:1])
+    assert report.fusion is not None
+    assert [found.operator for found in report.fusion.fused] == [STANDARD] * 2
+    assert not report.fusion.not_fused
+    assert report.outputs == {"output": ["N", 5]}
+    session = capsedge.load(path)
+    for batch in (1, 4):
+        with torch.no_grad():
+            wanted = model(x[:batch]).numpy()
+        found = session.run({session.inputs[0].name: x[:batch].numpy()})["output"]
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
 @pytest.mark.thorough
