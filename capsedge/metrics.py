@@ -263,13 +263,13 @@ def check_above_chance(
     if 1 - binomial_at_most(right - 1, images, chance) <= _LUCK:
         return []
     artefact = (
-        f"{what} is right on {right} of {images} images ({100 * accuracy:.2f} %); guesses among {classes} "
-        f"classes are on {100 * chance:.3g} %"
+        f"{what} is right on {right} of {images} images ({100 * accuracy:.2f} %); guessing among {classes} "
+        f"classes would be right on {100 * chance:.3g} %"
     )
     if binomial_at_most(right, images, (1 + chance) / 2) > _MISFORTUNE:
-        return [f"{artefact}: too few images to tell the two apart. Judge by more"]
+        return [f"{artefact}: too few images to tell the two apart. Use more"]
     raise UsageError(
-        f"{what} predicts no better than chance, so its accuracy says nothing.",
+        f"{what} predicts no better than chance, so its accuracy is meaningless.",
         f"{artefact}. Judged by {scores}, labels of {data}.",
         "Check the file, the scores and the labels, then run the command again.",
         details=[

@@ -126,7 +126,7 @@ def _check_shape(session: Session, scores: str) -> None:
     known = session.roles.scores
     other = f"--scores {known}" if known and known != scores else "another output with --scores"
     python = f"scores={known!r}" if known and known != scores else "another output as scores="
-    line = f"or let forward return scores [N, classes], of class capsules v `{ONE_LINE}`, and export again."
+    line = f"or let forward return scores [N, classes] (for class capsules v, `{ONE_LINE}`) and export again."
     raise UsageError(
         f"'{scores}' does not hold class scores.",
         f"{fault}.",
@@ -138,7 +138,7 @@ def _check_shape(session: Session, scores: str) -> None:
 def _reason(session: Session, scores: str) -> str:
     """Why the output of scores that a file states is that, or one called as in files of the package."""
     if session.metadata is None:
-        return f"it is called {scores}, as scores are in files of capsedge"
+        return f"it is called {scores}, the name that capsedge gives to scores"
     chosen = session.metadata.chosen_scores
     return "the file states it" if chosen is None else chosen.reason
 
@@ -446,8 +446,8 @@ def _error(name: str, reference: list[Array], artefact: list[Array], batched: bo
             lost = np.isfinite(expected) & ~np.isfinite(actual)
             if lost.any():
                 raise ArtefactError(
-                    f"The file that was made computes '{name}' that are NaN or infinite.",
-                    f"{int(lost.sum())} values of one run, which are finite in FP32.",
+                    f"The new file computes NaN or infinite values in '{name}'.",
+                    f"In one run, {int(lost.sum())} values that are finite in FP32 are not.",
                     "Keep more layers in FP32: `precision='mixed'`.",
                     command="Keep more layers in FP32: --precision mixed.",
                 )

@@ -224,7 +224,7 @@ class FloatModel:
                 convert = command = how_to_export_again(self.metadata)
             raise UnsupportedModelError(
                 f"{self.path} has opset {opset}, too old for {precision} and {target}.",
-                f"The nodes that it needs exist from opset {least} on.",
+                f"The required nodes exist from opset {least} on.",
                 convert,
                 command=command,
             )

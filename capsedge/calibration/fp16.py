@@ -131,7 +131,7 @@ class _Emitter:
             return None
         if node.domain != DOMAIN and not self._follows(node):
             return KeptNode(
-                named, node.op_type, "type", "it takes or makes FP32 whatever its inputs are"
+                named, node.op_type, "type", "it takes or returns FP32 whatever its inputs are"
             )
         largest = max(self._largest(n) for n in floats)
         if largest * HEADROOM > LARGEST:

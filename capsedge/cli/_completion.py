@@ -244,7 +244,7 @@ def _shell() -> str:
         return name
     raise EnvironmentProblem(
         "Completion is not available for this shell.",
-        f"SHELL is {name or 'not set'}; supported are {', '.join(_SHELLS)}.",
+        f"SHELL is {name or 'not set'}; supported: {', '.join(_SHELLS)}.",
         "Set the shell: SHELL=bash capsedge --install-completion.",
     )
 

@@ -207,7 +207,7 @@ def _export_known(
         )
     if found.model.config.fixed_batch is not None:
         log(
-            f"note: the batch is fixed to {found.model.config.fixed_batch}, because the author's code "
+            f"note: the batch is fixed at {found.model.config.fixed_batch}, because the author's code "
             "averages over the batch"
         )
     checksum = sha256(found.checkpoint) if found.checkpoint else ""

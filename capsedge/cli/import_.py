@@ -60,7 +60,7 @@ def command(
         return
     if not files:
         raise UsageError(
-            "No file is named.",
+            "No file was given.",
             "",
             "Run `capsedge import FILE`, or `capsedge import --list` for the families.",
         )

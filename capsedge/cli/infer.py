@@ -157,7 +157,7 @@ def _check_choice(
         if value:
             raise UsageError(
                 f"--{name} is for images.",
-                "With --inputs, the answer is the outputs of the file as they are.",
+                "With --inputs, infer returns the outputs of the file unchanged.",
                 f"Leave out --{name}.",
             )
 

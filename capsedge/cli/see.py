@@ -116,7 +116,7 @@ def command(
     from capsedge.viz.save import check_picture, save
 
     if output is None and not as_json:
-        raise UsageError("No output file is given.", "", "Add -o picture.png (or .svg, .html).")
+        raise UsageError("No output file was given.", "", "Add -o picture.png (or .svg, .html).")
     if output is not None:
         check_picture(output)
     options = figure_kinds.FigureOptions(

@@ -151,7 +151,7 @@ def _check_ensemble(
     option = next((name for name, value in given.items() if value is not None), None)
     if option is not None:
         raise UsageError(
-            f"An ensemble is not verified with --{option}.",
+            f"An ensemble cannot be verified with --{option}.",
             "Its members take images, and record their own checkpoints.",
             "Verify the members one by one, or compare modules in Python with capsedge.verify_ensemble.",
         )

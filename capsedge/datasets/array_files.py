@@ -46,7 +46,7 @@ def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | 
         packed = "" if stored is None else f" of its {stored:,}"
         raise UsageError(
             f"{path} is too large.",
-            f"It claims {claimed:,} bytes, and {most:,}{packed} are read.",
+            f"It claims {claimed:,} bytes, and at most {most:,}{packed} are read.",
             "Read fewer images with `limit=`, or store fewer in one file.",
             command="Read fewer images with --limit, or store fewer in one file.",
         )
@@ -214,7 +214,7 @@ def by_name(arrays: Mapping[str, Any], names: Sequence[str], label: str) -> list
     if len(names) == 1 and (len(arrays) == 1 or "images" in arrays):
         return [arrays.get("images", next(iter(arrays.values())))]
     raise UsageError(
-        f"{label} does not have the model's inputs by name.",
+        f"{label} has no arrays under the names of the model's inputs.",
         f"It holds {', '.join(arrays) or 'nothing'}; the network takes {', '.join(names)}.",
         "Save them with numpy.savez(path, " + ", ".join(f"{n}=..." for n in names) + ").",
     )

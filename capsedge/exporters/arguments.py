@@ -71,7 +71,7 @@ def batch_of(model: nn.Module, batch: int | None) -> int | None:
     fixed = model.config.fixed_batch if isinstance(model, CapsuleModel) else None
     if fixed is not None and batch not in (None, fixed):
         raise UsageError(
-            f"This network is exported with batch {fixed} only, not {batch}.",
+            f"This network can be exported only with batch {fixed}, not {batch}.",
             "The author's code averages agreements over the batch, so the results depend on the "
             "batch size.",
             f"Leave the batch out, or set it to {fixed}.",

@@ -32,8 +32,8 @@ _LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with
 _LARGEST_FIXED, _TRIED = 512, 6  # images of a batch that code fixes; sizes that are tried
 _NUMBERS = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _ANY_BATCH = (
-    "Check the shape of the example. Where the code contains a number of images, use x.size(0), or "
-    "fix the batch to that number with batch= (--batch)."
+    "Check the shape of the example. If the code assumes a number of images, use x.size(0) instead, or "
+    "fix the batch at that number with batch= (--batch)."
 )
 _FP64, _FP32 = 1e-9, 1e-4  # of the largest magnitude: what batching may change by rounding
 
@@ -282,7 +282,7 @@ def _fixed_batch(module: nn.Module, batch: int) -> tuple[list[str], str]:
         return [], ""
     name, size = fixed
     return lines_with(module, name), (
-        f"Where the code says {name}, use x.size(0), the batch of the input, or fix the batch to "
+        f"Where the code says {name}, use x.size(0), the batch of the input, or fix the batch at "
         f"{size} with batch={size} (--batch {size})."
     )
 

@@ -107,7 +107,7 @@ def refuse_random(model: onnx.ModelProto, name: str = "The file") -> None:
         f"{name} draws random numbers: two runs of the same input differ, so results cannot be "
         "compared with it.",
         f"An output depends on the node {found[0]}"
-        + (f", and on {len(found) - 1} more that draw." if len(found) > 1 else "."),
+        + (f", and on {len(found) - 1} more that draw random numbers." if len(found) > 1 else "."),
         "Export it again "
         + ("in evaluation mode: model.eval(), F.dropout(x, p, training=self.training)"
            if training

@@ -338,8 +338,8 @@ def unknown_size(why: str, assumed: int | None = 64) -> MissingChoice:
         "--size HEIGHTxWIDTH",
         "preprocessing={'height': ..., 'width': ...}",
         {} if assumed is None else side,
-        "Give that of the training images: preprocessing={'height': ..., 'width': ...}.",
-        "Give that of the training images: --size HEIGHTxWIDTH.",
+        "Set the size of the training images: preprocessing={'height': ..., 'width': ...}.",
+        "Set the size of the training images: --size HEIGHTxWIDTH.",
     )
 
 

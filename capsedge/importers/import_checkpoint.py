@@ -149,9 +149,9 @@ def import_checkpoint(
     stated = description or Description()
     if stated.typical is not None:
         raise UsageError(
-            "A checkpoint cannot recognize images without visible content.",
+            "A checkpoint does not store what typical images are like.",
             "",
-            "State the typical images when you export it.",
+            "Pass typical images when you export it.",
         )
     if target is not None:
         _check_output(target)
@@ -252,8 +252,8 @@ def _compared(
     if not found.passed:
         raise ParityError(
             "The author's code computes different results; nothing was written.",
-            f"Of {found.inputs} inputs the {found.output} differ by up to {found.largest_difference:.2g} of "
-            f"their size (allowed: {TOLERANCE:g}), with {found.flips} other decisions.",
+            f"On {found.inputs} inputs, the {found.output} differ by up to {found.largest_difference:.2g} of "
+            f"their size (allowed: {TOLERANCE:g}), and {found.flips} decisions differ.",
             "Check --iters, --variant and --family: different functions can have equal shapes.",
             report=found,
         )
@@ -294,7 +294,7 @@ def _warnings(
         )
     if config.fixed_batch is not None:
         warnings.append(
-            f"the batch of the export is fixed to {config.fixed_batch}: the author's code averages "
+            f"the batch of the export is fixed at {config.fixed_batch}: the author's code averages "
             "over the batch"
         )
     if measured is not None:

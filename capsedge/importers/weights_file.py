@@ -85,7 +85,7 @@ def read_together(paths: Sequence[Path | str]) -> Weights:
         UsageError, ArtefactError, EnvironmentProblem: as ``read_weights`` does; or no file is named.
     """
     if not paths:
-        raise UsageError("No file is named.", "", "Pass the weights file.")
+        raise UsageError("No file was given.", "", "Pass the weights file.")
     found = [read_weights(path) for path in paths]
     if len(found) == 1:
         return found[0]

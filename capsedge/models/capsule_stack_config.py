@@ -139,7 +139,7 @@ class CapsuleStackConfig(ModelConfig):
             )
         if self.routed[-1].capsules != self.classes:
             raise UsageError(
-                f"{self.classes} classes are named.",
+                f"{self.classes} class names were given.",
                 f"The last layer has {self.routed[-1].capsules} capsules.",
             )
         if not (0 < self.epsilon < math.inf and 0 < self.offset < math.inf):

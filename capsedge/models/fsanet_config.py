@@ -70,7 +70,9 @@ class FSANetConfig(ModelConfig):
                     f"{name} is '{unknown[0]}'.", "", f"Choose one of: {', '.join(known)}."
                 )
         if self.class_names or self.stem or self.capsule_layers:
-            raise UsageError("FSA-Net has values, but neither classes nor layers to choose.")
+            raise UsageError(
+                "FSA-Net estimates values; it has no classes, and its layers are fixed."
+            )
         if not len(self.value_names) == len(self.units) == len(self.ranges):
             raise UsageError("FSA-Net needs as many units and ranges as values.")
         if max(map(len, (*self.value_names, *self.units)), default=0) > limits.NAME_CHARACTERS:

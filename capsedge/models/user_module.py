@@ -109,7 +109,7 @@ def load_user_module(spec: UserModuleSpec) -> UserModule:
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"{spec.module} is not a PyTorch module.",
-            f"It gives {_described(module)}.",
+            f"It is {_described(module)}.",
             "Name a subclass of torch.nn.Module, or a function that returns an instance.",
         )
     notes: tuple[str, ...] = ()

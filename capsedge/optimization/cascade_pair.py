@@ -99,7 +99,7 @@ def _described(session: Session) -> ModelMetadata:
         )
     if session.metadata.cascade is not None:
         raise UsageError(
-            f"{session.path} is a cascade already.",
+            f"{session.path} is already a cascade.",
             "A cascade is made from two single networks.",
             f"Pass one of the files that it was made from: {session.metadata.cascade.small.file}, "
             f"{session.metadata.cascade.large.file}.",
@@ -219,7 +219,7 @@ def _common(
         elif mine.shape[1:] != port.shape[1:] or mine.dtype != port.dtype:
             forms = [f"{p.dtype} {list(p.shape[1:])}" for p in (mine, port)]
             notes.append(
-                f"the output '{port.name}' is left out: {forms[0]} of the small network, {forms[1]} of the "
+                f"the output '{port.name}' is left out: {forms[0]} in the small network, {forms[1]} in the "
                 "large one"
             )
         else:
@@ -448,7 +448,7 @@ class NetworkPair:
             if not np.isfinite(scores).all():
                 raise ArtefactError(
                     f"{session.path} computes scores that are NaN or infinite.",
-                    "They do not allow a threshold.",
+                    "No threshold can be chosen from them.",
                     "Run `capsedge verify` on the file.",
                 )
         return BothScores(first, second, (seconds[0], seconds[1]))

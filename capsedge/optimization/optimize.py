@@ -257,7 +257,7 @@ def _run_optimizer(
     if code is None:
         raise UnsupportedModelError(
             f"{name} takes too long to optimize.",
-            f"After {limits.OPTIMIZE_SECONDS} s it was at: {_stage(message)}.",
+            f"After {limits.OPTIMIZE_SECONDS} s, it had reached: {_stage(message)}.",
             "Use the file as it is.",
         )
     if code or not header.startswith(b"{"):

@@ -69,7 +69,7 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
         return
     if not resume:
         raise UsageError(
-            f"{folder} holds a pruning that was not finished.",
+            f"{folder} holds an unfinished pruning run.",
             "",
             "Add --resume to continue it, or remove the folder.",
         )

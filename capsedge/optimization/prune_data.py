@@ -52,8 +52,8 @@ def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Pruni
     if count < _FEWEST:
         raise UsageError(
             f"{len(whole)} training images are too few for pruning.",
-            f"A twelfth of them is held out for the decisions, which must be at least {_FEWEST} images.",
-            f"Give {12 * _FEWEST} or more; without data, only what changes no output is removed.",
+            f"A twelfth of them is held out to decide how far to prune; at least {_FEWEST} are needed.",
+            f"Give {12 * _FEWEST} or more. Without data, only units that no output depends on are removed.",
         )
     order = np.random.default_rng(seed).permutation(len(whole))
     return PruningImages(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))

@@ -215,7 +215,7 @@ def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
                 raise UsageError(
                     f"{models[0].name} and {found.name} do not fit each other.",
                     f"Their {what.replace('_', ' ')} differ, so one data set cannot compare them.",
-                    "SweepReport checkpoints of one task together.",
+                    "Sweep checkpoints of one task together.",
                 )
     count = options.size * len(models)
     if count > MOST:

@@ -49,7 +49,7 @@ class SweepOptions(Options):
         for name in ("iterations", "couplings", "precision"):
             found = tuple(dict.fromkeys(getattr(self, name)))
             if not found:
-                raise UsageError(f"No {name} are named.", "", "Leave the option out.")
+                raise UsageError(f"No {name} were given.", "", "Leave the option out.")
             object.__setattr__(self, name, found)
 
     @property

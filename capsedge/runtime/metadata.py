@@ -195,7 +195,7 @@ class ModelMetadata:
         if self.typical_input is not None:
             _check_measurable(self.preprocessing)
         if self.cascade is not None and self.task == REGRESSION:
-            raise ValueError("a regression has no classes, and so no cascade")
+            raise ValueError("a regression has no classes, so it cannot be a cascade")
 
     def to_properties(self) -> dict[str, str]:
         """The properties of an ONNX file: names under ``capsedge.``, and JSON texts."""

@@ -103,7 +103,7 @@ class OutputRoles:
         if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
             raise UsageError(
                 f"top_k is {top_k!r}.",
-                "It must be a whole number from 1.",
+                "It must be a whole number of at least 1.",
                 "Leave it out for the best class only.",
             )
         if threshold is not None and not (

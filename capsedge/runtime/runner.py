@@ -64,7 +64,7 @@ class Runner:
                 raise ArtefactError(
                     f"{self._path} fixes sizes that are too large.",
                     f"One run would take over {limits.RUN_BYTES // limits.MIB} MiB of {kind}.",
-                    "Export it with a free batch, or a smaller one.",
+                    "Export it with a free batch or a smaller one.",
                 )
 
     def run(self, arrays: AnyArray | Mapping[str, AnyArray]) -> dict[str, NDArray[Any]]:
@@ -197,7 +197,7 @@ def run_size(batches: BatchRange, batch_size: int | None = None) -> int:
     ):
         raise UsageError(
             f"batch_size is {batch_size!r}.",
-            "It must be a whole number from 1.",
+            "It must be a whole number of at least 1.",
             "Leave it out for 64.",
         )
     most = _CHUNK if batch_size is None else batch_size

@@ -401,9 +401,7 @@ def _question(
     differ = sum(len(set(row)) > 1 for row in zip(*classes, strict=True))
     choices = f"choose different classes for {differ} of {len(classes[0])} test images"
     if not differ:
-        choices = (
-            f"have other values, though they choose the same classes for {len(classes[0])} images"
-        )
+        choices = f"have different values, although they choose the same classes for {len(classes[0])} images"
     options, python = [], []
     for c in rivals:
         if c.capsules and not adds:
@@ -414,12 +412,12 @@ def _question(
         lengths = " for its lengths" if c.capsules else ""
         options.append(f"--scores {c.name}{lengths}")
         python.append(f"scores={c.name!r}{lengths}")
-    lines = "" if not adds else f" In code: return only one, for capsules v `{ONE_LINE}`."
+    lines = "" if not adds else f" In code: return only one (for capsules v: `{ONE_LINE}`)."
     return UsageError(
         f"{len(rivals)} outputs could hold the class scores.",
         f"They are {' and '.join(c.in_words for c in rivals)}, and {choices}.",
-        f"Say which decides the class: {' or '.join(python)}.{lines}",
-        command=f"Say which decides the class: {' or '.join(options)}.{lines}",
+        f"Name the output that decides the class: {' or '.join(python)}.{lines}",
+        command=f"Name the output that decides the class: {' or '.join(options)}.{lines}",
     )
 
 

@@ -182,13 +182,13 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
             f"Expected: {shape_text(wanted)}.",
             "Reshape the array, or prepare the image with `Session.prepare`."
             if array.dtype.kind == "f"
-            else "Pad what is shorter, such as a history, as in training, and cut what is longer.",
+            else "Pad shorter inputs, such as a history, as in training, and cut longer ones.",
         )
     if 0 in array.shape[1:]:
         raise ShapeError(
             f"Input '{port.name}' has an empty axis.",
             f"Its shape is {list(array.shape)}; only the batch may be empty.",
-            "Pad an empty history with one element that counts as none.",
+            "Represent an empty history by one element of padding.",
         )
     if port.longest:
         check_lengths(port.name, array.shape, port.longest)

@@ -157,7 +157,7 @@ class _Service:
         except Full as error:
             raise _Refused(StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
         except (Malformed, DecodeError) as error:
-            why = f"This is no inference request: {error}."
+            why = f"This is not an inference request: {error}."
             raise _Refused(StatusCode.INVALID_ARGUMENT, why) from None
         except UsageError as error:
             why = " ".join(str(error).splitlines())

@@ -100,7 +100,7 @@ def _json_input(one: Any, number: int) -> Input:
         raise Malformed(f"{name}.shape: sizes are whole numbers")
     data = one.get("data")
     if not isinstance(data, (list, np.ndarray)):
-        raise Malformed(f"{name}.data: it is {'missing' if data is None else 'no list'}")
+        raise Malformed(f"{name}.data: it is {'missing' if data is None else 'not a list'}")
     return Input(
         _short(_need(one, "name", str, name), f"{name}.name"),
         _short(_need(one, "datatype", str, name), f"{name}.datatype"),
@@ -121,7 +121,7 @@ def _parameters(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {} if found is None else _member(found, f"{name}.parameters", dict)
 
 
-_KINDS: dict[type, str] = {dict: "object", list: "list", str: "text"}
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "text"}
 
 
 def _need(owner: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
@@ -132,7 +132,7 @@ def _need(owner: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
 
 def _member(value: Any, name: str, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise Malformed(f"{name}: it is no {_KINDS[kind]}")
+        raise Malformed(f"{name}: it is not {_KINDS[kind]}")
     return value
 
 

@@ -141,7 +141,7 @@ def _refusal(why: str, status: int) -> Response:
 
 
 def _malformed(why: str, status: int = 400) -> Response:
-    return _refusal(f"This is no inference request: {why}.", status)
+    return _refusal(f"This is not an inference request: {why}.", status)
 
 
 async def _not_there(_request: Request, error: Exception) -> Response:

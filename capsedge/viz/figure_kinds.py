@@ -157,7 +157,9 @@ def chosen(
     for name in names:
         kind = KINDS.get(name)
         if kind is None:
-            raise UsageError(f"Unknown picture '{name}'.", "", f"Choose among {', '.join(KINDS)}.")
+            raise UsageError(
+                f"Unknown picture '{name}'.", "", f"Choose one of: {', '.join(KINDS)}."
+            )
         _check_options(name, kind, options)
         try:
             kind.check(session.can)

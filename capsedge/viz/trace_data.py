@@ -121,7 +121,7 @@ def layer_named(trace: Trace, name: str) -> TracedLayer:
         return trace.layers[-1]
     if name not in layers:
         raise UsageError(
-            f"The trace has no layer '{name}'.", "", f"Choose among {', '.join(layers)}."
+            f"The trace has no layer '{name}'.", "", f"Choose one of: {', '.join(layers)}."
         )
     return layers[name]
 

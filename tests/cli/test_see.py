@@ -138,7 +138,7 @@ def test_refusals(place: Path):
         ((model, image), "No output file"),
         ((model, image, "-o", place / "x.jpg"), r"\*.png, \*.svg or \*.html"),
         ((model, "--json"), "no images to draw"),
-        ((model, image, "--json", "--what", "nonsense"), "Choose among reconstructions"),
+        ((model, image, "--json", "--what", "nonsense"), "Choose one of: reconstructions"),
         ((model, image, "--json", "--what", "hardest"), "--data"),
         ((model, "--json", "--what", "capsules"), "needs images"),
         ((model, image, "-o", place / "x.png", "--what", "capsules,segmentation"), "holds one"),

@@ -274,7 +274,7 @@ def test_the_worst_shown_is_one_that_counts(
         (np.ones((3, 5), np.float32), "does not fit the input 'x'"),
         (np.ones((3, 4), np.uint8), "whole numbers"),
         (np.full((3, 4), np.nan, np.float32), "NaN"),
-        ({"a": np.ones(1), "b": np.ones(1)}, "does not have the model's inputs by name"),
+        ({"a": np.ones(1), "b": np.ones(1)}, "has no arrays under the names of the model's inputs"),
     ],
 )
 def test_inputs_that_do_not_fit(inputs: object, message: str, tmp_path: Path) -> None:

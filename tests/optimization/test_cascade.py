@@ -288,7 +288,7 @@ def test_what_cannot_be_in_a_cascade(tmp_path: Path, place: Path, report: Cascad
     with pytest.raises(capsedge.ArtefactError, match="capsedge optimize"):
         capsedge.cascade(bare, large, data=IMAGES)
     for names in ((both, large), (large, both)):
-        with pytest.raises(capsedge.UsageError, match="is a cascade already"):
+        with pytest.raises(capsedge.UsageError, match="is already a cascade"):
             capsedge.cascade(*names, data=IMAGES)
     with pytest.raises(capsedge.UsageError, match="is a cascade of two networks"):
         capsedge.quantize(both, calib_data=IMAGES)

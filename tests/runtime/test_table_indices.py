@@ -91,8 +91,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"hist": np.zeros((2, 5, 1))},
-        r"shape \[2, 5, 1\].\nExpected: \[N, L\].\nPad what is shorter",
-        r"shape \[2, 5, 1\].\nExpected: \[N, N\].\nPad what is shorter",
+        r"shape \[2, 5, 1\].\nExpected: \[N, L\].\nPad shorter inputs",
+        r"shape \[2, 5, 1\].\nExpected: \[N, N\].\nPad shorter inputs",
     ),
     ({"user": None}, "Missing: user", "has 2 inputs, and 1 were given.\nIts inputs: hist, user"),
 ]

@@ -163,8 +163,8 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 
 WRONG = {
-    "no request": ({}, "no inference request"),
-    "no JSON": (b"{", "no inference request"),
+    "no request": ({}, "not an inference request"),
+    "no JSON": (b"{", "not an inference request"),
     "no inputs": ({"inputs": []}, "The model takes images"),
     "another input": (changed(name="x"), "The model takes images"),
     "twice": ({"inputs": changed()["inputs"] * 2}, "given twice"),

@@ -123,7 +123,7 @@ def test_one_at_a_time_and_several(files: dict[str, Path], name: str, sizes: lis
             "words",
             {"inputs": {"words": words()["words"]}},
             UsageError,
-            "does not have the model's inputs by name",
+            "has no arrays under the names of the model's inputs",
         ),
         (
             "words",

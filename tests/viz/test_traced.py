@@ -73,7 +73,7 @@ def test_agreement(traced: capsedge.Session):
     wanted, _ = np.histogram(inside, drawn.edges, weights=layer.couplings[0, 1, :, 5])
     axis = found.draw().axes[1]
     np.testing.assert_allclose(axis.patches[0].get_data().values, wanted)
-    with pytest.raises(capsedge.UsageError, match="Choose among"):
+    with pytest.raises(capsedge.UsageError, match="Choose one of:"):
         routing_figures.compute_agreement(traced, FILE, layer="none")
     assert routing_figures.compute_agreement(traced, FILE, layer=traced.made.layers[0].name).agreed
 

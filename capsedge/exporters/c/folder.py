@@ -193,12 +193,12 @@ def _description(folder: Path, kind: str = KIND) -> dict[str, Any]:
     if WASM_KIND in kinds:
         raise UsageError(
             f"{folder} is not a folder of C.",
-            "It holds WebAssembly, which computes the same bits as the C source of the network.",
-            "Write that: capsedge build --target c MODEL.onnx -o FOLDER",
+            "It holds WebAssembly, not the C source of the network, which gives the same results.",
+            "Write the C source: capsedge build --target c MODEL.onnx -o FOLDER",
         )
     raise UsageError(
         f"{folder} is not a folder of C.",
-        "It has no description by `capsedge build --target c`.",
+        "It lacks the description that `capsedge build --target c` writes.",
         "Write one: capsedge build --target c MODEL.onnx -o FOLDER",
     )
 

@@ -267,7 +267,7 @@ def _failed(why: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         "The network cannot be compiled to WebAssembly.",
         printable(why),
-        "Install the compiler again: pip install --force-reinstall ziglang",
+        "Reinstall the compiler: pip install --force-reinstall ziglang",
     )
 
 

@@ -162,7 +162,7 @@ def translate(
         raise UnsupportedModelError(
             "A cascade cannot be written as C.",
             "It is two networks and a condition.",
-            "Build each of its two files by itself.",
+            "Build each of its two networks separately.",
         )
     _check_types(model)
     metadata = ModelMetadata.from_properties(properties)
@@ -173,7 +173,7 @@ def translate(
         raise UnsupportedModelError(
             "The file cannot be written as C.",
             f"It has {len(inputs)} inputs; one of type float32 is expected.",
-            "Export a network of one image.",
+            "Export a network that takes one image.",
         )
     poses = _poses(metadata, model)
     capsules = _capsules(fixed, poses)
@@ -232,7 +232,7 @@ def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
             dims[0].dim_value = batch or 1
         elif batch is not None and dims[0].dim_value != batch:
             raise UsageError(
-                f"The model is fixed to batch {dims[0].dim_value}, not {batch}.",
+                f"The model is fixed at batch {dims[0].dim_value}, not {batch}.",
                 "It was exported with `--batch`.",
                 f"Build with `--batch {dims[0].dim_value}`, or export with a free batch.",
             )

@@ -243,7 +243,7 @@ def choose_batch(
         return (int(fixed[0]) if fixed else 1,) * 3
     if fixed and asked[0] != asked[2]:
         raise UsageError(
-            f"The model is fixed to batch {fixed[0]}.",
+            f"The model is fixed at batch {fixed[0]}.",
             "An engine for several batch sizes needs a file with a free batch.",
             f"Build with `--batch {fixed[0]}`, or export again without `--batch`.",
         )
@@ -261,7 +261,7 @@ def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     for dimension in _batches(copy):
         if dimension.HasField("dim_value") and dimension.dim_value != batch:
             raise UsageError(
-                f"The model is fixed to batch {dimension.dim_value}, not {batch}.",
+                f"The model is fixed at batch {dimension.dim_value}, not {batch}.",
                 "It was exported with `--batch`.",
                 f"Build with `--batch {dimension.dim_value}`, or export with a free batch.",
             )

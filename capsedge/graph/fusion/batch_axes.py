@@ -75,7 +75,7 @@ class BatchFreeing:
         """
         for name, dims in self.graph.dims.items():
             if not dims or dims[0] not in (0, self.batch):
-                raise NoMatch(f"the input '{name}' does not begin with the images")
+                raise NoMatch(f"the input '{name}' does not begin with the batch")
             self.batch_axes[name] = BatchAxis(0)
         for node in self.graph.nodes:
             if not node.output or all(o in self.graph.constant for o in node.output if o):
@@ -83,7 +83,7 @@ class BatchFreeing:
             self.node = node
             rule = rules.get(node.op_type)
             if node.domain not in ("", "ai.onnx") or rule is None:
-                raise self.wrong(f"nothing is known of {node.op_type}")
+                raise self.wrong(f"it is not known how the batch passes through {node.op_type}")
             rule(self)
         return self._made()
 
@@ -257,7 +257,7 @@ class BatchFreeing:
         if batch_axis is None:
             return
         if not batch_axis.pure or batch_axis.row is not None:
-            raise NoMatch(f"the output '{value.name}' has no axis for the images")
+            raise NoMatch(f"the output '{value.name}' has no batch axis")
         kind = value.type.tensor_type
         shape: list[int | str] = list(self.shape(value.name))
         shape[batch_axis.axis] = NAME

@@ -203,7 +203,7 @@ def _of_every_length(
         comparisons, lengths = prove_lengths(source, plain, better)
         if not lengths:
             raise UnsupportedModelError(
-                "The file has a free length, and runs at none that was tried.",
+                "The file has a free length, but it runs at none of the lengths tried.",
                 f"Tried: {', '.join(map(str, PROVED_AT))}.",
                 "Export it again with the length that it needs.",
             ) from error
@@ -368,7 +368,7 @@ def _unprovable(comparisons: list[Comparison]) -> ParityError:
             "Use the file as it is.",
         )
     return ParityError(
-        "The rewritten file would compute something else; nothing was written.",
+        "The rewritten file would compute different results; nothing was written.",
         f"Output '{worst.output}' on input '{worst.case}': largest difference "
         f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
         f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
@@ -432,7 +432,7 @@ def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     cleaned = _simplified(model, notes)
     cleaned, loops = unroll(cleaned)
     if loops:
-        notes.append(f"{loops} loop{'s' * (loops > 1)} of a fixed number of passes written out")
+        notes.append(f"{loops} loop{'s' * (loops > 1)} with a fixed number of passes unrolled")
         cleaned = _simplified(cleaned, notes)
     cleaned, made = constant_shapes(cleaned)
     if made:

@@ -40,7 +40,7 @@ NO_EPSILON = 1e-16
 NAN = "its squash divides by the norm without an epsilon: a zero vector is NaN there and zero here"
 BATCH = (
     "agreements are averaged over the batch, so that an image's result depends on the others; here "
-    "it is the author's result at batch 1, and the batch of the export is fixed to 1"
+    "it is the author's result at batch 1, and the batch of the export is fixed at 1"
 )
 
 

@@ -63,7 +63,9 @@ class Recipe:
             )
         if not 0 < self.learning_rate < math.inf:
             raise UsageError(
-                f"The learning rate is {self.learning_rate:g}.", "It must be above 0.", "Use 0.003."
+                f"The learning rate is {self.learning_rate:g}.",
+                "It must be above 0.",
+                "For example: 0.003.",
             )
         if min(self.epochs, self.batch) < 1:
             raise UsageError("Epochs and batch size must be 1 or more.")

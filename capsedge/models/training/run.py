@@ -146,7 +146,7 @@ def train(
     checkpoint = folder / MODEL
     done = len((folder / HISTORY).read_text().splitlines())
     if done < recipe.epochs:
-        log(f"ended after epoch {done}: the last {recipe.patience} were not more accurate")
+        log(f"stopped after epoch {done}: accuracy did not improve in the last {recipe.patience}")
     if not class_names(data) or test is None or not len(test) or recipe.pairs != "none":
         return Trained(checkpoint)
     accuracy = _report(trained, test, folder, log)
@@ -233,14 +233,14 @@ def _divided(
 
     def held_out(share: float, of: str) -> tuple[ImageSet, ImageSet]:
         rest, out = user_images.split(training, share, of, seed)
-        drawn = f"about {share:.0%} of each class, drawn by the seed {seed}"
+        drawn = f"about {share:.0%} of each class, drawn with seed {seed}"
         log(f"no {of} images: {len(out)} training images are held out, {drawn}")
         return rest, out
 
     def apart(images: ImageSet, other: ImageSet, are: str) -> ImageSet:
         kept = images.without(other)
         if left_out := len(images) - len(kept):
-            log(f"{left_out} {images.split} images are left out: they are {are} images too")
+            log(f"{left_out} {images.split} images are left out: they are also {are} images")
         return kept
 
     if test is None:

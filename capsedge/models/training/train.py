@@ -234,7 +234,7 @@ def train(
         raise UsageError(
             f"{folder} already holds a run.",
             "",
-            "Add --resume to go on with it, or set another path.",
+            "Add --resume to continue it, or choose another folder.",
         )
     steps = len(data) // recipe.batch
     if steps == 0:

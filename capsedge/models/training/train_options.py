@@ -97,5 +97,7 @@ class TrainOptions(Options):
         super().__post_init__()
         if not 0 < self.learning_rate < math.inf:
             raise UsageError(
-                f"The learning rate is {self.learning_rate:g}.", "It must be above 0.", "Use 0.003."
+                f"The learning rate is {self.learning_rate:g}.",
+                "It must be above 0.",
+                "For example: 0.003.",
             )

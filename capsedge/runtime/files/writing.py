@@ -207,7 +207,7 @@ def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
         if _of_kernel(target):
             raise UsageError(
                 f"Cannot write {target}.",
-                "It is a name of the kernel for an open file.",
+                "It is the kernel's name for an open file.",
                 "Pass a file.",
             )
         folder = reading.path_kind(resolved.parent)

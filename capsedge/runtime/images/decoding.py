@@ -168,13 +168,13 @@ def _explained(name: str, kind: str = "") -> Iterator[None]:
     except ImportError as error:
         raise EnvironmentProblem(
             f"{name} cannot be decoded.",
-            f"This Pillow cannot read {kind}: {error}.",
+            f"The installed Pillow cannot read {kind}: {error}.",
             "pip install --force-reinstall pillow, or convert the image to PNG.",
         ) from error
     except (Image.DecompressionBombError, MemoryError) as error:
         raise _too_large(name, "Pillow refuses to allocate memory for its pixels.") from error
     except Exception as error:  # decoders of damaged files raise many kinds, none of them ours
-        is_one = f"It begins as a {kind} file does. " if kind else ""
+        is_one = f"It begins like a {kind} file. " if kind else ""
         raise UsageError(
             f"{name} is damaged.",
             f"{is_one}The decoder reports: {error}.",

@@ -132,7 +132,7 @@ def _tiff(data: bytes, name: str) -> list[Size]:
     compression, samples = tags.get(_COMPRESSION, 1), tags.get(_SAMPLES, 1)
     if compression not in _COMPRESSIONS:
         raise UsageError(
-            f"{name} is a TIFF file of compression {compression}.",
+            f"{name} uses the TIFF compression {compression}.",
             f"Supported compressions: {', '.join(dict.fromkeys(_COMPRESSIONS.values()))}.",
             "Convert it to PNG.",
         )

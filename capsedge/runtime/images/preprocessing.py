@@ -409,7 +409,7 @@ def _unreadable(
     if layout is not None:
         return ShapeError(
             f"{name} has the shape {list(shape)}.",
-            f"layout is '{layout}', of {len(layout.removeprefix('N'))} dimensions an image.",
+            f"layout '{layout}' has {len(layout.removeprefix('N'))} dimensions for an image.",
             "Reshape the array, or set its own layout.",
         )
     if len(shape) == 1:

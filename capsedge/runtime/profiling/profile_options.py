@@ -29,5 +29,5 @@ class ProfileOptions(Options):
         """
         super().__post_init__()
         if not self.batch:
-            raise UsageError("No batch size is named.", "", "For example: 1,8.")
+            raise UsageError("No batch size was given.", "", "For example: 1,8.")
         object.__setattr__(self, "batch", tuple(sorted(set(self.batch))))

@@ -88,7 +88,7 @@ class Predictor:
             raise UsageError(
                 f"The batch has no column '{self._column}'.",
                 f"It has {', '.join(map(str, batch))}.",
-                "Set the one with the images: column=...",
+                "Name the column with the images: column=...",
             )
         items = [_item(str(k), image) for k, image in enumerate(batch[self._column])]
         rows = list(self._row_maker.rows(items))

@@ -173,7 +173,7 @@ def _check_outputs(session: Session, outputs: Sequence[str]) -> None:
         if not has.get(name):
             raise UsageError(
                 f"The model has no {name} for a table.",
-                f"It has {', '.join(known for known in OUTPUTS if has[known]) or 'values alone'}.",
+                f"It has {', '.join(known for known in OUTPUTS if has[known]) or 'only values'}.",
                 "Leave them out.",
             )
 

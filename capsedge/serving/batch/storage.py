@@ -61,8 +61,8 @@ class Storage:
     def __init__(self, address: str) -> None:
         if address.startswith("pipe:") or "::" in address:
             raise UsageError(
-                f"{address} is not read.",
-                "Commands and chained file systems are not supported as sources.",
+                f"{address} cannot be used as a source.",
+                "Sources cannot be commands or chained file systems.",
                 "Pass a file, a folder, or one address such as s3://bucket/folder.",
             )
         self.address = address

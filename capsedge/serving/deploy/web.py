@@ -343,7 +343,7 @@ def _is_of_photographs(model: PageModel) -> bool:
 
 def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
     if not models:
-        raise UsageError("No model is given.", "", f"Pass ONNX files, or {', '.join(zoo.MODELS)}.")
+        raise UsageError("No model was given.", "", f"Pass ONNX files, or {', '.join(zoo.MODELS)}.")
     if iterations is None:
         return
     if not iterations or not all(1 <= count <= limits.ITERATIONS for count in iterations):

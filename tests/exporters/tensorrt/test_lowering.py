@@ -176,7 +176,7 @@ def test_batch_becomes_a_number(model: onnx.ModelProto) -> None:
     assert all(s[0] == 3 for o in fixed.graph.output for s in [shapes[o.name]])
     for found, wanted in zip(run(fixed), run(model), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="fixed to batch 3, not 2"):
+    with pytest.raises(UsageError, match="fixed at batch 3, not 2"):
         lowering.fix_batch(fixed, 2)
 
 
@@ -185,7 +185,7 @@ def test_choice_of_batch(model: onnx.ModelProto) -> None:
     assert lowering.choose_batch(model, (1, 4, 8)) == (1, 4, 8)
     fixed = lowering.fix_batch(model, 5)
     assert lowering.choose_batch(fixed, None) == (5, 5, 5)
-    with pytest.raises(UsageError, match="fixed to batch 5"):
+    with pytest.raises(UsageError, match="fixed at batch 5"):
         lowering.choose_batch(fixed, (1, 4, 8))
 
 

@@ -256,7 +256,7 @@ def test_hidden_files_are_no_images(tmp_path: Path) -> None:
     "address", ["pipe:cat /etc/passwd", "simplecache::s3://bucket/a.tar", "zip://a.png::file.zip"]
 )
 def test_commands_and_chains_are_refused(address: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not read"):
+    with pytest.raises(UsageError, match="cannot be used as a source"):
         capsedge.batch(MODEL, address, tmp_path / "out.parquet")
 
 

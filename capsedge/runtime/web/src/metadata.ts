@@ -175,5 +175,5 @@ function checkWhole({ preprocessing: p, typicalInput, cascade, task }: Metadata)
   if (typicalInput && p && Math.min(p.height, p.width) < LEAST_SIDE) {
     throw new Malformed(`typical_input needs ${LEAST_SIDE} pixels a side`);
   }
-  if (cascade && task === "regression") throw new Malformed("a regression has no classes, and so no cascade");
+  if (cascade && task === "regression") throw new Malformed("a regression has no classes, so it cannot be a cascade");
 }

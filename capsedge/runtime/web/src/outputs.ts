@@ -70,7 +70,7 @@ function checkBytes(what: string, ports: readonly Port[], limits: Limits): void 
     throw new CapsedgeError(
       "limit",
       `One run of the file would take over ${grouped(limits.runBytes)} bytes of ${what}.`,
-      "Export it with a free batch, or a smaller one.",
+      "Export it with a free batch or a smaller one.",
     );
   }
 }

@@ -181,7 +181,7 @@ export class Session {
   private choice({ top, threshold }: PredictOptions): { top: number | null; threshold: number | null } {
     const { task } = this.parts.metadata;
     if (top !== undefined && !(Number.isInteger(top) && top >= 1)) {
-      throw new CapsedgeError("input", `top is ${top}.`, "It must be a whole number from 1.");
+      throw new CapsedgeError("input", `top is ${top}.`, "It must be a whole number of at least 1.");
     }
     if (threshold !== undefined && !(threshold >= 0 && threshold <= 1)) {
       throw new CapsedgeError("input", `threshold is ${threshold}.`, "Scores go from 0 to 1.");

@@ -201,7 +201,7 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
         throw JsonError("typical_input needs " + std::to_string(spec::kLeastSide) + " pixels a side");
     }
     m.cascade = values.count("cascade") != 0;
-    if (m.cascade && m.regression()) throw JsonError("a regression has no classes, and so no cascade");
+    if (m.cascade && m.regression()) throw JsonError("a regression has no classes, so it cannot be a cascade");
   } catch (const JsonError& error) {
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
                   "Export the model again with `capsedge export`.");
@@ -238,7 +238,7 @@ std::map<std::string, InputBounds> read_input_bounds(const std::map<std::string,
           if (bounds.longest.back() < 0) throw JsonError("a longest length of '" + name + "' is below 0");
           limited = limited || bounds.longest.back() > 0;
         }
-      if (bounds.entries < 0 && !limited) throw JsonError("nothing is stated of '" + name + "'");
+      if (bounds.entries < 0 && !limited) throw JsonError("nothing is stated about '" + name + "'");
     }
   } catch (const JsonError& error) {
     throw unreadable_inputs(error.what());

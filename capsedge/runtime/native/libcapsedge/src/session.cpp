@@ -97,13 +97,13 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
                    shape_text(tensor.shape, static_cast<size_t>(std::clamp<int32_t>(tensor.rank, 0, CAPSEDGE_MAX_RANK))) + ".",
                "Expected: " + shape_text(port.shape.data(), port.shape.size()) + ".",
                tensor.type == CAPSEDGE_INT64 || tensor.type == CAPSEDGE_INT32
-                   ? "Pad what is shorter, such as a history, as in training, and cut what is longer."
+                   ? "Pad shorter inputs, such as a history, as in training, and cut longer ones."
                    : "Reshape the values, or prepare the image with capsedge_prepare.");
   for (int32_t i = 1; i < tensor.rank; ++i)
     if (tensor.shape[i] == 0)
       fail_usage("Input '" + port.name + "' has an empty axis.",
                  "Its shape is " + shape_text(tensor.shape, static_cast<size_t>(tensor.rank)) + "; only the batch may be empty.",
-                 "Pad an empty history with one element that counts as none.");
+                 "Represent an empty history by one element of padding.");
   for (size_t i = 0; i < bounds.longest.size(); ++i)
     if (const int64_t most = bounds.longest[i]; most > 0 && tensor.shape[i] > most)
       fail_usage("Input '" + port.name + "' is too long for the network.",
@@ -168,7 +168,7 @@ void Session::check_sizes() const {
       throw Failure(CAPSEDGE_ARTEFACT, name_ + " fixes sizes that are too large.",
                     std::string("One run would take over ") + std::to_string(limits::kRunBytes >> 20) + " MiB of " +
                         (ports == &backend_->inputs() ? "inputs" : "outputs") + ".",
-                    "Export it with a free batch, or a smaller one.");
+                    "Export it with a free batch or a smaller one.");
   }
 }
 
