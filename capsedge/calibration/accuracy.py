@@ -34,7 +34,7 @@ from capsedge.spec import limits
 # --- The criterion, and the gate that a file must pass ---
 
 ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
-# Points: of accuracy lost; of answers changed, of which about half do no harm; per cent of the range.
+# In points: accuracy lost; answers changed, about half of which do no harm; per cent of the range.
 DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0}
 DEFAULT_MAX_ERROR = 10.0
 DEFAULT_MIN_COSINE = 0.99
@@ -52,7 +52,7 @@ class Criterion:
 
     Attributes:
         scores: the output whose largest value decides the class; None to compare numbers.
-        numbers: outputs that are compared by number; none where there are scores.
+        numbers: outputs whose values are compared; none if there are scores.
         multi_label: whether a decision is the set of classes with a score of at least ``threshold``.
         threshold: of the scores.
         reason: the reason for this choice, as text.
@@ -78,12 +78,13 @@ class Criterion:
 
         Args:
             scores: the output that decides the class, if the user names it.
-            classes: the largest label and one, where there are labels.
-            outputs: runs the file on samples, for the outputs by name, first axis the samples.
+            classes: the largest label plus one, if there are labels.
+            outputs: runs the file on samples and returns the outputs by name, with samples along the first
+                axis.
 
         Raises:
             UsageError: there is no such output, it does not hold scores, or there are labels and several
-                outputs that may decide.
+                outputs could decide.
         """
         names = tuple(port.name for port in session.outputs)
         if scores is not None:
@@ -136,7 +137,7 @@ def _check_shape(session: Session, scores: str) -> None:
 
 
 def _reason(session: Session, scores: str) -> str:
-    """Why the output of scores that a file states is that, or one called as in files of the package."""
+    """Why an output counts as the scores: the file states it, or it has the name that this package uses."""
     if session.metadata is None:
         return f"it is called {scores}, the name that capsedge gives to scores"
     chosen = session.metadata.chosen_scores
@@ -144,10 +145,11 @@ def _reason(session: Session, scores: str) -> str:
 
 
 def _chosen(session: Session, classes: int, outputs: Arrays) -> ScoresChoice | None:
-    """The scores of a file that states none, by its outputs' values; None where no output has their shape.
+    """The scores of a file that states none, chosen by the values of its outputs; None if no output has their
+    shape.
 
     Raises:
-        UsageError: several may be meant, or the file would have to compute them of one.
+        UsageError: several outputs could be the scores, or the file would have to compute them from one.
     """
     inputs = {port.name for port in session.inputs}
     found = {name: value for name, value in outputs.items() if name not in inputs}
@@ -173,7 +175,7 @@ class Gate:
     """The loss that a file is allowed.
 
     Attributes:
-        max_drop: percentage points: of accuracy lost; without labels, of decisions changed; for numbers, the
+        max_drop: percentage points of accuracy lost; without labels, of decisions changed; for numbers, the
             mean error in per cent of the output's range. None for the default of each, `DEFAULT_MAX_DROP`.
         max_error: for numbers, the largest error in per cent of the output's range.
         min_cosine: for outputs of vectors, the least mean cosine with FP32.
@@ -260,11 +262,11 @@ class Outcome:
         images: number of images (samples) compared.
         accuracy: share of correct decisions; None without labels.
         reference: the source's accuracy; None without labels.
-        agreement: share of equal decisions; 1 where numbers are compared.
-        error: root mean squared difference of the scores; of numbers as a share of their range.
+        agreement: share of equal decisions; 1 if numbers are compared.
+        error: root mean squared difference of the scores; for numbers, as a share of their range.
         largest_changed_margin: the largest margin among the source's decisions that changed; 0 if none did.
         median_margin: the median of all of the source's margins.
-        outputs: the errors of outputs that are compared by number.
+        outputs: the errors of outputs whose values are compared.
     """
 
     images: int
@@ -364,7 +366,7 @@ def criterion_outputs(
 
 
 def sample_outputs(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:
-    """All inputs and outputs of the first samples that have these as their first axis."""
+    """All inputs and outputs whose first axis counts samples, for the first samples."""
     parts: dict[str, list[Array]] = {}
     for size, inputs, outputs in runs(session, data.first(min(count, len(data)))):
         for name, value in {**inputs, **outputs}.items():
@@ -376,7 +378,7 @@ def sample_outputs(session: Session, data: ImageSet, count: int = 64) -> dict[st
 
 
 def _scores(value: Array, count: int) -> Array:
-    """Scores ``[n, J]``: of a run of ``count`` samples, or of one without a batch."""
+    """Scores ``[n, J]`` of a run: of ``count`` samples, or of one sample if the file has no batch axis."""
     rows = value.shape[0] if value.ndim > 1 else 1
     flat = value.reshape(rows, -1)
     return flat[:count].astype(np.float32)
@@ -459,7 +461,7 @@ def latency(session: Session, data: ImageSet) -> float:
     """Median milliseconds of one run of the smallest batch; for ranking candidates, not for reports."""
     if session.metadata is not None:
         feeds: Mapping[str, Array] = random_inputs(session, session.backend.batches.smallest)
-    else:  # sizes that the file leaves free are the data's
+    else:  # sizes that the file leaves free come from the data
         size = samples_of_a_run(session, data) or 1
         _, feeds, _ = next(runs(session, data.first(size)))
     return summarize(take_times(lambda: session.run(feeds), RANKING)).median

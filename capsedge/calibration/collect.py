@@ -30,11 +30,11 @@ def runs(
 ) -> Iterator[tuple[int, Mapping[str, Array], Mapping[str, Array]]]:
     """Samples, inputs and outputs of every run, in order.
 
-    A file of another tool with a free batch runs on one sample at a time: nothing says that its outputs have
-    the batch as their first axis, or that they do not depend on the other samples of a batch.
+    A file from another tool with a free batch runs on one sample at a time, because it does not state that
+    the first axis of its outputs is the batch, or that samples of a batch are independent.
 
     Args:
-        padded: whether an incomplete batch of a file with a fixed one is filled up with its last sample;
+        padded: whether, for a file with a fixed batch, an incomplete batch is filled up with its last sample;
             otherwise its samples are left out.
 
     Raises:
@@ -66,7 +66,7 @@ def runs(
 
 
 def samples_of_a_run(session: Session, data: ImageSet) -> int | None:
-    """How many samples one run takes; None where the inputs have no axis for them."""
+    """How many samples one run takes; None if the inputs have no axis for them."""
     if any(_whole(port, values) for port, values in _arrays(session, data)):
         return None
     return session.backend.batches.fixed or (1 if session.metadata is None else BATCH)
@@ -140,7 +140,8 @@ def watch(
     """
     copy = copy_of(model)
     known = {o.name for o in copy.graph.output} | {i.name for i in copy.graph.input}
-    # With their shapes, as far as they are known: ONNX Runtime folds and plans by what outputs declare.
+    # Shapes are declared where they are known, because ONNX Runtime uses them to fold constants and plan
+    # memory.
     values = values_of(model)
     copy.graph.output.extend(
         values.get(t, helper.make_tensor_value_info(t, TensorProto.FLOAT, None))
@@ -155,8 +156,8 @@ def watch(
             f"The model has a fixed batch of {fixed} and cannot run fewer at once.",
             f"Give {fixed} or more, or export the model with a free batch.",
         )
-    # The first dimension of inner tensors need not be the batch, so that the padding of an incomplete batch
-    # could not be removed from them.
+    # The first dimension of inner tensors need not be the batch, so the padding of an incomplete batch could
+    # not be removed from them.
     for count, feeds, outputs in runs(session, data, padded=False):
         found = {**outputs, **feeds}
         yield count, {t: found[t] for t in tensors}
@@ -234,10 +235,10 @@ def magnitudes(
 
 
 def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
-    """Refuse images that give no useful range; returns warnings.
+    """Refuse images that give no useful range, and return warnings.
 
     Args:
-        subject: the number of images that they were drawn from, where the others are kept to compare on.
+        subject: the number of images that they were drawn from, if the others are kept for the comparison.
 
     Raises:
         UsageError: there is only one image, or all values of all images are the same.
@@ -270,7 +271,7 @@ def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
     """Refuse to report accuracy on calibration images.
 
     Raises:
-        UsageError: an evaluation image was calibrated on.
+        UsageError: an evaluation image was used for calibration.
     """
     common = int(evaluation.occurs_in(calibration).sum())
     if common:

@@ -45,9 +45,9 @@ from capsedge.spec.fields import QUANTIZATION_KEY
 from capsedge.spec.vocabularies import QDQ_TARGETS as QDQ
 from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS
 
-INT4_FROM = 20  # the exporter's opset, to which opset 21 adds only types
+INT4_FROM = 20  # the exporter's opset; opset 21 only adds types
 MADE_BY = "the file that was made"
-RECORD = QUANTIZATION_KEY  # the property of a file of another tool; ours have metadata
+RECORD = QUANTIZATION_KEY  # in files from other tools; ours have metadata
 LEAST_OPSET = {"ort-cpu": 10, **dict.fromkeys(QDQ, 13)}  # for QLinearConv; for scales by channel
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
 
@@ -67,9 +67,9 @@ class FloatModel:
         content: the bytes of the file, which is read once.
         sha256: of the content.
         session: a session that runs it.
-        metadata: of the file; None for a file of another tool.
+        metadata: of the file; None for a file from another tool.
         model: the graph.
-        criterion: the criterion for files made from it.
+        criterion: how files made from it are judged.
 
     Raises:
         ArtefactError: the file is quantized already, or damaged.
@@ -158,7 +158,7 @@ class FloatModel:
         return {port.name: port.dtype for port in self.session.inputs}
 
     def choose_criterion(self, data: ImageSet) -> list[str]:
-        """Choose the criterion from the evaluation data, whose labels may show which output decides; returns
+        """Choose the criterion from the evaluation data, whose labels may show which output decides; return
         warnings.
 
         Raises:
@@ -189,7 +189,7 @@ class FloatModel:
         return warnings
 
     def check_reference(self, data: ImageSet, progress: Progress = silent) -> list[str]:
-        """Refuse an accuracy that is no better than chance; returns warnings if the images are too few to
+        """Refuse an accuracy that is no better than chance; return warnings if there are too few images to
         decide.
 
         Raises:
@@ -260,10 +260,10 @@ class FloatModel:
         return model, kept
 
     def _finalize(self, model: onnx.ModelProto) -> None:
-        """Attach what the file needs to run; a file of another tool is checked by running it.
+        """Attach what the file needs to run; a file from another tool is checked by running it.
 
         Raises:
-            UnsupportedModelError: a file of another tool cannot be brought into the runtime's form.
+            UnsupportedModelError: a file from another tool cannot be converted to the runtime's form.
         """
         if self.metadata is not None:
             self._write_bodies(model)
@@ -286,7 +286,7 @@ class FloatModel:
     def emit(
         self, assignment: Mapping[str, str], table: CalibrationTable, target: str
     ) -> tuple[onnx.ModelProto, list[KeptNode]]:
-        """The file with every unit as assigned, and the nodes that stay in FP32.
+        """The file with every unit in its assigned precision, and the nodes that stay in FP32.
 
         Raises:
             UsageError: there is no such target.

@@ -1,4 +1,4 @@
-"""FP16 by casts in the graph; nodes that stay in FP32 are listed with rule and numbers."""
+"""Convert a graph to FP16 with casts, and list the nodes that stay in FP32 with the rule and its numbers."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class _Emitter:
         return None
 
     def _follows(self, node: onnx.NodeProto) -> bool:
-        """Whether a standard operator takes FP16 in the place of its FP32 inputs and then makes FP16."""
+        """Whether a standard operator accepts FP16 in place of its FP32 inputs and then returns FP16."""
         if node.domain not in ("", "ai.onnx") or any(a.HasField("g") for a in node.attribute):
             return False
         try:

@@ -19,7 +19,7 @@ from capsedge.calibration.ranges import CalibrationTable
 from capsedge.graph.proto import Graph, attributes_of, initializer, replace, replace_graph
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
-INT4_OPSET = 21  # the first whose Cast takes INT4
+INT4_OPSET = 21  # the first opset whose Cast takes INT4
 Assignment = Mapping[str, str]  # unit -> fp32, int8, int4
 
 
@@ -144,7 +144,8 @@ class _Emitter:
         step = float(onnx.numpy_helper.to_array(self.more[x_scale]))
         again = f"{w_name}_int8" in self.more
         eight, integers, scale = self._integers(w_name, (1, 2, 3), level, self._least(w_name))
-        # Each convolution has its own: on x86 without VNNI, ONNX Runtime replaces them, and only once.
+        # Each convolution has its own tensors: on x86 without VNNI, ONNX Runtime replaces each tensor, but
+        # only once.
         if again:
             eight = self._add(f"{y}_weight_int8", integers)
         scale = scale.reshape(-1)
@@ -192,8 +193,9 @@ class _Emitter:
         return np.zeros(self.graph.initializers[node.input[1]].dims[0])
 
     def _least(self, weight: str) -> NDArray[np.float64]:
-        """The smallest scales ``[M, 1, 1, 1]`` of a weight with which the biases of all convolutions that
-        use it fit 32 bits, even in a channel whose weights are (nearly) zero."""
+        """The smallest scales ``[M, 1, 1, 1]`` of a weight for which the biases of all convolutions that use
+        it fit 32 bits, even in a channel whose weights are (nearly) zero.
+        """
         least = np.full(self.graph.initializers[weight].dims[0], 1e-12)
         for node in self.graph.consumers[weight]:
             if node.op_type == "Conv":
@@ -215,7 +217,7 @@ class _Emitter:
         self.nodes.append(made)
 
     def _table(self, node: onnx.NodeProto) -> None:
-        """Look up rows of INT8, and the scale of each; 4-bit rows would be unpacked as a whole."""
+        """Look up INT8 rows and their scales. With 4 bits, the whole table would be unpacked."""
         name, at = node.input
         result = node.output[0]
         if f"{name}_int8" not in self.more:

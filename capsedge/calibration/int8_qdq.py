@@ -24,9 +24,10 @@ def placement(
 ) -> tuple[list[QuantizableLayer], list[KeptNode]]:
     """The units that a runtime executes faster in INT8, and the reasons why the others stay in FP32.
 
-    Only convolutions: Q/DQ does not fuse into plugins, and the products of votes are too small for INT8 to
-    pay off. For TensorRT narrow convolutions stay too, as in ModelOpt's placement (``graph_utils.py``): one
-    side must have 16 channels, and so must the other unless the outputs are a multiple of 8.
+    Only convolutions are chosen: Q/DQ does not fuse into plugins, and the products of votes are too small for
+        INT8 to pay off. For TensorRT, narrow convolutions stay in FP32 too, as in ModelOpt's placement
+        (``graph_utils.py``): one side must have 16 channels, and so must the other unless the outputs are a
+        multiple of 8.
     """
     chosen, kept = [], []
     for layer in layers:
@@ -85,7 +86,7 @@ def emit(
         integers, steps = quantizable_layers.quantize(graph.array(w), (1, 2, 3))
         # TensorRT requires positive scales; a channel of zeros is zero with any scale.
         steps = np.where(steps > 0, steps, np.float32(1)).reshape(-1)
-        zeros = f"{w}_zero_point"  # of its own: ONNX Runtime replaces it on x86 without VNNI
+        zeros = f"{w}_zero_point"  # not shared: ONNX Runtime replaces it on x86 without VNNI
         more[f"{w}_int8"] = initializer(f"{w}_int8", integers)
         more[f"{w}_scale"] = initializer(f"{w}_scale", steps.astype(np.float32))
         more[zeros] = initializer(zeros, np.zeros(len(steps), np.int8))

@@ -27,7 +27,7 @@ from capsedge.spec.operators import (
     parse_iteration_value,
 )
 
-SEARCHED = 0.75  # of the errors that are allowed, on the images of a search
+SEARCHED = 0.75  # share of the allowed errors that a search may use
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def search(
 ) -> Search:
     """Lower one unit after another, beginning with those that save the most for the error they cause.
 
-    From all-INT8 the units go to 4 bits in the order of score error per byte saved; each step is kept only
-    if it passes the gate (``_fits``). If INT8 itself does not fit, the units that do most
-    damage first go back to FP32.
+    Starting from INT8 everywhere, units go to 4 bits in the order of score error per byte saved; each step is
+    kept only if it passes the gate (``_fits``). If INT8 itself does not fit, the units that do the most
+    damage first return to FP32.
 
     Args:
         data: images to search on; accuracy is reported on other images.
@@ -145,11 +145,11 @@ def search(
 def _fits(gate: Gate, outcome: Outcome) -> bool:
     """Whether an outcome passes the gate with room to spare.
 
-    No more decisions may change than points may be lost; errors may have `SEARCHED` of what is allowed, since
-    they were the least of many candidates' on these images, and will be larger on others.
+    The share of changed decisions must not exceed the points that may be lost. Errors may use only `SEARCHED`
+        of the allowance: the best of many candidates on these images will have larger errors on others.
 
-    The network may have been trained on the search images. It is more certain of those than of others, so
-    that accuracy alone would be too optimistic.
+    The network may have been trained on the search images and is more confident on those, so accuracy alone
+    would be too optimistic.
     """
     limit = gate.limit(outcome.metric)
     if outcome.metric == ERROR:
@@ -246,8 +246,9 @@ def sensitivity(
     target: str = "ort-cpu",
     done: Callable[[str], None] | None = None,
 ) -> list[Damage]:
-    """The damage of every layer and routing iteration alone, largest first, by the root mean squared error
-    of the scores, which ranks even where no decision changes."""
+    """The damage that every layer and routing iteration does alone, largest first: the root mean squared
+    error of the scores, which ranks them even if no decision changes.
+    """
     found = []
     for layer in float_model.quantizable(target):
         model, _ = float_model.emit({layer.name: "int8"}, table, target)

@@ -62,7 +62,7 @@ class Splits:
     """Three sets of images; the evaluation shares no image with the others.
 
     Attributes:
-        calibration: images that ranges are taken from.
+        calibration: images that determine the ranges.
         search: images that assignments of mixed precision are compared on.
         evaluation: images that accuracy is reported on.
         warnings: warnings about the images.
@@ -92,7 +92,7 @@ def split(
         limit: largest number of evaluation images.
 
     Raises:
-        UsageError: the data cannot be read, is too little, does not fit, or the evaluation overlaps.
+        UsageError: the data cannot be read, is too small or does not fit, or the evaluation images overlap.
     """
     pool = _read(source, calibration, "train")
     drawn = pool.draw(count + SEARCH_IMAGES, seed)
@@ -323,9 +323,9 @@ def quantize(
 ) -> QuantizationReport:
     """Quantize a model, subject to a gate.
 
-    Without labels, the gate is on the agreement with FP32: the share of decisions that change, none of which
-    may have had more than FP32's median margin. Outputs that decide no class (a regression, a file of another
-    tool) are compared by number: mean and largest error in per cent of the output's range.
+    Without labels, the gate limits the share of decisions that differ from FP32's; none of those may have a
+    margin above FP32's median. Outputs that decide no class (a regression, a file from another tool) are
+    compared by value: mean and largest error in per cent of the output's range.
 
     Args:
         model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
@@ -333,7 +333,7 @@ def quantize(
         options: how it is quantized, and what may be lost.
         calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
             folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
-            prepared floats ``[N, C, H, W]``. For a file of another tool: arrays ``[N, ...]`` as the model
+            prepared floats ``[N, C, H, W]``. For a file from another tool: arrays ``[N, ...]`` as the model
             takes them, for several inputs by name.
         data: images to compare with FP32 on, given in the same ways, with labels to report accuracy; by
             default the test split of a ``calib_data`` folder, or the images that were not drawn.

@@ -60,7 +60,7 @@ def minmax(h: Histogram) -> Range:
 
 
 def percentile(h: Histogram, share: float = PERCENTILE) -> Range:
-    """The middle ``share`` per cent of the values; one-sided where all values have one sign."""
+    """The middle ``share`` per cent of the values; one-sided if all values have the same sign."""
     total = h.counts.sum()
     if total == 0:
         return minmax(h)

@@ -191,7 +191,7 @@ def _default(part: Any) -> str:
 
 
 def shown_default(parameter: Any) -> str:
-    """The default as it is typed; empty for none."""
+    """The default as it is typed; empty if there is none."""
     preset = getattr(parameter, "preset", None)
     if preset in (None, "", False, ()) or getattr(parameter, "is_flag", False):
         return ""

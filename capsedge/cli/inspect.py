@@ -328,7 +328,7 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     if found.metadata is not None:
         facts += _model(found.metadata)
     elif found.kind == "onnx":
-        facts.append(("metadata", "none: a file of another tool"))
+        facts.append(("metadata", "none: a file from another tool"))
     if found.origin is not None:
         facts += found.origin.facts()
     if found.pruned is not None:

@@ -28,7 +28,7 @@ class ImageSet:
     Attributes:
         source: where they come from.
         images: pixels ``[N, H, W, C]`` uint8, or what a model's first input takes: prepared floats
-            ``[N, C, H, W]``, or arrays ``[N, ...]`` of any shape for a file of another tool.
+            ``[N, C, H, W]``, or arrays ``[N, ...]`` of any shape for a file from another tool.
         labels: their classes ``[N]``; None if not known.
         preprocessing: how pixels become a model's input; None if they are prepared, or without a model.
         names: file names of single images; empty for other sources.

@@ -52,7 +52,7 @@ def read_images(
         prep: the model's preprocessing; with None only prepared arrays are accepted.
         split: split of a data set folder: ``train`` or ``test``.
         limit: number of images to read, from the first on.
-        inputs: the model's inputs: numpy's type by name; None where the model is not known.
+        inputs: the model's inputs: numpy's type by name; None if the model is not known.
         classes: whether labels are numbers of classes. Those of an archive for a regression are not read.
 
     Raises:
@@ -112,7 +112,7 @@ def read_split(
         limit: number of images to read, from the first on.
 
     Returns:
-        A set whose ``split`` is ``train``, ``test`` or ``validation``; empty where the source is one set, in
+        A set whose ``split`` is ``train``, ``test`` or ``validation``; empty if the source is one set, in
         one file or with one sub-folder per class, which is read whatever the split.
 
     Raises:

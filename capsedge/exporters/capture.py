@@ -237,7 +237,7 @@ class _Untranslated(Exception):
     """A captured program that could not be written as ONNX.
 
     Attributes:
-        line: the user's, of the node that PyTorch names; empty where it names none.
+        line: the user's, of the node that PyTorch names; empty if it names none.
     """
 
     def __init__(self, program: torch.export.ExportedProgram, error: Exception) -> None:
@@ -336,7 +336,7 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
     """What stopped torch, with the user's line and the fix.
 
     Args:
-        lines: those that make a number of a free batch; None where the batch is fixed.
+        lines: those that make a number of a free batch; None if the batch is fixed.
     """
     cause = error.__cause__ or error
     text = f"{type(cause).__name__} {cause}"

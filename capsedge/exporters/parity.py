@@ -402,7 +402,7 @@ def accepted_inputs(
 
 
 def _refusal(module: nn.Module, tensors: Sequence[Tensor]) -> str:
-    """Why the module does not take an input, with the user's line; empty where it does."""
+    """Why the module does not take an input, with the user's line; empty if it does."""
     try:
         with torch.no_grad():
             outputs = module(*tensors)

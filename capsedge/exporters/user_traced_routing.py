@@ -72,7 +72,7 @@ def child_map(
         inputs: of the graph, an example.
 
     Returns:
-        None where there is no such map, a capsule is made of several positions, or they are in another order.
+        None if there is no such map, a capsule is made of several positions, or they are in another order.
     """
     part = _Part(model, tensor)
     if part.grid is None or not 1 < np.prod(part.grid) <= _MAX_POSITIONS:

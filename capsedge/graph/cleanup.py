@@ -154,7 +154,7 @@ def strip_notes(model: onnx.ModelProto) -> None:
     model.doc_string = ""
 
 
-# --- The normal form of files of other tools ---
+# --- The normal form of files from other tools ---
 
 IR_VERSION = 8  # weights need not be inputs from IR version 4 on
 

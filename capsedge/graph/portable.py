@@ -143,7 +143,7 @@ def _takes_everything(
 
 
 def _target(shape: Shape | None, constant: onnx.TensorProto | None) -> tuple[int, ...] | None:
-    """The target of a Reshape; None where the node must stay what it is."""
+    """The target of a Reshape; None if the node must stay what it is."""
     if shape is not None:
         several = shape.count(None) > 1 or 0 in shape
         return None if several else tuple(-1 if d is None else d for d in shape)

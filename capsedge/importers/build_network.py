@@ -92,7 +92,9 @@ def _configured(
 
 
 def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
-    """The choices that the file leaves open, up to the first that does not fit; others have stand-ins."""
+    """The choices that the file leaves open, up to the first that does not fit; stand-ins replace those not
+    made.
+    """
     found: list[MissingChoice] = []
     while True:
         try:

@@ -298,7 +298,7 @@ def variant_of(family: Family, choices: ImportChoices, notes: list[str]) -> Mapp
     """The fields of the configuration that the variant sets.
 
     Raises:
-        UsageError: it is not known, or has to be named.
+        UsageError: the variant is not known, or must be given.
     """
     known = {v.name: v for v in family.variants}
     listed = "; ".join(f"{v.name}: {v.words}" for v in family.variants)

@@ -170,7 +170,7 @@ def _unknown(weights: Weights, fits: list[Identified]) -> UnknownNetwork:
 
 
 def _without_configuration(family: Family, details: list[str]) -> UnknownNetwork:
-    """A file with only weights, of a family that needs the configuration in the file."""
+    """The error for a file with weights only, of a family that needs the configuration in the file."""
     return UnknownNetwork(
         f"The file looks like the family {family.name}, but has no configuration.",
         "It was written by save_weights(). Its tensors do not reveal strides, padding, pooling, "

@@ -144,7 +144,7 @@ def read_h5(file: BufferedReader) -> Weights:
     """A ``.h5`` file.
 
     Raises:
-        BadHdf5: it is refused, or is no file of Keras.
+        BadHdf5: it is refused, or is not a Keras file.
     """
     content = read_hdf5(file)
     config = _json(content.texts.get("", {}).get("model_config"))
@@ -155,7 +155,7 @@ def read_keras(file: BufferedReader) -> Weights:
     """A ``.keras`` archive.
 
     Raises:
-        BadArchive, BadHdf5: it is damaged, exceeds the limits or is no file of Keras.
+        BadArchive, BadHdf5: it is damaged, exceeds the limits or is not a Keras file.
     """
     archive = Archive(file)
     config = _json(_member(archive, "config.json", limits.JSON_BYTES).decode(errors="replace"))
@@ -191,7 +191,7 @@ def weights_of(content: Hdf5, config: dict[str, Any] | None, kind: str) -> Weigh
     """The weights by name.
 
     Raises:
-        BadHdf5: there are none, or a name is there twice.
+        BadHdf5: there are none, or a name occurs twice.
     """
     found: dict[str, Floats] = {}
     for name, array in _named(content):

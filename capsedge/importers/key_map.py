@@ -84,7 +84,7 @@ def apply(keys: KeyMap, weights: Weights) -> Weights:
     """Weights with the names and axes that a key map gives them; other keys are kept.
 
     Raises:
-        UsageError: it names keys that the file lacks, a name twice, or a step that does not fit a tensor.
+        UsageError: it names keys that the file lacks or a name twice, or a step does not fit a tensor.
     """
     absent = [k for k in keys.tensors if k not in weights.tensors]
     if absent:

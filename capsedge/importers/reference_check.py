@@ -359,7 +359,7 @@ def matching(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, 
     """The poses ``[N, J, P]`` among the outputs, or else the scores or values ``[N, J]``.
 
     Raises:
-        UsageError: there are neither.
+        UsageError: there are none.
     """
     tensors = list(_tensors(outputs))
     for name, wanted in shapes.items():

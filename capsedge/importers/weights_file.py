@@ -82,7 +82,7 @@ def read_together(paths: Sequence[Path | str]) -> Weights:
     A single file keeps its names and its configuration.
 
     Raises:
-        UsageError, ArtefactError, EnvironmentProblem: as ``read_weights`` does; or no file is named.
+        UsageError, ArtefactError, EnvironmentProblem: as for ``read_weights``; or no file is named.
     """
     if not paths:
         raise UsageError("No file was given.", "", "Pass the weights file.")

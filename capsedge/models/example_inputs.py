@@ -263,7 +263,7 @@ def table_sizes(
     *,
     from_zero: bool = False,
 ) -> list[int | None]:
-    """Entries of the smallest table that the module looks up with each input; None where it does not.
+    """Entries of the smallest table that the module looks up with each input; None if it does not.
 
     Args:
         tensors: numbers that it takes, with which it is run once.

@@ -99,7 +99,8 @@ def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def line_of(error: BaseException) -> str:
-    """The last line of the user's code that an error passed through, as ``file.py:7: code``; empty for none.
+    """The last line of the user's code that an error passed through, as ``file.py:7: code``; empty if there
+    is none.
 
     Causes are followed: torch raises its own errors from the user's.
     """

@@ -33,7 +33,7 @@ class EscalationRule:
         margin: where the best score exceeds the second best by less; of several labels, where a score is
             closer than this to ``threshold``.
         score: where the best score is below; None for no such criterion.
-        threshold: of several labels; None where an image has one.
+        threshold: of several labels; None if an image has one.
     """
 
     margin: float

@@ -165,7 +165,7 @@ def _check_inputs(small: Session, large: Session) -> None:
 def _preparation(
     one: Preprocessing | None, other: Preprocessing | None, small: Session, large: Session
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
-    """Factor and summand from the large network's input to the small one's; None where they are equal.
+    """Factor and summand from the large network's input to the small one's; None if they are equal.
 
     Raises:
         UsageError: no factor and summand of each channel leads from one to the other.
@@ -375,7 +375,7 @@ class NetworkPair:
 
     Attributes:
         warnings: why their scores may say nothing.
-        threshold: of several labels, the score from which one is given; None where the best class is.
+        threshold: of several labels, the score from which one is given; None if the best class is.
     """
 
     def __init__(self, small: Network, large: Network) -> None:

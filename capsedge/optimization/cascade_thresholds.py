@@ -21,7 +21,7 @@ class Thresholds:
     """An image is escalated if its margin is below ``margin`` or its best score is below ``score``.
 
     Attributes:
-        score: None where the margin alone decides.
+        score: None if the margin alone decides.
     """
 
     margin: float
@@ -41,7 +41,7 @@ def margins_of(scores: NDArray[np.float32], threshold: float | None) -> NDArray[
     """How far each decision ``[N]`` for scores ``[N, J]`` is from another one, in float32 as in the graph.
 
     Args:
-        threshold: of several labels, the score from which one is given; None where the best class is.
+        threshold: of several labels, the score from which one is given; None if the best class is.
     """
     if threshold is not None:
         return np.asarray(np.abs(scores - np.float32(threshold)).min(axis=1))

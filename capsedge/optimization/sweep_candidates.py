@@ -211,7 +211,7 @@ class CandidateMaker:
         return accuracy
 
     def _frozen(self, routed: Path, iterations: int) -> Path | None:
-        """The file with frozen couplings; None where the routing has none to freeze."""
+        """The file with frozen couplings; None if the routing has none to freeze."""
         if iterations < 2 or self.found.model.config.routing == "em":
             why = "EM routing" if self.found.model.config.routing == "em" else "one iteration"
             self.warnings.append(f"{self.found.name}: {why} has no couplings to freeze")

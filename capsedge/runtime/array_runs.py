@@ -21,7 +21,8 @@ def run_rows(
     Args:
         arrays: all inputs by name, ``[n, ...]`` each; whole numbers are cast to the input's type if it holds
             them.
-        batch_size: rows of a run; None for 64. A file with a fixed batch uses that, its last run filled up.
+        batch_size: rows per run; None for 64. A file with a fixed batch uses that, and its last run is filled
+            up.
 
     Returns:
         The outputs by name, ``[n, ...]``.
@@ -50,7 +51,7 @@ def run_rows(
 
 
 def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Numbers of the same kind in the type of an input; `Session.run` refuses what still differs."""
+    """Convert numbers of the same kind to the type of an input; `Session.run` refuses any others."""
     kinds = {"f": "f", "i": "iu", "u": "iu"}.get(np.dtype(dtype).kind, "")
     if array.dtype.kind not in kinds:
         return array

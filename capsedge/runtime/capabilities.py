@@ -59,7 +59,7 @@ class Capabilities:
             )
 
     def check_decode(self) -> Decoder:
-        """The pictures of poses: the decoder that computes them from poses alone.
+        """The decoder that computes pictures from poses alone.
 
         Raises:
             UsageError: there is none.

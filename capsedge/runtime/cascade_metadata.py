@@ -48,17 +48,17 @@ class Cascade:
 
     Attributes:
         small, large: the files it was made from.
-        margin: an image is escalated where the small network's best score exceeds its second best by less (of
-            several labels: where a score is closer than this to the threshold).
-        score: an image is also escalated where its best score is below; None for no such criterion.
+        margin: an image is escalated if the small network's best score exceeds its second best by less (for
+            several labels: if a score is closer than this to the threshold).
+        score: an image is also escalated if its best score is below this; None for no such criterion.
         min_agreement: agreement with the large network that was asked for.
         agreement: share of the held-out images on which both decided alike.
         agreement_at_least: one-sided lower bound on it, of 95 % confidence (Clopper and Pearson 1934).
         share: share of the held-out images that were escalated.
         images: number of held-out images.
         data_sha256: checksum of these images.
-        cost: time of the small network for an image, in that of the large one, as measured there. An
-            escalated image takes ``1 + cost``.
+        cost: time of the small network for an image, relative to the large one's, as measured when it was
+            made. An escalated image takes ``1 + cost``.
     """
 
     small: Parent
@@ -87,12 +87,12 @@ class Cascade:
 
     @property
     def expected(self) -> float:
-        """Expected time of an image, in that of the large network alone."""
+        """Expected time of an image, relative to the large network alone."""
         return self.cost + self.share
 
     @property
     def worst(self) -> float:
-        """Time of an escalated image, in that of the large network alone: both networks run."""
+        """Time of an escalated image, for which both networks run, relative to the large network alone."""
         return 1.0 + self.cost
 
     @property
@@ -123,7 +123,7 @@ class Cascade:
 
     @property
     def times(self) -> str:
-        """The expected and the worst time, in that of the large network alone."""
+        """The expected and the worst time, relative to the large network alone."""
         return (
             f"{self.expected:.2f} of the large network's expected; at worst {self.worst:.2f}, if all images "
             "are escalated and both networks run"

@@ -24,7 +24,7 @@ from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
 
 GROUP = 32  # images per run
-_ACTIVE = 0.5  # a second capsule is drawn from this score on
+_ACTIVE = 0.5  # least score at which a second capsule is drawn
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Classified:
 
     @property
     def escalated(self) -> float | None:
-        """Of a cascade, the share of the images that its large network decided; None for other models."""
+        """For a cascade, the share of the images that its large network decided; None for other models."""
         escalated = [p.escalated for p in self.predictions.values() if p.escalated is not None]
         return sum(escalated) / len(escalated) if escalated else None
 
 
 def image_files(names: Sequence[Path]) -> list[Path]:
-    """The named files; for a folder its images, sorted by name.
+    """The given files, and the images of given folders, sorted by name.
 
     Raises:
         UsageError: a folder has no images, or cannot be read.
@@ -196,8 +196,9 @@ _SIDE = 224  # pictures are enlarged to at most this many pixels, and at least h
 
 
 def input_picture(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """The prepared input as pixels ``[H, W, 3]`` again; where each image is standardized by
-    itself, from its darkest to its lightest value."""
+    """The prepared input converted back to pixels ``[H, W, 3]``; if each image is standardized by itself,
+    scaled from its darkest to its lightest value.
+    """
     if preprocessing.layout == "NHWC":
         prepared = prepared.transpose(2, 0, 1)
     if preprocessing.per_image == "standardize":

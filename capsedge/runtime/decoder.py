@@ -156,7 +156,7 @@ def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Flo
     """Poses that were given as an array or as lists, checked: ``[N, *shape]``, N added where it lacks.
 
     Raises:
-        ShapeError, UsageError: they have another shape, are no numbers, or not finite.
+        ShapeError, UsageError: they have another shape, or are not finite numbers.
     """
     array = as_array(values, "The poses")
     try:
@@ -176,10 +176,10 @@ def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Flo
 
 
 def classes_of(values: AnyArray | Sequence[int] | int, count: int, known: int) -> NDArray[np.int64]:
-    """Numbers of classes ``[N]``, one for each of ``count`` poses; a single one is for all.
+    """Class numbers ``[N]``, one for each of ``count`` poses; a single number applies to all.
 
     Raises:
-        UsageError: they are no whole numbers of classes, or more or fewer than the poses.
+        UsageError: they are not whole numbers of classes, or more or fewer than the poses.
     """
     array = as_array(values, "classes")
     found = np.asarray(values if array is None else array)
@@ -254,7 +254,7 @@ class _Graph(Wire):
         self.makers.update(dict.fromkeys(filter(None, node.outputs), node))
 
     def same_elements(self, name: str) -> list[str]:
-        """The value, and those that it only shows in another shape or type, nearest first."""
+        """The value, and those of which it is only a view in another shape or type, nearest first."""
         chain = [name]
         for _ in range(_MOST_VIEWS):
             maker = self.makers.get(chain[-1])
@@ -308,8 +308,8 @@ class _Graph(Wire):
 def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
     """The part of a file that computes the output ``end`` from ``start``, which is its only input.
 
-    Where that reads the value behind ``start``, of the same elements in another shape or type, this is the
-    input.
+    If it reads the value of which ``start`` is a view (the same elements in another shape or type), that
+    value is the input.
 
     Args:
         data: an ONNX file that `onnx_file.summarize` has accepted.

@@ -98,7 +98,7 @@ def nvidia_checks() -> list[Check]:
 
 
 def cuda_of_wheels() -> str:
-    """``"12"`` or ``"13"``: the CUDA of the installed TensorRT wheels; empty for none, or both."""
+    """``"12"`` or ``"13"``: the CUDA of the installed TensorRT wheels; empty if there is none, or both."""
     found = []
     for cuda in ("12", "13"):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -214,7 +214,7 @@ def _plugin(tensorrt_version: str) -> Check:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All checks, and whether the base job works: classify an image with the model that comes along."""
+    """All checks, and whether the base job works: classifying an image with the bundled model."""
 
     machine: dict[str, str]
     checks: tuple[Check, ...]
@@ -235,7 +235,7 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine; tries what can be tried. Never raises for what it finds."""
+    """Examine this machine and try whatever can be tried. Findings never raise an error."""
     checks = [_python(), *_base_packages(), _onnxruntime(), _default_model(), _operator_library()]
     for package, lost in (
         ("torch", "export, verify, sweep or train"),
@@ -310,7 +310,7 @@ def _default_model() -> Check:
 
 
 def _operator_library() -> Check:
-    """The native kernels: there, and taken by ONNX Runtime."""
+    """The native kernels: whether they are installed, and whether ONNX Runtime accepts them."""
     name, cost = (
         "operator library",
         "function bodies run instead: same results, several times slower",

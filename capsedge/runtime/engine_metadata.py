@@ -1,4 +1,5 @@
-"""Read the metadata file of an engine: what it is, its build, whether it fits this machine.
+"""Read the metadata file of an engine: what the engine is, how it was built, and whether it fits this
+machine.
 
 ``NAME.engine`` holds only TensorRT's bytes; everything that the runtime must know before it passes them to
 TensorRT is in ``NAME.engine.json`` next to it.

@@ -264,7 +264,7 @@ class Ensemble(Summarized):
         return ([part[:, k] for k in range(count)] for part in stack_images(images, size))
 
     def _readers(self, invert: bool, layout: str | None) -> list[ImageReader]:
-        """One for each way to prepare images."""
+        """One reader for each way of preparing images."""
         members = [self.members[self._which.index(k)] for k in range(len(self._distinct))]
         return [m.image_input.reader(invert, layout, prepared=False) for m in members]
 
@@ -341,8 +341,8 @@ def check_members(members: Sequence[Session]) -> None:
     """Refuse sessions whose predictions cannot be averaged.
 
     Raises:
-        UsageError: one is no session, or they differ in task, classes, kind of scores, values or size of the
-            input.
+        UsageError: one is not a session, or they differ in task, classes, kind of scores, values or size of
+            the input.
         ArtefactError: a member does not state its classes.
     """
     check_count(len(members))
@@ -369,7 +369,7 @@ def _task(session: Session) -> object:
 
 
 def _classes(session: Session) -> object:
-    """The names; where a file has none, how many there are."""
+    """The class names, or their number if a file has no names."""
     assert session.metadata is not None  # checked before
     if session.metadata.class_names or session.roles.scores is None:
         return session.metadata.class_names
@@ -404,7 +404,7 @@ _FACTS: tuple[tuple[str, Callable[[Session], object]], ...] = (
 
 
 def _difference(first: object, its: object) -> str:
-    """Two facts in words; of long lists the first entry that differs."""
+    """Two facts in words; for long lists, only the first entry that differs."""
     if isinstance(first, tuple) and isinstance(its, tuple):
         if len(first) != len(its):
             return f"{len(first)} and {len(its)}"

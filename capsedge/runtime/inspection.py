@@ -57,7 +57,7 @@ class RoutingLayer:
         name, operator: of the node.
         positions, children, parents, pose: votes are ``[N, positions, children, parents, pose]``; None
             where the file does not say the shapes.
-        votes: batch -> bytes of that tensor in FP32, which an unfused graph writes and reads back.
+        votes: batch -> bytes of the votes in FP32, which an unfused graph writes and reads back.
         fused: batch -> bytes that a fused kernel moves: inputs, weights and outputs, once each.
     """
 

@@ -22,7 +22,7 @@ from capsedge.runtime.session import Session
 if TYPE_CHECKING:
     from capsedge.runtime.ensemble import Ensemble
 
-SIDE_BY_SIDE = 2  # threads of each member of an ensemble, from which on they run at the same time
+SIDE_BY_SIDE = 2  # with at least this many threads each, members of an ensemble run in parallel
 
 
 @overload
@@ -147,7 +147,7 @@ def _load_ensemble(files: Sequence[ModelFile], options: RuntimeOptions) -> Ensem
 
 
 def _check_different(paths: Sequence[Path]) -> None:
-    """Refuse a file that is given twice, under whatever name.
+    """Refuse a file that is given twice, even under different names.
 
     Raises:
         UsageError: two have the same content.

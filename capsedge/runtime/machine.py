@@ -99,7 +99,7 @@ def simd_level() -> str:
 
 
 def saturates_products_of_bytes() -> bool:
-    """Whether fast code adds pairs of products of bytes in 16 bits: on x86 processors without VNNI.
+    """Whether fast code adds pairs of byte products in 16 bits, as on x86 processors without VNNI.
 
     There, ``vpmaddubsw`` saturates: 255 times 127, twice, is more than 32767.
     """

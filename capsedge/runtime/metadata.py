@@ -32,7 +32,7 @@ from capsedge.spec.vocabularies import (
     TASKS,
 )
 
-# Characters that the text of a property may have, where that is less than all of them may have together.
+# Characters that a property may have, if fewer than the limit for all properties together.
 _MOST = {field.name: LIMITS[field.limit].value for field in FIELDS if field.limit}
 
 
@@ -160,7 +160,7 @@ class ModelMetadata:
         typical_input: what images as in training are like; None if the file does not state it.
         cascade: the two networks of a cascade; None for others. The rest describes the large one.
         trace: the outputs with the values of every routing iteration; None if the file has none.
-        chosen_scores: why its output of scores was taken for that; None if the file does not state it.
+        chosen_scores: why this output was chosen as the scores; None if the file does not state it.
     """
 
     architecture: str
@@ -303,7 +303,7 @@ def reference_options(metadata: ModelMetadata | None) -> str:
 
 
 def how_to_add_decoder(metadata: ModelMetadata | None) -> str:
-    """The sentence that says how a file comes by its decoder's pictures."""
+    """The sentence that says how to get a file with its decoder's pictures."""
     if metadata is not None and provenance_of(metadata) is Provenance.CHECKPOINT:
         if not metadata.configuration.get("decoder"):
             return (

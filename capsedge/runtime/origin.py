@@ -1,6 +1,6 @@
-"""Say where weights come from: another network that was imported, or a larger one that was pruned.
+"""Record where weights come from: another network that was imported, or a larger one that was pruned.
 
-It is the claim of the file, which only importing or pruning again confirms.
+The file claims this; only importing or pruning again confirms it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Origin:
         ]
 
     def changed(self, how: str) -> Origin:
-        """The origin of the same weights in another function, for which no comparison holds."""
+        """The origin of the same weights in a different function, for which the comparison is no longer
+        valid.
+        """
         return replace(self, notes=(*self.notes, how), compared=None)
 
     @property
@@ -99,7 +101,7 @@ class Origin:
 
 
 def origin_of(path: Path | str) -> Origin | None:
-    """The origin of a checkpoint; None if it was not imported, or is no safetensors file.
+    """The origin of a checkpoint; None if it was not imported, or is not a safetensors file.
 
     Raises:
         UsageError, ArtefactError: it cannot be read.

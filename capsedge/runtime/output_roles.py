@@ -1,4 +1,4 @@
-"""Tell which outputs of a model mean what, and make predictions of their values."""
+"""Determine the meaning of a model's outputs, and make predictions from their values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | No
 
 
 class OutputRoles:
-    """Which outputs of a model mean what, and what their values mean.
+    """The meaning of a model's outputs and of their values.
 
     Args:
         path: the file, for errors.
         image_input: of the model.
-        metadata: what the file states; None for a file of another tool, whose outputs have a role by their
+        metadata: what the file states; None for a file from another tool, whose outputs have a role by their
             names.
         inputs, outputs: of the model.
 
@@ -47,7 +47,8 @@ class OutputRoles:
         kind: of the scores: ``length``, ``logits`` or ``probability``; empty if there are none.
         poses: the output with a pose for each class; None if there is none.
         values: the outputs of a regression; empty for a classification.
-        escalated: of a cascade, the output ``[N]`` of the images that its large network decided; else None.
+        escalated: for a cascade, the output ``[N]`` that marks images decided by its large network; else
+            None.
         all: the outputs that a prediction is made of.
         multi_label: whether an image may have any number of classes; also False if the file does not state
             it.
@@ -126,7 +127,7 @@ class OutputRoles:
         threshold: float | None = None,
         invert: bool = False,
     ) -> list[Prediction]:
-        """The predictions that outputs of the model mean, as `Session.predict` returns them.
+        """The predictions given by outputs of the model, as `Session.predict` returns them.
 
         Args:
             images: what was run, prepared: ``[N, C, H, W]`` in the model's layout.

@@ -1,4 +1,4 @@
-"""Define predictions and what predicts, and find images whose colours may be the other way round."""
+"""Define predictions and what makes them, and find images that may need to be inverted."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Value:
     """One value of a regression.
 
     Attributes:
-        name: what it is, such as ``yaw``.
-        value: its size.
+        name: such as ``yaw``.
+        value: the number.
         unit: such as ``degrees``; empty if the file does not state it.
     """
 
@@ -237,7 +237,7 @@ def to_invert(
     criterion: TypicalInput | None,
     measured: Measurements | None,
 ) -> bool:
-    """Whether a prepared grey image ``[1, H, W]`` or ``[H, W, 1]`` may have its colours the other way round.
+    """Whether a prepared grey image ``[1, H, W]`` or ``[H, W, 1]`` may need to be inverted.
 
     Its answer is not confident, most of its values are over the middle of the least and the largest, and its
     frame is on the other side of the mean than in training, with contrast and roughness as there. Without a
@@ -251,7 +251,7 @@ def to_invert(
     if score >= CONFIDENT:
         return False
     middle = (float(image.min()) + float(image.max())) / 2
-    if 2 * np.count_nonzero(image > middle) <= image.size:  # of one value: none is above
+    if 2 * np.count_nonzero(image > middle) <= image.size:  # all values are equal: none is above
         return False
     measured = measured or measure(image, layout)
     if criterion is None:

@@ -1,4 +1,4 @@
-"""What functions that take long report to their argument ``progress``."""
+"""Define what long-running functions report to their argument ``progress``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called with what is being done, and with how much of it is done where that is counted.
+    """Called with the current stage and, if progress is counted, how much of it is done.
 
-    ``total`` is None where nothing is counted (``done`` is 0 then), or where the end is not known yet.
+    ``total`` is None if nothing is counted (``done`` is 0 then), or if the end is not known yet.
 
     Example:
         >>> def show(stage: str, done: int = 0, total: int | None = None) -> None:
@@ -20,4 +20,4 @@ class Progress(Protocol):
 
 
 def silent(_stage: str, _done: int = 0, _total: int | None = None, /) -> None:
-    """Report nothing: the default where no ``progress`` is given."""
+    """Report nothing: the default if no ``progress`` is given."""

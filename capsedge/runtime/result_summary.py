@@ -61,7 +61,7 @@ class Summary:
         return "<" + "\n  ".join([f"{self.title} {shown[0]}", *shown[1:]]) + ">"
 
     def html(self) -> str:
-        """A piece of a page that needs nothing else, and escapes every text."""
+        """A self-contained HTML fragment in which all text is escaped."""
         table = "".join(
             f'<tr><th style="{_HEAD}">{_escaped(row.name)}</th>'
             f'<td style="{_CELL}">{_bar(row.share)}{_escaped(row.value)}</td></tr>'
@@ -73,7 +73,7 @@ class Summary:
 
 
 class Summarized(ABC):
-    """A result with a short ``repr`` and a table in notebooks; a subclass says what they hold."""
+    """A result with a short ``repr`` and a table in notebooks; subclasses provide the content."""
 
     @abstractmethod
     def _summary(self) -> Summary:
@@ -198,7 +198,7 @@ _DIGITS = re.compile(r"(\.\d)\d+")  # a tenth of a pixel is enough
 
 
 def _for_a_page(element: ElementTree.Element) -> None:
-    """Leaves out what a page has itself or does not need: style sheets, namespaces, names, digits."""
+    """Omits what the page provides or does not need: style sheets, namespaces, names, digits."""
     for child in list(element):
         _for_a_page(child)
         if child.tag in ("style", "clipPath"):
@@ -221,7 +221,7 @@ def _for_a_page(element: ElementTree.Element) -> None:
         if not unused and not value.startswith("rotate(-0 "):
             element.set(name, value)
     marks = {child.attrib.get("style") for child in element if child.tag == "use"}
-    if len(marks) == 1 and len(element) > 1:  # of one line, which then says its style once
+    if len(marks) == 1 and len(element) > 1:  # of one line, which then states its style once
         element.set("style", str(marks.pop()))
         for child in element:
             child.attrib.pop("style")

@@ -30,8 +30,8 @@ class TraceLayer:
         iterations: routing iterations ``T``.
         outputs: the output of the graph for each kind of value.
         grid: rows and columns of the parents' map; 1 and 1 for a dense layer.
-        child_grid: rows and columns of the children's map; None where it is not known.
-        kernel, strides: of the window that a parent sees, in children's rows and columns; None where not
+        child_grid: rows and columns of the children's map; None if it is not known.
+        kernel, strides: of the window that a parent sees, in children's rows and columns; None if not
             known.
         types_first: whether the children of a window are ordered by type, row and column, instead of by row,
             column and type.
@@ -114,8 +114,8 @@ class TracedLayer(Summarized):
             count in the M-step by coupling times activation (Hinton et al. 2018, procedure 1). Otherwise
             None.
         grid: rows and columns of the parents' map; 1 and 1 for a dense layer.
-        child_grid: rows and columns of the children's map; None where it is not known.
-        kernel, strides: of the window that a parent sees, in the children's map; None where not known.
+        child_grid: rows and columns of the children's map; None if it is not known.
+        kernel, strides: of the window that a parent sees, in the children's map; None if not known.
         types_first: whether the children of a window are ordered by type, row and column.
     """
 

@@ -48,7 +48,7 @@ class Runner:
         self._all_outputs = [port.name for port in backend.outputs]
         self._on_device = backend if isinstance(backend, DeviceBackend) else None
         self._described = backend.metadata is not None
-        # Nothing is known about models of other tools: some use the most negative number as a mask.
+        # Nothing is known about models from other tools: some use the most negative number as a mask.
         self._bound = LARGEST if self._described else math.inf
         self._check_sizes()
 
@@ -187,7 +187,7 @@ class Runner:
 
 
 def run_size(batches: BatchRange, batch_size: int | None = None) -> int:
-    """Images of one run: the fixed batch, otherwise ``batch_size``, or 64, within what the backend takes.
+    """Images per run: the fixed batch, otherwise ``batch_size`` or 64, within the backend's limits.
 
     Raises:
         UsageError: ``batch_size`` is below 1.

@@ -1,4 +1,4 @@
-"""Probe a network's outputs with synthetic images, to see what its scores are worth."""
+"""Probe a network's outputs with synthetic images, to see whether its scores are meaningful."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from capsedge.spec.vocabularies import CLASSIFICATION
 
 Floats = NDArray[np.float32]
 _NOISE, _SHAPES, _BEYOND = 16, 14, 16
-_LARGE = 3 * 64 * 64  # values of an image from which on fewer are run
+_LARGE = 3 * 64 * 64  # values of an image above which fewer images are run
 
 
 @dataclass(frozen=True)
 class Probes:
-    """Prepared images ``[n, ...]``; what they are, by row.
+    """Prepared images ``[n, ...]``, with the kind of each row.
 
     Attributes:
         images: in the layout of the input.
@@ -147,7 +147,7 @@ def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[P
 def check_scores(
     name: str, kind: str, task: str, probed: Arrays, images: Probes
 ) -> tuple[str, ...]:
-    """Scores that say nothing, or that are a mask.
+    """Warnings about meaningless scores, or scores that are a mask.
 
     Args:
         name, kind: of the output of scores.
@@ -166,7 +166,7 @@ def check_computed(choice: ScoresChoice) -> None:
     """Refuse scores that a file does not hold as an output.
 
     Raises:
-        UsageError: they would have to be computed of one.
+        UsageError: they would have to be computed from one.
     """
     if choice.form == AS_IT_IS:
         return

@@ -1,4 +1,4 @@
-"""Find the output with a network's scores by what values do, not by names, and read scores from it."""
+"""Find the output with a network's scores by its values, not its name, and read scores from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScoresChoice:
         output: its name.
         form: what it holds, `AS_IT_IS`, `FLAT` or `CAPSULES`.
         classes: how many.
-        poses: the output with the capsules that the scores are the lengths of; empty if there is none.
+        poses: the output with the capsules whose lengths are the scores; empty if there is none.
         reason: the reason for this choice, as text.
     """
 
@@ -47,13 +47,13 @@ class ScoresChoice:
 
 @dataclass(frozen=True)
 class ChosenScores:
-    """Why a file's output of scores was taken for that, as its maker states it.
+    """Why an output was chosen as the scores, as the file states.
 
     Attributes:
         reason: for a person.
-        made_of: the output that export made the scores of; empty if the network itself computes them.
+        made_of: the output from which export computed the scores; empty if the network itself computes them.
         classes: how many scores were made.
-        capsules: whether they are lengths of capsules; otherwise further axes of 1 were taken away.
+        capsules: whether they are lengths of capsules; otherwise further axes of 1 were removed.
     """
 
     reason: str
@@ -115,9 +115,9 @@ def choose_scores(
 ) -> ScoresChoice:
     """The output that holds scores.
 
-    A mask, which marks one class per image, that with the largest value of another output, holds none. Of
-    outputs that are known functions of each other, such as logits and their softmax, the lengths of capsules
-    or else probabilities are taken. Two that decide differently are a question to the user.
+    A mask, which only marks the class with the largest value in another output, is never chosen. Of outputs
+    that are known functions of each other, such as logits and their softmax, the lengths of capsules are
+    chosen, or else probabilities. If two outputs decide differently, the user is asked.
 
     Args:
         outputs: by name, on several different images, first axis.
@@ -191,7 +191,7 @@ def choose_scores(
 
 
 def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
-    """Whether an output has the shape of at least this many scores or capsules, which pictures do not.
+    """Whether an output has the shape of at least this many scores or capsules; pictures do not count.
 
     Args:
         images: as of `choose`.
@@ -217,7 +217,7 @@ def mask_of(name: str, outputs: Arrays) -> str:
 def score_warnings_of(
     name: str, scores: Array, probabilities: Array, noise: NDArray[np.bool_]
 ) -> list[str]:
-    """Warnings on scores that say nothing.
+    """Warnings about meaningless scores.
 
     Args:
         scores: ``[n, J]``, of different images.
@@ -319,7 +319,7 @@ def _masks(found: Sequence[_Candidate], others: dict[str, Array]) -> dict[str, s
 
 
 def _marked(scores: Array, capsules: bool) -> NDArray[np.intp] | None:
-    """The class ``[n]`` that stands out where all others have one value, the same in all rows; else None."""
+    """The class ``[n]`` that stands out if all others have the same value in all rows; else None."""
     finite = scores[np.isfinite(scores).all(1)]
     if not len(finite):
         return None

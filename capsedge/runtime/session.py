@@ -93,7 +93,7 @@ class Session(Summarized):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; ``path``, ``metadata`` and the ports stay known."""
+        """Whether `close` was called; ``path``, ``metadata`` and the ports remain available."""
         return self.backend.closed
 
     def class_name(self, index: int) -> str:

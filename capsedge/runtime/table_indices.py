@@ -1,6 +1,6 @@
-"""What a file states of its inputs beside types and shapes: the property ``capsedge_inputs``.
+"""Read what a file states about its inputs besides types and shapes: the property ``capsedge_inputs``.
 
-``export`` writes it for networks that look up embeddings, or whose free axes have a longest length:
+``export`` writes it for networks that index embeddings, or whose free axes have a maximum length:
 ``{"hist": {"entries": 2000, "longest": [0, 50]}}``. ONNX takes -1 for the last entry and a runtime on a GPU
 checks nothing, so both are checked before a run.
 """
@@ -28,12 +28,12 @@ _BEYOND = re.compile(
 
 @dataclass(frozen=True)
 class InputBounds:
-    """What an input may hold.
+    """The values and lengths that an input allows.
 
     Attributes:
-        entries: of the smallest table that its whole numbers look up; they are at least 0 and below this.
-            None where it looks nothing up.
-        longest: the largest size of each axis; 0 where the shape alone decides. Empty for no axis.
+        entries: of the smallest table that it indexes; its values are at least 0 and below this. None if it
+            indexes no table.
+        longest: the largest size of each axis; 0 if the shape alone decides. Empty if no axis has one.
     """
 
     entries: int | None = None
@@ -49,7 +49,7 @@ class InputBounds:
 
 
 def inputs_property(stated: Mapping[str, InputBounds]) -> dict[str, str]:
-    """The property of a file that states this of its inputs; none where it states nothing."""
+    """The property of a file that states this about its inputs; none if it states nothing."""
     if not stated:
         return {}
     documents = {}
@@ -61,7 +61,7 @@ def inputs_property(stated: Mapping[str, InputBounds]) -> dict[str, str]:
 
 
 def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds]:
-    """What a file states of its inputs, by name.
+    """What a file states about its inputs, by name.
 
     Raises:
         ArtefactError: the property is damaged.
@@ -76,7 +76,7 @@ def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds
 
 
 def bounded_ports(ports: Sequence[Port], stated: Mapping[str, InputBounds]) -> tuple[Port, ...]:
-    """The inputs of a file with what it states of them.
+    """The inputs of a file with what it states about them.
 
     Raises:
         ArtefactError: it states lengths of more or fewer axes than an input has.
@@ -103,7 +103,7 @@ def _unreadable(why: str) -> ArtefactError:
 
 
 def check_lengths(name: str, shape: Sequence[int], longest: Sequence[int]) -> None:
-    """Refuse an input with an axis that is longer than the network takes.
+    """Refuse an input with an axis that is too long for the network.
 
     Args:
         longest: of each axis; 0 for any.
@@ -121,14 +121,14 @@ def check_lengths(name: str, shape: Sequence[int], longest: Sequence[int]) -> No
 
 
 def check_indices(name: str, array: NDArray[Any], entries: int) -> None:
-    """Refuse indices that a table of so many entries does not have.
+    """Refuse indices beyond a table with this many entries.
 
     Raises:
         UsageError: there are some.
     """
     if not array.size:
         return
-    # Seen as unsigned, a negative number is a large one: one pass for both ends.
+    # As unsigned numbers, negative ones are large, so one pass checks both ends.
     if int(array.view(f"u{array.itemsize}").max()) < entries:
         return
     wrong = np.argwhere((array < 0) | (array >= entries))

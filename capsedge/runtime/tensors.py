@@ -41,9 +41,9 @@ _PROTOCOLS = ("__array__", "__dlpack__", "__array_interface__", "__cuda_array_in
 
 
 def as_array(value: object, name: str = "the array") -> NDArray[Any] | None:
-    """The numpy array of an array of any library; None for what is none.
+    """An array of any library as a numpy array; None for anything else.
 
-    Nothing is copied where the library lends its memory. A tensor of torch is detached first, bfloat16
+    Nothing is copied if the library shares its memory. A tensor of torch is detached first, bfloat16
     becomes float32. An array on a GPU is copied to the host; on the same GPU without a copy,
     `Session.run_on_device` runs engines.
 
@@ -65,7 +65,9 @@ def as_array(value: object, name: str = "the array") -> NDArray[Any] | None:
         return _unmasked(_converted(value), name)
     except UsageError:
         raise
-    except Exception as error:  # every library has errors of its own for what it does not lend
+    except (
+        Exception
+    ) as error:  # every library raises its own errors for memory that it does not share
         raise UsageError(
             f"{name} is of type {type(value).__name__} and cannot be read as an array.",
             f"{error}".strip().split("\n")[0],
@@ -234,7 +236,7 @@ def check_rows(path: Path, outputs: Mapping[str, NDArray[Any]], images: int) -> 
     """Refuse outputs of a file that do not have one row per image.
 
     Raises:
-        ArtefactError: one has not.
+        ArtefactError: one does not.
     """
     for name, value in outputs.items():
         if value.ndim < 1 or len(value) != images:

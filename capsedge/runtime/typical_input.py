@@ -164,7 +164,7 @@ def _measured(images: NDArray[np.float64], layout: str) -> NDArray[np.float64]:
 
 
 def _sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each row ``[N, K]``, from the first value to the last; numpy's own sum adds in pairs."""
+    """The sum of each row of ``[N, K]``, from the first value to the last; numpy's own sum adds in pairs."""
     return np.add.accumulate(values, axis=1)[:, -1]
 
 
@@ -178,7 +178,7 @@ def _frame(shape: tuple[int, ...], layout: str) -> NDArray[np.intp]:
 
 
 def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = "") -> TypicalInput:
-    """The criterion of prepared images ``[C, H, W]`` as in training: what they span, and 5 % more.
+    """The criterion from prepared images ``[C, H, W]`` like those of training: their spans, widened by 5 %.
 
     Blank images among them are left out. Every bound is moved outwards by 5 % of its span, and the lower
     bound of the contrast by 5 % of its value.
@@ -214,7 +214,7 @@ def _rounded(value: float) -> float:
 
 
 def typical_input_of(path: Path | str) -> TypicalInput | None:
-    """The typical input of a checkpoint; None if it states none, or is no safetensors file.
+    """The typical input of a checkpoint; None if it states none, or is not a safetensors file.
 
     Raises:
         UsageError, ArtefactError: it cannot be read.

@@ -31,7 +31,8 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Description:
-    """What a person says of a network. What is left out stays as the file has it, or takes its default.
+    """A user's description of a network. Fields that are left out stay as in the file, or take their
+    defaults.
 
     Attributes:
         class_names: one per class.
@@ -74,7 +75,7 @@ class DescribedModel:
     Attributes:
         data: the bytes of the file.
         metadata: what it states now.
-        warnings: on its scores, for the user.
+        warnings: about its scores, for the user.
     """
 
     data: bytes
@@ -82,7 +83,7 @@ class DescribedModel:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Where the answer is, for people; also what was taken from the outputs' values."""
+        """Which outputs hold the answer, in words, including what was inferred from their values."""
         m = self.metadata
         if m.outputs is None:
             where = f"{len(m.class_names)} classes"
@@ -165,7 +166,9 @@ def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") 
 
 
 def _in_words(metadata: ModelMetadata | None) -> Any:
-    """What readers act on; the records of export and calibration may hold NaN, which reads as null."""
+    """The part of the metadata that readers use; records of export and calibration may hold NaN, which reads
+    as null.
+    """
     return metadata and dataclasses.replace(metadata, configuration={}, calibration={}, parity={})
 
 
@@ -232,7 +235,7 @@ def metadata_for(
 
 
 def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None]]) -> None:
-    """Refuse a network of other inputs than images.
+    """Refuse a network whose input is not images.
 
     Args:
         name: of the network.
@@ -253,7 +256,7 @@ def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None
 def _typical_input(
     description: Description, preprocessing: Preprocessing | None, base: ModelMetadata
 ) -> TypicalInput | None:
-    """The typical input; one that was measured on images prepared otherwise does not hold any more."""
+    """The typical input; one that was measured with different preprocessing is no longer valid."""
     if description.typical is None:
         return base.typical_input if preprocessing == base.preprocessing else None
     if preprocessing is None:
@@ -363,7 +366,7 @@ def _scores(
     probed: Arrays,
     images: Probes,
 ) -> _Scored:
-    """Which output decides the class; its `outputs` are None where their names say it."""
+    """Which output decides the class; its `outputs` are None if the names already say so."""
     requested, declared = requested or Outputs(), base.outputs or Outputs()
     scores, chosen = requested.scores, ChosenScores(NAMED) if requested.scores else None
     if scores == declared.scores:
@@ -371,7 +374,7 @@ def _scores(
     if not scores:
         scores, chosen = declared.scores, base.chosen_scores
     named = [name for name in SCORES if name in probed]
-    if not scores and base.class_names and len(named) == 1:  # a file that leaves it to the names
+    if not scores and base.class_names and len(named) == 1:  # a file in which names decide
         scores, chosen = named[0], base.chosen_scores
     posed = ""
     if not scores:

@@ -45,13 +45,13 @@ def zoo_checkpoints() -> list[Path]:
 
 
 def checkpoint_of_model(name: str) -> Path | None:
-    """The trained checkpoint of a model by its name, such as ``digits-em``; None where there is none."""
+    """The trained checkpoint of a model by its name, such as ``digits-em``; None if there is none."""
     path = zoo_checkpoint(name) if name in MODELS else None
     return path if path is not None and path.is_file() else None
 
 
 def checkpoint_by_sha256(sha256: str) -> Path | None:
-    """The trained checkpoint with this checksum; None where there is none."""
+    """The trained checkpoint with this checksum; None if there is none."""
     from capsedge.runtime.files.writing import sha256 as checksum
 
     return next((path for path in zoo_checkpoints() if checksum(path) == sha256), None)
@@ -63,7 +63,7 @@ def zoo_model(name: str) -> Path | None:
 
 
 def default_model() -> Path:
-    """The ONNX file that ``capsedge.load()`` and ``capsedge infer`` use when none is named."""
+    """The ONNX file that ``capsedge.load()`` and ``capsedge infer`` use by default."""
     return _HERE / f"{DEFAULT}.onnx"
 
 

@@ -117,7 +117,7 @@ class _Service:
             await self._answered(name, respond, message, context)
 
     async def _arrived(self, context: Any) -> _Message | None:
-        """The next message; None where there are no more."""
+        """The next message; None if there are no more."""
         try:
             message = await self._budget.arrive(context.read)
         except Full as error:

@@ -198,7 +198,7 @@ def runners(threads: int) -> ThreadPoolExecutor:
 def _warm_up(session: Session) -> None:
     """Run a model on a black image, since the first inference allocates the memory.
 
-    One of another tool, or with free sizes, is left alone.
+    One from another tool, or with free sizes, is left alone.
     """
     shape = session.inputs[0].shape[1:] if session.inputs else ()
     if session.metadata is None or not all(isinstance(size, int) for size in shape):

@@ -36,7 +36,7 @@ class Access:
 
     Attributes:
         status: of the answer; ``gone`` if the client has gone away before it.
-        id: of the request; empty where it has none.
+        id: of the request; empty if it has none.
     """
 
     def __init__(self, protocol: str, method: str, path: str, client: str) -> None:

@@ -59,7 +59,7 @@ class InferRequest:
     """A request.
 
     Attributes:
-        id: None where the client gives none.
+        id: None if the client gives none.
         raw: whether the tensors came, and the answer goes, as raw bytes.
     """
 

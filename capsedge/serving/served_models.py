@@ -199,7 +199,7 @@ class Serving:
     version: str
 
     def newest(self, name: str) -> str:
-        """The newest version of a name, which is its default; empty where it has none."""
+        """The newest version of a name, which is its default; empty if it has none."""
         return max((m.version for m in self.models if m.name == name), key=_as_number)
 
 

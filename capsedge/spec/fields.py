@@ -71,7 +71,7 @@ _PREPROCESSING = (
 _OUTPUTS = (
     Field("scores", "string", "the output that decides the class; empty for a regression", ""),
     Field("kind", "string", "what scores are: `length`, `logits` or `probability`", ""),
-    Field("poses", "string", "the output with a pose for each class; empty for none", ""),
+    Field("poses", "string", "the output with a pose for each class; empty if there is none", ""),
     Field("values", "strings", "the outputs of a regression", ()),
     Field("names", "strings", "of the values, in the order of outputs and elements", ()),
     Field("units", "strings", "of the values, possibly empty", ()),
@@ -195,7 +195,7 @@ FIELDS = (
     Field(
         "architecture",
         "string",
-        "the model family, or the class of a module of your own; empty for a file of another tool",
+        "the model family, or the class of a module of your own; empty for a file from another tool",
     ),
     Field("configuration", "values", "of a model of the package, as in its checkpoint"),
     Field("routing", "string", "`dynamic`, `em` or `attention`; empty if not stated"),

@@ -117,7 +117,7 @@ class Operator:
         couplings: whether couplings can be returned, as a further output.
         traced: the kinds of values that a traced body has of every iteration (`export --with trace`).
         freezable: whether constant couplings make it one matrix product.
-        first_pass: the operator that it equals if its parents are zero; empty for none.
+        first_pass: the operator that it equals if its parents are zero; empty if there is none.
         plugin: whether the TensorRT plugin library has it.
         sums, agreements: products per element of a vote, in an iteration and between two iterations.
         per_element: operations per element of the output, for operators that do not route.
@@ -231,7 +231,7 @@ class Operator:
 
     @property
     def int8(self) -> str:
-        """The variant of this operator with INT8 weights; empty for none."""
+        """The variant of this operator with INT8 weights; empty if there is none."""
         weighs = self.routes and self.layout is not VOTES_AS_INPUT
         return f"Quantized{self.name}" if weighs and not self.quantizes else ""
 

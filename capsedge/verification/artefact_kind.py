@@ -12,7 +12,7 @@ def is_folder(artefact: object, made_from: Path | str | None) -> bool:
     """Whether it is a folder of C.
 
     Args:
-        artefact: its path; what is no path is no folder either, and `load` refuses it.
+        artefact: its path; what is not a path is not a folder either, and `load` refuses it.
         made_from: the ONNX file that a folder was made from; None for any other artefact.
 
     Raises:

@@ -110,7 +110,7 @@ class Reference:
         """How far one rounding of all inputs and weights to FP32 moves each pose, the largest of a few draws.
 
         An evaluation in FP32 gives what FP64 gives for inputs and weights that are changed by a few such
-        roundings. None where the module cannot run in FP64.
+        roundings. None if the module cannot run in FP64.
         """
         given = [torch.from_numpy(np.ascontiguousarray(each)) for each in inputs]
         exact = self._true(given)
@@ -164,7 +164,7 @@ class Reference:
         return self._rounded(inputs) if found is None else found
 
     def _true(self, inputs: Tensors) -> Mapping[str, torch.Tensor] | None:
-        """What the module gives in FP64; None where the user's code fixes a type."""
+        """What the module gives in FP64; None if the user's code fixes a type."""
         doubled = [x.double() if x.is_floating_point() else x for x in inputs]
         if isinstance(self.module, CapsuleModel):
             return self._tensors(self.fp64, doubled)

@@ -101,7 +101,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One layer and iteration; iteration 0 is the layer's input. None where the file shows no value."""
+    """One layer and iteration; iteration 0 is the layer's input. None if the file shows no value."""
 
     layer: str
     iteration: int

@@ -321,7 +321,7 @@ def _defined(
 ) -> tuple[Arrays, Arrays] | None:
     """The exact values and their conditioning, for the images that are over; FP32's for the others.
 
-    None where there are none, or the reference cannot run in FP64.
+    None if there are none, or the reference cannot run in FP64.
     """
     if not len(over):
         return None

@@ -43,7 +43,7 @@ class Tile:
     Attributes:
         pixels: ``[H, W, 3]``.
         text: caption beneath it; may have several lines.
-        frame: colour of a frame; empty for none.
+        frame: colour of a frame; empty if there is none.
     """
 
     pixels: Pixels

@@ -87,7 +87,7 @@ def origin_of(folder: Path) -> Origin:
     """How a folder was made, according to its ``NAME.json``.
 
     Raises:
-        UsageError: it is no folder of `write_c`.
+        UsageError: it is not a folder of `write_c`.
         ArtefactError: the description is damaged.
     """
     found = _description(folder)
@@ -144,7 +144,7 @@ def read_report(folder: Path) -> Report:
     """What a folder says of itself.
 
     Raises:
-        UsageError: it is no folder of `write_c`.
+        UsageError: it is not a folder of `write_c`.
         ArtefactError: the description is damaged.
     """
     found = _description(folder)

@@ -95,7 +95,7 @@ class Library:
 
     @property
     def image(self) -> tuple[int, int, int] | None:
-        """Channels, height and width of the input; None if it is no image."""
+        """Channels, height and width of the input; None if it is not an image."""
         if self.preprocessing is not None:
             return self.preprocessing.channels, self.preprocessing.height, self.preprocessing.width
         return self.input_shape[1:] if len(self.input_shape) == 4 else None

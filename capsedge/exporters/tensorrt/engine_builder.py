@@ -166,7 +166,7 @@ class Built:
     Attributes:
         plan: the engine.
         layers: what TensorRT says of them.
-        timing_cache: with this build's timings; empty where there are none.
+        timing_cache: with this build's timings; empty if there are none.
         warnings: what TensorRT warned of, and what became of a timing cache.
     """
 

@@ -1,8 +1,8 @@
 """Import capsules with inverted dot-product attention: Apple's release, and its first author's.
 
-The keys are the same, the patches are not: Apple's code stacks them and reads the stack with axes in another
-order. Letters: C0 types of the primary capsules, C1, C2 ... of the layers after them; K1, K2 ... their
-windows; F1, F2 ... children of fully connected layers; D, S elements and side of a pose.
+Both have the same keys but different patches: Apple's code stacks them and reads the stack with axes in
+    another order. Letters: C0 types of the primary capsules, C1, C2 ... of the layers after them; K1, K2 ...
+        their windows; F1, F2 ... children of fully connected layers; D, S elements and side of a pose.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from capsedge.models.registry import CIFAR10, CIFAR100
 
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _WEIGHT = re.compile(r"capsule_layers\.(\d+)\.w")
-_RESNET = "U"  # blocks of its first stage: there only if the backbone has residual blocks
+_RESNET = "U"  # blocks of the first stage, if the backbone has residual blocks
 
 
 def keys(shapes: Shapes) -> Patterns:
@@ -134,8 +134,8 @@ def _strides(
 ) -> tuple[int, ...]:
     """Strides of the backbone, the primary capsules and the convolutional capsule layers.
 
-    The file has none; those of the authors' configurations are taken where they lead to as many positions as
-    the first fully connected layer has, and otherwise the only ones that do.
+    The file does not store them. Those of the authors' configurations are used if they lead to the number of
+    positions of the first fully connected layer, otherwise the only strides that do.
 
     Raises:
         UsageError: there are none, or several.
@@ -166,7 +166,7 @@ def _strides(
 
 
 def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; children of a fully connected layer have their types first there."""
+    """The package's tensors; in the file, children of a fully connected layer are ordered by type first."""
     assert isinstance(config, AttentionCapsulesConfig)
     made: Tensors = {
         "primary.conv.weight": weights["pc_layer.weight"],
@@ -190,7 +190,7 @@ def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
 
 
 def _stem_tensors(weights: Mapping[str, Floats]) -> Iterator[tuple[str, Floats]]:
-    """The backbone's tensors; its residual blocks follow each other here, without stages."""
+    """The backbone's tensors; in this package, its residual blocks are numbered through, without stages."""
     first = sum(
         bool(re.fullmatch(r"pre_caps\.pre_caps\.3\.\d+\.conv1\.weight", k)) for k in weights
     )

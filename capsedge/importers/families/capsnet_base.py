@@ -83,7 +83,7 @@ def configure(
 
 
 def _types(sizes: Sizes) -> int:
-    """Types of primary capsules; where one convolution makes them all (channels N), N / D."""
+    """Types of primary capsules: N / D if a single convolution with N channels makes them all."""
     return sizes["T"] if "T" in sizes else sizes["N"] // sizes["D"]
 
 
@@ -149,8 +149,8 @@ def decoder(
 ) -> Tensors:
     """The decoder's three layers.
 
-    Where it takes the capsule of one class, instead of all with the others zero, its first weight is
-    repeated for every class: the sum then has the same terms.
+    If it takes the capsule of one class, instead of all capsules with the others set to zero, its first
+    weight is repeated for every class, so the sum has the same terms.
     """
     if not config.decoder:
         return {}
@@ -177,12 +177,12 @@ def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
 
 
 def joined(weights: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:
-    """The primary convolution of several convolutions, with a bias or without.
+    """One primary convolution made from several, with or without a bias.
 
     Args:
-        names: with ``{}`` for their numbers.
-        dims_apart: whether each makes one element of all types, and types and elements have to change
-            places; otherwise their channels follow each other.
+        names: their names, with ``{}`` for the number.
+        dims_apart: whether each makes one element of all types, so types and elements must be swapped;
+            otherwise their channels are concatenated.
     """
     made = {}
     for part in ("weight", "bias"):
@@ -195,7 +195,7 @@ def joined(weights: Mapping[str, Floats], names: str, count: int, dims_apart: bo
 
 
 def by_position(weight: Floats, types: int) -> Floats:
-    """Children in this package's order, positions first, from types first: ``[I, ...]``."""
+    """Children ``[I, ...]`` reordered from types first to this package's order, positions first."""
     places = weight.shape[0] // types
     apart = weight.reshape(types, places, *weight.shape[1:])
     return apart.swapaxes(0, 1).reshape(weight.shape)

@@ -50,8 +50,8 @@ def _configure_xifengguo(
 def _convert_xifengguo(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
-    Convolutions are ``[height, width, in, out]`` there, the routing weight ``[J, I, O, D]``, and the decoder
-    makes ``[height, width, channels]``.
+    In the file, convolutions are ``[height, width, in, out]``, the routing weight is ``[J, I, O, D]``, and
+    the decoder makes ``[height, width, channels]``.
     """
     assert isinstance(config, CapsNetConfig)
     made = {"classes.weight": weights["digitcaps/W"].swapaxes(0, 1)}
@@ -150,7 +150,7 @@ class _Layer:
         """A whole number above 0.
 
         Raises:
-            UnsupportedModelError: it is none.
+            UnsupportedModelError: it is not one.
         """
         found = self.values.get(key)
         if type(found) is not int or found < 1:
@@ -168,7 +168,7 @@ class _Layer:
 
 
 def _chain(config: Mapping[str, Any]) -> list[_Layer]:
-    """The layers from the input to the output; none where the configuration is no chain of them."""
+    """The layers from the input to the output; empty if the configuration is not a chain of layers."""
     inner = config.get("config")
     if config.get("class_name") not in _WHOLE:
         return []
@@ -208,7 +208,7 @@ def _sources(nodes: Any, known: set[str]) -> Iterator[str]:
 
 
 def _input_of(layers: Sequence[_Layer]) -> tuple[int | None, int | None, int | None]:
-    """Height, width and channels of the input; None where they are free."""
+    """Height, width and channels of the input; None for those that are free."""
     for layer in layers[:2]:
         shape = layer.values.get("batch_input_shape") or layer.values.get("batch_shape")
         if isinstance(shape, list) and len(shape) == 4:
@@ -228,7 +228,7 @@ def _weight_key(names: Mapping[str, Any], layer: _Layer, which: str, index: int)
 
 
 def _stem_layer(layer: _Layer, channels: int) -> StemLayer | None:
-    """A layer before the capsules; None where it changes nothing.
+    """A layer before the capsules; None if it changes nothing.
 
     Raises:
         UnsupportedModelError: it is not known.
@@ -282,7 +282,7 @@ _KERNEL = "capsule_kernel"
 
 
 def _fit_configuration(config: Mapping[str, Any], shapes: Shapes) -> Fit:
-    """By the layers ``Capsule`` in the configuration, and a kernel for each."""
+    """Identify a file by the ``Capsule`` layers in its configuration, with a kernel for each."""
     layers = _chain(config)
     capsules = [layer for layer in layers if layer.kind == "Capsule"]
     found = Fit(missing=[] if capsules else ["a chain of layers with Capsule"])
@@ -375,7 +375,7 @@ def _layers(
 
 
 def _convert_chain(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; convolutions are ``[height, width, in, out]`` there."""
+    """The package's tensors; in the file, convolutions are ``[height, width, in, out]``."""
     assert isinstance(config, CapsuleStackConfig)
     made: Tensors = {}
     for k, layer in enumerate(config.layers):

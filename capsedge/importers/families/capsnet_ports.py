@@ -1,4 +1,4 @@
-"""Import the paper's CapsNet in PyTorch: what public networks call its layers, how they differ.
+"""Import the paper's CapsNet in PyTorch: how public networks name its layers, and how they differ.
 
 The letters of the shapes are those of `capsedge.importers.families.capsnet_base`.
 """
@@ -63,13 +63,14 @@ def _port(
 
     Args:
         stem: name of the first convolution.
-        primary: of the primary one; with ``{D}`` or ``{T}`` in it, of one for each element or type.
+        primary: name of the primary convolution; with ``{D}`` or ``{T}`` in it, of one for each element or
+            type.
         weight: name and axes of the routing weight.
-        arranged: makes ``[I, J, O, D]`` of it, positions first.
+        arranged: turns it into ``[I, J, O, D]``, positions first.
         dims_apart: see `capsnets.joined`.
         decoder, decoder_takes: see `capsnets.decoder_keys`.
-        more, optional: further tensors, which are always there or may be.
-        rest: makes the package's tensors of them.
+        more, optional: further tensors, which are always or sometimes present.
+        rest: converts them to the package's tensors.
         about: the other fields of the family.
     """
     channels = "T" if "{D}" in primary else "D" if "{T}" in primary else "N"
@@ -107,17 +108,17 @@ def _port(
 
 
 def _types_first(weight: Floats, config: CapsNetConfig) -> Floats:
-    """Of ``[1, I, J, O, D]``."""
+    """The routing weight from ``[1, I, J, O, D]``."""
     return capsnet_base.by_position(weight[0], config.primary_types)
 
 
 def _parents_first(weight: Floats, _: CapsNetConfig) -> Floats:
-    """Of ``[J, I, O, D]``."""
+    """The routing weight from ``[J, I, O, D]``."""
     return weight.swapaxes(0, 1)
 
 
 def _elements_first(weight: Floats, config: CapsNetConfig) -> Floats:
-    """Of ``[I, D, J * O]``, types first."""
+    """The routing weight from ``[I, D, J * O]``, types first."""
     apart = weight.reshape(*weight.shape[:2], config.classes, config.capsule_dim)
     return capsnet_base.by_position(apart.transpose(0, 2, 3, 1), config.primary_types)
 
@@ -178,7 +179,7 @@ def _with_learned_priors(
     )
 
 
-# CapsNet-pytorch of Adam Bielski: learned start logits, one weighted sum more than iterations.
+# CapsNet-pytorch of Adam Bielski: learned start logits, and one more weighted sum than iterations.
 ADAMBIELSKI = _port(
     "conv1",
     "primaryCaps.conv",
@@ -437,7 +438,7 @@ def _as_found(
     )  # fmt: skip
 
 
-# The paper's CapsNet under this package's names: where a key map (--map) leads to, whose fields say what
+# The paper's CapsNet under this package's names. A key map (--map) maps to these names; its fields state what
 # differs from the paper.
 TEXTBOOK = _port(
     "stem.0",

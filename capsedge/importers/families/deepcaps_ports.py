@@ -31,7 +31,7 @@ from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig
 
 _CELLS = range(4)
 _NORM = ("weight", "bias", "running_mean", "running_var")
-# Of each cell: the convolution that halves the map, the skip connection, two convolutions.
+# Each cell has a convolution that halves the map, a skip connection, and two convolutions.
 _CONVOLUTIONS = ("first", "skip", "rest.0", "rest.1")
 
 
@@ -60,7 +60,7 @@ def _configure(
 
 
 def _with_decoder(patterns: Patterns) -> Callable[[Shapes], Patterns]:
-    """The patterns, and whatever tensors of a decoder there are: it is left out."""
+    """The patterns, plus any tensors of a decoder, which is left out."""
 
     def of(shapes: Shapes) -> Patterns:
         decoder = {k: s for k, s in shapes.items() if k.startswith("decoder")}
@@ -134,7 +134,7 @@ def _convert_torch(
     around: Mapping[str, Any], name: Names
 ) -> Callable[[Mapping[str, Floats], ModelConfig], Tensors]:
     def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-        """The package's tensors; votes are a convolution ``[T P, 1, V, 3, 3]`` there."""
+        """The package's tensors; in the file, votes are a convolution ``[T P, 1, V, 3, 3]``."""
         conv, norm = around["stem"]
         weight, bias = around["classes"]
         made = {f"stem.0.{part}": weights[f"{conv}.{part}"] for part in ("weight", "bias")}
@@ -235,8 +235,8 @@ def configure_keras(
 def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
-    Kernels are ``[3, 3, C, P, C', P']`` there, votes' ``[P, 3, 3, 1, T P]``, and the last cell's children
-    come before the third's.
+    In the file, kernels are ``[3, 3, C, P, C', P']``, those of votes ``[P, 3, 3, 1, T P]``, and the last
+    cell's children come before the third's.
     """
     assert isinstance(config, DeepCapsConfig)
     made: Tensors = {

@@ -27,7 +27,7 @@ from capsedge.importers.key_patterns import Patterns
 from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
 from capsedge.models.registry import DIGITS
 
-# Strides of the stem and of the primary capsules, and the side of the images: by the kernels of the first
+# Strides of the stem and of the primary capsules, and the side of the images, by the kernels of the first
 # layer and of the primary capsules.
 _DESIGNS = {
     (5, 9): ((1, 1, 1, 2, 1), 28),
@@ -40,7 +40,7 @@ _ONE_PASS = "the network routes in one pass"
 def _configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], conv: Conv
 ) -> ModelConfig:
-    """The configuration; ``conv`` says what follows each convolution of the stem."""
+    """The configuration; ``conv`` states what follows each convolution of the stem."""
     kernels = [sizes[f"K{k}"] for k in range(4)]
     strides, side = _DESIGNS.get((kernels[0], sizes["P"]), (None, 0))
     if strides is None:
@@ -139,7 +139,7 @@ PYTORCH = Family(
 
 
 def names_of_keras(keys: Iterable[str]) -> Mapping[str, str]:
-    """Names by the order of the layers, which Keras counts through a whole program.
+    """Names by the order of the layers, which Keras numbers across a whole program.
 
     ``CapsNet/conv2d_4/kernel`` is ``conv2d.0/kernel`` if it is the first convolution of its model.
     """
@@ -200,7 +200,7 @@ def configure_instance(
 
 
 def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; kernels are ``[K, K, in, out]`` there."""
+    """The package's tensors; in the file, kernels are ``[K, K, in, out]``."""
     assert isinstance(config, EfficientCapsNetConfig)
     parts = {
         "gamma": "weight", "beta": "bias", "moving_mean": "running_mean",

@@ -84,7 +84,7 @@ def _configure_fixcaps(
     Raises:
         UsageError: a choice is missing or does not fit the file.
     """
-    # Of the data sets with images of one size, the one with so many classes.
+    # Among the data sets whose images have one size, the one with this number of classes.
     own = tuple(d for d in family.data_sets if len(d.classes) == sizes["J"])
     family = dataclasses.replace(family, data_sets=own)
     stem = _stem(sizes, notes)
@@ -143,7 +143,7 @@ def _stem(sizes: Sizes, notes: list[str]) -> tuple[Conv, ...]:
 
 
 def _channels(sizes: Sizes) -> int:
-    """Of the images: a first convolution of 1 to 3 channels is one of three groups."""
+    """Channels of the images; a first convolution with 1 to 3 input channels has three groups."""
     return 3 if (sizes["I0"], sizes["C0"]) == (1, 3) else sizes["I0"]
 
 
@@ -154,7 +154,9 @@ def _normalized(conv: Conv, statistics: bool) -> Conv:
 
 
 def _convert_fixcaps(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; children have their types first there, and each unit makes one element."""
+    """The package's tensors; in the file, children are ordered by type first, and each unit makes one
+    element.
+    """
     assert isinstance(config, CapsNetConfig)
     assert isinstance(config.stem, tuple)
     places = _module_numbers(config.stem)
@@ -175,7 +177,7 @@ def _convert_fixcaps(found: Mapping[str, Floats], config: ModelConfig) -> Tensor
 
 
 def _module_numbers(stem: tuple[Conv, ...]) -> list[int]:
-    """Numbers of the modules with tensors in the package's stem, the last three those of the attention."""
+    """Numbers of the modules with tensors in the package's stem; the last three belong to the attention."""
     found, place = [], 0
     for conv in stem:
         found.append(place)
@@ -269,11 +271,11 @@ def _configure_hr(
 
 
 def _convert_hr(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; children have their types first there."""
+    """The package's tensors; in the file, children are ordered by type first."""
     assert isinstance(config, CapsNetConfig)
     made: Tensors = {}
     for k in range(len(_HR_STRIDES)):
-        name, place = f"feature_extractor.layer{k + 1}", 4 * k  # each layer has four modules here
+        name, place = f"feature_extractor.layer{k + 1}", 4 * k  # here, each layer has four modules
         made[f"stem.{place}.weight"] = found[f"{name}.0.weight"]
         made |= capsnet_base.renamed(found, f"{name}.1.", f"stem.{place + 1}.")
         made |= capsnet_base.layer(found, f"{name}.4.fc1", f"stem.{place + 3}.squeeze")

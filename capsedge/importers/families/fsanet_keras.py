@@ -27,7 +27,7 @@ _RENAMES = (  # Keras 3
     (r"ssr_F_model/(.*)", rf"{_F}/\1"),
 )
 _METRIC, _VLAD = "ssr_Metric_model", "ssr_Agg_model"
-_POSITIONS = 64  # of a network that does not tell
+_POSITIONS = 64  # of a network that does not state it
 _BLOCKS = 7
 _STREAMS = {
     "average": 0,
@@ -70,8 +70,8 @@ def _configure(
 def _convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
-    Shift is made of a capsule's elements 4 to 7 there, and scale of the first four; routing does not know
-    their order, so they change places in its weight.
+    In the file, a capsule's elements 4 to 7 give the shift and the first four the scale. Routing does not
+    depend on their order, so they are swapped in its weight.
     """
     assert isinstance(config, FSANetConfig)
     made: Tensors = {}

@@ -77,7 +77,7 @@ def named_values(
     """Names, units and ranges of the values.
 
     Raises:
-        UsageError: there are not three, and they are not named.
+        UsageError: there are not three values, and they have no names.
     """
     if choices.task not in (None, "regression"):
         raise UsageError("FSA-Net is a regression.", f"It has no task '{choices.task}'.", "")
@@ -98,7 +98,8 @@ def named_values(
 def square_preprocessing(
     places: int, own: Mapping[str, object], choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
-    """Square images that leave this many places after three poolings; prepared as the author does.
+    """The preprocessing of square images that leave this many positions after three poolings, as in the
+    author's code.
 
     Raises:
         UsageError: the size does not fit.
@@ -121,7 +122,7 @@ def square_preprocessing(
 
 
 def _convert_torch(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors. The routing weight is ``[J, I, O, D]`` there."""
+    """The package's tensors; in the file, the routing weight is ``[J, I, O, D]``."""
     assert isinstance(config, FSANetConfig)
     made: Tensors = {}
 
@@ -220,7 +221,7 @@ PYTORCH = Family(
 _T = TypeVar("_T")
 _MOST = 16  # members
 _MEMBER = re.compile(r"(\d+)/(.+)")
-# What a network without mapping does not have.
+# A network without mapping lacks these.
 _OF_MAPPING = ("primary_types", "mixtures")
 
 
@@ -237,7 +238,7 @@ def _names(member: Family, keys: Iterable[str]) -> Mapping[str, str]:
 
 
 def _patterns(members: tuple[Family, ...], shapes: Shapes) -> Patterns:
-    """The patterns of every member, which has letters of its own."""
+    """The patterns of all members, each with its own letters."""
     found: dict[str, str] = {}
     groups = _groups(shapes)
     if not 2 <= len(groups) <= _MOST:
@@ -250,7 +251,7 @@ def _patterns(members: tuple[Family, ...], shapes: Shapes) -> Patterns:
 
 
 def _nearest(members: tuple[Family, ...], shapes: Shapes) -> Patterns:
-    """Patterns of the kind of network that a member is, or is nearest to."""
+    """The patterns of the kind of network that a member is or most resembles."""
     kinds = []
     for member in members:
         assert not callable(member.keys)
@@ -308,7 +309,7 @@ def _configure_ensemble(
 
 
 def _convert_ensemble(found: Mapping[str, Floats], config: ModelConfig, member: Family) -> Tensors:
-    """The package's tensors: those of each member, as a part of its own."""
+    """The package's tensors: those of each member, as a separate part."""
     assert isinstance(config, FSANetConfig)
     made: Tensors = {}
     for k, own in sorted(_groups(found).items()):
@@ -319,7 +320,7 @@ def _convert_ensemble(found: Mapping[str, Floats], config: ModelConfig, member: 
 
 
 def ensemble(name: str, *members: Family) -> Family:
-    """The family of files with several networks of one family, or of these."""
+    """The family of files that hold several networks of one family or of the given ones."""
     first = members[0]
 
     def bound(function: Callable[..., object]) -> Callable[..., object]:

@@ -1,7 +1,7 @@
 """Public networks with EM routing in PyTorch.
 
 Letters: A channels, I input channels of the first convolution; B, C, D types of the primary and the two
-convolutional capsule layers, E classes; S side of a pose; M1, M2 children of a window of theirs, or K, L
+convolutional capsule layers, E classes; S side of a pose; M1, M2 children of one of their windows, or K, L
 its side.
 """
 
@@ -93,7 +93,7 @@ def _kernel(children: int, types: int) -> int:
 
 
 def _convert_yl_1993(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; a routing weight is ``[1, K K B, C, S, S]`` there."""
+    """The package's tensors; in the file, a routing weight is ``[1, K K B, C, S, S]``."""
     assert isinstance(config, MatrixCapsulesConfig)
     made: Tensors = {
         **layer(found, "conv1", "stem.0"),
@@ -204,8 +204,9 @@ def _temperature(choices: ImportChoices) -> float:
 def _convert_yuxianmeng(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
-    One convolution makes each type of primary capsules, and the channels of all are read as ``[P, B]``. A
-    routing weight is ``[B, K, K, C, S, S]`` there, and ``beta_v`` one number for all types.
+    In the author's code, one convolution makes each type of primary capsules, and the channels of all are
+    read as ``[P, B]``. A routing weight is ``[B, K, K, C, S, S]``, and ``beta_v`` is one number for all
+    types.
     """
     assert isinstance(config, MatrixCapsulesConfig)
     made: Tensors = dict(layer(found, "conv1", "stem.0"))

@@ -83,7 +83,7 @@ def configure(
 
 
 def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; residual blocks follow each other here, the weight is ``[J, I, O, D]`` there."""
+    """The package's tensors; residual blocks are numbered through; the file has a weight ``[J, I, O, D]``."""
     assert isinstance(config, PSCapsNetConfig)
     weight = weights["classifier.weight"]
     made: Tensors = {

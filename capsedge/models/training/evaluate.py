@@ -112,7 +112,7 @@ def typical_input_of_training(
         pairs: as of a recipe.
 
     Returns:
-        The criterion; None where the images are too few or blank.
+        The criterion; None if the images are too few or blank.
     """
     if pairs == "none":
         return _measured(data, config)

@@ -204,7 +204,7 @@ def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[st
 def _held_out(
     data: Path, config: ModelConfig, limit: int | None, log: Callable[[str], None]
 ) -> ImageSet | None:
-    """The images to test on; None where the data has none apart from the training images."""
+    """The images to test on; None if the data has none apart from the training images."""
     if class_names(data):
         divided = classes_of(data, "test")[1] == "test"
         return read_split(data, "test", config.preprocessing, limit) if divided else None

@@ -1,7 +1,7 @@
 """The backends that run a model, behind one protocol (``backend.Backend``).
 
 A backend is one module of this folder and one entry of `BACKENDS`; ``tests/runtime/test_backend_contract.py``
-holds what it has to do.
+states what it must do.
 """
 
 from __future__ import annotations

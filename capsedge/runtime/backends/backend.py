@@ -40,7 +40,7 @@ class Port:
         name: its name in the graph.
         shape: sizes; a string or None is a free dimension.
         dtype: numpy's name for the element type, or the backend's if numpy has none.
-        entries: of the table that an input of whole numbers looks up; None if the file does not state it.
+        entries: of the table that an integer input indexes; None if the file does not state it.
         longest: the largest size of each axis of an input; 0 for any, empty if the file states none.
     """
 
@@ -74,7 +74,7 @@ class BatchRange:
 
     @classmethod
     def of(cls, inputs: Sequence[Port]) -> BatchRange:
-        """The batch that all inputs fix, the first one's; any if one leaves it free."""
+        """The batch that the inputs fix, taken from the first; any batch if one input leaves it free."""
         sizes = [port.shape[0] for port in inputs if port.shape]
         fixed = [size for size in sizes if isinstance(size, int) and size > 0]
         return cls(fixed[0], fixed[0]) if fixed and len(fixed) == len(sizes) else cls()
@@ -99,11 +99,11 @@ def parse_device(device: str) -> int | None:
 
 
 class ModelFile:
-    """A file that is being loaded, read when something asks for its content.
+    """A file that is being loaded; it is read when its content is first needed.
 
     Args:
         path: the file; its name in errors.
-        content: its bytes, where they are known; then nothing is read.
+        content: its bytes, if they are known; then nothing is read.
     """
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
@@ -138,7 +138,7 @@ class Backend(Protocol):
         gpu: number of the GPU that it runs on; None on the CPU.
         threads: threads of one run; 0 where the backend chooses.
         metadata: what the file states of its model; None if it is not a file of capsedge.
-        engine_metadata: what the file was built for, and with; None for a file that runs on any machine.
+        engine_metadata: what the file was built for and with; None for a file that runs on any machine.
     """
 
     name: ClassVar[str]
@@ -160,7 +160,7 @@ class Backend(Protocol):
         """Load a file.
 
         Raises:
-            UsageError: it cannot be read, or an option does not go with this backend.
+            UsageError: it cannot be read, or an option does not apply to this backend.
             EnvironmentProblem: something that it needs is not installed, or not in this machine.
             UnsupportedModelError: part of the model would not run on the requested device.
             ArtefactError: the file is damaged, or does not fit this machine.
@@ -179,7 +179,7 @@ class Backend(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; the attributes stay known."""
+        """Whether `close` was called; the attributes remain available."""
 
 
 @runtime_checkable
@@ -224,10 +224,10 @@ class Event:
         start: microseconds since the profiler was started.
         duration: microseconds, including the cost of timing.
         provider: the part of the backend that ran it.
-        origin: further information of the backend on the nodes from which it was made.
+        origin: further information from the backend about the nodes from which it was made.
         outputs: element type and shape of each output, where the backend reports them.
         arena: bytes requested from ONNX Runtime's allocator and in use after it, its inputs included;
-            None where they are not reported.
+            None if they are not reported.
         arena_delta: bytes that the operator added to them.
     """
 

@@ -67,7 +67,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 class _Memory(ctypes.Structure):
-    """cudaPointerAttributes; CUDA 13 has more behind it."""
+    """cudaPointerAttributes; in CUDA 13, more fields follow."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -254,15 +254,15 @@ class Cuda:
         return found.kind, found.device
 
     def to_device(self, target: int, source: int, size: int, stream: int) -> None:
-        """Copy from the host in the order of the stream; only pinned memory is really asynchronous."""
+        """Copy from the host, queued on the stream; only copies of pinned memory are really asynchronous."""
         self._call("cudaMemcpyAsync", target, source, size, _HOST_TO_DEVICE, stream)
 
     def to_host(self, target: int, source: int, size: int, stream: int) -> None:
-        """Copy to the host in the order of the stream."""
+        """Copy to the host, queued on the stream."""
         self._call("cudaMemcpyAsync", target, source, size, _DEVICE_TO_HOST, stream)
 
     def on_device(self, target: int, source: int, size: int, stream: int) -> None:
-        """Copy on the device in the order of the stream."""
+        """Copy on the device, queued on the stream."""
         self._call("cudaMemcpyAsync", target, source, size, _DEVICE_TO_DEVICE, stream)
 
     def create_stream(self) -> int:

@@ -54,7 +54,7 @@ def named_or_installed(name: str, variable: str, what: str) -> Path | None:
 
 
 def installed(*parts: str) -> Path | None:
-    """A file that the native build installed, by its path in the folder of libraries; None if not there."""
+    """A file that the native build installed, by its path below the libraries; None if it is missing."""
     import capsedge.runtime
 
     # The package may come from its sources while the build installed the library elsewhere: an editable

@@ -141,7 +141,7 @@ def refused_by_provider(name: str, provider: str) -> UnsupportedModelError:
 # --- Options ---
 
 FATAL = (
-    4  # log severity: ONNX Runtime's messages reach the person through our errors, not on stderr
+    4  # log severity: ONNX Runtime's messages reach users through our errors, not through stderr
 )
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -173,8 +173,8 @@ def keep_to_itself(options: Any, folder: Path | None = None) -> None:
     and newer enforce it.
 
     Args:
-        folder: where data in other files would lie, of which the file has none but what is lent to the
-            session; None for nowhere.
+        folder: where external data would be; None for nowhere. The file has none except what is lent to the
+            session.
     """
     options.add_session_config_entry("session.load_model_format", "ONNX")
     # Nothing can lie below the null device.
@@ -184,10 +184,11 @@ def keep_to_itself(options: Any, folder: Path | None = None) -> None:
 
 
 def lend_tables(ort: Any, options: Any, tables: Mapping[str, Any]) -> list[Any]:
-    """Let a session read tables in memory that is not its own; the values are to be kept as long as it.
+    """Let a session read tables from memory that it does not own; the caller keeps the values as long as the
+    session.
 
     Args:
-        tables: arrays by the name of the initializer, which the file says to be in another file.
+        tables: arrays by the name of the initializer, which the file declares as external.
     """
     values = []
     for name, array in tables.items():
@@ -227,7 +228,7 @@ class SessionSettings:
     gpu: int | None = None
 
     def session_options(self, ort: Any, folder: Path | None = None) -> Any:
-        """Options of a session that keeps to itself.
+        """Options of a session that opens no other files.
 
         Args:
             folder: as for `keep_to_itself`.

@@ -215,7 +215,7 @@ class TensorRTBackend:
             )
 
     def _result(self, port: Port, batch: int) -> DeviceArray:
-        """An output that outlives the call: its caller's own memory."""
+        """An output that outlives the call, in memory that the caller owns."""
         cuda, device = self._cuda, self._device
         address = cuda.allocate(LoadedEngine.bytes(port, batch))
 

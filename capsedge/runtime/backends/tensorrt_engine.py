@@ -196,7 +196,7 @@ class LoadedEngine:
 
     @staticmethod
     def accepts(context: Any, stream: int) -> bool:
-        """Put the inference on the stream; returns whether TensorRT accepted it."""
+        """Queue the inference on the stream; return whether TensorRT accepted it."""
         return bool(context.execute_async_v3(stream))
 
     def enqueue(self, context: Any, stream: int) -> None:

@@ -22,7 +22,7 @@ NAMESPACES = (DOMAIN, "")  # where a registry may keep our creators
 PLUGINS = tuple(o.name for o in OPERATORS.values() if o.plugin)
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
-TRANSLATED_MESSAGES = "capsedge: "  # before what the plugins log
+TRANSLATED_MESSAGES = "capsedge: "  # begins what the plugins log
 _KEPT = 20  # messages of TensorRT of a kind
 
 

@@ -134,7 +134,7 @@ class Slot:
             context = self._engine.new_context(self.scratch)
         elif context is None:
             _, oldest = self._bound.popitem(last=False)
-            cuda.synchronize(self.stream)  # its graph may still run
+            cuda.synchronize(self.stream)  # its graph may still be running
             if oldest.graph:
                 cuda.destroy_graph(oldest.graph)
             context = oldest.context

@@ -121,7 +121,7 @@ def _damaged() -> Iterator[None]:
 
 
 def key_of(file: BufferedReader) -> str:
-    """The key of its `Format`; ``zip`` where it is nothing else, or damaged."""
+    """The key of its `Format`; ``zip`` if it is no known format, or damaged."""
     try:
         return _by_members(Archive(file))
     except BadArchive:

@@ -27,7 +27,7 @@ RENAMES_OPEN_FILES = sys.platform != "win32"
 
 
 def _flags(*names: str) -> int:
-    """Those of the flags that the system has."""
+    """The flags that this system supports."""
     return sum(getattr(os, name, 0) for name in names)
 
 
@@ -56,7 +56,7 @@ def try_lock(handle: int) -> bool:
 
 
 def remove_unused(path: str) -> None:
-    """Remove a plain file of our own user that no process has locked, and no other.
+    """Remove a file, but only a plain file that our user owns and no process has locked.
 
     Windows has no such locks. There, a file that is open cannot be removed, and one that was written lately
     may be about to be renamed.
@@ -81,7 +81,7 @@ def remove_unused(path: str) -> None:
 def take_over(handle: int, older: os.stat_result) -> None:
     """Give an open file the owner, as far as we may, and the mode of an older one.
 
-    On Windows, it has the rights that its folder hands down.
+    On Windows, it inherits the rights of its folder.
     """
     if sys.platform != "win32":
         mode = older.st_mode & 0o777

@@ -137,11 +137,11 @@ def field_of(
     fix: str,
     most: int = limits.JSON_BYTES,
 ) -> T | None:
-    """The same of a file; None for one that is not named ``.safetensors``.
+    """The same for a file; None if it is not named ``.safetensors``.
 
     Args:
         lacking: what the file fails to record if the value is damaged, for the error.
-        fix: what mends it.
+        fix: how to fix it.
 
     Raises:
         UsageError, ArtefactError: it cannot be read.

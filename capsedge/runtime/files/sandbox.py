@@ -80,7 +80,7 @@ def run_in_sandbox(
     Args:
         module: run as the main module; its first act is `enter_sandbox`.
         file: a real file, not a buffer; the process reads it from its start and cannot name it.
-        environment: variables to set, of a new process; a fork has its parent's.
+        environment: variables to set in a new process; a fork has its parent's.
         words: more arguments, which `enter_sandbox` returns in the process.
         on_line: called with each line of its standard error while it runs (not on Windows).
         fork: run the module's ``main`` in a fork of this process, on Linux. It must use the descriptors 0
@@ -163,7 +163,9 @@ class _Fork:
 
 
 def _run(arguments: Sequence[str], files: Sequence[IO[bytes]]) -> NoReturn:
-    """In the fork: nothing of the parent's is open, and nothing of it is flushed or destroyed at the end."""
+    """Run in the fork: none of the parent's files stay open, and none of its objects are flushed or destroyed
+    at the end.
+    """
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -175,7 +177,7 @@ def _run(arguments: Sequence[str], files: Sequence[IO[bytes]]) -> NoReturn:
             if int(name) >= len(held):
                 with suppress(OSError):  # the listing itself is closed already
                     os.close(int(name))
-        gc.disable()  # what the parent has thrown away is its own to clean up
+        gc.disable()  # the parent cleans up its own garbage
         sys.argv = ["", *arguments]
         import_module(arguments[0]).main()
         code = 0
@@ -226,7 +228,8 @@ def _waited(
 
 
 def enter_sandbox() -> list[str]:
-    """Take on the bounds that the arguments name, as far as the system has them; returns the other words.
+    """Apply the limits given by the arguments, as far as the system supports them; return the other
+    arguments.
 
     Windows has none, and macOS does not limit memory.
     """
@@ -239,7 +242,7 @@ def enter_sandbox() -> list[str]:
 
 
 def forbid_new_files() -> None:
-    """Open no file from now on: not by a link in the file, not as a plugin. What is open stays open."""
+    """From now on, open no file, whether through a link in the file or as a plugin. Open files stay open."""
     _limit({"RLIMIT_NOFILE": 0})
 
 

@@ -66,7 +66,7 @@ def write_text(target: Path | str, text: str) -> None:
 
 
 def check_writable(target: Path | str) -> None:
-    """Check before long work whether ``target`` can be written; changes nothing.
+    """Check before long work whether ``target`` can be written, without changing anything.
 
     Raises:
         UsageError: as ``write_bytes``.
@@ -81,7 +81,7 @@ def check_writable(target: Path | str) -> None:
 
 
 def check_creatable(folder: Path) -> None:
-    """Check before long work whether a folder that does not exist can be created; changes nothing.
+    """Check before long work whether a folder that does not exist can be created, without changing anything.
 
     Raises:
         UsageError: something else is in its way, or the folder above may not be written.
@@ -363,7 +363,7 @@ def write_folder(
         replaced: the paths that an earlier folder may hold, as in `check_replaceable`.
 
     Raises:
-        UsageError: the target is no folder, holds other files, or cannot be written.
+        UsageError: the target is not a folder, holds other files, or cannot be written.
         EnvironmentProblem: the disk is full or failing; nothing is left behind.
     """
     check_replaceable(target, replaced)
@@ -385,7 +385,7 @@ def write_folder(
 
 
 def check_replaceable(target: Path, replaced: Collection[str]) -> None:
-    """Refuse a target that is no folder, or that holds more than what may be replaced.
+    """Refuse a target that is not a folder, or that holds more than what may be replaced.
 
     Raises:
         UsageError: it is one of these.
@@ -438,7 +438,7 @@ _FIXES = {
 
 @contextmanager
 def as_file(model: ModelLike) -> Iterator[Path]:
-    """The model's file; for bytes one named ``model.onnx``, in a folder that is gone afterwards.
+    """The model's file; for bytes, a temporary one named ``model.onnx``.
 
     Raises:
         UsageError: it is neither a path nor bytes.
@@ -468,7 +468,7 @@ def as_path(value: object, expected: str) -> Path:
 
 
 def path_error(value: object, expected: str) -> UsageError:
-    """The error for anything but what was wanted, with the way from one to the other if there is one."""
+    """The error for an unexpected value, which says how to convert it if possible."""
     found = type_in_words(value)
     usual = "Pass a string or a pathlib.Path."
     if expected == SESSION:

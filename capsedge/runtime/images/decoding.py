@@ -34,7 +34,7 @@ class SupportsRead(Protocol):
 
 
 def read_image(path: Path | str) -> NDArray[Any]:
-    """Decode an image file: PNG, JPEG, GIF, BMP, TIFF or WebP, of several frames or pages the first.
+    """Decode an image file: PNG, JPEG, GIF, BMP, TIFF or WebP; of several frames or pages, only the first.
 
     Returns:
         ``[H, W, C]``, uint8 (uint16 for 16-bit grey), rotated according to the EXIF orientation. C is 1 for
@@ -70,7 +70,7 @@ def check_image(path: Path | str) -> None:
 
 
 def name_of(file: SupportsRead, name: str) -> str:
-    """The name that an open file has itself, such as its path; otherwise the name given."""
+    """The name that an open file states, such as its path; otherwise the given name."""
     own = getattr(file, "name", None)
     return own if isinstance(own, str) and own else name
 
@@ -94,7 +94,7 @@ def stream_bytes(file: SupportsRead, name: str) -> bytes:
     parts: list[bytes] = []
     left = (
         limits.IMAGE_FILE_BYTES + 1
-    )  # one more tells a file that goes on from one that ends there
+    )  # one more byte distinguishes a longer file from one that ends there
     text = isinstance(file, io.TextIOBase)
     try:
         while left > 0 and not text and (part := file.read(left)):

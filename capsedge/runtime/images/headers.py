@@ -30,8 +30,8 @@ class Encoding:
     Attributes:
         name: such as ``PNG``.
         starts: the first bytes of its files.
-        sizes: returns the sizes that a header claims, where Pillow takes memory for them before they can be
-            checked; raises a UsageError for what is not read.
+        sizes: returns the sizes that a header claims, if Pillow allocates memory for them before they can be
+            checked; raises a UsageError for variants that are not supported.
     """
 
     name: str
@@ -75,7 +75,7 @@ def _bmp(data: bytes, name: str) -> list[Size]:
 
 
 def _gif(data: bytes, name: str) -> list[Size]:
-    """Of the canvas, and of the first frame, which may enlarge it."""
+    """Sizes of the canvas and of the first frame, which may enlarge it."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)
     blocks = 0
@@ -98,7 +98,7 @@ def _gif(data: bytes, name: str) -> list[Size]:
 
 
 def _webp(data: bytes, name: str) -> list[Size]:
-    """Of the canvas, by the first chunk: extended, lossless or lossy (RFC 9649)."""
+    """Size of the canvas, from the first chunk: extended, lossless or lossy (RFC 9649)."""
     kind = data[12:16]
     if kind == b"VP8X":
         width, height = (int.from_bytes(data[k : k + 3], "little") + 1 for k in (24, 27))
@@ -112,7 +112,7 @@ def _webp(data: bytes, name: str) -> list[Size]:
     return [(height, width)]
 
 
-# Of TIFF 6.0: bytes of a value by its type; those of the first group are read as one string of bytes.
+# TIFF 6.0: bytes of a value by its type; values of the first group are read as one string of bytes.
 _BYTES = {1: 1, 2: 1, 6: 1, 7: 1}
 _NUMBERS = {3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _INTEGERS = {3: "H", 4: "I", 16: "Q"}
@@ -126,7 +126,7 @@ _FLOATING, _MOST_SAMPLES = 3, 5
 
 
 def _tiff(data: bytes, name: str) -> list[Size]:
-    """Of the first page and of its tiles."""
+    """Sizes of the first page and of its tiles."""
     tags = _tags(data, name)
     height, width = tags.get(_HEIGHT, 0), tags.get(_WIDTH, 0)
     compression, samples = tags.get(_COMPRESSION, 1), tags.get(_SAMPLES, 1)
@@ -208,7 +208,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file in a folder is taken for an image, by its name; a hidden one is not.
+    """Whether a file in a folder counts as an image, by its name; hidden files do not.
 
     macOS leaves a ``._photo.jpg`` beside ``photo.jpg`` on foreign disks, which is no picture.
     """

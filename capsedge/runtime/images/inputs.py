@@ -39,7 +39,7 @@ OneImage: TypeAlias = (
 Images: TypeAlias = "OneImage | Iterable[OneImage]"
 
 Floats = NDArray[np.floating[Any]]
-_SLACK = 1e-3  # of the declared range: for rounding, and interpolation that overshoots
+_SLACK = 1e-3  # of the declared range, to allow for rounding and overshooting interpolation
 
 
 def folder_images(folder: Path) -> list[Path]:
@@ -179,8 +179,8 @@ class ImageInput:
 
     Args:
         path: the file, for errors.
-        metadata: what it states of its model; None for a file of another tool.
-        inputs: of the model; those of a file with metadata are one.
+        metadata: what it states of its model; None for a file from another tool.
+        inputs: of the model; a file with metadata has one.
     """
 
     def __init__(self, path: Path, metadata: ModelMetadata | None, inputs: Sequence[Port]) -> None:
@@ -332,7 +332,7 @@ def _each_channel(p: Preprocessing) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _plain(p: Preprocessing) -> bool:
-    """Whether the model's input is pixels from 0 to 1 in the order of pixels, whatever one calls it."""
+    """Whether the model's input equals pixels from 0 to 1, so both readings of an array agree."""
     return (
         (p.per_image, p.order) == ("", "RGB")
         and math.isclose(p.scale * 255, 1, rel_tol=1e-6)
@@ -342,7 +342,7 @@ def _plain(p: Preprocessing) -> bool:
 
 
 def _check_declared(values: Floats, p: Preprocessing, name: str) -> None:
-    """Refuse prepared values that the model's preprocessing cannot make of any image; NaN is left to
+    """Refuse prepared values that the model's preprocessing cannot produce from any image; NaN is left to
     `inputs.checked`, and so are values that are too large for float32's squares."""
     if not values.size:
         return

@@ -328,7 +328,7 @@ def _pad(image: NDArray[np.float32], height: int, width: int) -> NDArray[np.floa
     return result
 
 
-# --- The axes of an array, from its shape where that is unambiguous ---
+# --- The axes of an array, inferred from its shape if that is unambiguous ---
 
 LAYOUTS = ("HW", "HWC", "CHW")
 _NAMES = (*LAYOUTS, "NHW", "NHWC", "NCHW")

@@ -1,12 +1,12 @@
 """Count the operations and bytes of an operator, and size all values of a graph.
 
-A multiply-add is two operations. Each input and output is counted once in bytes; an operator that
-only renames a tensor (a reshape) moves none. Routing is counted by its procedure
-(docs/reference/operators.md): every vote once, plus the operations on it in each iteration; a kernel
-that recomputes votes in every iteration does more, and is not credited for it.
+A multiply-add is two operations. Each input and output is counted once in bytes; an operator that only
+renames a tensor (a reshape) moves none. Routing is counted by its procedure (docs/reference/operators.md):
+every vote once, plus the operations on it in each iteration; the extra work of a kernel that recomputes votes
+in every iteration does not count.
 
-Files state most shapes, with names for what is free: ``N`` is the batch, ``36*N`` a multiple of it,
-others stand for products with it in inlined bodies. A name means one number everywhere, so each is
+Files state most shapes, with names for free sizes: ``N`` is the batch, ``36*N`` a multiple of it, and others
+    stand for products with it in inlined bodies. A name means one number everywhere, so each is
 solved for from the operators that keep the number of elements, broadcast, or multiply.
 """
 
@@ -67,7 +67,7 @@ def cost(node: Node, values: Mapping[str, Tensor]) -> Cost:
     moved = 0 if node.op in VIEWS else sum(values[n].bytes for n in names if n in values)
     try:
         operations = _operations(node, values)
-    except (LookupError, ArithmeticError, ValueError):  # shapes that this operator cannot have
+    except (LookupError, ArithmeticError, ValueError):  # shapes that are invalid for this operator
         return Cost(0.0, moved, False)
     return Cost(operations, moved, known)
 

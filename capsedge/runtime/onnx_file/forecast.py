@@ -1,4 +1,4 @@
-"""Memory and traffic of a model before it is built: from shapes alone, by layer.
+"""Forecast the memory and traffic of a model by layer, from shapes alone, before it is built.
 
 Activations are followed through the graph as in an executor: a value lives from the operator that makes it
 to the last one that reads it, outputs live to the end; a reshape makes no copy, and an elementwise operator
@@ -156,7 +156,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     outputs = {o.name for o in graph.outputs}
     live, block = live_bytes(graph.nodes, values, stored, outputs)
     where = locate(model, graph)
-    # What belongs to no layer, such as the rounding of an INT8 file's input, has its operator's name.
+    # Operators outside any layer, such as the rounding of an INT8 file's input, are named after their type.
     labels = [p.label if p.layer else n.operator for p, n in zip(where, graph.nodes, strict=True)]
     rows: dict[str, list[float]] = {}
     for node, label, alive in zip(graph.nodes, labels, live, strict=True):
@@ -261,7 +261,7 @@ class Planner:
         self.size = max(self.size, at + count)
 
     def free(self, buffer: int) -> None:
-        """Its place is free again."""
+        """Free a buffer's place."""
         place = self._placed.pop(buffer, None)
         if place is not None:
             del self._order[bisect_left(self._order, place)]

@@ -1,7 +1,8 @@
 """Lend large tables of a file to ONNX Runtime instead of having it copy them.
 
 ONNX Runtime parses a file into memory of its own and copies the weights from there: a table of embeddings
-would be there three times while a file is loaded, and twice from then on. Here the table stays in the bytes
+    would be in memory three times while a file is loaded, and twice afterwards. Here the table stays in the
+    bytes
 of the file; the runtime gets a file without it, and an array over these bytes.
 """
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.onnx_file.wire import BYTES, Wire, length_delimited, message, number_field
 from capsedge.spec import limits, onnx_wire
 
-LEAST_BYTES = 16 * limits.MIB  # of a table; smaller ones are not worth it
+LEAST_BYTES = 16 * limits.MIB  # of a table; smaller tables are not worth it
 # What stands for the data. ONNX Runtime asks whether there is such a file, and does not open it.
 STAND_IN = Path(__file__)
 _EXTERNAL = 1  # TensorProto.DataLocation
@@ -25,7 +26,7 @@ _DTYPES = {1: "<f4", 2: "u1", 3: "i1", 10: "<f2", 11: "<f8"}
 
 
 class Split(NamedTuple):
-    """A file without its large tables, and these by name, over the bytes of the whole file."""
+    """A file without its large tables, and these tables by name, as views of the file's bytes."""
 
     data: bytes
     tables: dict[str, NDArray[np.generic]]
@@ -38,7 +39,7 @@ class _Tensor(NamedTuple):
 
 
 def split_tables(data: bytes, least: int = LEAST_BYTES) -> Split:
-    """The file without the tables of at least so many bytes that are only looked up, row by row.
+    """The file without tables of at least this many bytes that are only looked up, row by row.
 
     Only ``Gather`` takes them: it copies rows, wherever they stand in memory.
 
@@ -67,7 +68,7 @@ def split_tables(data: bytes, least: int = LEAST_BYTES) -> Split:
 def _without_tables(
     wire: Wire, start: int, end: int, least: int
 ) -> tuple[bytes, dict[str, NDArray[np.generic]]]:
-    """A graph's bytes without large tables, and these; nothing where there are none."""
+    """A graph's bytes without large tables, and the tables; nothing if there are none."""
     looked_up, others = _reads(wire, start, end)
     if not any(
         number == onnx_wire.GRAPH_TENSOR
@@ -115,7 +116,7 @@ def _reads(wire: Wire, start: int, end: int) -> tuple[set[str], set[str]]:
 
 
 def _tensor(wire: Wire, start: int, end: int) -> _Tensor | None:
-    """A tensor whose numbers stand as bytes, apart from these; None for any other."""
+    """A tensor stored as raw bytes, without those bytes; None for any other."""
     sizes: list[int] = []
     name, element, raw = "", 0, (0, 0)
     for number, kind, a, b in wire.fields(start, end):

@@ -10,8 +10,8 @@ as run, and the two are joined by these names:
   write routing) is not part of that layer: it has the module path that its exporter gave it, or else
   its type;
 - a ``capsedge`` node, or the operators of its inlined body, have the layer of the node's weight;
-- inside a body, an iteration begins with what uses the outcome of the iteration before, and the votes
-  are what the first weighted sum is made of.
+- inside a body, an iteration begins with the first operator that uses the result of the previous one, and the
+votes are the operands of the first weighted sum.
 
 Of the ONNX nodes that a layer of an engine came from, TensorRT reports only the names. So
 `capsedge build` names nodes ``capsedge/classes/routing.2/MatMul_17``: layer, group, iteration,
@@ -45,7 +45,7 @@ _INLINED = re.compile(
 _PORTABLE = re.compile(
     r"^(?P<operator>[A-Za-z]+Routing(?:V\d+)?)_(?P<value>.+?)__(?P<number>)(?P<instance>\d+)$"
 )
-# As the exporter names weights; with an ending where quantization made another tensor of one.
+# As the exporter names weights, with a suffix if quantization derived another tensor from one.
 _PARAMETER = re.compile(r"(weight|bias|scale|beta_u|beta_a)(_.+)?")
 _WRAPPER = re.compile(r"^(model|module)\.")  # around the network, by the exporter
 # Operators that belong to the layer before them, unless they join two computed values.
@@ -189,8 +189,7 @@ def _inside(
 
 
 def _iterations(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, int]:
-    """Iterations of every inlined procedure that iterates; what follows the last one still is the last
-    one's."""
+    """Iterations of every inlined procedure that iterates; operators after the last one belong to it."""
     most: dict[_Instance, int] = {}
     for node, instance in zip(running.nodes, instances, strict=True):
         if instance is None or not _iterates(instance):
@@ -237,7 +236,7 @@ def _group_outside(layer: str, routed: bool) -> str:
 
 
 def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, set[str]]:
-    """Values that the votes are made of: those before the second operand of the first weighted sum."""
+    """Values from which the votes are computed: those before the second operand of the first weighted sum."""
     producer = {o: k for k, node in enumerate(running.nodes) for o in node.outputs}
     first: dict[_Instance, int] = {}
     for k, (node, instance) in enumerate(zip(running.nodes, instances, strict=True)):
@@ -261,7 +260,7 @@ def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance,
 def _nearest_product(
     running: Graph, producer: dict[str, int], instances: list[_Instance | None], k: int
 ) -> int | None:
-    """The matrix product nearest before an operator, in the same procedure."""
+    """The nearest matrix product before an operator, in the same procedure."""
     instance, front, seen = instances[k], [k], set()
     while front:
         current = front.pop(0)
@@ -414,7 +413,7 @@ def _other(node: Node, written: _Written) -> str:
 
 
 def layer_of_weights(node: Node) -> str:
-    """The module whose weights a node uses, from the exporter's names; empty for none."""
+    """The module whose weights a node uses, from the exporter's names; empty if there is none."""
     for name in node.inputs:
         stem, dot, leaf = _RENAMED.sub("", name).rpartition(".")
         if dot and _PARAMETER.fullmatch(leaf):
@@ -423,7 +422,7 @@ def layer_of_weights(node: Node) -> str:
 
 
 def _layer_of_weight(node: Node, written: _Written) -> str:
-    """By the names of what it makes: fused operators keep the name of the last value."""
+    """Operators by the names of their outputs: fused operators keep the name of the last value."""
     for name in (*node.outputs, node.name.removesuffix("_nchwc")):
         layer = written.layers.get(_RENAMED.sub("", name))
         if layer:

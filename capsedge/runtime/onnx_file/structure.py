@@ -122,7 +122,7 @@ class Structure:
 
 
 def read_structure(path: Path | str) -> Structure:
-    """Read the structure of an ONNX file of any tool.
+    """Read the structure of an ONNX file from any tool.
 
     Raises:
         UsageError: there is no such file.

@@ -28,9 +28,9 @@ from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import DOMAINS
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
-COMPILED = "EPContext"  # a node that holds or names what a device's compiler made
+COMPILED = "EPContext"  # a node that holds or names code compiled for a device
 
-_ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of ONNX Runtime's other format, which it knows the file by
+_ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of a file in ONNX Runtime's other format
 
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
 _EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
@@ -47,7 +47,7 @@ class OnnxSummary:
         metadata: the file's ``metadata_props``.
         capsedge_nodes: ``(type, overload)`` of every node of the domain ``capsedge``, functions included.
         capsedge_functions: ``(type, overload)`` of every function body of that domain.
-        unnamed_inputs: types of the ``capsedge`` nodes with an input of no name.
+        unnamed_inputs: types of the ``capsedge`` nodes with an unnamed input.
         overloaded: ``(domain, name)`` of functions that differ only in their overload.
         external: names of tensors whose data is in another file.
         operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
@@ -79,7 +79,7 @@ class OnnxSummary:
 
     @property
     def unknown_operators(self) -> list[str]:
-        """Those of ``missing_functions`` that this version of capsedge does not have either."""
+        """Those of ``missing_functions`` that this version of capsedge lacks too."""
         return [name for name in self.missing_functions if name not in OPERATORS]
 
     @property

@@ -71,7 +71,7 @@ class Malformed(Exception):
 
 
 class Wire:
-    """Reads protobuf's wire format; what protobuf would read in another way is refused.
+    """Reads protobuf's wire format, and refuses bytes that protobuf would read differently.
 
     Args:
         data: the message, whole.
@@ -80,7 +80,7 @@ class Wire:
     Attributes:
         seen: fields so far.
 
-    Every method raises ``Malformed`` for bytes that are no such thing.
+    Every method raises ``Malformed`` for bytes that are not valid.
     """
 
     def __init__(self, data: bytes, most: int = limits.WIRE_FIELDS) -> None:
@@ -177,7 +177,7 @@ class Wire:
         return self.varint(after, len(self.data))[1]
 
     def text(self, start: int, end: int) -> str:
-        """The bytes as UTF-8; ``UnicodeDecodeError`` where they are none."""
+        """The bytes as UTF-8; raises ``UnicodeDecodeError`` if they are not."""
         return self.data[start:end].decode()
 
 

@@ -31,7 +31,7 @@ from capsedge.runtime.progress import Progress, silent
 
 ROUNDS = 5
 PAUSE = 0.25  # seconds before each turn
-TURN_WARMUP = 0.1  # seconds at the start of each turn but the first
+TURN_WARMUP = 0.1  # seconds at the start of each turn except the first
 TOLERANCE = 1e-3  # of an output's largest magnitude, between backends of one model
 PACKAGES = {
     "ort": "onnxruntime",
@@ -79,7 +79,7 @@ class Entry:
         difference: from the first entrant of the same model: the largest over all outputs, each relative
             to the output's largest magnitude; 0 for the first itself. It decides whether the entry is timed.
             NaN if it gave no outputs.
-        from_first_file: the same from the first file, whichever backend runs this one; None where the two
+        from_first_file: the same from the first file, whichever backend runs this one; None if the two
             have no output in common.
         problem: why it was not timed; empty if it was.
         samples: seconds of every timed run.

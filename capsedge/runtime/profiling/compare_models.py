@@ -49,7 +49,7 @@ def profile_models(
         peers: other runtimes of the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
             they must be installed (`check_installed`).
         checkpoints: for the peer ``torch``, one per session.
-        module: instead of them, a network of the user's own (``Specification.module``).
+        module: instead of checkpoints, the user's own network (``Specification.module``).
         peer_model: another file for the other peers to run.
 
     Returns:

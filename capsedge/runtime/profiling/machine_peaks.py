@@ -80,7 +80,7 @@ def _varint(value: int) -> bytes:
 
 MATRIX = 384  # side; its three matrices stay in the caches, and the result needs no new pages
 MATRIX_SECONDS, COPY_SECONDS = 0.4, 0.3
-LEAST = 10  # attempts, on a machine too busy for more
+LEAST = 10  # attempts, even on a busy machine
 COPY_FLOATS = 16 << 20  # 64 MiB are copied to 64 MiB
 CHAIN = 128
 CHAIN_RUNS, CHAIN_LEAST, CHAIN_SECONDS = 200, 10, 2.0
@@ -146,7 +146,7 @@ def _best(run: Any, seconds: float) -> float:
 
 @dataclass(frozen=True)
 class Overheads:
-    """Time that is not work of the operators.
+    """Time that operators do not account for.
 
     Attributes:
         call_ms: time of calling ONNX Runtime with one input and fetching one output.

@@ -28,7 +28,7 @@ from capsedge.spec.vocabularies import ESCALATED
 SMALL, LARGE, BETWEEN = "small network", "large network", "cascade"
 NETWORKS = (SMALL, BETWEEN, LARGE)
 OUTSIDE_BRANCHES = (
-    "cascade_"  # what the names of nodes between the networks begin with (cascade_graph.py)
+    "cascade_"  # prefix of the names of nodes between the networks (cascade_graph.py)
 )
 _BRANCHING = "If"
 
@@ -139,7 +139,7 @@ class Operator:
 
     Attributes:
         name, kind: the backend's name of it, and its type.
-        layer, group, iteration, label: where it belongs (``layers``); empty in files of other tools.
+        layer, group, iteration, label: where it belongs (``layers``); empty in files from other tools.
         microseconds: its time without the profiler's own cost: the mean over the middle half of the runs,
             ordered by their sum.
         share: share of the sum over all operators.
@@ -310,7 +310,7 @@ def _locations(
     none = [""] * len(run)
     if (
         recording.graph is None
-    ):  # the names are all there is: an engine's say where its nodes come from
+    ):  # only names are available: those of an engine state where its nodes come from
         return None, [merge_locations(locations_in(f"{e.name} {e.origin}")) for e in run], none
     found = executed(recording.graph.graph, [event.kind for event in run])
     if found is None:

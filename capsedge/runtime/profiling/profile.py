@@ -153,7 +153,7 @@ def stolen_ticks() -> tuple[int, int] | None:
 
 
 def stolen_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """Share of the time between two readings that the host took."""
+    """Share of the time between two readings that the host took away."""
     if before is None or after is None or after[1] <= before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
@@ -321,7 +321,7 @@ def _run(
 
 
 def _escalated(session: Session, feeds: Feeds) -> float | None:
-    """Of a cascade, the share of these inputs that its large network decides."""
+    """For a cascade, the share of these inputs that its large network decides."""
     if session.roles.escalated is None:
         return None
     return float(session.run(feeds)[session.roles.escalated].mean())

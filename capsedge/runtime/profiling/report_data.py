@@ -53,7 +53,8 @@ class Run:
         startup: cold start and memory of a separate process; None if it was left out.
         operators: time by operator; None if it was left out or is unavailable.
         warnings: reasons to distrust the measurement.
-        escalated: of a cascade, the share of the batch that its large network decided; None for other models.
+        escalated: for a cascade, the share of the batch that its large network decided; None for other
+            models.
     """
 
     model: str
@@ -100,7 +101,7 @@ class Run:
 
     @property
     def groups(self) -> list[Row]:
-        """Stem, votes, routing, classifier, decoder; empty in files of other tools."""
+        """Stem, votes, routing, classifier, decoder; empty in files from other tools."""
         rows = self._rows(lambda o: (o.group or OTHER, o.group or OTHER)) if self.named else []
         return sorted(
             rows, key=lambda r: GROUPS.index(r.group) if r.group in GROUPS else len(GROUPS)

@@ -160,7 +160,7 @@ def standing(comparison: Comparison, entry: Entry) -> str:
 
 
 def beyond_p99(run: Run, drawn: str) -> str:
-    """How many runs were slower than a chart's end, and how they are drawn; empty for none."""
+    """How many runs were slower than a chart's end, and how they are drawn; empty if there is none."""
     count = run.beyond_p99
     if not count:
         return ""

@@ -89,7 +89,7 @@ class Worker:
         self.close()
 
     def round(self, limits: Limits) -> tuple[NDArray[np.float64], dict[str, Any]]:
-        """Let it run; returns its times in seconds, and its memory."""
+        """Let it run; return its times in seconds, and its memory."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended; reading its output gives the reason
             self._process.stdin.write(json.dumps(asdict(limits)) + "\n")

@@ -52,7 +52,7 @@ class Specification:
         peer: ``capsedge``, ``ort``, ``openvino``, ``litert``, ``mnn``; others have their own workers.
         model: the file that the runtime loads.
         inputs: an ``.npz`` file with the inputs by name.
-        output: the ``.npz`` file to write the outputs to; empty for none.
+        output: the ``.npz`` file to write the outputs to; empty if there is none.
         threads: threads of one inference; 0 for the runtime's own choice.
         ops, device, provider: as for ``capsedge.load``.
         precision: of OpenVINO; empty for its own choice, bfloat16 on processors that have it.

@@ -21,7 +21,7 @@ class Item:
     Attributes:
         name: its identity within the source: a path, a member of an archive, or the number of a row.
         image: the content of an image file, or an array; None if there is an error.
-        error: why there is no image; empty if there is one.
+        error: why there is not an image; empty if there is one.
     """
 
     name: str
@@ -73,7 +73,7 @@ class ImageSource(Protocol):
 
     @property
     def column(self) -> str:
-        """The column or array that holds the images; empty where the format has none, or one."""
+        """The column or array that holds the images; empty if the format has none, or one."""
         ...
 
     def parts(self) -> list[Part]:

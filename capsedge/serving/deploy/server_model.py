@@ -37,7 +37,7 @@ class Trial:
 
     Attributes:
         sample: one prepared image; None for a model of other inputs.
-        noise: inputs drawn from a fixed seed, of one row; None where the model runs none.
+        noise: inputs drawn from a fixed seed, of one row; None if the model runs none.
         batched: whether inputs and outputs begin with one free dimension, the batch.
     """
 

@@ -115,7 +115,7 @@ def onnx_config(model: ServerModel, name: str, serving: Serving, library: str) -
 
     Args:
         name: of its folder, which for a twin is not the model's own.
-        library: path of the operator library where the server runs; empty for none.
+        library: path of the operator library where the server runs; empty if there is none.
     """
     most = serving.max_batch if model.trial.batched else 0
     config: dict[str, Any] = {
