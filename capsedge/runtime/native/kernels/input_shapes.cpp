@@ -46,7 +46,7 @@ std::string InputShapes::wrong(const ShapeView* inputs, size_t count) const {
     if (!fits(input, found, sizes))
       return std::string("input '") + name + "' has shape " + to_text(found) + ": wanted [" +
              wanted(input, found, before) + "]";
-    // Places inside an image are kept in 32 bits; rows of open shapes are independent.
+    // Positions inside an image are stored in 32 bits; rows of open shapes are independent.
     const bool batched = found.rank > 0 && numbers_[input][0] == kBatchNumber;
     int64_t elements = 1;
     bool fit = true;

@@ -1,4 +1,4 @@
-// Checks the shapes of an operator's inputs against the table: the same name of a dimension is the same size.
+// Checks the shapes of an operator's inputs against the table: dimensions of the same name have the same size.
 #pragma once
 
 #include <array>
@@ -23,8 +23,8 @@ class InputShapes {
  public:
   explicit InputShapes(const OperatorSpec& spec);
 
-  // "input 'weight' has shape [1, 2]: wanted [1, J, Pout]" of the first that is wrong; empty if none is. Only the
-  // batch may be zero. Window positions (H', W') are not checked: they follow from attributes.
+  // Returns "input 'weight' has shape [1, 2]: wanted [1, J, Pout]" for the first wrong shape; empty if all are right.
+  // Only the batch may be zero. Window positions (H', W') are not checked, since they follow from attributes.
   std::string wrong(const ShapeView* inputs, size_t count) const;
 
  private:

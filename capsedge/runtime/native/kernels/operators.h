@@ -39,7 +39,7 @@ struct Parameter {
   const char* name = nullptr;
   char type = 'T';
   bool optional = false;  // whether a node may leave it out; only the last inputs are
-  // The names of its dimensions: the same name is the same size, and ... any dimensions.
+  // The names of its dimensions: the same name means the same size, and ... any dimensions.
   FixedList<const char*, kMostDimensions> shape;
   unsigned ones = 0;  // a bit for every dimension that may be 1 instead: the same for all
 
@@ -61,7 +61,7 @@ struct AttributeSpec {
   constexpr bool is_list() const { return type == AttributeType::kInts || type == AttributeType::kFloats; }
 };
 
-// Where a dimension stands: an input, and its axis.
+// The location of a dimension: an input and its axis.
 struct Place {
   size_t input, axis;
 };
@@ -90,7 +90,7 @@ struct OperatorSpec {
   size_t input(std::string_view name) const;
   const AttributeSpec& attribute(std::string_view name) const;
   bool has_attribute(std::string_view name) const;
-  // The first place among the inputs that says how large a dimension is.
+  // The first location among the inputs that gives the size of a dimension.
   std::optional<Place> find_dimension(std::string_view dimension) const;
 };
 

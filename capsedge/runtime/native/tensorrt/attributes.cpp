@@ -12,9 +12,9 @@ namespace tensorrt {
 using nvinfer1::PluginField;
 using nvinfer1::PluginFieldType;
 
-// Not of the operator: of the GPU that the engine was built on, which its workspace and the order of its sums follow
-// from, whatever power mode it runs in. Not given: of this GPU. 0: built without one, for any GPU; its workspace is
-// enough for all.
+// Not an attribute of the operator: the multiprocessors of the GPU that the engine was built on. They determine its
+// workspace and the order of its sums, whatever power mode it runs in. If missing: those of this GPU. 0: built without
+// a GPU, for any GPU; its workspace suffices for all.
 static constexpr AttributeSpec kMultiprocessors = {"multiprocessors", AttributeType::kInt, false, false, {0}, 0};
 static PluginFieldType field_type(const AttributeSpec& a) {
   return a.is_integer() ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
@@ -97,7 +97,7 @@ static void set_default(const AttributeSpec& attribute, std::vector<int32_t>& in
 // Empty, or what is wrong with the field.
 static std::string read_field(const AttributeSpec& wanted, const PluginField& field, std::vector<int32_t>& integers,
                               std::vector<float>& floats) {
-  // The parser hands ONNX integers on as INT32; a caller of its own may give INT64.
+  // The parser passes ONNX integers as INT32; other callers may pass INT64.
   const bool wide = wanted.is_integer() && field.type == PluginFieldType::kINT64;
   if ((field.type != field_type(wanted) && !wide) || (!wanted.is_list() && field.length != 1))
     return std::string("attribute '") + wanted.name + "' has the wrong type or length";
@@ -158,7 +158,7 @@ PluginField workspace_field(const int64_t* bytes) { return {kWorkspace, bytes, P
 std::vector<PluginField> announce_fields(OperatorId op) {
   std::vector<PluginField> fields;
   for (const AttributeSpec& a : attributes_of(op)) {
-    if (is_of_the_gpu(a)) continue;  // engines have it, nodes do not
+    if (is_of_the_gpu(a)) continue;  // present in engines, not in nodes
     fields.emplace_back(a.name, nullptr, field_type(a), 1);
   }
   return fields;

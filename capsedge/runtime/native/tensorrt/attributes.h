@@ -1,4 +1,4 @@
-// Attributes of a plugin: from TensorRT's fields, checked, and back into fields.
+// Attributes of a plugin: read from TensorRT's fields, checked, and written back to fields.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -12,11 +12,11 @@
 namespace capsedge {
 namespace tensorrt {
 
-// Those of the operator and our own, in the order in which they are serialized.
+// The operator's attributes and our own, in the order in which they are serialized.
 const std::vector<AttributeSpec>& attributes_of(OperatorId op);
 
 struct Values {
-  std::vector<std::vector<int32_t>> integers;  // by the attribute's place in attributes_of
+  std::vector<std::vector<int32_t>> integers;  // by the attribute's index in attributes_of
   std::vector<std::vector<float>> floats;
 };
 
@@ -26,16 +26,16 @@ std::string read_fields(OperatorId op, const nvinfer1::PluginFieldCollection* fi
 // Fields that point into `values`.
 std::vector<nvinfer1::PluginField> write_fields(OperatorId op, const Values& values);
 
-// What getWorkspaceSize asked for when an engine was built, which keeps it beside the attributes. kNotAsked: not in the
-// fields, or nobody has asked yet.
+// The workspace that getWorkspaceSize requested when an engine was built; the engine stores it with the attributes.
+// kNotAsked: not in the fields, or not requested yet.
 inline constexpr int64_t kNotAsked = -1;
 int64_t read_workspace(const nvinfer1::PluginFieldCollection* fields);
 nvinfer1::PluginField workspace_field(const int64_t* bytes);
 
-// Fields without values, as a creator announces them.
+// Fields without values, as a creator declares them.
 std::vector<nvinfer1::PluginField> announce_fields(OperatorId op);
 
-// For the timing cache: two plugins with the same text and shapes run alike.
+// For the timing cache: two plugins with the same text and shapes run identically.
 std::string to_text(OperatorId op, const Values& values);
 
 int32_t integer(OperatorId op, const Values& values, const char* name, size_t at = 0);

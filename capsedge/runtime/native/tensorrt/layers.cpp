@@ -1,4 +1,4 @@
-// The layers that the plugins run: from the shapes of their inputs and their attributes.
+// Builds the layers that the plugins run from the shapes of their inputs and their attributes.
 #include <algorithm>
 #include <array>
 #include <cmath>

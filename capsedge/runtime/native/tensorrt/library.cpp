@@ -1,5 +1,5 @@
-// The library's face: creators, and what TensorRT looks up when it loads a plugin library. Nothing of libnvinfer is
-// linked: its interfaces are all in its headers.
+// The library's entry points: creators, and the symbols that TensorRT looks up when it loads a plugin library.
+// libnvinfer is not linked, because all of its interfaces are in its headers.
 #include "plugin.h"
 
 namespace capsedge {

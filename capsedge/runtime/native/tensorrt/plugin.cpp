@@ -226,7 +226,7 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*
     const std::string why = layer_of(dims, inputs_, in_desc[0].type, layer);
     if (!why.empty()) return refuse(why);
     set_addresses(in, out, layer);
-    // TensorRT does not say how much it gives: what it was asked for. Older engines do not say what that was.
+    // TensorRT does not report how much it provides; it is what was requested. Older engines do not record the request.
     const int64_t asked = *workspace_, bytes = asked == kNotAsked ? capsedge_cuda_workspace(&layer) : asked;
     return capsedge_cuda_route(&layer, workspace, bytes, stream, error, sizeof error) ? refuse(error) : 0;
   } catch (...) {

@@ -1,4 +1,4 @@
-// The operators as TensorRT plugins over the CUDA kernels: one class, told apart by `OperatorId`.
+// The operators as TensorRT plugins over the CUDA kernels: one class, whose `OperatorId` selects the operator.
 #pragma once
 
 #include <NvInferRuntime.h>
@@ -16,7 +16,8 @@
 namespace capsedge {
 namespace tensorrt {
 
-// Bytes that getWorkspaceSize has asked for at most, of a plugin and all its clones: one for each profile, perhaps.
+// The most bytes that getWorkspaceSize has requested for a plugin and all its clones, of which each profile may have
+// one.
 using Workspace = std::atomic<int64_t>;
 
 class Plugin final : public nvinfer1::IPluginV3,
@@ -60,13 +61,13 @@ class Plugin final : public nvinfer1::IPluginV3,
   const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override;
 
  private:
-  // Empty, or that the operator has not as many.
+  // Empty, or an error if the operator does not have as many.
   std::string check_count(int32_t inputs) const;
-  // The layer for these shapes, without addresses; empty, or what is wrong.
+  // Sets the layer for these shapes, without addresses; returns empty, or what is wrong.
   std::string layer_of(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type,
                        capsedge_cuda_routing& layer) const;
   capsedge_cuda_routing blank_layer(nvinfer1::DataType type) const;
-  // Its shapes and attributes: empty, or what is wrong.
+  // Checks its shapes and attributes: empty, or what is wrong.
   std::string set_dynamic(const nvinfer1::Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const;
   std::string set_windows(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;  // EM and attention
   std::string set_em(int32_t inputs, capsedge_cuda_routing& layer) const;
@@ -75,7 +76,7 @@ class Plugin final : public nvinfer1::IPluginV3,
   std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   std::string set_self_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
   void set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const;
-  // A dimension as the table's shapes give it; null, with the reason in `why`, where an input has another rank.
+  // A dimension according to the table's shapes; null, with the reason in `why`, if an input has another rank.
   const nvinfer1::IDimensionExpr* dimension(std::string_view name, const nvinfer1::DimsExprs* in,
                                             nvinfer1::IExprBuilder& builder, std::string& why) const;
   std::string check(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type) const;
@@ -86,8 +87,9 @@ class Plugin final : public nvinfer1::IPluginV3,
   const Values values_;
   const std::string text_;
   const std::shared_ptr<Workspace> workspace_;
-  int64_t written_workspace_ = kNotAsked;  // what a field points to
-  // How many the node has, which optional ones follow from: enqueue is not told, onShapeChange before it is. 0: not yet.
+  int64_t written_workspace_ = kNotAsked;  // the values that fields point to
+  // How many inputs the node has, which determines the optional ones: enqueue does not get it, but onShapeChange does.
+  // 0: not known yet.
   int32_t inputs_ = 0;
   std::vector<nvinfer1::PluginField> fields_;
   nvinfer1::PluginFieldCollection collection_{};
@@ -112,7 +114,7 @@ class Creator final : public nvinfer1::IPluginCreatorV3One {
 // All creators; they live as long as the library.
 const std::vector<nvinfer1::IPluginCreatorInterface*>& creators();
 
-// To TensorRT's logger, where it has given one.
+// Writes to TensorRT's logger, if one was given.
 void log_error(const std::string& message) noexcept;
 
 }  // namespace tensorrt

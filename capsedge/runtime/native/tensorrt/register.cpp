@@ -1,6 +1,6 @@
-// The variant that registers itself when it is loaded (LD_PRELOAD, dlopen), for programs that do not call
-// IPluginRegistry::loadLibrary: Triton, ONNX Runtime's TensorRT provider, trtexec --staticPlugins. It calls
-// TensorRT's registry, so it is linked to libnvinfer and belongs to one major version of it.
+// The variant that registers its plugins when it is loaded (LD_PRELOAD, dlopen), for programs that do not call
+// IPluginRegistry::loadLibrary: Triton, ONNX Runtime's TensorRT provider, trtexec --staticPlugins. It calls TensorRT's
+// registry, so it is linked to libnvinfer and tied to one major version of it.
 #include "plugin.h"
 
 namespace {

@@ -1,6 +1,6 @@
-/* The operators without a runtime: a small C interface for tests, measurements and other languages.
- * docs/reference/operators.md says what they compute. Functions that can fail return 0, or 1 with a sentence in `error`.
- * Whole models run through another header, libcapsedge/include/capsedge.h. */
+/* The operators without a runtime: a small C interface for tests, measurements and other languages. *
+ * docs/reference/operators.md specifies what they compute. Functions that can fail return 0, or 1 with a sentence in
+ * `error`. * Whole models run through another header, libcapsedge/include/capsedge.h. */
 #ifndef CAPSEDGE_KERNELS_H_
 #define CAPSEDGE_KERNELS_H_
 
@@ -37,7 +37,7 @@ typedef struct capsedge_kernel_attribute {
 
 typedef struct capsedge_kernel capsedge_kernel;
 
-/* SIMD levels that this machine runs, slowest first, with commas between. */
+/* SIMD levels that this machine supports, slowest first, separated by commas. */
 CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_levels(void);
 
 /* The operators with their inputs, outputs and attributes, as JSON:
@@ -50,8 +50,8 @@ CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_levels(void);
  * the float operator that an operator with an INT8 weight stands for. */
 CAPSEDGE_KERNEL_EXPORT const char* capsedge_kernel_operators(void);
 
-/* `name` is the type of an ONNX node of docs/reference/operators.md, "Squash" for one. The SIMD level is the fastest, or what
- * the environment variable CAPSEDGE_SIMD says. */
+/* `name` is the type of an ONNX node of docs/reference/operators.md, "Squash" for one. The SIMD level is the fastest,
+ * or the one that the environment variable CAPSEDGE_SIMD names. */
 CAPSEDGE_KERNEL_EXPORT int capsedge_kernel_create(const char* name, const capsedge_kernel_attribute* attributes,
                                                   int32_t count, capsedge_kernel** created, char* error,
                                                   size_t error_size);

@@ -42,9 +42,9 @@ extern "C" int32_t capsedge_cuda_multiprocessors(void) { return multiprocessors_
 extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate(int32_t multiprocessors) {
   emulated_multiprocessors = multiprocessors;
 }
-// The threads of blocks run in another order from here on.
+// From here on, the threads of blocks run in a different order.
 extern "C" CAPSEDGE_CUDA_EXPORT void capsedge_cuda_emulate_order(uint32_t seed) { Emulator::instance().seed(seed); }
-// In floats, from the beginning of what a unit keeps between passes.
+// Offsets in floats, from the beginning of the memory that a unit keeps between passes.
 extern "C" CAPSEDGE_CUDA_EXPORT int32_t capsedge_cuda_emulate_place(const capsedge_cuda_routing* layer, int32_t parent,
                                                                     int32_t element) {
   return place_of(make_plan(*layer).layer, parent, element);

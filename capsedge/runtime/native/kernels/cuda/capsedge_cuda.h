@@ -1,6 +1,7 @@
-/* The operators on a GPU, without a runtime: a plain C interface over device addresses. docs/reference/operators.md says what they
- * compute, docs/explanation/cuda.md how. No function allocates or synchronises: all put their work on the stream given and can be
- * captured in a CUDA graph. Results are the same bits in every run with the same shapes on the same GPU. */
+/* The operators on a GPU, without a runtime: a plain C interface over device addresses. docs/reference/operators.md
+ * specifies what they compute, docs/explanation/cuda.md explains how. No function allocates or synchronises: all queue
+ * their work on the given stream and can be captured in a CUDA graph. Results are bit-identical in every run with the
+ * same shapes on the same GPU. */
 #ifndef CAPSEDGE_CAPSEDGE_CUDA_H_
 #define CAPSEDGE_CAPSEDGE_CUDA_H_
 
@@ -14,7 +15,7 @@ extern "C" {
 #define CAPSEDGE_CUDA_EXPORT __attribute__((visibility("default")))
 
 enum { CAPSEDGE_CUDA_FLOAT = 0, CAPSEDGE_CUDA_FLOAT16 = 1, CAPSEDGE_CUDA_INT8 = 2 };
-/* VOTES is dynamic routing over votes that are given. */
+/* VOTES is dynamic routing over given votes. */
 enum {
   CAPSEDGE_CUDA_DYNAMIC = 0,
   CAPSEDGE_CUDA_EM = 1,
@@ -25,7 +26,7 @@ enum {
 /* spec: cuda limits */
 #define CAPSEDGE_CUDA_MAX_ITERATIONS 64
 /* /spec */
-/* PORTABLE is AUTO as on a GPU without thread block clusters. */
+/* PORTABLE is what AUTO would choose on a GPU without thread block clusters. */
 enum {
   CAPSEDGE_CUDA_AUTO = 0,
   CAPSEDGE_CUDA_GENERIC = 1,
@@ -75,13 +76,14 @@ typedef struct capsedge_cuda_routing {
   int32_t multiprocessors;      /* of the GPU; 0 asks the current one; without one, for any */
 } capsedge_cuda_routing;
 
-/* Of the current GPU. Fewer in some power modes of a Jetson or in a part of a GPU than in others. 0: there is no GPU.
- * CAPSEDGE_CUDA_OLD_DRIVER: there is one, whose driver is too old for the CUDA that this was built with. */
+/* Multiprocessors of the current GPU. Some power modes of a Jetson, or partitions of a GPU, have fewer. 0: there is no
+ * GPU. CAPSEDGE_CUDA_OLD_DRIVER: there is one, but its driver is too old for the CUDA version that this was built with.
+ * */
 #define CAPSEDGE_CUDA_OLD_DRIVER (-1)
 CAPSEDGE_CUDA_EXPORT int32_t capsedge_cuda_multiprocessors(void);
 
-/* Bytes of scratch on the device that suffice for a layer with as many images or fewer; at least 1, aligned to 256.
- * Follows from the shapes and the multiprocessors. -1: wrong layer. */
+/* Bytes of scratch memory on the device that suffice for a layer with this many images or fewer; at least 1, aligned to
+ * 256. They depend only on the shapes and the multiprocessors. -1: invalid layer. */
 CAPSEDGE_CUDA_EXPORT int64_t capsedge_cuda_workspace(const capsedge_cuda_routing* layer);
 
 /* Both return 0, or 1 with a sentence in `error`. */

@@ -1,4 +1,4 @@
-// What the kernels are written in: a block of threads, groups of lanes, storage types. Compiled by nvcc they are
+// The building blocks of the kernels: a block of threads, groups of lanes, storage types. Compiled by nvcc, they are
 // CUDA; compiled by a C++ compiler with CAPSEDGE_EMULATE, blocks run on the host (emulate.h).
 #pragma once
 
@@ -30,7 +30,7 @@ constexpr int kWarp = 32;
 
 #ifndef CAPSEDGE_EMULATE
 
-// The block that the code runs in. Every thread of a warp takes part in group_max and group_sum.
+// The block in which the code runs. Every thread of a warp must call group_max and group_sum.
 struct Block {
   CAPSEDGE_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
   CAPSEDGE_DEVICE int threads() const { return static_cast<int>(blockDim.x); }
@@ -48,15 +48,15 @@ struct Block {
     extern __shared__ __align__(16) float memory[];
     return memory;
   }
-  // Sixteen bytes from global into shared memory, there for this thread after wait_copies and for the others after a
-  // barrier behind that. Asynchronous from SM 80 on.
+  // Copies sixteen bytes from global to shared memory, visible to this thread after wait_copies and to the others after
+  // a subsequent barrier. Asynchronous from SM 80 on.
   CAPSEDGE_DEVICE void copy_async(float* to, const float* from) const { __pipeline_memcpy_async(to, from, 16); }
   CAPSEDGE_DEVICE void wait_copies() const {
     __pipeline_commit();
     __pipeline_wait_prior(0);
   }
-  // Of a cluster, SM 90 and newer: the blocks with the same x, one for each y. The launch sees to it that no other
-  // GPU and no code made for another one gets here.
+  // For clusters, SM 90 and newer: the blocks with the same x, one for each y. The launch ensures that neither another
+  // GPU nor code compiled for one gets here.
   CAPSEDGE_DEVICE void sync_cluster() const {
 #if __CUDA_ARCH__ >= 900
     cooperative_groups::this_cluster().sync();
@@ -75,7 +75,7 @@ struct Block {
   }
 
  private:
-  // The usual widths without a question at each step.
+  // The usual widths, without a test at each step.
   template <typename F>
   CAPSEDGE_DEVICE float reduce(float value, int width, F combine) const {
     if (width == kWarp) return steps<kWarp / 2>(value, combine);
@@ -142,7 +142,7 @@ CAPSEDGE_DEVICE void store4(const float* four, float* to) {
   *reinterpret_cast<Four<float>*>(to) = {four[0], four[1], four[2], four[3]};
 }
 
-// For divisors between 2^-126 and 2^126; within 2 units in the last place.
+// For divisors between 2^-126 and 2^126; accurate to 2 units in the last place.
 #ifdef CAPSEDGE_EMULATE
 inline float quick_quotient(float a, float b) { return a / b; }
 #else

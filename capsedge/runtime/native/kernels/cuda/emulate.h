@@ -1,8 +1,9 @@
 // Blocks of threads on the host: every thread is a fiber that runs until it waits for others, in an order that is drawn
-// anew each time, warps running ahead of others. The blocks of a cluster run together, each with its own shared memory.
-// Finds wrong indices, missing or divergent barriers, asynchronous copies that are not waited for (memory between threads
-// is NaN before its block begins and after it ends, and where a copy is under way) and, told of every access by
-// tests/native/races.cpp, all that two threads do to the same memory without a barrier between. For tests; slow.
+// anew each time, with some warps running ahead of others. The blocks of a cluster run together, each with its own
+// shared memory. This finds wrong indices, missing or divergent barriers, asynchronous copies that are not waited for
+// (shared memory is NaN before its block begins, after it ends, and while a copy is under way) and, with every access
+// reported by tests/native/races.cpp, accesses of two threads to the same memory without a barrier in between. For
+// tests only; slow.
 #pragma once
 
 #include <ucontext.h>
@@ -28,7 +29,7 @@ class Emulator {
     return emulator;
   }
 
-  // The order of threads follows from it.
+  // It determines the order of threads.
   void seed(unsigned value) { random_ = value; }
 
   // `cluster` divides `blocks_y`: blocks in y that run together.
@@ -66,7 +67,7 @@ class Emulator {
     return other.shared.data() + (here - shared());
   }
 
-  // What is copied is there when the thread that copies waits for it, and no earlier; until then it is NaN.
+  // Copied data arrives when the copying thread waits for it, and no earlier; until then it is NaN.
   void copy_async(float* to, const float* from) {
     for (int k = 0; k < 4; ++k) to[k] = nanf("");
     const Aside aside(*this);
@@ -91,7 +92,7 @@ class Emulator {
     ++fiber().cluster_barriers;
   }
 
-  // Every lane's value to all lanes of its warp; slots alternate, so one barrier is enough.
+  // Broadcasts every lane's value to all lanes of its warp; slots alternate, so one barrier is enough.
   const float* exchange(float value) {
     const Aside aside(*this);
     const int warp = thread() / 32, lane = thread() % 32;
@@ -102,7 +103,7 @@ class Emulator {
     return slots;
   }
 
-  // Who runs: shuffles order no memory, barriers do.
+  // The running thread. Barriers order memory accesses, shuffles do not.
   struct Place {
     int64_t launch;
     int x, y, thread;
@@ -113,13 +114,13 @@ class Emulator {
     const int blocks = static_cast<int>(blocks_.size());
     return {launches_, x_, y(), thread(), fiber().barriers, fiber().cluster_barriers, blocks};
   }
-  // Shared memory: blocks that run after each other have the same here.
+  // Shared memory; here, blocks that run one after another have the same.
   bool shares(const void* memory) {
     for (const OneBlock& block : blocks_)
       if (memory >= block.shared.data() && memory < block.shared.data() + block.shared.size()) return true;
     return false;
   }
-  // Whether a kernel's code runs and the memory is not this thread's own.
+  // Whether kernel code is running and the memory is not private to this thread.
   bool watches(const void* memory) {
     const auto inside = [memory](const void* from, size_t bytes) {
       return memory >= from && memory < static_cast<const char*>(from) + bytes;
@@ -129,7 +130,7 @@ class Emulator {
   }
 
  private:
-  // While it lives, the emulator works, not the kernel.
+  // While it exists, the emulator is running, not the kernel.
   struct Aside {
     explicit Aside(Emulator& emulator) : emulator(emulator) { emulator.watching_ = false; }
     ~Aside() { emulator.watching_ = true; }
@@ -205,7 +206,7 @@ class Emulator {
       std::swap(numbers[static_cast<size_t>(k)], numbers[static_cast<size_t>(random(k + 1))]);
   }
 
-  // A thread as far as its next barrier; false if it waits or has ended.
+  // Runs a thread up to its next barrier; false if it waits or has ended.
   bool run_thread(int number) {
     Fiber& fiber = *fibers_[static_cast<size_t>(number)];
     if (fiber.done || (fiber.waits && fiber.waits->generation == fiber.generation)) return false;
@@ -217,7 +218,8 @@ class Emulator {
     return true;
   }
 
-  // Every thread of some of a block's warps as far as its next barrier. Returns how many have ended, or -1 if all wait.
+  // Runs every thread of some of a block's warps up to its next barrier. Returns how many have ended, or -1 if all
+  // wait.
   int run_threads(int number) {
     OneBlock& own = blocks_[static_cast<size_t>(number)];
     const int before = own.left;
@@ -249,7 +251,7 @@ class Emulator {
     const int blocks = static_cast<int>(blocks_.size());
     int left = static_cast<int>(fibers_.size()), ahead = 0;
     while (left) {
-      // One block runs as far ahead as it can, mostly.
+      // Usually, one block runs as far ahead as it can.
       if (random(8) == 0) ahead = random(blocks);
       int ended = -1;
       for (int k = 0; k < blocks && ended < 0; ++k) ended = run_threads((ahead + k) % blocks);
@@ -293,7 +295,7 @@ struct Block {
   }
 
  private:
-  // As the shuffles do it: pairs at half the width, then a quarter, ...
+  // In the order of the shuffles: pairs at half the width, then a quarter, ...
   template <typename F>
   float reduce(float value, int width, F combine) const {
     float now[32], next[32];

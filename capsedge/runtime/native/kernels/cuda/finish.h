@@ -1,5 +1,5 @@
-// What follows a pass: the parts of a unit's children added in order, then the parents' poses and, for the next pass,
-// what their children are compared with.
+// The work after a pass: it adds the parts of a unit's children in order, then computes the parents' poses and, for the
+// next pass, the values with which children are compared.
 #pragma once
 
 #include "over_children.h"
@@ -8,7 +8,7 @@
 namespace capsedge {
 namespace cuda {
 
-// Where the parts are: in global memory one behind another, or in the shared memories of a cluster.
+// Location of the parts: consecutive in global memory, or in the shared memories of a cluster.
 struct StoredParts {
   const float* first;
   int32_t room;
@@ -20,14 +20,14 @@ struct ClusterParts {
   CAPSEDGE_DEVICE const float* operator()(int part) const { return b.shared_of(first, part); }
 };
 
-// A parent as a group of lanes finishes it: each lane has the elements `lane`, `lane` + `width`, ... of its pose.
+// A parent being finished by a group of lanes: each lane has the elements `lane`, `lane` + `width`, ... of its pose.
 struct Parent {
   int number, lane, width;
-  bool there;  // if not, its lanes take part in the sums of others
+  bool there;  // if not, its lanes only take part in the sums of others
 };
 
-// The sum over a parent's elements of what `term` gives for the place of each and its number among those of all parents.
-// All lanes of the block get here.
+// The sum of `term` over a parent's elements, given the place of each and its index among the elements of all parents.
+// All lanes of the block must call it.
 template <typename Term>
 CAPSEDGE_DEVICE float sum_of(const Block& b, const Layer& l, const Parent& p, const Term& term) {
   float sum = 0.0f;
@@ -43,8 +43,8 @@ CAPSEDGE_DEVICE void each_of(const Layer& l, const Parent& p, const Step& step) 
     for (int h = p.lane; h < l.pose_elements; h += p.width) step(place_of(l, p.number, h), p.number * l.pose_elements + h);
 }
 
-// Merging: a lane adds all parts of its elements into the first, where no other lane reads or writes them, and knows the
-// parent's mass. Masses and tops stay as they are: other lanes read them.
+// Merging: a lane adds all parts of its elements to the first part, where no other lane reads or writes them, and
+// computes the parent's mass. Masses and tops stay unchanged, because other lanes read them.
 template <typename Parts>
 CAPSEDGE_DEVICE float merge_over_children(const Layer& l, const Parts& parts, const Parent& p, float* partial) {
   const int mass_at = l.parents * l.pose_elements + p.number, top_at = mass_at + l.parents;
@@ -78,7 +78,7 @@ CAPSEDGE_DEVICE float merge_moments(const Layer& l, const Parts& parts, const Pa
   return mass;
 }
 
-// Returns the parent's mass; 1 where there is none.
+// Returns the parent's mass; 1 if there is none.
 template <typename Parts>
 CAPSEDGE_DEVICE float merge_parts(const Layer& l, const Parts& parts, const Parent& p, float* partial) {
   if (!p.there) return 1.0f;
@@ -105,14 +105,15 @@ CAPSEDGE_DEVICE void finish_dynamic(const Block& b, const Layer& l, int64_t to, 
     if (last) {
       store<T>(l.out_pose, to + element, v);
     } else {
-      // The logits after t passes are the prior and the scaled vote times v of all of them, or of the last alone.
+      // The logits after t passes are the prior plus the scaled product of the vote and the v of all passes, or of the
+      // last pass only.
       const float agreeing = l.agreement_scale * (l.normalize ? s * norm : v);
       state[at] = first || l.replace ? agreeing : state[at] + agreeing;
     }
   });
 }
 
-// After the first pass, the sum of all votes, whose couplings were 1 / parents, becomes what votes agree with.
+// After the first pass, whose couplings were 1 / parents, votes are compared with the sum of all votes.
 template <typename T>
 CAPSEDGE_DEVICE void finish_self_attention(const Block& b, const Layer& l, int64_t to, const Parent& p,
                                            const float* sums, float* state, bool last) {
@@ -176,7 +177,7 @@ CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int it
   int width = 1;
   while (width < l.pose_elements && width < kWarp) width *= 2;
   const int together = b.threads() / width, group = b.thread() / width;
-  // All groups go round as often, because shuffles want whole warps.
+  // All groups loop equally often, because shuffles need whole warps.
   for (int begin = 0; begin < l.parents; begin += together) {
     const Parent p{begin + group, b.thread() % width, width, begin + group < l.parents};
     const float mass = merge_parts(l, parts, p, partial);
@@ -193,7 +194,7 @@ CAPSEDGE_DEVICE void finish(const Block& b, const Layer& l, int64_t unit, int it
   b.sync();
 }
 
-// The parents that attention compares votes with, in FP32 and scaled.
+// The parents with which attention compares votes, in FP32 and scaled.
 template <typename T>
 CAPSEDGE_DEVICE void begin_attention(const Block& b, const Layer& l, int64_t unit, float* state) {
   const int64_t from = l.parent_images == 1 ? unit % l.positions : unit;

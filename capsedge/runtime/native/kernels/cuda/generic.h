@@ -1,5 +1,5 @@
-// A pass over a part of a unit's children for any sizes: votes are made where they are used, element by element.
-// Logits of kTile children at a time go through scratch memory.
+// A pass over a part of a unit's children, for any sizes: votes are computed where they are used, element by element.
+// Logits of kTile children at a time are held in scratch memory.
 #pragma once
 
 #include "over_children.h"
@@ -7,7 +7,7 @@
 namespace capsedge {
 namespace cuda {
 
-// Logit of a child for a parent, given what the unit knows from the pass before: nothing if `first`.
+// Logit of a child for a parent, given the unit's results from the previous pass: none if `first`.
 template <typename T, typename W>
 CAPSEDGE_DEVICE float generic_logit(const Layer& l, const float* state, const Child& child, int number, int parent,
                                     bool first) {
@@ -29,7 +29,7 @@ CAPSEDGE_DEVICE float generic_logit(const Layer& l, const float* state, const Ch
   return agreement + prior_of<T>(l, number, parent, first);
 }
 
-// Couplings of one child over its logits, in place; EM: times its activation; self-attention: plus their bias.
+// Replaces one child's logits by its couplings; EM: times its activation; self-attention: plus the bias.
 template <typename T>
 CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, bool first_pass, float* row) {
   float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
@@ -41,7 +41,7 @@ CAPSEDGE_DEVICE void generic_softmax(const Layer& l, const Child& child, bool fi
     row[m] = fmaf(row[m] / sum, weight, coupling_bias_of<T>(l, child.number, m, first_pass));
 }
 
-// The votes of `count` children into a parent's sums, mass and top, from their logits.
+// Adds the votes of `count` children to a parent's sums, mass and top, using their logits.
 template <typename T, typename W>
 CAPSEDGE_DEVICE void generic_over_children(const Block& b, const Layer& l, const Window& window, int begin, int count,
                                            const float* logits, float* partial) {

@@ -1,6 +1,6 @@
-// A pass for poses of a size known when compiled. A group of lanes takes one child, each lane Q parents: their votes,
-// queries and sums stay in registers, the softmax is a few shuffles. Groups of a block take different children, and
-// add up in order at the end.
+// A pass for poses whose size is known at compile time. A group of lanes processes one child, each lane Q parents:
+// their votes, queries and sums stay in registers, and the softmax takes a few shuffles. The groups of a block process
+// different children and are summed in order at the end.
 #pragma once
 
 #include "routing.h"
@@ -9,8 +9,8 @@
 namespace capsedge {
 namespace cuda {
 
-// A matrix's vote for one parent: rows R, columns L. Lanes read 4 * L elements apart, four at a time: the next reads use up
-// every line that the first one touches.
+// A matrix's vote for one parent: rows R, columns L. Lanes read four elements at a time, 4 * L apart: the following
+// reads use the rest of every cache line that the first one touches.
 template <int R, int L, typename T, typename W>
 CAPSEDGE_DEVICE void make_vote(const Layer& l, const Child& child, int parent, float* vote) {
   const T* pose = static_cast<const T*>(l.pose) + child.pose * l.pose_size;
@@ -69,7 +69,7 @@ CAPSEDGE_DEVICE void sum_pass(const Block& b, const Layer& l, int64_t unit, Part
     if (!first_pass && parent < l.parents) load_parent<P>(l, state, parent, query[q]);
   }
   const Window window = window_of(l, unit);
-  // All groups go round as often, because shuffles want whole warps.
+  // All groups loop equally often, because shuffles need whole warps.
   for (int begin = part.first; begin < part.last; begin += groups) {
     const int number = begin + group;
     const bool mine = number < part.last;

@@ -12,9 +12,9 @@ namespace capsedge {
 namespace cuda {
 namespace {
 
-// Passes by the shape of a vote: R rows, L columns, Q parents per lane.
-// `round` is shared memory for the votes of a round. kBlocks: on a multiprocessor at once, as the planner counts on, but where
-// registers of two parents would go to memory.
+// Passes by the shape of a vote: R rows, L columns, Q parents per lane. `round` is shared memory for the votes of a
+// round. kBlocks: blocks per multiprocessor, as the planner assumes, except where the registers of two parents would
+// spill.
 template <int R, int L, int Q>
 struct Sums {
   static constexpr int kBlocks = R == 1 || Q == 1 ? 2 : 1;
@@ -57,7 +57,7 @@ CAPSEDGE_DEVICE bool nothing_known(const Layer& l, int iteration) {
 #endif
 
 // One block per unit, all iterations; everything between them stays in shared memory. With parts, one cluster of blocks
-// per unit: the first block adds what the others have gathered, and they copy the result.
+// per unit: the first block adds the others' sums, and they copy the result.
 template <typename Pass, typename T, typename W>
 CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) whole_kernel(const Layer l) {
   const Block b;
@@ -75,7 +75,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) whole_kernel(const Layer l) {
     b.sync_cluster();  // the parts have been read: the next pass may write them, and after the last one blocks may end
     if (b.y() == 0 || iteration == l.iterations - 1) continue;
     const float* made = b.shared_of(state, 0);
-    const int size = l.over_children ? l.parents * l.pose_elements : l.floats;  // of a state; a part has more
+    const int size = l.over_children ? l.parents * l.pose_elements : l.floats;  // floats of a state; a part has more
     for (int at = b.thread(); at < size; at += b.threads()) state[at] = made[at];
     b.sync();
   }
@@ -87,7 +87,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) part_kernel(const Layer l, int it
   const Block b;
   const int64_t unit = b.x();
   float* round = b.shared();
-  float* gathered = round + l.round;  // by groups in turn
+  float* gathered = round + l.round;  // groups take turns
   float* partial = l.partial + (unit * l.splits + b.y()) * l.room;
   Pass::template pass<T, W>(b, l, unit, part_of(l, b.y()), l.state + unit * l.room, nothing_known(l, iteration),
                             gathered, round);

@@ -1,4 +1,4 @@
-// The kernels as the host sees them, and the choice among them for a layer.
+// The host's view of the kernels, and the choice among them for a layer.
 #pragma once
 
 #include "layer.h"
@@ -8,18 +8,18 @@ namespace cuda {
 
 constexpr int kThreads = 256;  // per block, at most
 
-// Votes that have kernels of their own, by rows and columns.
+// Vote shapes with specialized kernels, by rows and columns.
 enum class Shape { kGeneric, k4x4, k2x2, k1x16, k1x8 };
 
 using WholeKernel = void (*)(Layer);
 using PassKernel = void (*)(Layer, int);  // and the iteration
 
 struct Kernels {
-  WholeKernel whole;  // of shapes with kernels of their own, not tiled
+  WholeKernel whole;  // for shapes with specialized kernels, not tiled
   PassKernel pass;
   WholeKernel begin;  // attention
   PassKernel finish;
-  WholeKernel votes;  // those that are kept; of vectors
+  WholeKernel votes;  // kept votes; of vectors
 };
 // `q`: parents per lane.
 Kernels kernels_of(const Layer& layer, Shape shape, int q, bool tiled);

@@ -38,7 +38,7 @@ int multiprocessors_here() {
   return old ? CAPSEDGE_CUDA_OLD_DRIVER : 0;
 }
 
-// Code that the driver compiled from PTX for older GPUs has no clusters, whatever the GPU.
+// Code that the driver compiled from PTX for older GPUs has no clusters, whatever GPU it runs on.
 static bool ask_for_clusters(int device, WholeKernel kernel, const Grid& grid) {
   int known = 0, active = 0;
   cudaFuncAttributes made{};
@@ -54,20 +54,20 @@ bool clusters_run(WholeKernel kernel, const Grid& grid) {
   static std::map<std::tuple<int, WholeKernel, int, int, size_t>, bool> answers;
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) {
-    cudaGetLastError();  // the launch will say what is wrong
+    cudaGetLastError();  // the launch will report what is wrong
     return false;
   }
   const std::lock_guard<std::mutex> lock(mutex);
   const auto [answer, asked] = answers.try_emplace({device, kernel, grid.cluster, grid.threads, grid.shared}, false);
   if (asked) {
     answer->second = ask_for_clusters(device, kernel, grid);
-    cudaGetLastError();  // a refused question is an answer
+    cudaGetLastError();  // a refused query is an answer, too
   }
   return answer->second;
 }
 #endif
 
-// Of shared memory, for a kernel per pass.
+// Bytes of shared memory of a kernel per pass.
 static size_t pass_floats(const Plan& plan) {
   const Layer& l = plan.layer;
   if (plan.shape == Shape::kGeneric) return 0;

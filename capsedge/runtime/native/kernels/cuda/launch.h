@@ -1,4 +1,4 @@
-// Launching kernels, and what that takes to know of the GPU.
+// Launching kernels, and the properties of the GPU that this requires.
 #pragma once
 
 #ifndef CAPSEDGE_EMULATE
@@ -19,13 +19,13 @@ struct Grid {
   int cluster = 1;  // blocks in y that run at once and see each other's shared memory
 };
 
-// Of the current GPU; 0 or CAPSEDGE_CUDA_OLD_DRIVER without one.
+// Multiprocessors of the current GPU; 0 or CAPSEDGE_CUDA_OLD_DRIVER without one.
 int multiprocessors_here();
 
-// Whether the current GPU runs such clusters: asked once for each kernel and grid.
+// Whether the current GPU runs such clusters; queried once for each kernel and grid.
 bool clusters_run(WholeKernel kernel, const Grid& grid);
 
-// All passes of a layer whose memory has its place. Null, or what went wrong; likewise launch.
+// Launches all passes of a layer whose memory has been assigned. Returns null, or what went wrong; so does launch.
 const char* run_layer(const Plan& plan, void* stream);
 
 #ifdef CAPSEDGE_EMULATE

@@ -1,4 +1,4 @@
-// A routing layer as the kernels see it: the C interface's structure with what follows from it.
+// A routing layer as the kernels see it: the C interface's structure and values derived from it.
 #pragma once
 
 #include "capsedge_cuda.h"
@@ -7,7 +7,7 @@
 namespace capsedge {
 namespace cuda {
 
-// Division of numbers below 2^31 by one that is known beforehand (Granlund and Montgomery 1994).
+// Division of numbers below 2^31 by a divisor that is known beforehand (Granlund and Montgomery 1994).
 struct Divisor {
   uint32_t factor;  // 2^shift / by, rounded up
   int32_t shift;
@@ -38,7 +38,7 @@ struct Layer : capsedge_cuda_routing {
   int32_t group;       // lanes of one child
   int32_t tile;        // tiled: children whose weights are in shared memory at once
   int32_t stride;      // tiled: floats between the weights of two parents there
-  int32_t row_shift;   // tiled: logarithm of the threads that copy the weights of one parent
+  int32_t row_shift;   // tiled: logarithm of the number of threads that copy the weights of one parent
   Divisor by_types, by_across;  // across: the cells of a row that a unit's children are in
   int64_t units;
   float* state;        // [units][floats]
@@ -48,12 +48,12 @@ struct Layer : capsedge_cuda_routing {
   int32_t round;       // floats of the votes of a block's groups in shared memory; 0 if votes are kept or not of vectors
 };
 
-// Place of a parent's element in a unit's or a part's memory.
+// Index of a parent's element in a unit's or a part's memory.
 CAPSEDGE_BOTH int place_of(const Layer& l, int parent, int element) {
   return parent * l.parent_step + (element >> 2) * l.four_step + (element & 3);
 }
 
-// A parent's elements from and into such memory, in kernels for this size of pose.
+// Load and store a parent's elements in such memory, in kernels for this size of pose.
 template <int P>
 CAPSEDGE_DEVICE void load_parent(const Layer& l, const float* from, int parent, float* pose) {
 #pragma unroll
@@ -61,7 +61,7 @@ CAPSEDGE_DEVICE void load_parent(const Layer& l, const float* from, int parent, 
 }
 template <int P>
 CAPSEDGE_DEVICE void store_parent(const Layer& l, const float* pose, int parent, float* to) {
-  // Indexed by fours, nvcc stores them in one instruction; indexed by floats, in four.
+  // If indexed by fours, nvcc stores them with one instruction; if indexed by floats, with four.
   Four<float>* fours = reinterpret_cast<Four<float>*>(to) + parent;
 #pragma unroll
   for (int h = 0; h < P; h += 4) fours[h / 4 * l.parents] = {pose[h], pose[h + 1], pose[h + 2], pose[h + 3]};
@@ -77,21 +77,21 @@ CAPSEDGE_BOTH bool columns_first(const Layer& l) {  // the planner asks as well
   return l.operation == CAPSEDGE_CUDA_DYNAMIC || l.operation == CAPSEDGE_CUDA_SELF_ATTENTION;
 }
 
-// What a logit has beside agreements: the prior, until agreements replace it.
+// The part of a logit besides agreements: the prior, until agreements replace it.
 template <typename T>
 CAPSEDGE_DEVICE float prior_of(const Layer& l, int child, int parent, bool first_pass) {
   if (!by_agreement(l) || (l.replace && !first_pass)) return 0.0f;
   return load<T>(l.log_prior, static_cast<int64_t>(child) * l.parents + parent);
 }
 
-// What is added to a coupling: the first pass of self-attention sums votes alone.
+// The bias added to a coupling; the first pass of self-attention only sums votes.
 template <typename T>
 CAPSEDGE_DEVICE float coupling_bias_of(const Layer& l, int child, int parent, bool first_pass) {
   if (l.operation != CAPSEDGE_CUDA_SELF_ATTENTION || first_pass) return 0.0f;
   return load<T>(l.bias, static_cast<int64_t>(child) * l.parents + parent);
 }
 
-// Element `c` of what is added to a child's vote for a parent.
+// Element `c` of the bias added to a child's vote for a parent.
 template <typename T>
 CAPSEDGE_DEVICE float vote_bias_of(const Layer& l, int64_t child, int parent, int c) {
   return load<T>(l.vote_bias, ((l.vote_biases > 1 ? child : 0) * l.parents + parent) * l.columns + c);
@@ -102,7 +102,7 @@ constexpr int kTile = 8;  // children that the generic kernel takes at once
 constexpr int kTileFloats = 10 * 1024;  // tiled: of shared memory, for weights
 constexpr int kTileChildren = 8;        // tiled: at most
 
-// A part of a unit's children; there may be none left for a cluster's last blocks.
+// A part of a unit's children; a cluster's last blocks may have none left.
 struct Part {
   int first, last;
 };
@@ -112,15 +112,15 @@ CAPSEDGE_DEVICE Part part_of(const Layer& l, int number) {
   return {first, first + l.part < l.children ? first + l.part : l.children};
 }
 
-// Where a child of a unit is.
+// The location of a child of a unit.
 struct Child {
   int64_t pose;    // index of its pose in the map, in capsules
-  int64_t weight;  // number of its weight
+  int64_t weight;  // index of its weight
   int32_t number;  // in its window
   int32_t row, column;
 };
 
-// Where a unit's window begins, and how wide it is.
+// The start and the width of a unit's window.
 struct Window {
   int64_t pose;  // index of the first cell's first capsule
   int32_t row, column, across;
@@ -164,12 +164,12 @@ CAPSEDGE_DEVICE float activation_of(const Layer& l, int64_t capsule) {
   return l.normalize_activations ? a / (a + l.epsilon) : a;
 }
 
-// What couplings are multiplied by: equal ones, 1/M, of a first pass may be 1 instead.
+// The factor of couplings: in a first pass, the equal couplings 1/M may be 1 instead.
 CAPSEDGE_DEVICE float first_factor(const Layer& l, bool first_pass) {
   return l.ones_first && first_pass ? static_cast<float>(l.parents) : 1.0f;
 }
 
-// One element of a vote: row r, column c of pose times weight, with all that belongs to it.
+// One element of a vote: row r, column c of pose times weight, including everything added to it.
 template <typename T, typename W>
 CAPSEDGE_DEVICE float vote_element(const Layer& l, const Child& child, int parent, int r, int c) {
   if (l.operation == CAPSEDGE_CUDA_VOTES) return load<T>(l.pose, (child.pose * l.parents + parent) * l.columns + c);

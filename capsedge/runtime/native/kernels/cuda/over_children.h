@@ -9,7 +9,7 @@
 namespace capsedge {
 namespace cuda {
 
-// What sums of one top are multiplied by for another, no lower one.
+// The factor that converts sums for one top to those for another top that is not lower.
 CAPSEDGE_DEVICE float shrunk(float top, float higher) { return top == higher ? 1.0f : expf(top - higher); }
 
 template <int L, int Q, typename T, typename W>
@@ -28,7 +28,7 @@ CAPSEDGE_DEVICE void over_children_pass(const Block& b, const Layer& l, int64_t 
     if (!first_pass && parent < l.parents) load_parent<L>(l, state, parent, query[q]);
   }
   const Window window = window_of(l, unit);
-  // All groups go round as often, because they make votes together.
+  // All groups loop equally often, because they compute votes together.
   for (int begin = part.first; begin < part.last; begin += groups) {
     const int number = begin + group;
     make_round<L, T, W>(b, l, window, begin, part.last, round);

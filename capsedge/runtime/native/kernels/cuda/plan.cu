@@ -21,14 +21,14 @@ Grid whole_grid(const Plan& plan) {
 
 namespace {
 
-constexpr int64_t kSharedBytes = 48 * 1024;  // what every GPU gives without asking
+constexpr int64_t kSharedBytes = 48 * 1024;  // available on every GPU without a request
 constexpr int kMaxSplits = 1024;
 constexpr int64_t kMostKept = 65535;  // units whose votes are kept: blocks of a grid in y
 constexpr int kMostMultiprocessors = 1024;  // several times those of the largest GPU
-constexpr int kMaxCluster = 8;  // what every GPU with clusters runs
+constexpr int kMaxCluster = 8;  // runs on every GPU with clusters
 constexpr int kForcedSplits = 3;  // of the scheme that always splits
-constexpr int kBlocksAtOnce = 2;  // of a multiprocessor: registers are planned for so many
-constexpr int kMostWaves = 3;     // of blocks that share children: more shorten no pass
+constexpr int kBlocksAtOnce = 2;  // blocks per multiprocessor for which registers are planned
+constexpr int kMostWaves = 3;     // number of blocks that share children: more do not shorten a pass
 constexpr int64_t kMostKeptBytes = 32 << 20;  // of votes
 
 int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -55,8 +55,8 @@ int64_t vote_bytes(const Layer& l) {
   return static_cast<int64_t>(sizeof(float)) * l.children * l.parents * l.pose_elements;
 }
 
-// Units whose votes may be kept, made once and read by every pass: where writing and reading them moves fewer bytes than the
-// weights of all passes but one.
+// Number of units whose votes may be kept, that is, computed once and read by every pass: if writing and reading them
+// moves fewer bytes than the weights of all passes but one.
 int64_t units_that_keep(const Layer& l, Shape shape) {
   const bool vectors = shape == Shape::k1x16 || shape == Shape::k1x8;
   if (!vectors || !columns_first(l) || l.one_weight) return 0;
@@ -65,19 +65,19 @@ int64_t units_that_keep(const Layer& l, Shape shape) {
   return std::min(kMostKept, kMostKeptBytes / vote_bytes(l));
 }
 
-// Of the votes that a block's groups of lanes take at once: those of vectors, unless they are given.
+// Floats of the votes that a block's groups of lanes process at once: those of vectors, unless votes are given.
 int32_t floats_of_round(const Plan& plan) {
   const Layer& l = plan.layer;
   const bool vectors = plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
   return vectors && l.operation != CAPSEDGE_CUDA_VOTES ? plan.threads / l.group * l.parents * l.columns : 0;
 }
 
-// Floats of a workspace, one piece behind another.
+// Floats of a workspace, whose pieces are consecutive.
 struct Pieces {
   int64_t state, partial, scratch, votes;
 };
 
-// For so many parts of all units together, and the votes of so many units.
+// The workspace for this many parts of all units together, and the votes of this many units.
 Pieces pieces_of(const Layer& l, bool whole, bool generic, int64_t parts, int64_t kept) {
   Pieces p{};
   if (!whole) p = {round_up(l.units * l.room, 64), round_up(parts * l.room, 64), 0, 0};
@@ -95,14 +95,14 @@ int64_t bytes_of(const Pieces& p) {
   return static_cast<int64_t>(sizeof(float)) * (p.state + p.partial + p.scratch + p.votes);
 }
 
-// Units per group: as many as the registers hold.
+// Units per group, as many as fit into the registers.
 int units_of_group(const Layer& l) { return l.operation == CAPSEDGE_CUDA_EM ? 1 : 2; }
 
-// Prepares blocks of several units, which share the weights in shared memory; false where a tile does not hold a child.
+// Prepares blocks of several units, which share the weights in shared memory; false if a tile cannot hold one child.
 bool plan_tiles(Plan& plan) {
   Layer& l = plan.layer;
   const bool shapes = plan.shape == Shape::k4x4 || plan.shape == Shape::k1x16 || plan.shape == Shape::k1x8;
-  // Parents' weights lie four floats further apart than they are long: in different banks.
+  // Parents' weights are four floats further apart than their length, so they are in different banks.
   const int64_t stride = static_cast<int64_t>(l.inner) * l.columns + 4, child = l.parents * stride;
   if (l.operation == CAPSEDGE_CUDA_VOTES || l.over_children) return false;
   if (!shapes || plan.q > 1 || l.inner % 4 || child > kTileFloats) return false;
@@ -122,7 +122,7 @@ Divisor divisor_of(int32_t by) {
   return divisor;
 }
 
-// The interface's layer with all that its shapes say.
+// The interface's layer with everything that follows from its shapes.
 Layer sized_layer(const capsedge_cuda_routing& r) {
   Layer l{};
   static_cast<capsedge_cuda_routing&>(l) = r;
@@ -141,7 +141,7 @@ Layer sized_layer(const capsedge_cuda_routing& r) {
   return l;
 }
 
-// Threads of a block that takes one unit: no more groups of lanes than children.
+// Threads of a block that processes one unit: no more groups of lanes than children.
 int threads_of(const Layer& l, bool generic) {
   if (generic) return kThreads;
   int groups = kThreads / l.group;
@@ -154,7 +154,7 @@ int64_t blocks_of(const Plan& plan) {
   return plan.together ? divide_up(plan.layer.units, plan.together) : plan.layer.units;
 }
 
-// Parts of a unit's children, at most: fewer are not worth a block.
+// Most parts of a unit's children: smaller parts are not worth a block.
 int64_t most_splits(const Plan& plan) {
   const int64_t least = plan.together                       ? 2 * plan.layer.tile
                         : plan.shape == Shape::kGeneric ? kTile
@@ -162,7 +162,7 @@ int64_t most_splits(const Plan& plan) {
   return std::min<int64_t>(kMaxSplits, divide_up(plan.layer.children, least));
 }
 
-// Parts of all units together, at most, for this batch and every smaller one.
+// Most parts of all units together, for this batch and every smaller one.
 int64_t most_parts(const Plan& plan, int32_t scheme, int64_t processors) {
   const Layer& l = plan.layer;
   if (!plan.together && scheme == CAPSEDGE_CUDA_SPLIT) return l.units * kForcedSplits;
@@ -171,13 +171,13 @@ int64_t most_parts(const Plan& plan, int32_t scheme, int64_t processors) {
   return std::max(l.units, std::min(l.units * each, blocks * std::max(1, plan.together)));
 }
 
-// The multiprocessors that are counted on: for a GPU that is not here, as many as any has.
+// The assumed number of multiprocessors: if the GPU is not present, the largest number that any has.
 int processors_of(const capsedge_cuda_routing& r) {
   const int processors = r.multiprocessors > 0 ? r.multiprocessors : multiprocessors_here();
   return processors < 1 ? kMostMultiprocessors : processors;
 }
 
-// What follows from the sizes, before blocks have their work.
+// The plan as far as it follows from the sizes, before blocks are assigned work.
 Plan sized_plan(const capsedge_cuda_routing& r, Shape shape) {
   Plan plan{};
   plan.layer = sized_layer(r);
@@ -190,19 +190,19 @@ Plan sized_plan(const capsedge_cuda_routing& r, Shape shape) {
   return plan;
 }
 
-// Whether all passes of a unit may be one kernel: it keeps the unit in shared memory.
+// Whether all passes of a unit may be one kernel, which keeps the unit in shared memory.
 bool fits(const Plan& plan) {
   return plan.shape != Shape::kGeneric && !plan.together && static_cast<int64_t>(whole_grid(plan).shared) <= kSharedBytes;
 }
 
-// The plan with its blocks' work shared out.
+// The plan with the work divided among its blocks.
 Plan applied(Plan plan, const Way& way) {
   Layer& l = plan.layer;
   plan.keeps = way.keeps;
   plan.whole = way.whole;
   l.round = way.keeps || plan.together ? 0 : floats_of_round(plan);
   l.part = static_cast<int32_t>(divide_up(l.children, way.splits));
-  // Blocks of a cluster may be left without children, others not.
+  // Only blocks of a cluster may be left without children.
   l.splits = static_cast<int32_t>(way.whole ? way.splits : divide_up(l.children, l.part));
   plan.kernels = kernels_of(l, plan.shape, plan.q, plan.together > 0);
   return plan;
@@ -229,7 +229,8 @@ struct Choice {
   double time;
 };
 
-// The fastest of so many parts, by a kernel per pass or, where a unit has one part, a kernel for all.
+// The fastest plan with up to this many parts, with a kernel per pass or, if a unit has one part, one kernel for all
+// passes.
 Choice fastest(const Plan& plan, int64_t from, int64_t to, int64_t slots) {
   const Layer& l = plan.layer;
   const int64_t keeping = plan.together ? -1 : units_that_keep(l, plan.shape);
@@ -248,8 +249,8 @@ Choice fastest(const Plan& plan, int64_t from, int64_t to, int64_t slots) {
   return best;
 }
 
-// The fastest cluster; all passes of a unit are one kernel there. The scheduler places clusters as a whole: they are fast only
-// where each block has a multiprocessor for itself.
+// The fastest cluster; all passes of a unit are one kernel there. The scheduler places clusters as a whole, so they are
+// fast only if each block has a multiprocessor to itself.
 Choice fastest_cluster(const Plan& plan, int64_t from, int64_t to, int64_t slots) {
   Choice best{{false, true, from}, HUGE_VAL};
   for (int64_t splits = from; splits <= to; splits *= 2) {
@@ -308,7 +309,7 @@ const char* check_layer(const capsedge_cuda_routing& r) {
                : (r.grid_height - 1) * static_cast<int64_t>(r.stride_rows) + r.kernel_height > r.height ||
                      (r.grid_width - 1) * static_cast<int64_t>(r.stride_columns) + r.kernel_width > r.width)
     return "the windows do not lie inside the grid";
-  // Kernels count these in 32 bits: with a block's step beyond the last child, and the logits of eight children. A
+  // Kernels count these in 32 bits, including a block's step beyond the last child and the logits of eight children. A
   // double holds the product of three 32-bit numbers.
   const auto product = [](double a, double b, double c) { return a * b * c; };
   if (product(r.parents, r.rows, r.columns) > INT_MAX / (2 * kTile) ||
@@ -353,7 +354,7 @@ int64_t most_bytes(const capsedge_cuda_routing& r) {
     const int64_t parts = most_parts(plan, r.scheme, processors);
     return bytes_of(pieces_of(plan.layer, false, plan.shape == Shape::kGeneric, parts, kept));
   };
-  // Addresses are not known here: those that do not fit vectors take the generic kernel.
+  // Addresses are not known here; layers whose addresses do not fit vectors use the generic kernel.
   const int64_t generic = bytes(sized_plan(r, Shape::kGeneric), 0);
   Plan plan = sized_plan(r, shape_of(r));
   if (plan.shape == Shape::kGeneric) return generic;

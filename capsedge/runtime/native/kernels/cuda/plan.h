@@ -1,4 +1,4 @@
-// How a layer runs: which kernels, in how many blocks, over which memory.
+// The plan for a layer: which kernels run, in how many blocks, on which memory.
 #pragma once
 
 #include "kernels.h"
@@ -18,22 +18,23 @@ struct Plan {
   bool keeps;      // votes of the first pass for the others
 };
 
-// Null, or what is wrong with the layer.
+// Returns null, or what is wrong with the layer.
 const char* check_layer(const capsedge_cuda_routing& layer);
 
 // The layer has passed check_layer.
 Plan make_plan(const capsedge_cuda_routing& layer);
 
-// Of workspace, for this plan.
+// Bytes of workspace for this plan.
 int64_t bytes_of(const Plan& plan);
 
-// Of workspace, for this layer with as many images or fewer, wherever its memory lies; no batch is planned for that.
+// Bytes of workspace for this layer with this many images or fewer, wherever its memory is; no batch is planned for
+// that.
 int64_t most_bytes(const capsedge_cuda_routing& layer);
 
-// Gives the layer its parts of the workspace.
+// Assigns the layer its parts of the workspace.
 void place(Plan& plan, void* workspace);
 
-// Of the kernel for all iterations.
+// Bytes of shared memory of the kernel for all iterations.
 Grid whole_grid(const Plan& plan);
 
 bool aligned(const void* address, int64_t to);

@@ -1,4 +1,4 @@
-// What the passes share: logits and couplings of a group of lanes, moments as they grow.
+// Shared by all passes: logits and couplings of a group of lanes, and incremental moments.
 #pragma once
 
 #include "layer.h"
@@ -14,7 +14,8 @@ CAPSEDGE_DEVICE float agreement(const float* query, const float* vote) {
   return sum;
 }
 
-// Logarithm of a parent's density at a vote, and of its activation; `offset` is what does not depend on the vote.
+// Logarithm of a parent's density at a vote, plus that of its activation; `offset` is the part that does not depend on
+// the vote.
 template <int P>
 CAPSEDGE_DEVICE float log_density(const float* vote, const float* mean, const float* precision, float offset) {
   float distance = 0.0f;
@@ -26,7 +27,7 @@ CAPSEDGE_DEVICE float log_density(const float* vote, const float* mean, const fl
   return fmaf(-0.5f, distance, offset);
 }
 
-// Couplings of a child from the logits of its group's lanes, in place. A lane without a parent has kLowest.
+// Replaces the logits of a group's lanes by the couplings of its child. A lane without a parent has kLowest.
 template <int Q>
 CAPSEDGE_DEVICE void group_softmax(const Block& b, const Layer& l, float* logit) {
   float top = l.leaky ? 0.0f : kLowest, sum = 0.0f;
@@ -36,7 +37,7 @@ CAPSEDGE_DEVICE void group_softmax(const Block& b, const Layer& l, float* logit)
 #pragma unroll
   for (int q = 0; q < Q; ++q) {
     const float e = expf(logit[q] - top);
-    logit[q] = logit[q] == kLowest ? 0.0f : e;  // the top may lie near the lowest float
+    logit[q] = logit[q] == kLowest ? 0.0f : e;  // the top may be near the lowest float
     sum += logit[q];
   }
   sum = b.group_sum(sum, l.group);
@@ -45,7 +46,7 @@ CAPSEDGE_DEVICE void group_softmax(const Block& b, const Layer& l, float* logit)
   for (int q = 0; q < Q; ++q) logit[q] = quick_quotient(logit[q], sum);  // 1 to the number of parents and one
 }
 
-// Weighted moments with one more vote (West 1979), in a form without any subtraction of neighbours.
+// Adds one more vote to weighted moments (West 1979), in a form that does not subtract nearly equal numbers.
 template <int P>
 CAPSEDGE_DEVICE void add_vote(float share, const float* vote, float& mass, float* mean, float* squares) {
   const float before = mass;
@@ -59,7 +60,8 @@ CAPSEDGE_DEVICE void add_vote(float share, const float* vote, float& mass, float
   }
 }
 
-// Moments of one element with those of other votes (Chan, Golub and LeVeque 1979); `before` is the mass so far.
+// Merges the moments of one element with those of other votes (Chan, Golub and LeVeque 1979); `before` is the mass so
+// far.
 CAPSEDGE_DEVICE void add_moments(float before, float other_mass, float other_mean, float other_squares, float& mean,
                                  float& squares) {
   const float both = before + other_mass;

@@ -1,4 +1,4 @@
-// Squash of poses that lie contiguous (a group of lanes per pose) or with other axes behind them (a thread per pose).
+// Squash of poses that are contiguous (a group of lanes per pose) or followed by other axes (a thread per pose).
 #pragma once
 
 #include "device.h"
@@ -12,7 +12,7 @@ template <typename T>
 CAPSEDGE_DEVICE void squash_rows(const Block& b, const T* x, T* y, int64_t rows, int size, float epsilon, int group) {
   const int lane = b.thread() % group;
   const int64_t groups = b.blocks() * (b.threads() / group);
-  // All groups go round as often, because shuffles want whole warps.
+  // All groups loop equally often, because shuffles need whole warps.
   for (int64_t begin = static_cast<int64_t>(b.x()) * (b.threads() / group); begin < rows; begin += groups) {
     const int64_t row = begin + b.thread() / group;
     const bool mine = row < rows;

@@ -1,5 +1,5 @@
-// Weights on their way into shared memory. A row is one parent's weights for one child: contiguous in memory, with the
-// rows of a child's parents and those of the next child behind it, so that a tile is one copy without any index
+// Copies weights to shared memory. A row is one parent's weights for one child. It is contiguous in memory and followed
+// by the rows of the child's other parents and those of the next child, so a tile is one copy without any index
 // arithmetic. A group of threads copies a row, each thread four elements at a time.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace capsedge {
 namespace cuda {
 
-// Four weights in FP32, as they are.
+// Four weights in FP32, unchanged.
 CAPSEDGE_DEVICE void copy_four(const Block& b, const float* from, float* to) { b.copy_async(to, from); }
 CAPSEDGE_DEVICE void copy_four(const Block&, const Half* from, float* to) {
   float four[4];
@@ -16,7 +16,7 @@ CAPSEDGE_DEVICE void copy_four(const Block&, const Half* from, float* to) {
   store4(four, to);
 }
 
-// Four INT8 weights times their scales, which are `step` apart: all those of one column, or of four columns.
+// Four INT8 weights times their scales, which are `step` apart: all in one column, or in four columns.
 CAPSEDGE_DEVICE void copy_scaled(const int8_t* from, const float* scales, int step, float* to) {
   float four[4];
   load4(from, four);
@@ -25,7 +25,8 @@ CAPSEDGE_DEVICE void copy_scaled(const int8_t* from, const float* scales, int st
   store4(four, to);
 }
 
-// Rows from `first` on, l.stride apart in `tile`. Each thread then waits for its own copies, and the block for all.
+// Copies rows from `first` on to `tile`, l.stride apart. Each thread then waits for its own copies, and the block for
+// all.
 template <typename W>
 CAPSEDGE_DEVICE void stage(const Block& b, const Layer& l, int64_t first, int rows, float* tile) {
   const int matrix = l.inner * l.columns, together = b.threads() >> l.row_shift;

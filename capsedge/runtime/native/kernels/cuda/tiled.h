@@ -1,6 +1,7 @@
-// A pass over many units at once: a block takes several units and reads the weights of a few children into shared
-// memory, where every group of lanes uses them for its own units. Without that, weights come from the second-level
-// cache once for every unit, and that is what the pass waits for. A group of lanes takes U units, each lane one parent.
+// A pass over many units at once: a block processes several units and reads the weights of a few children into shared
+// memory, where every group of lanes uses them for its own units. Otherwise, weights would be read from the
+// second-level cache once per unit, and the pass would wait for them. A group of lanes processes U units, each lane one
+// parent.
 #pragma once
 
 #include "routing.h"
@@ -9,7 +10,7 @@
 namespace capsedge {
 namespace cuda {
 
-// A child's part of its place, counted on from child to child.
+// A child's position in its window, incremented from child to child.
 struct Walk {
   int type, row, column;
   int64_t pose;  // in capsules from the beginning of the window
@@ -32,10 +33,10 @@ CAPSEDGE_DEVICE void step(const Layer& l, Walk& walk) {
   walk.pose += static_cast<int64_t>(l.width - cells_across(l)) * l.types;
 }
 
-// What a lane keeps of a unit between its children, for one parent.
+// The state that a lane keeps for a unit and one parent from child to child.
 template <int P, bool EM>
 struct Gathered {
-  float query[P];  // what votes are compared with, or means of the pass before
+  float query[P];  // the values that votes are compared with, or means of the previous pass
   float sums[P];   // of weighted votes, or means
   float precision[EM ? P : 1], squares[EM ? P : 1];
   float offset, mass;
@@ -85,7 +86,7 @@ CAPSEDGE_DEVICE void add_columns(int inner, const T* const* pose, const float* w
   }
 }
 
-// Likewise for [inner][column]: vectors, whose elements are kept while the weights go by.
+// Likewise for [inner][column]: vectors, whose elements are kept while the weights are read.
 template <int L, int U, typename T>
 CAPSEDGE_DEVICE void add_rows(int inner, const T* const* pose, const float* weight, float (*vote)[L]) {
   for (int k = 0; k < inner; k += 4) {
@@ -106,7 +107,8 @@ CAPSEDGE_DEVICE void add_rows(int inner, const T* const* pose, const float* weig
   }
 }
 
-// Likewise, matrices: weights are kept while the rows of the poses go by. The votes' first products are not added to zeros.
+// Likewise for matrices: weights are kept while the rows of the poses are read. The votes' first products are not added
+// to zeros.
 template <int R, int L, int U, bool FIRST, typename T>
 CAPSEDGE_DEVICE void add_four_rows(int inner, const T* const* pose, const float* weight, float (*vote)[R * L]) {
   float w[4][L];
@@ -140,7 +142,7 @@ CAPSEDGE_DEVICE void make_matrices(int inner, const T** pose, const float* weigh
   }
 }
 
-// What EM routing adds to a unit's vote.
+// The coordinates that EM routing adds to a unit's vote.
 template <int R, int L, typename T>
 CAPSEDGE_DEVICE void add_place(const Layer& l, int row, int column, float* vote) {
   if (l.coordinates) {
@@ -183,8 +185,8 @@ CAPSEDGE_DEVICE void tiled_votes(const Layer& l, const Window* window, const Wal
   }
 }
 
-// Adds a child's votes to what is gathered, weighted by their couplings. A lane without a parent takes part in the
-// softmax, as shuffles want whole warps, and gathers what nobody reads.
+// Adds a child's votes to the sums, weighted by their couplings. A lane without a parent takes part in the softmax,
+// because shuffles need whole warps, but its sums are never read.
 template <int R, int U, bool EM, typename T, int P>
 CAPSEDGE_DEVICE void gather(const Block& b, const Layer& l, const Window* window, const Walk& walk, int number,
                             int parent, bool mine, bool first_pass, const float (*vote)[P], Gathered<P, EM>* g) {
@@ -231,7 +233,7 @@ CAPSEDGE_DEVICE void tiled_pass(const Block& b, const Layer& l, int64_t first_un
   }
   Walk walk = walk_from(l, first);
   for (int begin = first; begin < last;) {
-    // The weights of a tile are one piece: it ends with the last type where cells share them.
+    // The weights of a tile are contiguous; if cells share weights, a tile ends with the last type.
     int count = last - begin < l.tile ? last - begin : l.tile;
     if (l.shared && l.types - walk.type < count) count = l.types - walk.type;
     b.sync();

@@ -1,5 +1,6 @@
-// Votes of vectors on their way to the lanes that route them. A lane of routing has a whole parent, whose weights are hundreds
-// of bytes from its neighbour's. Votes are therefore made by other lanes, one column each: these read side by side.
+// Computes the votes of vectors for the lanes that route them. A routing lane has a whole parent, whose weights are
+// hundreds of bytes from its neighbour's. Votes are therefore computed by other lanes, one column each, which read
+// neighbouring weights.
 #pragma once
 
 #include "layer.h"
@@ -7,7 +8,7 @@
 namespace capsedge {
 namespace cuda {
 
-// A column of pose times weight, `step` elements from one of the weight to the next.
+// A column of pose times weight; elements of the weight are `step` apart.
 template <typename T, typename W>
 CAPSEDGE_DEVICE float column_of(const T* pose, const W* weight, int inner, int step) {
   float sum = 0.0f;
@@ -15,7 +16,8 @@ CAPSEDGE_DEVICE float column_of(const T* pose, const W* weight, int inner, int s
   return sum;
 }
 
-// Likewise for columns side by side of several children: all loads come first, since each takes as long as memory does.
+// Likewise for neighbouring columns of several children: all loads come first, since each has the full latency of
+// memory.
 template <int INNER, int COUNT, typename T, typename W>
 CAPSEDGE_DEVICE void columns_of(const T* const* pose, const W* const* weight, float* sum) {
   float x[COUNT][INNER], w[COUNT][INNER];
@@ -34,12 +36,12 @@ CAPSEDGE_DEVICE void columns_of(const T* const* pose, const W* const* weight, fl
   }
 }
 
-// Votes [child][L / 4][parents][4] of these children, by all threads of the block. A thread keeps its parent and column,
-// and takes COUNT children at once.
+// Votes [child][L / 4][parents][4] of these children, computed by all threads of the block. A thread keeps its parent
+// and column, and processes COUNT children at once.
 template <int L, int INNER, int COUNT, typename T, typename W>
 CAPSEDGE_DEVICE void make_columns(const Block& b, const Layer& l, const Window& window, int first, int last, float* votes) {
   const int elements = l.parents * L;
-  int together = 1, mine = b.thread() >= elements;  // of the children that are made together
+  int together = 1, mine = b.thread() >= elements;  // of the children whose votes are computed together
   if (2 * elements <= b.threads()) {
     together = b.threads() / elements;
     mine = b.thread() / elements;
@@ -59,7 +61,7 @@ CAPSEDGE_DEVICE void make_columns(const Block& b, const Layer& l, const Window& 
       const W* weight[COUNT];
       float vote[COUNT];
 #pragma unroll
-      for (int k = 0; k < COUNT; ++k) {  // beyond the last child the first one again, for nobody
+      for (int k = 0; k < COUNT; ++k) {  // beyond the last child, the first one again, whose votes are not used
         const int next = number + k * together, child = next < last ? next : number;
         const int64_t place = contiguous ? window.pose + child : child_of(l, window, child).pose;
         pose[k] = static_cast<const T*>(l.pose) + place * inner;
@@ -92,7 +94,7 @@ CAPSEDGE_DEVICE void make_votes(const Block& b, const Layer& l, const Window& wi
     make_columns<L, 0, 1, T, W>(b, l, window, first, last, votes);
 }
 
-// Those that are kept: a few children of a unit per block, so that the whole GPU reads the weights.
+// Kept votes: a few children of a unit per block, so that the whole GPU reads the weights.
 template <int L, typename T, typename W>
 CAPSEDGE_DEVICE void keep_votes(const Block& b, const Layer& l) {
   const int64_t unit = b.y();
@@ -102,8 +104,8 @@ CAPSEDGE_DEVICE void keep_votes(const Block& b, const Layer& l) {
   make_votes<L, 32, T, W>(b, l, window_of(l, unit), first, last, votes);
 }
 
-// The votes of the children from `begin` on that the block's groups take in one round, in shared memory; none where votes
-// are given or kept.
+// The votes of the children from `begin` on that the block's groups process in one round, in shared memory; none if
+// votes are given or kept.
 template <int L, typename T, typename W>
 CAPSEDGE_DEVICE void make_round(const Block& b, const Layer& l, const Window& window, int begin, int last, float* round) {
   if (l.operation == CAPSEDGE_CUDA_VOTES || l.votes) return;
@@ -113,7 +115,7 @@ CAPSEDGE_DEVICE void make_round(const Block& b, const Layer& l, const Window& wi
   b.sync();
 }
 
-// The vote of one lane's parent: the given one, the one that is kept, or that of the round for this group's child.
+// The vote for one lane's parent: the given one, the kept one, or that of the round for this group's child.
 template <int L, typename T>
 CAPSEDGE_DEVICE void read_vote(const Layer& l, const Window& window, int64_t unit, const float* round, int group,
                                int number, int parent, float* vote) {

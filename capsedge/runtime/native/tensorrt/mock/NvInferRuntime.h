@@ -1,5 +1,6 @@
-// What capsedge uses of TensorRT's plugin and runtime interfaces, written for tests from its documentation: same names
-// and meaning, not its layout. Real builds take TensorRT's own headers, which are in no public package index.
+// The parts of TensorRT's plugin and runtime interfaces that capsedge uses, written for tests from the documentation:
+// with the same names and meaning, but not the same layout. Real builds use TensorRT's own headers, which no public
+// package index offers.
 #pragma once
 
 #include <cstddef>

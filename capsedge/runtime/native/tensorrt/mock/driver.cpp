@@ -104,7 +104,7 @@ struct mock_field {
   int32_t length;
   const void* data;
 };
-// Shapes lie one after another in `dims`, `ranks` says where they end.
+// Shapes are consecutive in `dims`; `ranks` gives their lengths.
 struct mock_tensors {
   int32_t count;
   const int32_t* ranks;
@@ -148,7 +148,8 @@ EXPORT IPluginV3* mock_create(const char* name, const mock_field* fields, int32_
   return creator->createPlugin("layer", &collection, static_cast<TensorRTPhase>(phase));
 }
 
-// As an engine file does it: fields to bytes, the plugin destroyed, bytes to fields, a plugin created for run time.
+// As with an engine file: fields become bytes, the plugin is destroyed, bytes become fields, and a plugin is created
+// for run time.
 EXPORT IPluginV3* mock_round_trip(IPluginV3* plugin) {
   const std::string name = core(plugin)->getPluginName();
   const PluginFieldCollection* fields = run(plugin)->getFieldsToSerialize();
@@ -211,7 +212,7 @@ EXPORT int mock_shapes(IPluginV3* plugin, const mock_tensors* in, int64_t* dims,
 
 EXPORT int mock_supports(IPluginV3* plugin, int32_t position, const int32_t* types, const int32_t* formats,
                          int32_t inputs, int32_t outputs) {
-  // What lies behind the position is not known yet when TensorRT asks.
+  // TensorRT calls this before the later inputs are known.
   std::vector<DynamicPluginTensorDesc> all(static_cast<size_t>(inputs + outputs));
   for (int32_t k = 0; k <= position && k < inputs + outputs; ++k) {
     all[static_cast<size_t>(k)].desc.type = static_cast<DataType>(types[k]);
@@ -235,7 +236,7 @@ EXPORT int64_t mock_workspace(IPluginV3* plugin, const mock_tensors* in) {
                                                               static_cast<int32_t>(made.size())));
 }
 
-// Likewise, or -1 where the plugin refuses the shapes.
+// Likewise, or -1 if the plugin refuses the shapes.
 EXPORT int64_t mock_configure(IPluginV3* plugin, const mock_tensors* in) {
   const auto given = largest(*in);
   const std::vector<DynamicPluginTensorDesc> made(static_cast<size_t>(build(plugin)->getNbOutputs()));

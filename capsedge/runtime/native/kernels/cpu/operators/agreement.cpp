@@ -95,7 +95,7 @@ void route_by_agreement(const Agreement& rule, const AgreementRun& run, const Le
                                rule.elementwise,    rule.normalize, rule.replace, rule.epsilon};
   const int64_t size = static_cast<int64_t>(votes.parents) * votes.pose_elements;
   // The logits after t passes are log_prior + scale · vote · (v of pass 1 + ... + v of pass t): the query is that sum,
-  // or the last v alone where logits are replaced.
+  // or only the last v if logits are replaced.
   routing.finish = [&](int64_t image, bool last, float* sum, float* query) {
     level.finish_agreement(finish, sum, sum, query);
     if (last) to_parents(votes, sum, run.out + image * size);

@@ -1,4 +1,4 @@
-// Routing by agreement: what dynamic routing and routing over given votes share.
+// Routing by agreement: the part that dynamic routing and routing over given votes share.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ struct Agreement {
   float scale, epsilon;
 };
 
-// Start logits [I or 1][J], with room for whole vectors behind them.
+// Start logits [I or 1][J], padded to whole vectors.
 struct Prior {
   Prior(const Tensor& tensor, const Level& level);
   Floats values;
@@ -24,20 +24,20 @@ struct Prior {
   bool zero;
 };
 
-// What changes the couplings of single images, each with room for whole vectors behind it.
+// Inputs that change the couplings of single images, each padded to whole vectors.
 struct Couplings {
-  Buffer made;            // priors, where they are not `prior.values`
+  Buffer made;            // priors, if they are not `prior.values`
   const float* prior;     // [N or 1][I][J], or null: all are zero
-  int64_t prior_stride;   // 0 where all images have the same
+  int64_t prior_stride;   // 0 if all images have the same
   Buffer mask;            // [N or 1][I]; empty for none
   int64_t mask_stride;
 };
 
-// inputs: image_prior [N, I, J] and mask [N, I] are those from `first` on.
+// inputs: image_prior [N, I, J] and mask [N, I] begin at index `first`.
 Couplings couplings_of(const Prior& prior, const std::vector<Tensor>& in, size_t first, int64_t children,
                        int64_t parents, const Level& level);
 
-// Routes `images` whose votes are planned, `units` at a time. pose: of all images, `image_stride` floats apart.
+// Routes `images` whose votes are planned, `units` at a time. pose: poses of all images, `image_stride` floats apart.
 struct AgreementRun {
   Votes votes;
   int64_t images, children, units, weight_floats;

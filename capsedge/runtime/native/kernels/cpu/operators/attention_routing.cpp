@@ -49,8 +49,8 @@ class AttentionRouting : public Operator {
 
     const std::vector<Child> places =
         children_of({shape[1], shape[2], shape[3], weight_shape[0], weight_shape[1], false});
-    // A matrix pose has rows enough to share a reading of the weights; vectors go four positions at a time,
-    // along a row of the grid, or over the batch where the grid is one position.
+    // A matrix pose has enough rows to share one reading of the weights. Vectors are processed four positions at a
+    // time, along a row of the grid, or across the batch if the grid is one position.
     const bool one_position = grid_height * grid_width == 1;
     const int64_t along = one_position ? shape[0] : grid_width;
     const int64_t units = rows == 1 && columns * parents <= 512 ? std::min<int64_t>(along, 4) : 1;

@@ -1,4 +1,4 @@
-// The attributes of a node as an operator asks for them: checked, and with the defaults of the operators' table.
+// The attributes of a node as an operator requests them: checked, with the defaults of the operators' table.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// The weight [I or 1, J, Pout, Pin] of dense capsules, packed once where it is a constant.
+// The weight [I or 1, J, Pout, Pin] of dense capsules, packed only once if it is a constant.
 #pragma once
 
 #include <optional>
@@ -10,15 +10,15 @@ namespace capsedge {
 
 class DenseWeight {
  public:
-  // What one run packs where the weight is no constant; it must outlive the votes.
+  // The weight packed for one run, if it is not a constant; it must outlive the votes.
   struct Packed {
     std::optional<Int8Weight> int8;
     std::optional<Buffer> floats;
   };
 
-  // Keeps a constant weight; others than of four axes are left to the check of shapes.
+  // Keeps a constant weight; weights without four axes are left to the check of shapes.
   void keep(const Tensor& weight, const Level& level);
-  // Lets votes read the weight. INT8 stays INT8: there are few votes beside many weights.
+  // Lets votes read the weight. INT8 stays INT8, because there are few votes compared with weights.
   void use(const Tensor& weight, const Level& level, const Threads& threads, Packed& own, Votes& votes) const;
 
  private:
@@ -26,7 +26,7 @@ class DenseWeight {
   std::optional<Buffer> floats_;
 };
 
-// What reading a weight costs, in floats.
+// The cost of reading a weight, in floats.
 int64_t weight_floats(const Tensor& weight);
 
 // Images that share a reading of the weights, as long as their votes fit the cache together.

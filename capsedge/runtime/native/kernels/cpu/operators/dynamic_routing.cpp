@@ -8,7 +8,7 @@ namespace capsedge {
 
 namespace {
 
-// What is added to the votes, [I or 1][J][Pout], as votes are laid out: [Pout][J], and zeros up to whole vectors.
+// The bias of the votes, [I or 1][J][Pout], in the layout of votes: [Pout][J], padded with zeros to whole vectors.
 struct VoteBias {
   VoteBias(const Tensor& tensor, const Level& level) {
     const int64_t children = tensor.shape[0], parents = tensor.shape[1], size = tensor.shape[2];
@@ -23,7 +23,7 @@ struct VoteBias {
       for (int64_t m = 0; m < parents; ++m)
         for (int64_t h = 0; h < size; ++h) to.data()[i * row + h * parents + m] = *first++;
   }
-  std::optional<Buffer> values;  // none where all are zero
+  std::optional<Buffer> values;  // empty if all are zero
   int64_t row = 0, stride = 0;
 };
 
@@ -83,7 +83,7 @@ class DynamicRouting : public Operator {
   }
 
  private:
-  // Whether the input is there: of shapes or of tensors.
+  // Whether the input is present, in a list of shapes or of tensors.
   template <typename X>
   static bool has_vote_bias(const std::vector<X>& in) {
     return in.size() > kVoteBias;

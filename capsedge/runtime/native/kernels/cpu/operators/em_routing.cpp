@@ -11,11 +11,11 @@ namespace {
 
 using namespace places::EMRouting;
 
-// As many children as one pass takes. Longer than elsewhere: every part begins with the slower kind of block.
+// Children per part of a pass. More than elsewhere, because every part begins with the slower kind of block.
 constexpr int kEmChunk = 2 * kChunk;
 
-// Votes of one position are kept between passes up to this size, where they stay in a core's second-level cache: to
-// make them again would read as much, since the weights are as large.
+// Up to this size, at which they stay in a core's second-level cache, votes of one position are kept between passes.
+// Recomputing them would read as much, since the weights are as large.
 constexpr int64_t kKeptVotes = 192 * 1024;  // floats
 
 // The statistics of one position over some number of lanes, in one piece of memory.
@@ -40,7 +40,7 @@ struct Statistics {
   }
 };
 
-// Added to votes: only the elements of the pose that are not zero everywhere.
+// The coordinates added to votes: only those elements of the pose that are not zero everywhere.
 struct Coordinates {
   std::vector<int32_t> elements;
   std::vector<float> values;  // [row][column][elements]
@@ -59,7 +59,7 @@ struct Coordinates {
     for (int64_t cell = 0; cell < cells; ++cell)
       for (const int32_t h : elements) values.push_back(all.data()[cell * size + h]);
   }
-  // The paper's: in the last column of the first two rows.
+  // The paper's coordinates, in the last column of the first two rows.
   Coordinates(const Grid& grid, int32_t side) : elements{side - 1, 2 * side - 1} {
     const float row_scale = 1.0f / static_cast<float>(grid.height), column_scale = 1.0f / static_cast<float>(grid.width);
     for (int64_t row = 0; row < grid.height; ++row)
@@ -169,7 +169,7 @@ class Run {
     write(position, s);
   }
 
-  // For few positions: each pass shares out the children of every position.
+  // For few positions: each pass divides the children of every position among the tasks.
   void positions_by_chunk(const Threads& threads) {
     const int64_t lanes = votes_.lanes, part_floats = Statistics::moments_floats(size_, lanes);
     Buffer memory(positions_ * statistics_floats_), parts(positions_ * chunks_ * part_floats);
@@ -224,7 +224,7 @@ class Run {
     return p;
   }
 
-  // The statistics of the real parents lie behind those that the passes use.
+  // The statistics of the real parents follow those that the passes use.
   Statistics real_of(const Statistics& s) const {
     if (bundle_ == 1) return s;
     return {size_, real_.lanes, s.moments.mass + Statistics::floats(size_, votes_.lanes)};
@@ -272,10 +272,10 @@ class Run {
   FloatOutput result_pose_, result_activation_;
   Buffer betas_;  // beta_u and beta_a, [2][lanes]
   std::vector<Child> places_;
-  // `votes_` is what passes go over, bundles with virtual parents or children; `real_` are the parents themselves.
+  // Passes run over `votes_`, which are bundles with virtual parents, or children; `real_` are the actual parents.
   Votes votes_, real_;
   int64_t children_, chunk_children_, chunks_;
-  int64_t statistics_floats_, pass_floats_, kept_floats_;  // of one position; kept: 0 if votes are made again
+  int64_t statistics_floats_, pass_floats_, kept_floats_;  // of one position; kept: 0 if votes are recomputed
 };
 
 class EmRouting : public Operator {

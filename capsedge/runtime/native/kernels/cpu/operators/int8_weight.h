@@ -1,5 +1,5 @@
-// INT8 weights that stay so in memory and become floats in registers: for routing that reads each weight once or twice,
-// and so waits for memory.
+// INT8 weights that stay INT8 in memory and become floats in registers, for routing that reads each weight only once or
+// twice and therefore waits for memory.
 #pragma once
 
 #include "support/plan.h"
@@ -11,7 +11,7 @@ struct Int8Weight {
   Buffer scale;  // [column][parent], and zeros up to whole strips
 
   Int8Weight(const Tensor& weight, const WeightLayout& layout, const Threads* threads);
-  // Puts it in the place of the floats.
+  // Uses it in place of the floats.
   void use(Votes& votes) const;
 };
 

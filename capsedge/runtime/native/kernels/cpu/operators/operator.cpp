@@ -8,7 +8,7 @@ namespace {
 
 using Make = std::unique_ptr<Operator> (*)(const Attributes&, const Level&);
 
-// Operators with INT8 weights are made over these.
+// Operators with INT8 weights wrap these.
 constexpr struct {
   OperatorId id;
   Make make;

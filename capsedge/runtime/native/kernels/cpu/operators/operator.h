@@ -13,7 +13,8 @@
 
 namespace capsedge {
 
-// What is derived from an input: by `constant` if it is an initializer, else by `make` for this run only, kept in `own`.
+// A value derived from an input: by `constant` if the input is an initializer, otherwise by `make` for this run only,
+// kept in `own`.
 template <typename T, typename Make>
 const T& made_once(const std::optional<T>& constant, std::optional<T>& own, Make&& make) {
   return constant ? *constant : own.emplace(make());
@@ -38,7 +39,7 @@ class Operator {
   const Level& level() const { return level_; }
 
  protected:
-  // Called with inputs whose shapes agree with the table; optional ones that are left out are missing at the end.
+  // Called with inputs whose shapes agree with the table; omitted optional inputs are missing at the end.
   virtual std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const = 0;
   const char* name() const { return spec_.name; }
 

@@ -13,24 +13,24 @@ namespace {
 
 using namespace places::QuantizedConv;
 
-// Elements of an image and numbers of an attribute: places are kept in 32 bits.
+// Limit on the elements of an image and on attributes, because positions are stored in 32 bits.
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-// Bytes that are worth a task.
+// Least number of bytes that justifies a task.
 constexpr int64_t kSmallest = 8 * 1024;
-// Tasks that several threads share well, even if one comes late.
+// Number of tasks that threads share evenly, even if one thread starts late.
 constexpr int64_t kTasks = 8;
-// Positions of one task; weights of one sweep over them, in bytes, which stay in the second-level cache.
+// Positions per task; bytes of weights per sweep over them, which stay in the second-level cache.
 constexpr int64_t kPositions = 96;
 constexpr int64_t kSweep = 160 * 1024;
-// Bytes behind the weights that a kernel may read.
+// Bytes that a kernel may read beyond the weights.
 constexpr int64_t kBehind = 4096;
 
-// How the kernels see a layer. A window is taken apart into segments, the parts that lie together in memory when the
-// channels are last: its rows, or its single places if they are dilated.
+// A layer as the kernels see it. A window is divided into segments, the parts that are contiguous in memory when the
+// channels are last: its rows, or its single positions if it is dilated.
 struct Plan {
   int64_t channels, kernel_height, kernel_width;
   int64_t height, width;  // of the padded image
-  int64_t segments, length, padded;  // length of a segment, and with zeros up to a multiple of dot
+  int64_t segments, length, padded;  // length of a segment, and the same padded with zeros to a multiple of dot
   int64_t groups, group_bytes, sweep;  // groups of channels; segments of a sweep
   Grid grid;
   std::vector<int32_t> offsets;
@@ -38,7 +38,7 @@ struct Plan {
   int64_t image_elements() const { return height * width * channels; }
 };
 
-// Of each channel, and zeros up to whole groups: what its sums begin with, and what they are multiplied by.
+// For each channel, padded with zeros to whole groups: the start value of its sums, and their factor.
 struct Scaling {
   std::vector<int32_t> start;
   std::vector<float> factors;
@@ -51,10 +51,10 @@ struct Packed {
 
 int64_t floats_for(int64_t bytes) { return (bytes + 3) / 4; }
 
-// Of an image as the kernels read it.
+// Type of an image's elements as the kernels read it.
 int64_t element_bytes(const ConvKernels& kernels) { return kernels.dot == 4 ? 1 : 2; }
 
-// Of a letter of the operators' table that stands for one type.
+// The type for a letter of the operators' table that stands for a single type.
 Type type_of(char letter) {
   switch (letter) {
     case 'i': return Type::kInt32;
@@ -156,7 +156,7 @@ Packed QuantizedConv::pack(const Tensor& weight, const Threads* threads) const {
     const int64_t first = group * kernels.channels, count = std::min<int64_t>(kernels.channels, shape[0] - first);
     for (int64_t m = 0; m < count; ++m) {
       int32_t sum = 0;
-      // Segments are whole rows or single places: either way the places follow each other.
+      // Segments are whole rows or single positions; either way, the positions are consecutive.
       int64_t step = 0, k = 0, lane = 0;
       for (int64_t place = 0; place < places; ++place)
         for (int64_t c = 0; c < p.channels; ++c) {
@@ -179,7 +179,7 @@ template <typename T>
 void QuantizedConv::channels_last(const Plan& p, const Tensor& x, T zero, T* to, const Threads& threads) const {
   const int64_t images = x.shape[0], height = x.shape[2], width = x.shape[3];
   const int64_t left = pads_[1], right = pads_[3];
-  // Without padding at the sides an image is one line; in parts of whole blocks, for several threads.
+  // Without padding at the sides, an image is one line, which is divided into whole blocks for several threads.
   const bool one_line = left + right == 0;
   const int64_t line = one_line ? height * width : width, lines = one_line ? 1 : height;
   const int64_t part = std::max<int64_t>(64, kSmallest / p.channels), parts = (line + part - 1) / part;
@@ -232,7 +232,7 @@ Scaling QuantizedConv::scaling(const Plan& p, const std::vector<Tensor>& in,
 
 // The padded images in the element type of the kernels.
 Buffer QuantizedConv::padded_input(const Plan& p, const Tensor& x, uint8_t zero, const Threads& threads) const {
-  // The last segment may be read up to its padded length. Padding may make a small tensor large.
+  // The last segment may be read up to its padded length. Padding can make a small tensor large.
   int64_t count = 0;
   expect(!__builtin_mul_overflow(x.shape[0], p.image_elements(), &count) && count <= INT64_MAX / 4, name(),
          "input 'x' of shape ", x.shape, " is too large with its padding");
@@ -245,7 +245,7 @@ Buffer QuantizedConv::padded_input(const Plan& p, const Tensor& x, uint8_t zero,
   return input;
 }
 
-// Where the window of each output position begins in its image.
+// Start of each output position's window in its image.
 std::vector<int32_t> QuantizedConv::windows(const Plan& p) const {
   std::vector<int32_t> starts(static_cast<size_t>(p.grid.height * p.grid.width));
   int32_t* next = starts.data();

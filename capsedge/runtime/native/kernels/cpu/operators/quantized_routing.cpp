@@ -9,7 +9,7 @@ namespace capsedge {
 
 namespace {
 
-// Axes of the weight that its scale has, [parents][columns].
+// Axes of the weight that also belong to its scale, [parents][columns].
 struct ScaleAxes {
   size_t parents, columns;
 };
@@ -84,7 +84,7 @@ class QuantizedRouting : public Operator {
     return inputs;
   }
 
-  // Once the weight and its scale are known.
+  // Called once the weight and its scale are known.
   void pack_weight() {
     if (!weight_ || !scale_) return;
     const Shape& shape = weight_->shape;

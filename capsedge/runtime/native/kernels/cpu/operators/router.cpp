@@ -6,12 +6,12 @@ namespace capsedge {
 
 namespace {
 
-// Weights up to this size stay in a core's second-level cache while one group after another goes over them.
+// Weights up to this size stay in a core's second-level cache while one group after another uses them.
 constexpr int64_t kCachedWeights = 256 * 1024;  // floats
-// Votes are kept between passes only where they stay in cache.
+// Votes are kept between passes only if they stay in cache.
 constexpr int64_t kKeptByTask = 64 * 1024;
 constexpr int64_t kKeptByAll = 512 * 1024;
-// Partial sums that are in memory at the same time, and units that have them.
+// Number of partial sums in memory at the same time, and of units that have them.
 constexpr int64_t kSumsInFlight = 4 * 1024 * 1024;
 constexpr int64_t kUnitsInFlight = 64;
 
@@ -41,7 +41,7 @@ class Run {
  private:
   const Group& group(int64_t g) const { return r_.groups[static_cast<size_t>(g)]; }
 
-  // Pass `t`, whose query counts if there is one.
+  // Pass `t`, with its query if there is one.
   RoutingPass pass(const Group& group, int64_t chunk, int t, const float* query, float* kept, float* sums,
                    float* scratch) const {
     RoutingPass p{};
@@ -76,7 +76,7 @@ class Run {
     }
   }
 
-  // The sums of some units' other children into theirs.
+  // Adds the sums of the other children of some units to theirs.
   void merge(int units, const float* other, float* sums) const {
     if (!r_.over_children) return level_.add(other, sums, units * unit_floats_);
     for (int u = 0; u < units; ++u)
@@ -107,7 +107,8 @@ class Run {
     }
   }
 
-  // Groups first to last together: every task takes a part of the children, so that weights are read once per pass.
+  // Runs the groups from first to last together: every task takes part of the children, so weights are read once per
+  // pass.
   void groups_by_chunk(int64_t first, int64_t last, int64_t units) const {
     const int64_t first_unit = group(first).unit;
     const int64_t floats = units * unit_floats_;

@@ -7,7 +7,7 @@
 
 namespace capsedge {
 
-// Neighbouring units whose windows lie evenly apart.
+// Neighbouring units whose windows are evenly spaced.
 struct Group {
   const float* pose;
   int64_t unit;  // number of the first
@@ -29,8 +29,8 @@ struct Routing {
   bool leaky;
   bool over_children;  // the softmax is over the children; the sum that `finish` gets has its mass behind it
   bool replace;        // priors belong to the first pass only
-  const float* bias;   // likewise, added to the couplings of all passes but the first
-  // The query of the first pass, [elements][lanes]; without it the first pass has no agreement.
+  const float* bias;   // likewise, added to the couplings of all passes except the first
+  // The query of the first pass, [elements][lanes]; without it, the first pass has no agreement.
   std::function<void(int64_t unit, float* query)> start;
   // Turns the sum of a pass into the query of the next one, or into the output after the last.
   std::function<void(int64_t unit, bool last, float* sum, float* query)> finish;

@@ -1,4 +1,4 @@
-// What squash and layer normalization share: independent rows of floats, in parallel, in either storage type.
+// The common part of squash and layer normalization: independent rows of floats, in parallel, in either storage type.
 #pragma once
 
 #include "support/plan.h"
@@ -12,7 +12,7 @@ void for_rows(const char* op, const Tensor& x, const Output& y, int64_t size, co
   expect(x.type == Type::kFloat || x.type == Type::kFloat16, op, "input 'x' is neither float nor float16");
   const int64_t all = elements(x.shape);
   if (all == 0) return;
-  // Parts of about 64 KB, and whole vectors of rows in each.
+  // Parts of about 64 KB, each with whole vectors of rows.
   const int64_t part = round_up(std::max<int64_t>(1, 16384 / size), 16) * size;
   parallel_for(threads, (all + part - 1) / part, [&](int64_t task) {
     const int64_t at = task * part, count = std::min(part, all - at);

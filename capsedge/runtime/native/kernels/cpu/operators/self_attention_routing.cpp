@@ -11,7 +11,7 @@ namespace {
 
 using namespace places::SelfAttentionRouting;
 
-// Two passes: the first sums all votes with equal couplings, the second agrees with that sum.
+// Two passes: the first sums all votes with equal couplings, the second compares votes with that sum.
 class SelfAttentionRouting : public Operator {
  public:
   SelfAttentionRouting(const Attributes& attributes, const Level& level)

@@ -9,7 +9,7 @@ namespace {
 
 using namespace places::UniformRouting;
 
-// weight[Kh][Kw][C][M][K][L] / M as the kernel reads it: strips of lanes [L][M], in each a row for every child and
+// weight[Kh][Kw][C][M][K][L] / M as the kernel reads it: strips of lanes [L][M], each with a row for every child and
 // inner index.
 Buffer pack_uniform(const Tensor& weight, const Level& level) {
   const WeightLayout layout = window_layout(weight.shape);
@@ -81,7 +81,7 @@ class UniformRouting : public Operator {
       }
       level_.linear(pass, from.data(), static_cast<int>(count * rows), sums);
       for (int64_t u = 0; u < count; ++u) {
-        // [row][column][parent] to the statistics' [element][lanes].
+        // Converts [row][column][parent] to [element][lanes], the layout of the statistics.
         for (int64_t h = 0; h < size; ++h) {
           const float* row = sums + (u * rows + h / weight_shape[5]) * pass.out_stride;
           float* to = std::copy_n(row + h % weight_shape[5] * parents, parents, spread + h * layout.lanes);

@@ -1,5 +1,5 @@
-// x86 with AMX beside AVX-512 VNNI: other sums of a convolution. A tile has 16 rows of 64 bytes, and one instruction
-// multiplies the windows of 16 positions with the weights of 16 channels.
+// x86 with AMX in addition to AVX-512 VNNI, for different sums of a convolution. A tile has 16 rows of 64 bytes, and
+// one instruction multiplies the windows of 16 positions with the weights of 16 channels.
 #define CAPSEDGE_LEVEL amx
 #define CAPSEDGE_AVX512 1
 #define CAPSEDGE_VNNI 1
@@ -14,10 +14,10 @@ namespace capsedge {
 namespace amx {
 
 enum { kRows = kConvPositions, kBytes = 64, kRowOfWeights = kDot * kConvChannels, kRowOfSums = 4 * kConvChannels };
-enum { kStage = 16 };  // chunks of 64 bytes that are laid out at a time: they stay in the first-level cache
+enum { kStage = 16 };  // number of 64-byte chunks that are laid out at once: they stay in the first-level cache
 static_assert(kRows == 16 && kConvChannels == 4 * W, "tiles of sums are 16 by 16, four beside each other");
 
-// What the processor reads as the shapes of the tiles.
+// The tile shapes in the processor's format.
 struct alignas(64) Shapes {
   uint8_t palette, start_row, reserved[14];
   uint16_t row_bytes[16];
@@ -30,12 +30,12 @@ static const Shapes kShapes = {
 // The intrinsics do not tell the compiler that they read memory.
 CAPSEDGE_INLINE void memory_is_read() { __asm__ volatile("" ::: "memory"); }
 
-// Where the next bytes of a window lie.
+// Position of the next bytes of a window.
 struct Place {
   int segment, at;
 };
 
-// Parts of segments that make up 64 bytes of a window: the mask says which of the bytes from `offset` on.
+// Parts of segments that make up 64 bytes of a window: the mask selects bytes from `offset` on.
 struct Chunk {
   int parts;
   int offset[kBytes / kDot];
@@ -56,7 +56,7 @@ static Chunk next_chunk(const ConvPass& pass, int bytes, Place& place) {
 }
 
 // The next bytes of some windows side by side, [chunk][rows][64]; the last chunk ends with zeros. Rows beyond the
-// windows hold anything, and so do their sums.
+// windows, and their sums, are undefined.
 static void lay_out(const ConvPass& pass, int first, int count, int bytes, int rows, Place& place, uint8_t* to) {
   const uint8_t* input = static_cast<const uint8_t*>(pass.input);
   for (; bytes > 0; bytes -= kBytes, to += rows * kBytes) {
@@ -77,7 +77,7 @@ static void lay_out(const ConvPass& pass, int first, int count, int bytes, int r
   }
 }
 
-// Of the sums of 16 positions: their rows lie `row_bytes` apart, or are all the same.
+// Loads the sums of 16 positions, whose rows are `row_bytes` apart or all the same.
 struct Sums {
   const int32_t* from;
   int from_row;
@@ -108,7 +108,7 @@ static void add_sixteen(const uint8_t* x, int chunks, const int8_t* weight, cons
   _tile_stored(3, sums.to + 3 * W, kRowOfSums);
 }
 
-// 32 positions and 32 channels, so that weights are loaded once for two tiles. 4 and 5: windows. 6 and 7: weights.
+// 32 positions and 32 channels, so weights are loaded once for two tiles. 4 and 5: windows. 6 and 7: weights.
 static void add_thirty_two(const uint8_t* x, int chunks, const int8_t* weight, const Sums& sums) {
   const int32_t* second = sums.from + sums.from_row / 4 * kRows;
   memory_is_read();
@@ -133,7 +133,7 @@ static void add_thirty_two(const uint8_t* x, int chunks, const int8_t* weight, c
   _tile_stored(3, to + W, kRowOfSums);
 }
 
-// Up to 32 positions. `sums` has as many rows as fill the tiles.
+// Up to 32 positions. `sums` has enough rows to fill the tiles.
 static void add_products(const ConvPass& pass, int first, int count, int32_t* sums) {
   alignas(64) uint8_t laid_out[kStage * 2 * kRows * kBytes];
   const int64_t total = static_cast<int64_t>(pass.segments) * pass.length;

@@ -3,7 +3,7 @@
 #define CAPSEDGE_TABLE kLevel_avx512
 #define CAPSEDGE_AVX512 1
 #define CAPSEDGE_WIDTH 16
-// GCC 12 takes _mm512_undefined in its own header for a mistake.
+// GCC 12 warns about _mm512_undefined in its own header.
 #ifndef __clang__
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif

@@ -1,4 +1,4 @@
-// x86 with AVX-512 VNNI beside the rest: only what is made of integers differs from avx512.
+// x86 with AVX-512 VNNI in addition: only integer code differs from avx512.
 #define CAPSEDGE_LEVEL avx512vnni
 #define CAPSEDGE_AVX512 1
 #define CAPSEDGE_VNNI 1

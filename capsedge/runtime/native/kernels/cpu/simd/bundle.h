@@ -1,6 +1,6 @@
-// EM routing to few parents: W children lie side by side in a vector, where the parents would leave most of it empty.
-// To the rest of the kernel a bundle is one child with W virtual parents for each parent: every lane gathers moments
-// of its own, which are merged at the end of a pass.
+// EM routing to few parents: W children are placed side by side in a vector, most of which the parents would leave
+// empty. To the rest of the kernel, a bundle is one child with W virtual parents for each parent: every lane
+// accumulates its own moments, which are merged at the end of a pass.
 #pragma once
 
 #include "level.h"
@@ -9,14 +9,14 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// The additions of a child's place.
+// The values added to votes for a child's position.
 CAPSEDGE_INLINE const float* additions_at(const EmPass& pass, const Child& child) {
   const Additions& a = pass.additions;
   const int64_t row = pass.row0 + child.row, column = pass.column0 + child.column;
   return a.values + (row * a.width + column) * a.count;
 }
 
-// Votes of one bundle, out[r][l][parent][lane]. R rows; K is the inner size, or 0 when only known at run time.
+// Votes of one bundle, out[r][l][parent][lane]. R rows; K is the inner size, or 0 if it is only known at run time.
 template <int R, int K>
 CAPSEDGE_INLINE void bundle_rows(const Votes& v, const float* pose, const float* weight, float* out) {
   const int inner = K ? K : v.inner;
@@ -75,7 +75,8 @@ CAPSEDGE_INLINE void bundle_softmax(float* logits, int lanes, V weights) {
   for (int at = 0; at < lanes; at += W) store(logits + at, load(logits + at) * factor);
 }
 
-// Moments of every lane, [parent][lane], into those of the parents. Lanes of `to` beyond the parents become zero.
+// Merges the moments of every lane, [parent][lane], into those of the parents. Lanes of `to` beyond the parents become
+// zero.
 static void em_fold(int elements, int parents, int lanes, const Moments& from, const Moments& to) {
   const int64_t wide = static_cast<int64_t>(parents) * W;
   for (int m = 0; m < lanes; ++m) {
@@ -98,7 +99,7 @@ static void em_fold(int elements, int parents, int lanes, const Moments& from, c
   }
 }
 
-// [row][lanes] to [row][parent][lane]: every lane of a bundle asks the same.
+// Copies [row][lanes] to [row][parent][lane]: every lane of a bundle has the same query.
 static void em_spread(int rows, int parents, int lanes, const float* from, float* to) {
   for (int row = 0; row < rows; ++row)
     for (int m = 0; m < parents; ++m, to += W) store(to, splat(from[row * lanes + m]));

@@ -1,6 +1,6 @@
-// Convolution of 8-bit integers: sums of a few positions and a few vectors of channels in registers, and their way
-// back to 8 bits. A lane adds kDot products at once: four of bytes where the processor has an instruction for it, else
-// two of 16-bit integers, so that nothing saturates.
+// Convolution of 8-bit integers: sums of a few positions and a few vectors of channels in registers, and their
+// conversion back to 8 bits. A lane adds kDot products at once: four of bytes if the processor has an instruction for
+// it, otherwise two of 16-bit integers, so nothing saturates.
 #pragma once
 
 #include "level.h"
@@ -25,7 +25,7 @@ enum { kConvPositions = 2, kConvVectors = 4 };
 #endif
 enum { kConvChannels = kConvVectors * W };
 
-// Wraps, as the instructions do: a bias may be any number.
+// Wraps around, as the instructions do, because a bias may be any number.
 CAPSEDGE_INLINE VI wrapping_sum(VI a, VI b) { return reinterpret_cast<VI>(reinterpret_cast<VU>(a) + reinterpret_cast<VU>(b)); }
 
 #if defined(CAPSEDGE_VNNI)
@@ -79,7 +79,7 @@ CAPSEDGE_INLINE VI load_conv_weight(const int8_t* p) {
   return reinterpret_cast<VI>(__builtin_convertvector(pairs, Pairs16));
 }
 CAPSEDGE_INLINE VI dot(VI sum, VI x, VI w) {
-  // The two halves of a lane, in whichever order they lie.
+  // The two halves of a lane, in either order.
   const auto low = [](VI v) { return reinterpret_cast<VI>(reinterpret_cast<VU>(v) << 16) >> 16; };
   return wrapping_sum(wrapping_sum(sum, (x >> 16) * (w >> 16)), low(x) * low(w));
 }
@@ -132,7 +132,7 @@ static void convolve(const ConvPass& whole) {
   int first = 0;
   for (; first + kConvPositions <= pass.positions; first += kConvPositions) {
     conv_tile<kConvPositions>(pass, first);
-    // The next tile fetches what this one has not.
+    // The next tile prefetches the rest.
     pass.ahead += static_cast<int64_t>(pass.segments) * pass.length / kDot * 64;
   }
   switch (pass.positions - first) {
@@ -152,8 +152,8 @@ static void convolve(const ConvPass& whole) {
 static void requantize(const int32_t* sums, const float* factors, int32_t zero_point, int positions, uint8_t* y) {
   const float zero = static_cast<float>(zero_point);
   const V lowest = splat(-zero), highest = splat(255.0f - zero);
-  // Adding 1.5 · 2^23 rounds to an integer, ties to even, and leaves it in the low bits. The bounds are integers,
-  // so that clamping before rounding is clamping after it.
+  // Adding 1.5 · 2^23 rounds to an integer, ties to even, and leaves it in the low bits. The bounds are integers, so
+  // clamping before rounding equals clamping after it.
   const V shifter = splat(12582912.0f);
   for (int p = 0; p < positions; ++p)
     for (int v = 0; v < kConvChannels; v += W) {

@@ -29,7 +29,7 @@ extern const Level kLevel_neon;
 #ifdef CAPSEDGE_X86
 namespace {
 
-// AVX-512 with other convolutions of integers.
+// AVX-512 with different integer convolutions.
 Level avx512_with(const char* name, const ConvKernels& conv) {
   Level made = kLevel_avx512;
   made.name = name;
@@ -61,7 +61,7 @@ bool has_tiles() {
 }
 #endif
 
-// Not every compiler that is supported knows F16C in __builtin_cpu_supports: Clang 14 does not.
+// Not every supported compiler knows F16C in __builtin_cpu_supports: Clang 14 does not.
 bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -74,7 +74,7 @@ const std::vector<const Level*>& levels_here() {
   static const std::vector<const Level*> levels = [] {
     std::vector<const Level*> found{&kLevel_plain};
 #ifdef CAPSEDGE_X86
-    // These builtins also ask whether the operating system keeps the wide registers.
+    // These builtins also check whether the operating system saves the wide registers.
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
       found.push_back(&kLevel_avx2);

@@ -1,11 +1,11 @@
 // EM routing: the E-step of a block of children and the M-step that follows it, over votes in the first-level cache.
 //
-// The M-step's mean and variance come from one pass over the children. Σ r V² - (Σ r V)² / Σ r would cancel when
-// votes agree, so squares are taken about a mean that is already known: a block of children brings its
-// Σ r (V - c) and Σ r (V - c)², c being the mean of all blocks before it. Removing the shift then costs at most a
-// factor kHeavy + 1 of relative error in the block's part, as long as the block weighs at most kHeavy times what
-// came before. Heavier blocks (the first is one) take their own mean first, in a second sweep over their votes in
-// cache, and are merged by the formula of Chan, Golub and LeVeque (1979), which has no such loss.
+// The M-step's mean and variance come from one pass over the children. Σ r V² - (Σ r V)² / Σ r would lose digits when
+// votes agree, so squares are taken about a mean that is already known: a block of children contributes Σ r (V - c) and
+// Σ r (V - c)², where c is the mean of all blocks before it. Removing the shift then increases the relative error of
+// the block's part by at most a factor kHeavy + 1, as long as the block weighs at most kHeavy times as much as all
+// blocks before it. Heavier blocks (such as the first) compute their own mean first, in a second sweep over their votes
+// in cache, and are merged by the formula of Chan, Golub and LeVeque (1979), which has no such loss.
 #pragma once
 
 #include "bundle.h"
@@ -37,9 +37,9 @@ CAPSEDGE_INLINE void log_density(const EmPass& pass, const float* votes, float* 
   }
 }
 
-// How a part of the children, its mass, mean and squares given, enters moments gathered so far.
+// How a part of the children, given its mass, mean and squares, is merged into the moments so far.
 struct Merge {
-  V share;   // of the part in the mass of both
+  V share;   // share of the part in the mass of both
   V weight;  // share times the mass gathered before
 };
 CAPSEDGE_INLINE Merge merge_masses(V before, V part) {
@@ -54,19 +54,19 @@ CAPSEDGE_INLINE void merge_element(const Merge& merge, V part_mean, V part_squar
   store(squares, madd(step * step, merge.weight, load(squares) + part_squares));
 }
 
-// Below this a mass weighs nothing beside epsilon, and its inverse may not be a number.
+// Below this, a mass is negligible compared with epsilon, and its inverse may overflow.
 CAPSEDGE_INLINE V safe_inverse(V mass) { return mass > splat(1e-30f) ? 1.0f / mass : V{}; }
 
 constexpr float kHeavy = 16.0f;
 
-// Elements of the pose that go together: as many as the accumulators fit the registers.
+// Elements of the pose processed together: as many as there are registers for accumulators.
 #if defined(CAPSEDGE_AVX512) || defined(CAPSEDGE_NEON)
 constexpr int kTogether = 8;
 #else
 constexpr int kTogether = 4;
 #endif
 
-// What H elements of the pose of a block's children add to the moments, in lanes v and on.
+// Adds H elements of the poses of a block's children to the moments, from lane v on.
 template <int H>
 CAPSEDGE_INLINE void add_light_block(const EmPass& pass, int count, const float* votes, const float* share, int h,
                                      int v, V inverse_total) {
@@ -124,7 +124,7 @@ CAPSEDGE_INLINE void add_heavy_block(const EmPass& pass, int count, const float*
                   pass.moments.squares + (h + i) * lanes + v);
 }
 
-// A block's children with their shares into the moments of one vector of parents.
+// Adds a block's children, weighted by their shares, to the moments of one vector of parents.
 static void add_block(const EmPass& pass, int count, const float* votes, const float* share, int v) {
   const int lanes = pass.votes.lanes, elements = pass.votes.pose_elements;
   V mass{};
@@ -154,7 +154,7 @@ static void clear_moments(int elements, int lanes, const Moments& moments) {
   }
 }
 
-// What belongs to the child's place in the grid, added to its votes.
+// Adds the coordinates of the child's position in the grid to its votes.
 CAPSEDGE_INLINE void add_additions(const EmPass& pass, int child, float* votes) {
   const Votes& shape = pass.votes;
   const float* values = additions_at(pass, shape.children[child]);
@@ -175,7 +175,7 @@ static void block_votes(const EmPass& pass, int first, int count, float* votes) 
     for (int c = 0; c < count; ++c) add_additions(pass, first + c, votes + c * shape.tile_stride);
 }
 
-// Logits to responsibilities times activations.
+// Converts logits to responsibilities times activations.
 static void child_shares(const EmPass& pass, int first, int count, float* share) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;

@@ -8,7 +8,7 @@ namespace CAPSEDGE_LEVEL {
 
 CAPSEDGE_INLINE float widen_one(uint16_t h) {
   union { uint32_t bits; float value; } x, magic;
-  // Exponent and mantissa in a float's place are the value over 2^112, subnormals included.
+  // Exponent and mantissa, shifted to their place in a float, are the value divided by 2^112, subnormals included.
   magic.bits = (254u - 15u) << 23;
   x.bits = static_cast<uint32_t>(h & 0x7fffu) << 13;
   x.value *= magic.value;
@@ -26,7 +26,7 @@ CAPSEDGE_INLINE uint16_t narrow_one(float value) {
   if (x.bits >= (127u + 16u) << 23) {
     half = x.bits > 255u << 23 ? 0x7e00 : 0x7c00;
   } else if (x.bits < 113u << 23) {
-    // Subnormal: adding ½ (ten bits below it are the result) lets the adder round.
+    // Subnormal: adding ½ lets the adder round; the ten bits below it are the result.
     magic.bits = ((127u - 15u) + (23u - 10u) + 1u) << 23;
     x.value += magic.value;
     half = x.bits - magic.bits;

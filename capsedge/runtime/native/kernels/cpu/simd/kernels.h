@@ -1,4 +1,5 @@
-// Everything of one level, and the table that hands it out. Included last by each level's translation unit.
+// All kernels of one level, and the table through which they are called. Included last by each level's translation
+// unit.
 #pragma once
 
 #include "conv.h"

@@ -1,5 +1,5 @@
-// What one SIMD level offers. Plain data only: this header is read by every level's translation unit, and a
-// function defined in a shared header could be emitted with one level's instructions and linked for all.
+// The interface of one SIMD level. It contains only plain data: every level's translation unit includes this header,
+// and a function defined in a shared header could be compiled with one level's instructions and linked into all.
 #pragma once
 
 #include <stddef.h>
@@ -7,7 +7,8 @@
 
 namespace capsedge {
 
-// A child of a window: its capsule counted from the window's first, its weight's number, its place in the window.
+// A child of a window: the index of its capsule from the window's first, the index of its weight, its position in the
+// window.
 struct Child {
   int32_t capsule;
   int32_t weight;
@@ -15,12 +16,12 @@ struct Child {
   int32_t column;
 };
 
-// How votes are made: V[r][l][m] = Σ_k pose[r][k] · weight[k][l][m], for every child.
+// How votes are computed: V[r][l][m] = Σ_k pose[r][k] · weight[k][l][m], for every child.
 struct Votes {
   const Child* children;
   const float* weight;   // packed, see below
   const int8_t* bytes;   // the weight in INT8, packed alike; or null
-  const float* scale;    // of INT8 weights, [column][parent], and zeros up to whole strips
+  const float* scale;    // of INT8 weights, [column][parent], padded with zeros to whole strips
   int64_t weight_size;   // elements of one packed weight
   int pose_size;         // floats from one child's pose to the next
   int rows;              // of a pose matrix; 1 for a vector
@@ -30,25 +31,25 @@ struct Votes {
   int parents;           // M
   int lanes;             // M rounded up to whole vectors: stride of queries, sums and statistics
   int64_t tile_stride;   // floats of one child's votes in the tile
-  bool one_weight;       // the same weight for all children, which follow one another
+  bool one_weight;       // the same weight for all children, which are consecutive
   bool given;            // votes are the poses, [parents][pose elements] of each child
-  bool of_all;           // given votes are [pose elements] of each child: all parents have the same
-  const float* bias;     // added to every vote: of each child [columns][parents], zeros up to whole strips; or null
-  int64_t bias_stride;   // floats from one child's to the next, 0 where all have the same
-  int bundle;            // children in one vector (bundle.h: what is said of a child is then of a bundle), or 1
+  bool of_all;           // given votes are [pose elements] of each child, the same for all parents
+  const float* bias;     // added to every vote: [columns][parents] of each child, padded with zeros to whole strips; or null
+  int64_t bias_stride;   // floats from one child's to the next, 0 if all have the same
+  int bundle;            // children in one vector (bundle.h; "child" then means a bundle), or 1
 };
 
-// Children whose votes are in the tile together; floats that may be read past the end of what is read in vectors.
+// Children whose votes are in the tile together; floats that vector reads may go beyond the end.
 enum { kBlock = 8, kSlack = 16 };
 
 // A packed weight is read from front to back: its columns·parents lanes in strips of kStrip, each strip with one row
-// for every inner index. The last strip is half as wide if that is enough; zeros fill it up.
+// for every inner index. The last strip is half as wide if that is enough, and is padded with zeros.
 enum { kStrip = 32 };
 
-// One pass of logit-free routing over a range of children: sums[u][h][m] = Σ_i c_ium V_iumh with
-// c = softmax over m of prior_im + scale · Σ_h query_uhm V_iumh. Over the children i instead, the sums are those of
-// exp (logit - top), and behind them follow mass [lanes], Σ_i exp (logit - top), and top [lanes]. A mask multiplies
-// the couplings; the mass is that without it.
+// One pass of logit-free routing over a range of children: sums[u][h][m] = Σ_i c_ium V_iumh with c = softmax over m of
+// prior_im + scale · Σ_h query_uhm V_iumh. If the softmax is over the children i instead, the sums are weighted by exp
+// (logit - top) and followed by mass [lanes], Σ_i exp (logit - top), and top [lanes]. A mask multiplies the couplings,
+// but does not affect the mass.
 struct RoutingPass {
   Votes votes;
   int first, last;       // children
@@ -58,11 +59,11 @@ struct RoutingPass {
   const float* query;    // [units][pose elements][lanes], or null: no agreement yet
   float scale;
   const float* prior;    // of the first unit, [children][parents] followed by kSlack floats; or null
-  int64_t prior_stride;  // floats from one unit's to the next; 0 where all have the same
+  int64_t prior_stride;  // floats from one unit's to the next; 0 if all have the same
   const float* mask;     // of the first unit, [children], or null
   int64_t mask_stride;
   bool leaky;
-  const float* bias;     // as prior: added to the couplings, only with a query; or null
+  const float* bias;     // like prior, but added to the couplings, and only with a query; or null
   float* kept;           // votes of all children, [child][tile_stride], or null: made again each pass
   bool have_kept;
   int64_t sum_stride;    // floats from one unit's sums, or query, to the next
@@ -70,14 +71,14 @@ struct RoutingPass {
   float* scratch;        // scratch_floats()
 };
 
-// Sum of a pass to pose, and to the query of the next one; all [pose elements][lanes].
+// Converts the sum of a pass to the pose and to the query of the next pass; all [pose elements][lanes].
 struct AgreementFinish {
   int pose_elements, lanes;
   const float* bias;
   bool over_children;    // mass and top follow the sum
-  bool elementwise;      // each element is squashed for itself
-  bool normalize;        // the query has the sum divided by its norm, not the pose
-  bool replace;          // the query becomes that, and does not grow by it
+  bool elementwise;      // each element is squashed by itself
+  bool normalize;        // the query is the sum divided by its norm, not the pose
+  bool replace;          // the query is replaced by it instead of accumulating
   float epsilon;
 };
 
@@ -88,7 +89,7 @@ struct Moments {
   float* squares;
 };
 
-// Added to the votes of the children at each place of the grid, in some elements of the pose.
+// Values added to the votes of the children at each position of the grid, in some elements of the pose.
 struct Additions {
   const float* values;   // [row][column][count]
   const int32_t* elements;
@@ -103,7 +104,7 @@ struct EmPass {
   const float* pose;
   const float* activation;
   bool first_pass;
-  float first_divisor;   // in it, responsibilities are one divided by this
+  float first_divisor;   // in it, responsibilities are 1 divided by this
   const float* mean;     // [pose elements][lanes]
   const float* precision;  // 1/σ², likewise
   const float* offset;   // [lanes]: ln a_j - ½ Σ_h ln σ²_jh
@@ -115,7 +116,7 @@ struct EmPass {
   float* scratch;        // scratch_floats()
 };
 
-// Everything after the sums of one M-step.
+// The part of one M-step after its sums.
 struct EmFinish {
   int pose_elements, lanes;
   Moments moments;
@@ -128,10 +129,10 @@ struct EmFinish {
   float* activation;     // [lanes]
 };
 
-// Votes summed over a window with weights that hold the equal couplings already: out[row][lane], a matrix product whose
-// left side lies in place. `rows` of linear() point at the first element that each row reads.
+// Votes summed over a window with weights that already include the equal couplings: out[row][lane], a matrix product
+// that reads its left side in place. `rows` of linear() point at the first element that each row reads.
 struct LinearPass {
-  const float* weight;   // strips of kStrip lanes (the last may be half), in each a row per line, child, inner index
+  const float* weight;   // strips of kStrip lanes (the last may be half), each with a row per line, child, inner index
   int lines;             // of the window
   int line_children;     // consecutive in memory
   int64_t line_stride;   // floats
@@ -142,13 +143,13 @@ struct LinearPass {
 };
 
 // Sums of a convolution of 8-bit integers: sums[position][channel] = start + Σ x · weight over the segments, the parts
-// of a window that lie together in memory.
+// of a window that are contiguous in memory.
 struct ConvPass {
   const void* input;       // channels last: uint8_t if dot is 4, int16_t if it is 2
   const int32_t* windows;  // where each position's window begins, in elements
   const int32_t* offsets;  // where each segment begins in a window
   int positions, segments;
-  int length;              // elements of a segment, a multiple of dot; what is read beyond the true ones has weight 0
+  int length;              // elements of a segment, a multiple of dot; elements read beyond the actual ones have weight 0
   const int8_t* weight;    // [segment][length / dot][channels][dot]; 4 KiB behind it may be read
   const int8_t* ahead;     // weights that will be needed next
   const int32_t* start;    // [channels], or null: what the sums hold
@@ -156,7 +157,7 @@ struct ConvPass {
 };
 struct ConvKernels {
   int dot;                 // products added per lane at a time
-  int positions;           // that go together
+  int positions;           // processed together
   int channels;            // likewise
   void (*convolve)(const ConvPass& pass);
   // y = round(float(sum) · factor) + zero point, ties to even, within 0..255; all [positions][channels].
@@ -173,7 +174,7 @@ struct Level {
   void (*squash_planes)(const float* x, float* y, int64_t outer, int64_t size, int64_t inner, float epsilon);
   void (*route)(const RoutingPass& pass);
   void (*route_over_children)(const RoutingPass& pass);
-  // One unit's sums of other children into `sums`.
+  // Adds one unit's sums of other children to `sums`.
   void (*merge_over_children)(int pose_elements, int lanes, const float* other, float* sums);
   void (*em)(const EmPass& pass);
   void (*em_merge)(int pose_elements, int lanes, const Moments& into, const Moments& from);
@@ -186,7 +187,7 @@ struct Level {
                       float epsilon, float* pose);
   // sum and pose are [pose elements][lanes].
   void (*finish_exponential)(const float* sum, int pose_elements, int lanes, float epsilon, float* pose);
-  int linear_rows;       // that linear() computes together
+  int linear_rows;       // rows that linear() computes together
   void (*linear)(const LinearPass& pass, const float* const* rows, int count, float* out);
   // Layer normalization over rows of `size`; x and y may be the same.
   void (*normalize_rows)(const float* x, float* y, int64_t rows, int64_t size, const float* scale, const float* bias,

@@ -7,7 +7,7 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// Rows of the product that share a reading of the weights: as many as the registers hold sums of.
+// Rows of the product that share one reading of the weights: as many as there are registers for their sums.
 #if defined(CAPSEDGE_AVX512) || defined(CAPSEDGE_NEON)
 enum { kLinearRows = 12 };
 #else
@@ -75,7 +75,7 @@ static void normalize_rows(const float* x, float* y, int64_t rows, int64_t size,
                            const float* bias, float epsilon) {
   const int64_t whole = size / W * W, left = size - whole;
   for (int64_t row = 0; row < rows; ++row, x += size, y += size) {
-    // The mean from the differences to one element: of elements that are all alike it is exact.
+    // The mean, computed from differences to one element, so it is exact if all elements are equal.
     const V shift = splat(x[0]);
     V total{};
     for (int64_t p = 0; p < whole; p += W) total = total + (load(x + p) - shift);

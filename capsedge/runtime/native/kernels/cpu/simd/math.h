@@ -7,7 +7,7 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// 2^n and the polynomial: exp y = p · 2^n for finite y, n returned as the bits that a float's exponent needs.
+// 2^n and the polynomial: exp y = p · 2^n for finite y, n is returned as the exponent bits of a float.
 struct Power {
   V p;
   VI exponent;
@@ -30,10 +30,10 @@ CAPSEDGE_INLINE Power power(V y) {
   return {p, reinterpret_cast<VI>(reinterpret_cast<VU>(shifted) - reinterpret_cast<VU>(shifter))};
 }
 
-// 2^n for -127 < n < 128; any number where n is none of these.
+// 2^n for -127 < n < 128; undefined for other n.
 CAPSEDGE_INLINE V two_to(VI n) { return reinterpret_cast<V>((reinterpret_cast<VU>(n) + 127u) << 23); }
 
-// Below this the result is no normal number.
+// Below this, the result would not be a normal number.
 constexpr float kExpLow = -87.33654f;
 
 // Relative error at most 1.2e-7 for -87.3 <= x <= 88.7; zero below, where the result would be subnormal;
@@ -50,7 +50,7 @@ CAPSEDGE_INLINE V exp(V x) {
   return x > high ? splat(__builtin_inff()) : result;
 }
 
-// The same for x <= 0 alone.
+// The same, only for x <= 0.
 CAPSEDGE_INLINE V exp_of_negative(V x) {
   const V low = splat(kExpLow);
   const Power e = power(x < low ? low : x);
@@ -59,7 +59,7 @@ CAPSEDGE_INLINE V exp_of_negative(V x) {
 }
 
 // For normal positive numbers: absolute error at most 1.2e-7 where |ln x| < 1, relative at most 1.2e-7 elsewhere.
-// Infinity and NaN stay what they are; of other numbers it is some finite number.
+// Infinity and NaN are unchanged; for other numbers, the result is some finite number.
 CAPSEDGE_INLINE V log(V x) {
   // x = 2^e m with sqrt(½) <= m < sqrt(2).
   const VU bits = reinterpret_cast<VU>(x) - 0x3f3504f3u;
@@ -83,7 +83,7 @@ CAPSEDGE_INLINE V log(V x) {
   return x < splat(__builtin_inff()) ? y : x;
 }
 
-// Relative error at most 1.2e-7: the exact root, divided.
+// Relative error at most 1.2e-7: one divided by the exact root.
 CAPSEDGE_INLINE V rsqrt(V x) { return 1.0f / sqrt(x); }
 
 }  // namespace CAPSEDGE_LEVEL

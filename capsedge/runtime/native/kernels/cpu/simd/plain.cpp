@@ -1,4 +1,4 @@
-// Any machine: four floats at a time, in whatever registers the compiler's own target has.
+// Any machine: four floats at a time, in whatever registers the compiler's target has.
 #define CAPSEDGE_LEVEL plain
 #define CAPSEDGE_TABLE kLevel_plain
 #define CAPSEDGE_PLAIN 1

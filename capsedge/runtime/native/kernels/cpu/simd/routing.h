@@ -1,5 +1,5 @@
-// Logit-free routing, the template of dynamic and attention routing: query -> agreement -> softmax over the
-// parents -> weighted sum. Children go through in blocks whose votes stay in the first-level cache.
+// Logit-free routing, the template of dynamic and attention routing: query -> agreement -> softmax over the parents ->
+// weighted sum. Children are processed in blocks whose votes stay in the first-level cache.
 #pragma once
 
 #include "level.h"
@@ -59,7 +59,7 @@ CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* vo
   }
 }
 
-// The votes of a block of children, of all units: in the tile, or where they are kept.
+// The votes of a block of children for all units: in the tile, or where kept votes are stored.
 CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count) {
   const Votes& shape = pass.votes;
   float* votes =
@@ -84,7 +84,7 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
   return votes;
 }
 
-// Logits of a block of children of one unit, [child][lanes]: agreements with the query, and priors, where there are any.
+// Logits of a block of children of one unit, [child][lanes]: agreements with the query, plus any priors.
 template <bool kOfAll>
 CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float* votes, int first, int count,
                                   float* logits) {
@@ -125,7 +125,7 @@ CAPSEDGE_INLINE void add_rows(const float* bias, int count, int parents, int lan
     }
 }
 
-// Zeros in place of the votes of children that the mask takes out: they may be NaN.
+// Replaces the votes of masked children by zeros, since they may be NaN.
 CAPSEDGE_INLINE void clear_masked(const Votes& shape, const float* mask, int count, float* votes) {
   const int parents = shape.of_all ? 1 : shape.parents;
   for (int c = 0; c < count; ++c)
@@ -139,7 +139,7 @@ static void over_parents(const RoutingPass& pass) {
   const int64_t unit_votes = static_cast<int64_t>(shape.pose_elements) * shape.parents;
   float* couplings = pass.scratch;
   for (int64_t i = 0; i < pass.units * pass.sum_stride; i += W) store(pass.sums + i, V{});
-  // With nothing to agree with and no priors all children share alike.
+  // Without a query and priors, all couplings are equal.
   const bool uniform = pass.query == nullptr && pass.prior == nullptr && pass.mask == nullptr;
   if (uniform) {
     for (int i = 0; i < kBlock * lanes; i += W) store(couplings + i, V{});
@@ -170,7 +170,7 @@ static void route(const RoutingPass& pass) {
   }
 }
 
-// The logits of a block become exp (logit - top), and its unit's sums and mass those of the top so far.
+// Replaces the logits of a block by exp (logit - top), and rescales its unit's sums and mass to the top so far.
 CAPSEDGE_INLINE void shares_of_top(const Votes& shape, int count, float* logits, float* sums) {
   const int lanes = shape.lanes, elements = shape.pose_elements;
   float *mass = sums + elements * lanes, *top = mass + lanes;
@@ -180,7 +180,7 @@ CAPSEDGE_INLINE void shares_of_top(const Votes& shape, int count, float* logits,
     V highest = before;
     for (int c = 0; c < count; ++c) {
       float* mine = logits + c * lanes + v;
-      // Lanes without a parent hold anything.
+      // Lanes without a parent are undefined.
       if (v == lanes - W) store(mine, select(real, load(mine), V{}));
       highest = max(load(mine), highest);
     }
@@ -200,7 +200,7 @@ CAPSEDGE_INLINE void shares_of_top(const Votes& shape, int count, float* logits,
   }
 }
 
-// One reading of the votes, as where parents compete: the softmax's sum and its highest logit grow with the sums.
+// Votes are read once, as in the softmax over parents: its sum and its highest logit are updated along with the sums.
 template <bool kOfAll>
 static void over_children(const RoutingPass& pass) {
   const Votes& shape = pass.votes;

@@ -1,6 +1,6 @@
-// A vector of floats at one SIMD level. Included once by each level's translation unit, which defines
-// CAPSEDGE_LEVEL (a namespace), CAPSEDGE_WIDTH and its instruction set's macro. Everything is static and lives in that namespace, and nothing
-// from the C++ library is used, so that no function can be shared between levels by the linker.
+// A vector of floats at one SIMD level. Included once by each level's translation unit, which defines CAPSEDGE_LEVEL (a
+// namespace), CAPSEDGE_WIDTH and its instruction set's macro. Everything is static and lives in that namespace, and
+// nothing from the C++ library is used, so the linker cannot share a function between levels.
 #pragma once
 
 #include <stddef.h>
@@ -77,7 +77,7 @@ CAPSEDGE_INLINE void store_some(float* p, V x, int64_t count) {
 }
 #endif
 
-// madd(a, b, c) = a·b + c, in one rounding where the level has that instruction.
+// madd(a, b, c) = a·b + c, with a single rounding if the level has that instruction.
 #if defined(CAPSEDGE_AVX512)
 CAPSEDGE_INLINE V madd(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 CAPSEDGE_INLINE V sqrt(V x) { return _mm512_sqrt_ps(x); }

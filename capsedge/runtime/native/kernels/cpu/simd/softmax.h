@@ -6,10 +6,10 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// In place over logits[lanes] of C children that lie `lanes` apart; lanes from `parents` on become zero. Each share
-// is multiplied by its child's weight (or one, if null). `leaky` adds a parent whose logit is zero and whose share
-// is dropped. N is the number of vectors of a child, or 0 when only known at run time. With few vectors several
-// children go together, since one alone is a long chain of dependent steps.
+// Works in place over logits[lanes] of C children that are `lanes` apart; lanes from `parents` on become zero. Each
+// share is multiplied by its child's weight (or one, if null). `leaky` adds a parent whose logit is zero and whose
+// share is dropped. N is the number of vectors of a child, or 0 if it is only known at run time. With few vectors,
+// several children are processed together, since a single one is a long chain of dependent steps.
 template <int C, int N>
 CAPSEDGE_INLINE void softmax_together(float* logits, int parents, int lanes, bool leaky, const float* weights) {
   const int count = N ? N : lanes / W;

@@ -1,4 +1,4 @@
-// Squash of poses that lie contiguous, or with other axes behind them.
+// Squash of poses that are contiguous, or followed by other axes.
 #pragma once
 
 #include "math.h"
@@ -30,7 +30,7 @@ typedef float Pose4 __attribute__((vector_size(16)));
 typedef float Pose8 __attribute__((vector_size(32)));
 typedef float Pose16 __attribute__((vector_size(64)));
 
-// W poses of the customary sizes, each a vector of its own however wide the level's are.
+// W poses of the usual sizes, each in its own vector, whatever the width of the level's vectors.
 template <typename Pose>
 CAPSEDGE_INLINE void squash_small(const float* x, float* y, float epsilon) {
   enum { S = sizeof(Pose) / sizeof(float) };

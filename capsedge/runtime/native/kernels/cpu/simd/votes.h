@@ -1,4 +1,4 @@
-// Votes of one child, made in cache: out[r][l][m] = Σ_k pose[r][k] · weight[k][l][m].
+// Votes of one child, computed in cache: out[r][l][m] = Σ_k pose[r][k] · weight[k][l][m].
 #pragma once
 
 #include "level.h"
@@ -7,8 +7,8 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// R rows of the pose. K is the inner size, or 0 when only known at run time. A few elements are held spread over
-// vectors; more are copied side by side, so that their addresses need no arithmetic, and spread when they are used.
+// R rows of the pose. K is the inner size, or 0 if it is only known at run time. A few elements are kept broadcast in
+// vectors; more are copied side by side, so their addresses need no arithmetic, and broadcast when they are used.
 template <int R, int K>
 struct Rows {
   enum { kCount = R * K, kHeld = K != 0 && kCount <= 16, kCopied = K != 0 && !kHeld };
@@ -53,7 +53,7 @@ CAPSEDGE_INLINE V load_weight(const int8_t* p) {
 #endif
 }
 
-// R rows and S vectors; the weight's rows lie `stride` apart. INT8 weights have a scale for each lane.
+// R rows and S vectors; the weight's rows are `stride` apart. INT8 weights have a scale for each lane.
 template <int R, int S, int K, typename T>
 CAPSEDGE_INLINE void strip(const Rows<R, K>& rows, int inner, const T* weight, int stride, const float* scale,
                            int64_t lane, V (&votes)[R][S]) {
@@ -94,8 +94,8 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
   const T* last = weight + count * strips;
   const int width = strip_width(n - strips);
   if (const int64_t left = n % W) {
-    // The last lanes first, in a whole vector: what it writes beyond its row is the beginning of the next, which is
-    // written after it, or the room behind the last row.
+    // The last lanes come first, in a whole vector. What it writes beyond its row is the beginning of the next row,
+    // which is written afterwards, or the space after the last row.
     const int64_t at = n - left;
     V votes[R][1];
     strip<R, 1, K>(rows, inner, last + (at - strips), width, scale, at, votes);
@@ -120,7 +120,7 @@ CAPSEDGE_INLINE void vote_rows(const float* pose, int64_t row_stride, int inner,
   }
 }
 
-// Any number of rows of one weight; the votes of two rows lie `step` apart.
+// Any number of rows of one weight; the votes of two rows are `step` apart.
 template <int K, typename T>
 CAPSEDGE_INLINE void all_rows(const float* x, int64_t row_stride, int rows, int inner, const T* weight,
                               const float* scale, int64_t n, int64_t step, float* out) {
@@ -142,7 +142,7 @@ CAPSEDGE_INLINE void vote_tile(const Votes& v, const T* weights, const float* po
                                int first, int count, float* out) {
   const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
   if (v.one_weight) {
-    // The children are the rows: weights are read once for four of them.
+    // The children are the rows, so weights are read once for four of them.
     all_rows<K>(pose + static_cast<int64_t>(first) * v.pose_size, v.pose_size, count, v.inner, weights, v.scale, n,
                 v.tile_stride, out);
     return;
@@ -154,7 +154,7 @@ CAPSEDGE_INLINE void vote_tile(const Votes& v, const T* weights, const float* po
   }
 }
 
-// Votes of `count` children into a tile. rows: of the pose matrix, or of as many units as share the weights.
+// Votes of `count` children into a tile. rows: of the pose matrix, or of the units that share the weights.
 static void make_votes(const Votes& v, const float* pose, int64_t row_stride, int rows, int first, int count,
                        float* out) {
   if (v.bytes) {
@@ -174,7 +174,7 @@ static void make_votes(const Votes& v, const float* pose, int64_t row_stride, in
 typedef float Four __attribute__((vector_size(16)));
 typedef int32_t FourPlaces __attribute__((vector_size(16)));
 
-// Elements of two vectors by place, 0 to 7.
+// Selects elements of two vectors by index, 0 to 7.
 template <int A, int B, int C, int D>
 CAPSEDGE_INLINE Four chosen(Four x, Four y) {
 #ifdef __clang__
@@ -209,7 +209,7 @@ CAPSEDGE_INLINE void transpose_votes(const float* from, int parents, int element
     for (int h = 0; h < elements; ++h) to[h * parents + m] = from[m * elements + h];
 }
 
-// Adds each child's constant to its votes of `units` units. What a vector adds beyond a vote's end is zero.
+// Adds each child's constant to its votes for `units` units. Beyond a vote's end, vectors add zero.
 static void add_constant(const Votes& v, int units, int first, int count, float* votes) {
   const int64_t n = static_cast<int64_t>(v.columns) * v.parents;
   for (int c = 0; c < count; ++c, votes += v.tile_stride) {

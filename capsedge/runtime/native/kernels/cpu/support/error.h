@@ -1,4 +1,4 @@
-// A mistake of the caller, described for the person who has to fix it.
+// An error by the caller, described for the person who has to fix it.
 #pragma once
 
 #include <stdexcept>

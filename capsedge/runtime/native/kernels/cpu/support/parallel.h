@@ -1,4 +1,4 @@
-// Work in pieces on somebody else's threads.
+// Work divided into pieces for the caller's threads.
 #pragma once
 
 #include <atomic>
@@ -9,13 +9,14 @@
 
 namespace capsedge {
 
-// Calls body(user, i) for every i below count, in any order, on any threads, and returns when all have returned.
+// Calls body(user, i) for every i below count, in any order and on any threads, and returns when all calls have
+// returned.
 struct Threads {
   void (*parallel_for)(void* pool, size_t count, void (*body)(void* user, size_t i), void* user);
   void* pool;
 };
 
-// f(i) for every i below count. The first exception of any piece is thrown here, not through the pool.
+// f(i) for every i below count. The first exception of any piece is rethrown here, not through the pool.
 template <typename F>
 void parallel_for(const Threads& threads, int64_t count, F&& f) {
   if (count <= 0) return;
@@ -39,7 +40,7 @@ void parallel_for(const Threads& threads, int64_t count, F&& f) {
   if (work.error) std::rethrow_exception(work.error);
 }
 
-// One after another where there are no threads.
+// Runs one after another if there are no threads.
 template <typename F>
 void parallel_for(const Threads* threads, int64_t count, F&& f) {
   if (threads) return parallel_for(*threads, count, f);

@@ -37,7 +37,7 @@ const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout
 int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, int64_t types) {
   const int64_t width = level.width;
   if (4 * layout.parents > 3 * round_up(layout.parents, width) || layout.parents > width) return 1;
-  // Shared weights must come round with the bundles.
+  // The number of shared weights must be a multiple of the bundle.
   if (shared ? types % width != 0 : layout.numbers < 4 * width) return 1;
   return width;
 }

@@ -1,4 +1,4 @@
-// What the kinds of routing share: packed weights, windows, the shape of a vote.
+// Shared by all kinds of routing: packed weights, windows, the shape of a vote.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 
 namespace capsedge {
 
-// Children go through in fixed parts, whose sums are added in order: results depend neither on the number of
+// Children are processed in fixed parts, whose sums are added in order, so results depend neither on the number of
 // threads nor on the batch.
 constexpr int kChunk = 64;
 
-// Where the elements of weight[number][parent][inner][column] lie, in some order of the last three.
+// Layout of the elements of weight[number][parent][inner][column], with the last three in some order.
 struct WeightLayout {
   int64_t numbers, parents, inner, columns;
   int64_t parent_stride, inner_stride, column_stride;
@@ -20,7 +20,7 @@ struct WeightLayout {
   int64_t lanes() const { return columns * parents; }
   int64_t size() const { return lanes() * inner; }  // of one weight
 };
-// Of a weight of windows, [Kh][Kw][C][M][K][L].
+// Layout of a weight for windows, [Kh][Kw][C][M][K][L].
 WeightLayout window_layout(const Shape& weight);
 
 // Floats of one packed weight.
@@ -28,11 +28,11 @@ int64_t packed_size(int64_t inner, int64_t columns, int64_t parents);
 
 inline bool is_int8(const Tensor& weight) { return weight.type == Type::kInt8 && weight.scale; }
 
-// One weight as floats: where it lies, or converted into `wide`.
+// One weight as floats: in place, or converted into `wide`.
 const float* one_weight(const Tensor& weight, int64_t number, const WeightLayout& layout, const Level& level,
                         float* wide);
 
-// Lanes of the strip that begins `left` lanes before the end.
+// Width of the strip that begins `left` lanes before the end.
 inline int64_t strip_width(int64_t left) { return left > kStrip / 2 ? kStrip : kStrip / 2; }
 
 // Writes the strip of one weight that begins at lane `at`, one row per inner index; returns its end.
@@ -51,14 +51,14 @@ T* pack_strip(const T* from, WeightLayout layout, int64_t at, T* to) {
   return to;
 }
 
-// As the kernels read them: in floats, in strips over [column][parent] (level.h).
+// Packs weights as the kernels read them: as floats, in strips over [column][parent] (level.h).
 Buffer pack(const Tensor& weight, const WeightLayout& layout, const Level& level, const Threads* threads);
 
-// Children that go side by side in the lanes of a vector, where the parents fill less than three quarters of one; 1
-// where they do not: parents enough, or too few children.
+// Number of children placed side by side in a vector if the parents fill less than three quarters of it; otherwise, or
+// with too few children, 1.
 int64_t bundle_of(const WeightLayout& layout, const Level& level, bool shared, int64_t types);
 
-// Of `bundle` numbers after one another: [column][parent][inner][bundle]. Zeros fill the last one up.
+// Packs `bundle` consecutive weights together: [column][parent][inner][bundle]. The last bundle is padded with zeros.
 int64_t bundle_size(const WeightLayout& layout, int64_t bundle);
 Buffer pack_bundles(const Tensor& weight, const WeightLayout& layout, const Level& level, int64_t bundle);
 
@@ -69,7 +69,7 @@ Shape attention_output(const char* op, const Shape& pose, const Shape& weight, c
 struct Window {
   int64_t grid_height, grid_width, types;  // of the children's map
   int64_t height, width;                   // of the window
-  bool shared;                             // one weight for every place of the window
+  bool shared;                             // one weight for every position of the window
 };
 std::vector<Child> children_of(const Window& window);
 
@@ -80,7 +80,7 @@ Votes plan_votes(const Level& level, const std::vector<Child>& children, const f
 // Floats of scratch that a pass over these votes needs.
 int64_t scratch_floats(const Votes& votes);
 
-// [elements][lanes] to and from [parents][elements].
+// Convert [elements][lanes] to [parents][elements], and back.
 void to_parents(const Votes& votes, const float* from, float* to);
 void from_parents(const Votes& votes, const float* from, float* to);
 

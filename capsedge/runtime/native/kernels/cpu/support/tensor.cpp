@@ -31,12 +31,12 @@ namespace {
 
 constexpr std::align_val_t kAlign{64};
 
-// Memory that buffers of one thread gave back: a few blocks, none larger than any run's partial sums.
+// Memory that buffers of one thread have returned: a few blocks, none larger than a run's partial sums.
 class Spare {
  public:
   static constexpr int64_t kLargest = 16 << 20;
 #ifdef __SANITIZE_ADDRESS__
-  static constexpr int kBlocks = 0;  // the sanitizer is to see every use after release
+  static constexpr int kBlocks = 0;  // so that the sanitizer sees every use after release
 #else
   static constexpr int kBlocks = 6;
 #endif
@@ -46,7 +46,7 @@ class Spare {
     for (int i = 0; i < count_; ++i) ::operator delete(blocks_[i].data, kAlign);
   }
 
-  // A block of at least `bytes`, and not much more; null if there is none.
+  // A block of at least `bytes`, but not much more; null if there is none.
   void* take(int64_t bytes, int64_t& room) {
     for (int i = count_ - 1; i >= 0; --i) {
       const Block block = blocks_[i];

@@ -1,4 +1,4 @@
-// Tensors as they come in and go out, and their shapes.
+// Input and output tensors, and their shapes.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Tensor {
   const void* data;
   Shape shape;
   Type type;
-  // Of an int8 weight of routing: what its columns are multiplied by, [parents][columns].
+  // For an int8 routing weight: the factors of its columns, [parents][columns].
   const float* scale = nullptr;
 };
 struct Output {
@@ -28,7 +28,7 @@ struct Output {
   Type type;
 };
 
-// INT64_MAX where the product overflows.
+// INT64_MAX if the product overflows.
 inline int64_t elements(const Shape& shape) {
   int64_t count = 1;
   bool fits = true;
@@ -48,7 +48,7 @@ inline std::string to_text(const Shape& shape) {
   return text + "]";
 }
 
-// Throws Error "<op>: <parts>". Text is made of the parts only then: shapes are checked in every run.
+// Throws Error "<op>: <parts>". The text is built only when it throws, because shapes are checked in every run.
 template <typename... Parts>
 void expect(bool condition, const char* op, const Parts&... parts) {
   if (!condition) throw Error((std::string(op) + ": " + ... + to_text(parts)));
@@ -63,12 +63,12 @@ struct Grid {
 };
 Grid output_grid(const char* op, const Shape& pose, int64_t kernel_height, int64_t kernel_width, const Shape& strides);
 
-// Side of the square matrix that a pose of `size` elements is.
+// Side of the square matrix formed by a pose of `size` elements.
 int64_t matrix_side(const char* op, int64_t size);
 
-// Memory for floats at an address that divides by 64, not initialised. What is given back is kept for the thread's next
-// buffer of about the size: the C library would return it to the system after a run and fetch it, page by page, in
-// the next, which takes longer than the routing of one image.
+// Uninitialised memory for floats, aligned to 64 bytes. Freed memory is kept for the thread's next buffer of similar
+// size: the C library would return it to the system after a run and request it again, page by page, in the next, which
+// takes longer than routing one image.
 class Buffer {
  public:
   Buffer() = default;

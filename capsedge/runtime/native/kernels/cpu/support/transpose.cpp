@@ -7,7 +7,7 @@ namespace capsedge {
 
 namespace {
 
-// 16-byte vectors are part of every processor that is supported, so this needs no level.
+// Every supported processor has 16-byte vectors, so this needs no level.
 constexpr int kSide = 16;
 typedef uint8_t Bytes __attribute__((vector_size(kSide)));
 
@@ -27,7 +27,7 @@ inline Bytes zip_high(Bytes a, Bytes b) {
 }
 #endif
 
-// Four times zipping the first half of the rows with the second half is a transposition.
+// Zipping the first half of the rows with the second half four times transposes them.
 void transpose_block(const uint8_t* x, int64_t x_stride, uint8_t* y, int64_t y_stride) {
   Bytes a[kSide], b[kSide];
   for (int i = 0; i < kSide; ++i) std::memcpy(&a[i], x + i * x_stride, kSide);
@@ -57,7 +57,7 @@ void transpose_bytes(const uint8_t* x, int64_t x_stride, int64_t rows, int64_t c
       for (int64_t column = 0; column < columns; ++column) y[column * y_stride + row] = x[row * x_stride + column];
     return;
   }
-  // The last block of a row or column overlaps the one before it, and writes the same there.
+  // The last block of a row or column overlaps the previous one, where it writes the same values.
   for (int64_t at = 0; at < rows; at += kSide) {
     const int64_t row = std::min(at, rows - kSide);
     for (int64_t next = 0; next < columns; next += kSide) {

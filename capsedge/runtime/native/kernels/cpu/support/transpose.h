@@ -1,4 +1,4 @@
-// Transposition of bytes: between the planes of an image and channels that lie together.
+// Transposition of bytes: between the planes of an image and interleaved channels.
 #pragma once
 
 #include <cstdint>
