@@ -285,7 +285,7 @@ def test_three_dimensions_of_a_colour_model() -> None:
 def test_layouts_have_names() -> None:
     with pytest.raises(UsageError, match=r"layout is 'WHC'.(.|\n)*NCHW"):
         inputs(LEFT, layout="WHC")
-    with pytest.raises(ShapeError, match="layout is 'NCHW', of 3 dimensions"):
+    with pytest.raises(ShapeError, match="layout 'NCHW' has 3 dimensions"):
         inputs(LEFT, layout="NCHW")
 
 
