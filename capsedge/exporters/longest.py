@@ -14,6 +14,7 @@ from capsedge.exporters.subject import Subject
 
 LENGTH = "L"
 _TRIED = (2, 4, 8)  # times the length of the example
+_MOST = 4096  # of the sizes of the module's tensors, beyond which one row may be slow
 
 
 def length_names(example: Sequence[Tensor], free_axes: Sequence[Sequence[int]]) -> dict[int, str]:
@@ -31,16 +32,20 @@ def length_names(example: Sequence[Tensor], free_axes: Sequence[Sequence[int]]) 
 def longest_lengths(subject: Subject) -> dict[str, int]:
     """The largest size that the module runs at of each free dimension that has one, by name.
 
-    Lengths up to eight times the example's are tried on one row.
+    Lengths up to eight times the example's are tried on one row, and those above the sizes of the module's
+    tensors, since a table of positions may be longer.
     """
     limits = {}
+    tensors = (*subject.module.parameters(), *subject.module.buffers())
+    tables = sorted({n for x in tensors for n in x.shape if n <= _MOST})
     for size, name in length_names(subject.example, subject.free_axes).items():
+        tried = [times * size for times in _TRIED]
         good, bad = size, 0
-        for times in _TRIED:
-            if not _runs(subject, size, times * size):
-                bad = times * size
+        for length in (*tried, *(n + 1 for n in tables if n >= tried[-1])):
+            if not _runs(subject, size, length):
+                bad = length
                 break
-            good = times * size
+            good = length
         if not bad:
             continue
         while bad - good > 1:

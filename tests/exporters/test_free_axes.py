@@ -90,12 +90,19 @@ class Placed(nn.Module):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("places", "size", "most"),
-    [("cut", 6, 20), ("cut", 2, 20), ("looked up", 6, 20), ("looked up", 20, 20), ("none", 6, 0)],
+    [
+        ("cut", 6, 20),
+        ("cut", 2, 20),
+        ("looked up", 6, 20),
+        ("looked up", 2, 20),
+        ("looked up", 20, 20),
+        ("none", 6, 0),
+    ],
 )
 def test_the_file_states_the_longest_length(
     tmp_path: Path, places: str, size: int, most: int
 ) -> None:
-    """Found by trying up to eight times the length of the example, and beyond that by torch."""
+    """Found by trying lengths up to eight times the example's and those above tables, or by torch."""
     module, path = Placed(places).eval(), tmp_path / "m.onnx"
     report = capsedge.export(
         module, path, example={"hist": histories(4, size)}, free_axes={"hist": [1]}
