@@ -36,6 +36,23 @@ def log(*lines: object) -> None:
     print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
 
 
+def say_rows(*rows: tuple[str, object]) -> None:
+    """Print results as lines, each with a name and a value."""
+    for name, value in rows:
+        say(f"{name:<10} {value}")
+
+
+def warn(*warnings: object) -> None:
+    """Print warnings, one per line."""
+    for warning in warnings:
+        log(f"warning: {warning}")
+
+
+def log_next(*commands: str) -> None:
+    """Print the commands to run next."""
+    log("next:", *(f"  {command}" for command in commands))
+
+
 def print_json(document: Any) -> None:
     """Print a result as one JSON document."""
     import json  # `capsedge --version` has no need of it

@@ -132,6 +132,22 @@ def exit_code() -> int:
     return 128 + _received if _received else 0
 
 
+@contextmanager
+def resumable(kept: str) -> Iterator[None]:
+    """If the block is interrupted, print how to continue, and end the command.
+
+    Args:
+        kept: what is kept once it is finished, such as ``epochs``.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        from capsedge.cli._output import log
+
+        log(f"interrupted: finished {kept} are kept; continue with the same command and --resume")
+        raise SystemExit(exit_code() or INTERRUPTED) from None
+
+
 def _raise(number: int, _: FrameType | None) -> None:
     global _received
     _received = number

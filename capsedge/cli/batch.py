@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
-from capsedge.cli import _options, _output
+from capsedge.cli import _options, _output, _process
 from capsedge.cli._options import grouped
 from capsedge.cli._output import bar
 from capsedge.cli._parameters import Argument, Option
@@ -87,10 +87,9 @@ def command(
     from capsedge.serving.batch.batch import batch
 
     # Ray prints messages of the cluster, and standard output is for the result.
-    with redirect_stdout(sys.stderr), _progress() as progress, _resumable():
+    with redirect_stdout(sys.stderr), _process.resumable("parts"), _progress() as progress:
         report = batch(model, source, output, options, runtime, progress=progress)
-    for warning in report.warnings:
-        _output.log(f"warning: {warning}")
+    _output.warn(*report.warnings)
     if as_json:
         _output.print_json(report.to_dict())
     else:
@@ -106,16 +105,6 @@ def command(
             f"{report.failed:,} of {report.images:,} images could not be read; see the column 'error'"
         )
         raise SystemExit(int(ExitCode.USAGE))
-
-
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Say how to continue an interrupted run."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _output.log("finished parts are kept; continue with the same command and --resume")
-        raise
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, require, say
+from capsedge.cli._output import log, log_next, print_json, require, say_rows
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, PathRole
 from capsedge.exporters.build_options import WASM, BuildOptions, C
@@ -118,9 +118,8 @@ def _print_wasm(written: WasmReport) -> None:
         "network": format_bytes(written.wasm_bytes),
         "module": f"{format_bytes(written.module_bytes)} of JavaScript, with types",
     }
-    for key, value in lines.items():
-        say(f"{key:<10} {value}")
-    log("next:", f'  import {{ load }} from "./{name}.mjs";')
+    say_rows(*lines.items())
+    log_next(f'import {{ load }} from "./{name}.mjs";')
 
 
 def _print_c(written: CReport) -> None:
@@ -134,11 +133,10 @@ def _print_c(written: CReport) -> None:
         "products": f"{written.description['products']:,} multiply-adds",
     }
     lines |= {each["core"]: measured_text(each) for each in written.description.get("measured", [])}
-    for key, value in lines.items():
-        say(f"{key:<10} {value}")
+    say_rows(*lines.items())
     if written.missing:
         log(f"instructions were not counted. On Debian: apt install {' '.join(written.missing)}")
-    log("next:", f"  cmake -S {shlex.quote(str(written.path))} -B build && cmake --build build")
+    log_next(f"cmake -S {shlex.quote(str(written.path))} -B build && cmake --build build")
 
 
 @contextmanager
@@ -193,8 +191,7 @@ def _print_engine(built: BuildReport) -> None:
         "built for": engine_info.built_for,
         "built with": engine_info.built_with,
     }
-    for key, value in lines.items():
-        say(f"{key:<10} {value}")
+    say_rows(*lines.items())
     for warning in built.warnings:
         log(f"TensorRT warns: {warning}")
     if engine_info.portable:

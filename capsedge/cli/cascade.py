@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, print_table, require, say, stages
+from capsedge.cli._output import log_next, print_json, print_table, require, say, stages, warn
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES
 from capsedge.errors import ParityError
@@ -80,15 +80,13 @@ def command(
         raise
     _show(report, as_json)
     if not as_json:
-        log(
-            "next:",
-            f"  capsedge verify {shlex.quote(str(report.output))} --data {shlex.quote(str(data))}",
+        log_next(
+            f"capsedge verify {shlex.quote(str(report.output))} --data {shlex.quote(str(data))}"
         )
 
 
 def _show(report: CascadeReport, as_json: bool) -> None:
-    for warning in report.warnings:
-        log(f"warning: {warning}")
+    warn(*report.warnings)
     if as_json:
         print_json(report.to_dict())
         return

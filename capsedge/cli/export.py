@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from capsedge.cli import _options
 from capsedge.cli._metadata_options import MetadataOptions, Typical
 from capsedge.cli._options import UserModuleOptions, grouped
-from capsedge.cli._output import log, print_json, require, say, stage_reporter
+from capsedge.cli._output import (
+    log,
+    log_next,
+    print_json,
+    require,
+    say,
+    say_rows,
+    stage_reporter,
+    warn,
+)
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
@@ -157,8 +166,8 @@ def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> Non
     for note in own.notes:
         log(f"note: {note}")
     if own.weights is None:
-        log(
-            f"warning: no --weights: exporting {own.name} with its initial weights (random weights "
+        warn(
+            f"no --weights: exporting {own.name} with its initial weights (random weights "
             "are drawn with seed 0)."
         )
     target = job.output or Path(f"{own.name.lower()}.onnx")
@@ -201,8 +210,8 @@ def _export_known(
             "--checkpoint is given"
         )
     if not found.trained:
-        log(
-            f"warning: {found.name} has no trained weights in this package: exporting random "
+        warn(
+            f"{found.name} has no trained weights in this package: exporting random "
             "initial weights. Use the file only to measure speed; its predictions are meaningless."
         )
     if found.model.config.fixed_batch is not None:
@@ -227,8 +236,7 @@ def _export_known(
         found.model, target, frozen.calib_data, frozen.calib_images, options,
         check_inputs=job.check_inputs, description=job.description,
     )  # fmt: skip
-    for warning in made.warnings:
-        log(f"warning: {warning}")
+    warn(*made.warnings)
     _show(made.report, subject, job.as_json, {"frozen_couplings": made.measured})
 
 
@@ -301,8 +309,7 @@ def _show(
     report: ExportReport, subject: Exported, as_json: bool, more: dict[str, Any] | None = None
 ) -> None:
     more = more or {}
-    for warning in report.warnings:
-        log(f"warning: {warning}")
+    warn(*report.warnings)
     if as_json:
         print_json(
             {
@@ -320,7 +327,7 @@ def _show(
         _print_frozen(more["frozen_couplings"])
     _print(report, subject)
     if following := subject.following(report):
-        log("next:", *(f"  {line}" for line in following))
+        log_next(*following)
 
 
 def _print(report: ExportReport, subject: Exported) -> None:
@@ -342,8 +349,7 @@ def _print(report: ExportReport, subject: Exported) -> None:
         "parity": f"{len(report.parity)} comparisons with PyTorch; the worst ({worst.output}, {worst.case}) "
         f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
     }
-    for key, value in lines.items():
-        say(f"{key:<10} {value}")
+    say_rows(*lines.items())
     _print_fusion(report)
 
 
@@ -361,10 +367,9 @@ def _print_fusion(report: ExportReport) -> None:
         read = ", ".join(f"{k} {v}" for k, v in found.parameters.items())
         say(f"fused {found.operator}: {read}")
     for places, reason in by_reason((e.tensor, e.reason) for e in report.fusion.not_fused):
-        say(f"left       {places}, as standard operators: {reason}")
+        say_rows(("left", f"{places}, as standard operators: {reason}"))
     notes = (*report.notes, *(n for f in report.fusion.fused for n in f.notes))
-    for note in dict.fromkeys(notes):
-        say(f"note       {note}")
+    say_rows(*(("note", note) for note in dict.fromkeys(notes)))
 
 
 def _print_frozen(frozen: dict[str, Any]) -> None:
@@ -376,12 +381,18 @@ def _print_frozen(frozen: dict[str, Any]) -> None:
     if frozen["accuracy"] is not None:  # it is None for a multi-label model
         after, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
         accuracy = f", accuracy {after:.2f} %, {routed:.2f} % routed"
-    say(
-        f"{'frozen':<10} approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
-        f"{frozen['images']} other images{accuracy}"
+    say_rows(
+        (
+            "frozen",
+            f"approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
+            f"{frozen['images']} other images{accuracy}",
+        )
     )
     for name, layer in frozen["layers"].items():
-        say(
-            f"{'':<10} {name}: couplings vary by {layer['deviation']:.4f} between images "
-            f"(equal couplings would be {layer['uniform']:.4f})"
+        say_rows(
+            (
+                "",
+                f"{name}: couplings vary by {layer['deviation']:.4f} between images "
+                f"(equal couplings would be {layer['uniform']:.4f})",
+            )
         )

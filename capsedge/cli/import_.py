@@ -12,11 +12,13 @@ from capsedge.cli._options import grouped
 from capsedge.cli._output import (
     comparing,
     log,
+    log_next,
     print_json,
     print_table,
     require,
-    say,
+    say_rows,
     stage_reporter,
+    warn,
 )
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, WRITES
@@ -168,9 +170,7 @@ def _print(report: ImportReport) -> None:
         lines += _compared(report.comparison)
     if report.measured is not None:
         lines += _measured(report.measured)
-    for key, value in lines:
-        say(f"{key:<10} {value}")
-    for warning in report.warnings:
-        log(f"warning: {warning}")
-    following = f"  capsedge export --checkpoint {shlex.quote(str(report.output))}"
-    log(f"wrote {report.output}", "next:", following)
+    say_rows(*lines)
+    warn(*report.warnings)
+    log(f"wrote {report.output}")
+    log_next(f"capsedge export --checkpoint {shlex.quote(str(report.output))}")

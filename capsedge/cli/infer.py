@@ -122,8 +122,7 @@ def command(
         if reconstruct is not None:
             _output.log(f"wrote {reconstruct}")
     _log_hints(found)
-    for warning in found.warnings:
-        _output.log(f"warning: {warning}")
+    _output.warn(*found.warnings)
     if found.escalated is not None and not as_json:
         escalated = sum(p.escalated is True for p in found.predictions.values())
         _output.say(

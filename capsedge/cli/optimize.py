@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options
 from capsedge.cli._metadata_options import MetadataOptions, Typical
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, print_table, require, say, stage_reporter
+from capsedge.cli._output import (
+    log,
+    print_json,
+    print_table,
+    require,
+    say,
+    say_rows,
+    stage_reporter,
+)
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, WRITES
 from capsedge.graph.fusion import by_reason
@@ -76,22 +84,18 @@ def _print(done: OptimizationReport) -> None:
         )
     if not done.fused and not done.not_fused:
         say("no capsule routing was found")
-    for note in dict.fromkeys((*done.notes, *(n for f in done.fused for n in f["notes"]))):
-        say(f"note       {note}")
-    say(
-        f"nodes      {done.nodes_before} before, {done.nodes} now",
-        f"opset      {done.opset_before} before, {done.opset} now",
-        f"batch      {done.batch}",
-        f"size       {format_bytes(done.source_size)} before, {format_bytes(done.size)} now",
+    notes = dict.fromkeys((*done.notes, *(n for f in done.fused for n in f["notes"])))
+    say_rows(
+        *(("note", note) for note in notes),
+        ("nodes", f"{done.nodes_before} before, {done.nodes} now"),
+        ("opset", f"{done.opset_before} before, {done.opset} now"),
+        ("batch", done.batch),
+        ("size", f"{format_bytes(done.source_size)} before, {format_bytes(done.size)} now"),
     )
     if done.comparisons:
-        say(
-            f"verified   {done.comparisons} comparisons with the original, largest difference "
-            f"{done.largest_difference:.2g}"
-        )
+        worst = f"largest difference {done.largest_difference:.2g}"
+        say_rows(("verified", f"{done.comparisons} comparisons with the original, {worst}"))
     if done.before_ms is not None and done.after_ms is not None and done.gain is not None:
-        say(
-            f"time       {done.before_ms:.3g} ms before, {done.after_ms:.3g} ms now: {done.gain:.2f} times "
-            "as fast (one thread, in turns)"
-        )
+        times = f"{done.before_ms:.3g} ms before, {done.after_ms:.3g} ms now"
+        say_rows(("time", f"{times}: {done.gain:.2f} times as fast (one thread, in turns)"))
     log(f"wrote {done.output}")

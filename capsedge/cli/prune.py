@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import grouped
-from capsedge.cli._output import bar, log, print_json, print_table, require
+from capsedge.cli._output import bar, log, log_next, print_json, print_table, require, warn
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
 from capsedge.optimization.prune_options import PruneOptions
@@ -66,23 +66,18 @@ def command(
 
     if threads:
         torch.set_num_threads(threads)
-    try:
-        with bar() as progress:
-            report = prune(
-                find_checkpoint_of(checkpoint), output, options, data=data,
-                progress=progress, round_done=_log_round,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        log("interrupted: finished epochs are kept; continue with the same command and --resume")
-        raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
-    for warning in report.warnings:
-        log(f"warning: {warning}")
+    with _process.resumable("epochs"), bar() as progress:
+        report = prune(
+            find_checkpoint_of(checkpoint), output, options, data=data,
+            progress=progress, round_done=_log_round,
+        )  # fmt: skip
+    warn(*report.warnings)
     if as_json:
         print_json(report.to_dict())
         return
     show(report)
     source, target = shlex.quote(str(report.output)), shlex.quote(f"{report.output.stem}.onnx")
-    log("next:", f"  capsedge export --checkpoint {source} -o {target}")
+    log_next(f"capsedge export --checkpoint {source} -o {target}")
 
 
 def _log_round(number: int, done: Round) -> None:

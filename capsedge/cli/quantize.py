@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, print_table, require, say, stages
+from capsedge.cli._output import log_next, print_json, print_table, require, say, stages, warn
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES, PathRole
 from capsedge.errors import ParityError, UsageError
@@ -111,7 +111,7 @@ def _rank(
         ranked = quantize.sensitivity(
             model, options, calib_data=calib_data, data=data, progress=progress
         )
-    _log_warnings(ranked.warnings)
+    warn(*ranked.warnings)
     if as_json:
         print_json({"model": str(model), "damage": [d.to_dict() for d in ranked.damage]})
     else:
@@ -129,9 +129,9 @@ def _quantized(
                 model, output, options, calib_data=calib_data, data=data, progress=progress
             )
     except ParityError as error:
-        _log_warnings(error.report.warnings)
+        warn(*error.report.warnings)
         raise
-    _log_warnings(report.warnings)
+    warn(*report.warnings)
     return report
 
 
@@ -147,20 +147,12 @@ def _check_picture(picture: Path, searched: bool) -> None:
     check_picture(picture)
 
 
-def _log_warnings(warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        log(f"warning: {warning}")
-
-
 def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
     """Print the next command; ``verify`` finds the checkpoint itself if the model is from the zoo."""
     from capsedge.runtime.zoo import checkpoint_by_sha256
 
     if report.foreign:
-        log(
-            "next:",
-            f"  capsedge profile {shlex.quote(str(model))} {shlex.quote(str(report.output))}",
-        )
+        log_next(f"capsedge profile {shlex.quote(str(model))} {shlex.quote(str(report.output))}")
         return
     file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
     if report.user_module:
@@ -169,7 +161,7 @@ def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
         reference = ""
     else:
         reference = " --checkpoint CHECKPOINT"
-    log("next:", f"  capsedge verify {file}{reference} --data {images}")
+    log_next(f"capsedge verify {file}{reference} --data {images}")
 
 
 def _show_damage(found: Sequence[Damage]) -> None:

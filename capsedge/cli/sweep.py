@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, print_table, require, say
+from capsedge.cli._output import log, print_json, print_table, require, say, warn
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, WRITES
 from capsedge.optimization.sweep_options import SweepOptions
@@ -75,8 +75,7 @@ def command(
         check_picture(picture)
     models = [str(each) for each in checkpoint] if checkpoint else [DEFAULT]
     swept = sweep(models, data, options, progress=log)
-    for warning in swept.warnings:
-        log(f"warning: {warning}")
+    warn(*swept.warnings)
     if output is not None:
         write_text(output, json.dumps(swept.to_dict(), indent=2) + "\n")
     if picture is not None:

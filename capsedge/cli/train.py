@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import grouped
-from capsedge.cli._output import bar, log, print_json, print_table, require, say
+from capsedge.cli._output import bar, log, log_next, print_json, print_table, require, say
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, PathRole
 from capsedge.errors import UsageError
@@ -85,12 +85,8 @@ def command(
         lines.append(line)
         _log_epoch(line, options.epochs, len(lines))
 
-    try:
-        with bar() as progress:
-            trained = train(data, output, options, log=log, progress=progress, epoch_done=done)
-    except KeyboardInterrupt:
-        log("interrupted: finished epochs are kept; continue with the same command and --resume")
-        raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
+    with _process.resumable("epochs"), bar() as progress:
+        trained = train(data, output, options, log=log, progress=progress, epoch_done=done)
     checkpoint = trained.checkpoint
     if as_json:
         document: dict[str, Any] = {"checkpoint": str(checkpoint), "epochs": lines}
@@ -101,7 +97,7 @@ def command(
     else:
         say(checkpoint)
         source, target = shlex.quote(str(checkpoint)), shlex.quote(str(output / "model.onnx"))
-        log("next:", f"  capsedge export --checkpoint {source} -o {target}")
+        log_next(f"capsedge export --checkpoint {source} -o {target}")
 
 
 def _list(as_json: bool) -> None:

@@ -181,19 +181,23 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
             _output.say("None of the hard cases lies within the range of the inputs.")
             continue
         _show_part(title, document[part])
-        for warning in document[part].get("warnings", ()):
-            _output.log(f"warning: {warning}")
+        _output.warn(*document[part].get("warnings", ()))
         if ignored := document[part].get("ignored"):
             _output.say(
                 f"note: the {ignored} of the samples are not used, because the file is a regression"
             )
     if document["routing_errors"] is not None:
         _show_routing_errors(document["routing_errors"])
-    for failure in document["failures"]:
+    _say_verdict(certificate, saved)
+
+
+def _say_verdict(certificate: Certificate | EnsembleCertificate, saved: Path | None) -> None:
+    """Print what failed, where the certificate is, and the verdict as the last line."""
+    for failure in certificate.failures:
         _output.say(failure)
     if saved is not None:
         _output.say(f"certificate: {saved}")
-    _output.say(document["verdict"])
+    _output.say(certificate.verdict)
 
 
 def _link(link: dict[str, Any]) -> tuple[str, str, str]:
@@ -312,11 +316,7 @@ def _show_ensemble(certificate: EnsembleCertificate, saved: Path | None) -> None
         ("", ""),
         _ensemble_rows(document),
     )
-    for failure in certificate.failures:
-        _output.say(failure)
-    if saved is not None:
-        _output.say(f"certificate: {saved}")
-    _output.say(certificate.verdict)
+    _say_verdict(certificate, saved)
 
 
 def _member_row(member: dict[str, Any], alone: dict[str, Any], labelled: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Define what files say of themselves: the fields of the metadata, of ONNX files and engines.
+"""Define what files state about themselves: the fields of the metadata, of ONNX files and engines.
 
 ``python -m tools.spec`` makes from it what C++ and TypeScript know of the fields, and the tables of
 docs/reference/metadata.md. The dataclasses of ``runtime`` have the same fields; a test compares them.
@@ -13,7 +13,7 @@ SCHEMA = 1  # of the metadata
 ENGINE_SCHEMA = 1  # of the metadata file of an engine
 PREFIX = "capsedge."  # of the names of all properties
 QUANTIZATION_KEY = "capsedge_quantization"  # what a file without metadata was quantized with
-INPUTS_KEY = "capsedge_inputs"  # what a file states of its inputs, with or without metadata
+INPUTS_KEY = "capsedge_inputs"  # what a file states about its inputs, with or without metadata
 
 
 class _Required:
@@ -52,43 +52,45 @@ class Field:
 
 
 _PREPROCESSING = (
-    Field("height", "integer", "of the input, in pixels"),
-    Field("width", "integer", "of the input, in pixels"),
+    Field("height", "integer", "height of the input, in pixels"),
+    Field("width", "integer", "width of the input, in pixels"),
     Field("channels", "integer", "1 (grey) or 3 (RGB); with other counts only arrays are accepted"),
     Field("scale", "number", "factor from the 0..255 range of a pixel", 1.0 / 255.0),
     Field(
         "mean",
         "numbers",
-        "of each channel, after the scale: `(pixel * scale - mean) / std`",
+        "mean of each channel, after the scale: `(pixel * scale - mean) / std`",
         (0.0,),
     ),
-    Field("std", "numbers", "of each channel", (1.0,)),
+    Field("std", "numbers", "standard deviation of each channel", (1.0,)),
     Field("resize", "string", "`stretch`, `pad`, `crop` or `center`", "stretch"),
     Field("per_image", "string", "`standardize`, `min-max`, or empty for neither", ""),
     Field("layout", "string", "`NCHW`, or `NHWC` if the input has the channels last", "NCHW"),
-    Field("order", "string", "of three channels: `RGB` or `BGR`; images are given as RGB", "RGB"),
+    Field(
+        "order", "string", "order of three channels: `RGB` or `BGR`; images are given as RGB", "RGB"
+    ),
 )
 _OUTPUTS = (
     Field("scores", "string", "the output that decides the class; empty for a regression", ""),
-    Field("kind", "string", "what scores are: `length`, `logits` or `probability`", ""),
+    Field("kind", "string", "kind of the scores: `length`, `logits` or `probability`", ""),
     Field("poses", "string", "the output with a pose for each class; empty if there is none", ""),
     Field("values", "strings", "the outputs of a regression", ()),
-    Field("names", "strings", "of the values, in the order of outputs and elements", ()),
-    Field("units", "strings", "of the values, possibly empty", ()),
+    Field("names", "strings", "names of the values, in the order of outputs and elements", ()),
+    Field("units", "strings", "units of the values, possibly empty", ()),
 )
 _ORIGIN = (
     Field("family", "string", "the code base"),
     Field("source", "string", "the repository"),
-    Field("licence", "string", "that the repository states; empty if none"),
-    Field("dialect", "string", "its function in words"),
-    Field("differences", "strings", "what is not as in the paper"),
+    Field("licence", "string", "licence that the repository states; empty if none"),
+    Field("dialect", "string", "the network's function, in words"),
+    Field("differences", "strings", "differences from the paper"),
     Field("file", "string", "the file of weights that was imported"),
-    Field("file_sha256", "string", "its checksum"),
-    Field("notes", "strings", "what was assumed at the import, or changed since", ()),
+    Field("file_sha256", "string", "checksum of that file"),
+    Field("notes", "strings", "assumptions made by the import, and later changes", ()),
     Field(
         "compared",
         "map of scalars",
-        "what `--reference-code` found: the author's code, the number of inputs, the largest difference, "
+        "results of `--reference-code`: the author's code, the number of inputs, the largest difference, "
         "flips, margins; null if the network was not compared with its author's code",
         None,
         nullable=True,
@@ -99,43 +101,45 @@ _TYPICAL_INPUT = (
         Field(name, "pair of numbers", "the span of a measurement")
         for name in ("contrast", "level", "roughness", "frame_level", "frame_contrast")
     ),
-    Field("images", "integer", "that the spans come from", 0),
-    Field("data_sha256", "string", "their digest", ""),
+    Field("images", "integer", "number of images that the spans come from", 0),
+    Field("data_sha256", "string", "digest of these images", ""),
 )
 _PARENT = (
-    Field("file", "string", "its name"),
-    Field("sha256", "string", "its checksum"),
-    Field("bytes", "integer", "its size"),
-    Field("precision", "string", "its precision", "fp32"),
-    Field("checkpoint_sha256", "string", "of its checkpoint", ""),
+    Field("file", "string", "name of the file"),
+    Field("sha256", "string", "checksum of the file"),
+    Field("bytes", "integer", "size of the file"),
+    Field("precision", "string", "precision of the file", "fp32"),
+    Field("checkpoint_sha256", "string", "checksum of the file's checkpoint", ""),
 )
 _CASCADE = (
     Field("small", "object", "the file of the small network", members=_PARENT),
     Field("large", "object", "the file of the large network", members=_PARENT),
-    Field("margin", "number", "below it, an image is escalated"),
+    Field("margin", "number", "an image is escalated if the margin of its scores is below this"),
     Field(
         "score",
         "number",
-        "the same of the best score; null if only the margin decides",
+        "an image is also escalated if its best score is below this; null if only the margin decides",
         nullable=True,
     ),
-    Field("min_agreement", "number", "the agreement with the large network that was asked for"),
-    Field("agreement", "number", "found on the held-out images"),
-    Field("agreement_at_least", "number", "its lower bound of 95 % confidence"),
-    Field("share", "number", "of these images, those that were escalated"),
-    Field("images", "integer", "their number"),
-    Field("data_sha256", "string", "their [digest](data.md#the-digest-of-a-data-set)"),
+    Field("min_agreement", "number", "the requested agreement with the large network"),
+    Field("agreement", "number", "the agreement on the held-out images"),
+    Field("agreement_at_least", "number", "lower bound of that agreement, with 95 % confidence"),
+    Field("share", "number", "share of the held-out images that were escalated"),
+    Field("images", "integer", "number of held-out images"),
+    Field(
+        "data_sha256", "string", "[digest](data.md#the-digest-of-a-data-set) of the held-out images"
+    ),
     Field(
         "cost",
         "number",
-        "time of the small network for an image, in that of the large one, on the machine that made the "
-        "file",
+        "time of the small network for an image, relative to the large one's, on the machine that made "
+        "the file",
     ),
 )
 _TRACE_LAYER = (
-    Field("name", "string", "of the layer: `classes`, `capsules.0`"),
+    Field("name", "string", "name of the layer: `classes`, `capsules.0`"),
     Field("routing", "string", "`dynamic`, `em`, `attention` or `self-attention`"),
-    Field("iterations", "integer", "T"),
+    Field("iterations", "integer", "number of routing iterations, T"),
     Field(
         "outputs",
         "map of strings",
@@ -151,21 +155,21 @@ _TRACE_LAYER = (
     Field(
         "child_grid",
         "pair of integers",
-        "of the children's map; null where not known",
+        "rows and columns of the children's map; null if unknown",
         None,
         nullable=True,
     ),
     Field(
         "kernel",
         "pair of integers",
-        "of the window that a parent sees; null where not known",
+        "size of the window that a parent sees; null if unknown",
         None,
         nullable=True,
     ),
     Field(
         "strides",
         "pair of integers",
-        "from one window to the next; null where not known",
+        "steps from one window to the next; null if unknown",
         None,
         nullable=True,
     ),
@@ -178,15 +182,15 @@ _TRACE_LAYER = (
     ),
 )
 _CHOSEN_SCORES = (
-    Field("reason", "string", "why the output of scores was taken for that"),
+    Field("reason", "string", "why this output was chosen as the scores"),
     Field(
         "made_of",
         "string",
-        "the output that export made the scores of; empty if the network does",
+        "the output from which export computed the scores; empty if the network does",
         "",
     ),
-    Field("classes", "integer", "how many scores were made", 0),
-    Field("capsules", "boolean", "whether they are lengths of capsules", False),
+    Field("classes", "integer", "number of scores that were computed", 0),
+    Field("capsules", "boolean", "whether the scores are lengths of capsules", False),
 )
 
 # The properties of a file, `capsedge.` before each name, besides `schema`. Nullable ones with the default
@@ -197,10 +201,16 @@ FIELDS = (
         "string",
         "the model family, or the class of a module of your own; empty for a file from another tool",
     ),
-    Field("configuration", "values", "of a model of the package, as in its checkpoint"),
+    Field(
+        "configuration", "values", "configuration of a model of the package, as in its checkpoint"
+    ),
     Field("routing", "string", "`dynamic`, `em` or `attention`; empty if not stated"),
-    Field("iterations", "integer", "of the routing; 0 if not stated"),
-    Field("class_names", "strings", "empty if classes have no names, and for a regression"),
+    Field("iterations", "integer", "routing iterations; 0 if not stated"),
+    Field(
+        "class_names",
+        "strings",
+        "names of the classes; empty if they have none, and for a regression",
+    ),
     Field(
         "preprocessing",
         "object",
@@ -210,9 +220,9 @@ FIELDS = (
     ),
     Field("task", "string", "`single-label`, `multi-label` or `regression`", "single-label"),
     Field("precision", "string", "`fp32`, `fp16`, `int8` or `mixed`", "fp32"),
-    Field("calibration", "values", "what a quantized file was calibrated with", {}),
-    Field("checkpoint_sha256", "string", "the checkpoint of an export", ""),
-    Field("parity", "values", "of an export, the comparison with PyTorch", {}),
+    Field("calibration", "values", "how a quantized file was calibrated and judged", {}),
+    Field("checkpoint_sha256", "string", "checksum of the checkpoint that was exported", ""),
+    Field("parity", "values", "for an export, the comparison with PyTorch", {}),
     Field(
         "outputs",
         "object",
@@ -233,7 +243,7 @@ FIELDS = (
     Field(
         "typical_input",
         "object",
-        "what images as in training are like: [above](#nothing-to-see)",
+        "what images like those of training have in common: [above](#nothing-to-see)",
         None,
         nullable=True,
         members=_TYPICAL_INPUT,
@@ -260,8 +270,8 @@ FIELDS = (
     Field(
         "chosen_scores",
         "object",
-        "why its output of scores was taken for that (`reason`); for scores that `export` added, of which "
-        "output (`made_of`, `classes`, `capsules`)",
+        "why this output was chosen as the scores (`reason`); for scores that `export` added, the output "
+        "that they come from (`made_of`, `classes`, `capsules`)",
         None,
         nullable=True,
         members=_CHOSEN_SCORES,
@@ -271,30 +281,38 @@ FIELDS = (
 _MACHINE = (
     Field("tensorrt", "string", "version of TensorRT or TensorRT-RTX, with all four parts"),
     Field("cuda", "string", "version of the CUDA runtime; empty for a portable engine"),
-    Field("gpu", "string", "its name; empty for a portable engine"),
-    Field("compute_capability", "string", "of the GPU, as `8.7`; empty for a portable engine"),
-    Field("architecture", "string", "of the CPU"),
-    Field("multiprocessors", "integer", "of the GPU; 0 if unknown", 0),
-    Field("power_mode", "string", "of a Jetson", ""),
+    Field("gpu", "string", "name of the GPU; empty for a portable engine"),
+    Field(
+        "compute_capability",
+        "string",
+        "compute capability of the GPU, as `8.7`; empty for a portable engine",
+    ),
+    Field("architecture", "string", "architecture of the CPU"),
+    Field("multiprocessors", "integer", "multiprocessors of the GPU; 0 if unknown", 0),
+    Field("power_mode", "string", "power mode of a Jetson", ""),
 )
 # The metadata file of an engine, besides `schema`.
 ENGINE_FIELDS = (
-    Field("engine_sha256", "string", "of the engine that it belongs to"),
-    Field("engine_bytes", "integer", "its size"),
-    Field("machine", "object", "that it was built on", members=_MACHINE),
+    Field("engine_sha256", "string", "checksum of the engine"),
+    Field("engine_bytes", "integer", "size of the engine"),
+    Field("machine", "object", "the machine that the engine was built on", members=_MACHINE),
     Field("plugin", "string", "`native` (no plugin) or `fused`"),
     Field("plugin_library", "string", "the plugin library; empty without one"),
-    Field("plugin_sha256", "string", "its checksum"),
-    Field("precision", "string", "that was asked for, and found in the engine"),
+    Field("plugin_sha256", "string", "checksum of the plugin library"),
+    Field("precision", "string", "the requested precision, which was found in the engine"),
     Field("layers", "map of integers", "layers by the element types of their data"),
     Field("batch", "integers", "smallest, best and largest batch"),
     Field("source", "string", "the ONNX file"),
-    Field("source_sha256", "string", "its checksum"),
-    Field("metadata", "map of strings", "its properties under `capsedge.`, and `capsedge_inputs`"),
-    Field("command", "string", "that built it"),
+    Field("source_sha256", "string", "checksum of the ONNX file"),
+    Field(
+        "metadata",
+        "map of strings",
+        "properties of the ONNX file under `capsedge.`, and `capsedge_inputs`",
+    ),
+    Field("command", "string", "the command that built the engine"),
     Field(
         "products", "map of integers", "convolutions and products by the type of their inputs", {}
     ),
     Field("target", "string", "`tensorrt` or `tensorrt-rtx`", "tensorrt"),
-    Field("compute_capabilities", "strings", "of the GPUs of a portable engine", ()),
+    Field("compute_capabilities", "strings", "compute capabilities of a portable engine", ()),
 )

@@ -45,13 +45,13 @@ JSON_BYTES = _limit(
     32 * MIB,
     "one JSON document: a metadata file, a calibration table, the header of a checkpoint",
 )
-JSON_VALUES = _limit("JSON_VALUES", 2_000_000, "the values in it")
-JSON_DEPTH = _limit("JSON_DEPTH", 32, "its nesting")
+JSON_VALUES = _limit("JSON_VALUES", 2_000_000, "the values in one JSON document")
+JSON_DEPTH = _limit("JSON_DEPTH", 32, "the nesting of one JSON document")
 METADATA_BYTES = _limit("METADATA_BYTES", 8 * MIB, "the `capsedge.*` properties of one ONNX file")
 METADATA_VALUES = _limit(
     "METADATA_VALUES",
     500_000,
-    "the values of one of these, or of the metadata file of an engine; a real one has a few hundred",
+    "the values in one such property, or in the metadata file of an engine; real ones have a few hundred",
 )
 TYPICAL_INPUT_BYTES = _limit(
     "TYPICAL_INPUT_BYTES",
@@ -75,16 +75,16 @@ INPUT_VALUES = _limit("INPUT_VALUES", 2**26, "values of one input image of a mod
 INPUT_MAGNITUDE = _limit(
     "INPUT_MAGNITUDE",
     2**32,
-    "values of an image are below it: squares of larger ones [overflow FP32](operators.md#common-rules)",
+    "bound on the values of an image: squares of larger ones [overflow FP32](operators.md#common-rules)",
 )
 GIF_BLOCKS = _limit("GIF_BLOCKS", 65_536, "blocks before the first frame of a GIF")
 BMP_RUNS_BYTES = _limit(
     "BMP_RUNS_BYTES", 4 * MIB, "one BMP file with run-length encoding, which is slow to decode"
 )
 TIFF_TAGS = _limit("TIFF_TAGS", 4096, "tags of a TIFF's first page")
-TIFF_VALUES = _limit("TIFF_VALUES", 2**18, "numbers in one of them, such as the offsets of strips")
+TIFF_VALUES = _limit("TIFF_VALUES", 2**18, "numbers in one TIFF tag, such as the offsets of strips")
 TIFF_TILE_PIXELS = _limit(
-    "TIFF_TILE_PIXELS", 2**22, "pixels of a TIFF's tile, if the image has fewer"
+    "TIFF_TILE_PIXELS", 2**22, "pixels of a TIFF's tile, unless the image itself has more"
 )
 
 # Data sets and checkpoints.
@@ -93,9 +93,15 @@ ARRAY_BYTES = _limit(
     4 * GIB,
     "the arrays of one data set file, all images of one folder, one checkpoint",
 )
-UNPACKED_BYTES = _limit("UNPACKED_BYTES", 512 * MIB, "the unpacked size of a compressed file;")
+UNPACKED_BYTES = _limit(
+    "UNPACKED_BYTES",
+    512 * MIB,
+    "the unpacked size of a compressed file",
+)
 UNPACKED_RATIO = _limit(
-    "UNPACKED_RATIO", 20, "if larger, the limit is this many times the compressed size"
+    "UNPACKED_RATIO",
+    20,
+    "the same as a multiple of the compressed size; the larger of the two limits applies",
 )
 ARCHIVE_INDEX_BYTES = _limit(
     "ARCHIVE_INDEX_BYTES", MIB, "the list of members of a zip archive (npz, `.pt`)"
@@ -107,13 +113,15 @@ PICKLE_OPCODES = _limit("PICKLE_OPCODES", 500_000, "steps of one pickle of CIFAR
 TENSORS = _limit("TENSORS", 65_536, "tensors of one safetensors checkpoint")
 TORCH_SECONDS = _limit("TORCH_SECONDS", 120, "seconds of the process that opens a `.pt` file")
 TORCH_MEMORY = _limit(
-    "TORCH_MEMORY", 512 * MIB, "the memory that it may take, besides twice the file's unpacked size"
+    "TORCH_MEMORY",
+    512 * MIB,
+    "the memory of that process, in addition to twice the file's unpacked size",
 )
 KERAS_BYTES = _limit(
     "KERAS_BYTES", GIB, "one Keras file (`.h5`, and the weights in a `.keras` archive)"
 )
-KERAS_SECONDS = _limit("KERAS_SECONDS", 60, "seconds of the process that opens it")
-KERAS_MEMORY = _limit("KERAS_MEMORY", 8 * GIB, "its address space")
+KERAS_SECONDS = _limit("KERAS_SECONDS", 60, "seconds of the process that opens a Keras file")
+KERAS_MEMORY = _limit("KERAS_MEMORY", 8 * GIB, "the address space of that process")
 
 # Configurations of models.
 ITERATIONS = _limit("ITERATIONS", 100, "routing iterations")
@@ -128,19 +136,23 @@ ORIGIN_CHARACTERS = _limit(
     "[scores](metadata.md#which-output-holds-the-scores)",
 )
 ORIGIN_ENTRIES = _limit(
-    "ORIGIN_ENTRIES", 256, "its notes, its differences, the results of its comparison"
+    "ORIGIN_ENTRIES", 256, "notes of an origin, its differences, the results of its comparison"
 )
 MODEL_VALUES = _limit(
-    "MODEL_VALUES", 2**26, "values that one layer of a checkpoint's model computes of one image"
+    "MODEL_VALUES", 2**26, "values that one layer of a checkpoint's model computes for one image"
 )
-MODEL_SUM = _limit("MODEL_SUM", 2**28, "values that all of them do")
+MODEL_SUM = _limit(
+    "MODEL_SUM", 2**28, "values that all layers of a checkpoint's model compute for one image"
+)
 MODEL_STEPS = _limit(
-    "MODEL_STEPS", 20_000, "operators that one image takes, of every routing iteration"
+    "MODEL_STEPS",
+    20_000,
+    "operators that a checkpoint's model runs for one image, in all routing iterations",
 )
 MODEL_OPERATIONS = _limit(
     "MODEL_OPERATIONS",
     2**40,
-    "floating-point operations of its convolutions and matrix products for one image",
+    "floating-point operations of a model's convolutions and matrix products for one image",
 )
 # 255 * 127 times as many fit 32 bits.
 CONVOLUTION_PRODUCTS = _limit(
@@ -154,15 +166,17 @@ CONVOLUTION_PRODUCTS = _limit(
 GRAPH_NODES = _limit("GRAPH_NODES", 100_000, "nodes of a graph, its functions included")
 LIVE_VALUES = _limit("LIVE_VALUES", 1024, "values live at once in a forecast")
 VALUE_ELEMENTS = _limit("VALUE_ELEMENTS", 2**63 - 1, "elements of one value of a graph")
-DIMENSIONS = _limit("DIMENSIONS", 64, "its dimensions")
+DIMENSIONS = _limit("DIMENSIONS", 64, "dimensions of one value of a graph")
 
 # ONNX files: what protobuf reads, and what keeps a hostile file from taking minutes.
-FILE_BYTES = _limit("FILE_BYTES", 2**31 - 1, "one ONNX file: protobuf reads no larger message")
+FILE_BYTES = _limit(
+    "FILE_BYTES", 2**31 - 1, "one ONNX file, since protobuf does not read larger messages"
+)
 WIRE_FIELDS = _limit(
-    "WIRE_FIELDS", 4_000_000, "protobuf fields of one ONNX file; a real one has a few thousand"
+    "WIRE_FIELDS", 4_000_000, "protobuf fields of one ONNX file; real ones have a few thousand"
 )
 WIRE_MESSAGES = _limit("WIRE_MESSAGES", 500_000, "protobuf messages of one ONNX file")
-WIRE_DEPTH = _limit("WIRE_DEPTH", 100, "messages within messages, as protobuf has it")
+WIRE_DEPTH = _limit("WIRE_DEPTH", 100, "nesting of protobuf messages, as in protobuf itself")
 ENGINE_BYTES = _limit("ENGINE_BYTES", 64 * GIB, "one TensorRT engine")
 PLUGIN_BYTES = _limit("PLUGIN_BYTES", GIB, "the plugin library that an engine was built with")
 
@@ -179,8 +193,10 @@ REQUEST_BYTES = _limit(
     32 * MIB,
     "the body of one request to [`capsedge serve`](../how-to/serve.md), or one gRPC message",
 )
-HEADER_BYTES = _limit("HEADER_BYTES", 64 * KIB, "its first line, headers and trailers")
-HEADERS = _limit("HEADERS", 256, "its headers")
+HEADER_BYTES = _limit(
+    "HEADER_BYTES", 64 * KIB, "the first line, headers and trailers of one request"
+)
+HEADERS = _limit("HEADERS", 256, "headers of one request")
 REQUEST_VALUES = _limit(
     "REQUEST_VALUES", 2**23, "values of all inputs of one request, and of all outputs of its answer"
 )
@@ -200,7 +216,7 @@ CONCURRENT_MESSAGES = _limit(
 REQUEST_SECONDS = _limit(
     "REQUEST_SECONDS",
     60,
-    "seconds until a request has arrived, or its client has taken the next part of a long answer",
+    "seconds until a request has arrived, or until its client has received the next part of a long answer",
 )
 PIPELINED = _limit(
     "PIPELINED", 100, "requests of one connection that wait for the answer to an earlier one"
@@ -209,13 +225,13 @@ REQUESTS = _limit("REQUESTS", 2048, "requests, and open connections, at the same
 
 MEMBERS = _limit("MEMBERS", 64, "models of one [ensemble](../how-to/ensembles.md)")
 
-# The process in which `capsedge optimize` takes a file apart.
+# The process in which `capsedge optimize` analyses a file.
 OPTIMIZE_SECONDS = _limit(
     "OPTIMIZE_SECONDS",
     900,
-    "seconds of the process in which `capsedge optimize` takes a file apart",
+    "seconds of the process in which `capsedge optimize` analyses a file",
 )
-OPTIMIZE_BYTES = _limit("OPTIMIZE_BYTES", 16 * GIB, "its address space")
+OPTIMIZE_BYTES = _limit("OPTIMIZE_BYTES", 16 * GIB, "the address space of that process")
 
 # Sources of `capsedge batch`.
 TAR_MEMBERS = _limit(
@@ -224,30 +240,32 @@ TAR_MEMBERS = _limit(
     "members of one tar archive of [`capsedge batch`](../how-to/batch.md)",
 )
 TAR_HEADER_BYTES = _limit(
-    "TAR_HEADER_BYTES", 64 * KIB, "one of its extended headers, such as one with a long name"
+    "TAR_HEADER_BYTES",
+    64 * KIB,
+    "one extended header of a tar archive, such as one with a long name",
 )
 PARQUET_FOOTER_BYTES = _limit("PARQUET_FOOTER_BYTES", 64 * MIB, "the footer of one parquet file")
 PARQUET_VALUES = _limit(
-    "PARQUET_VALUES", 2_000_000, "the values in it, or in the header of one page"
+    "PARQUET_VALUES", 2_000_000, "the values in one parquet footer, or in the header of one page"
 )
-PARQUET_DEPTH = _limit("PARQUET_DEPTH", 64, "their nesting")
-PARQUET_COLUMNS = _limit("PARQUET_COLUMNS", 10_000, "its columns")
-PARQUET_ROWS = _limit("PARQUET_ROWS", 10_000_000, "its rows")
+PARQUET_DEPTH = _limit("PARQUET_DEPTH", 64, "nesting of a parquet footer or page header")
+PARQUET_COLUMNS = _limit("PARQUET_COLUMNS", 10_000, "columns of one parquet file")
+PARQUET_ROWS = _limit("PARQUET_ROWS", 10_000_000, "rows of one parquet file")
 PARQUET_PAGE_HEADER_BYTES = _limit(
     "PARQUET_PAGE_HEADER_BYTES",
     MIB,
-    "the header of one of its pages, whose unpacked size `UNPACKED_BYTES` and `UNPACKED_RATIO` limit",
+    "the header of one parquet page, whose unpacked size `UNPACKED_BYTES` and `UNPACKED_RATIO` limit",
 )
 PARQUET_READ_BYTES = _limit(
-    "PARQUET_READ_BYTES", 64 * MIB, "values that are decoded at once, if they are more than one"
+    "PARQUET_READ_BYTES", 64 * MIB, "values that are decoded at once, unless it is a single value"
 )
 PARQUET_LIST_VALUES = _limit(
-    "PARQUET_LIST_VALUES", 2**28, "values of one row group in a column of lists,"
+    "PARQUET_LIST_VALUES", 2**28, "values of one row group in a column of lists"
 )
 PARQUET_LIST_RATIO = _limit(
     "PARQUET_LIST_RATIO",
     256,
-    "and values for each byte of it, if they are more than `INPUT_VALUES`",
+    "the same, per byte of the row group, if there are more than `INPUT_VALUES`",
 )
 
 
@@ -284,7 +302,7 @@ def limit_of(runtime: str, name: str) -> int:
     return next(own, LIMITS[name].value)
 
 
-# Of those that `load` of the npm package takes smaller ones of: its word for each.
+# The limits that `load` of the npm package can lower, with its name for each.
 OPTIONS = {
     "FILE_BYTES": "fileBytes",
     "GRAPH_NODES": "nodes",

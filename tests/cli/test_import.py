@@ -112,9 +112,9 @@ def test_where_the_author_averages_over_the_batch_it_is_fixed(tmp_path: Path) ->
     torch.save(networks.TimoMernick().state_dict(), tmp_path / "m.pt")
     done = run("import", tmp_path / "m.pt")
     assert done.exit_code == 0, done.output
-    assert "batch of the export is fixed to 1" in done.output
+    assert "batch of the export is fixed at 1" in done.output
     model = capsedge.load_checkpoint(tmp_path / "m.safetensors")
-    with pytest.raises(UsageError, match="batch 1 only"):
+    with pytest.raises(UsageError, match="only with batch 1"):
         capsedge.export(model, tmp_path / "m.onnx", capsedge.ExportOptions(batch=4))
     report = capsedge.export(model, tmp_path / "m.onnx")
     assert report.inputs == {"images": [1, 1, 28, 28]}

@@ -23,6 +23,7 @@ LIST = ROOT / "tests/cli/messages.txt"
 _CLASS = re.compile(r"^class (\w+)\(([\w., ]+)\):", re.MULTILINE)
 _SENTENCE = re.compile(r"[A-Za-z`]\S*\s+\S*[A-Za-z{]")  # two words: neither a name nor a key
 _ORDER = ("", "why", "fix")
+_PRINTS = ("say", "say_rows", "log", "log_next", "warn")  # of `capsedge.cli._output`
 _KEYWORDS = {"what": "", "why": "why", "fix": "fix", "command": "command"}
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _MAKES_TEXT = re.compile(r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem")
@@ -126,8 +127,12 @@ def _message(
         name = _name(node.func)
         if name in error_classes():
             return _error(name, node, names)
-        if name in ("say", "log") or name in makers:
-            texts = [names.text(arg) for arg in [*node.args, *(k.value for k in node.keywords)]]
+        if name in _PRINTS or name in makers:
+            arguments = [*node.args, *(k.value for k in node.keywords)]
+            if name == "say_rows":
+                texts = [" ".join(map(names.text, _cells(row))) for row in arguments]
+            else:
+                texts = [names.text(argument) for argument in arguments]
             return _of_texts(name, [text for text in texts if _SENTENCE.search(text)])
         texts = list(map(names.text, node.args))
         if name == "append" and _is_warning(node.func):
@@ -144,6 +149,16 @@ def _message(
     ):
         return _of_texts(around.name, list(names.texts_in(node.value)))
     return None
+
+
+def _cells(node: ast.expr) -> list[ast.expr]:
+    """The cells of a row that `say_rows` prints, or of each of several."""
+    match node:
+        case ast.Tuple(elts=cells):
+            return cells
+        case ast.Starred(value=ast.GeneratorExp(elt=row)):
+            return _cells(row)
+    return [node]
 
 
 def _error(name: str, call: ast.Call, names: _Names) -> Message | None:

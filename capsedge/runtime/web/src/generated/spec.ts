@@ -2,13 +2,13 @@
 
 /** Limits on everything that comes from a file, those of docs/reference/limits.md; `load` takes smaller ones. */
 export interface Limits {
-  /** Bytes of one ONNX file: protobuf reads no larger message. */
+  /** Bytes of one ONNX file, since protobuf does not read larger messages. */
   fileBytes: number;
   /** Nodes of a graph, its functions included. */
   nodes: number;
   /** Protobuf messages of one ONNX file. */
   messages: number;
-  /** Protobuf fields of one ONNX file; a real one has a few thousand. */
+  /** Protobuf fields of one ONNX file; real ones have a few thousand. */
   fields: number;
   /** Bytes of the `capsedge.*` properties of one ONNX file. */
   metadataBytes: number;
