@@ -112,7 +112,7 @@ def _check_shape(session: Session, scores: str) -> None:
     """Refuse a named output that does not have the shape of scores; axes of 1 do not count.
 
     Raises:
-        UsageError: it says what to name or return instead.
+        UsageError: the shape is wrong; the error says what to name or return instead.
     """
     port = next(p for p in session.outputs if p.name == scores)
     sizes = (

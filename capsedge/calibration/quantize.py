@@ -328,7 +328,7 @@ def quantize(
     compared by value: mean and largest error in per cent of the output's range.
 
     Args:
-        model: an FP32 ONNX file of ``capsedge.export`` or of any other tool, or its bytes.
+        model: an FP32 ONNX file from ``capsedge.export`` or any other tool, or its bytes.
         path: the file to write; None writes no file; the report holds the bytes.
         options: how it is quantized, and what may be lost.
         calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
@@ -346,7 +346,7 @@ def quantize(
         UsageError: an argument or the images are wrong, or the file would be evaluated on calibration images.
         ParityError: more was lost than the gate allows. Its ``report`` is the
             `QuantizationReport`; the file is kept as ``PATH.rejected``.
-        ArtefactError: the model or the table is damaged or stale, or the model is quantized already.
+        ArtefactError: the model or the table is damaged or stale, or the model is already quantized.
         UnsupportedModelError: nothing in the model can be quantized.
 
     Example:

@@ -333,7 +333,7 @@ def _run_both(
 def _both(
     ours: CapsuleModel, theirs: nn.Module, block: Block, batch: int, dtype: torch.dtype
 ) -> tuple[str, NDArray[Any], NDArray[Any]]:
-    """The output that both have, and its values from both."""
+    """The output that both networks have, and its values from each."""
     a, b, kind = [], [], ""
     with torch.no_grad():
         for part in batches(block.inputs, batch):

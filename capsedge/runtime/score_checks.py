@@ -107,9 +107,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def score_warnings(session: Session) -> tuple[str, ...]:
-    """Why the scores of a loaded file may say nothing, by a run on check images; nothing where all is well.
+    """Warnings that the scores of a loaded file may be meaningless, from a run on check images.
 
-    A file without scores has nothing to warn of, and of one without metadata it is not known what it takes.
+    There are none for a file without scores, or without metadata, whose inputs are unknown.
     """
     name, metadata = session.roles.scores, session.metadata
     if name is None or metadata is None or not session.inputs[0].dtype.startswith("float"):

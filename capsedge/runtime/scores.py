@@ -245,7 +245,7 @@ def score_warnings_of(
 
 
 def decision_warnings(scores: Array) -> list[str]:
-    """Warnings on the scores ``[n, J]`` that were found for a user's own images.
+    """Warnings about the scores ``[n, J]`` of a user's own images.
 
     A softmax or a sigmoid in floating point does not reach 0 and 1 in all of them.
     """
@@ -295,7 +295,7 @@ def capsule_lengths(capsules: Array) -> Array:
 
 
 def _masks(found: Sequence[_Candidate], others: dict[str, Array]) -> dict[str, str]:
-    """Outputs that mark one class per image, that with the largest value of another output; why, by name."""
+    """Outputs that only mark the class with the largest value in another output, with the reason, by name."""
     masks: dict[str, str] = {}
     marks = {c.name: _marked(c.scores, c.capsules) for c in found}
     for c in found:

@@ -277,7 +277,7 @@ def preprocessing_for(
         name: of the network, in errors.
 
     Raises:
-        UsageError, ValueError: the description does not fit, or leaves a size open.
+        UsageError, ValueError: the description does not fit, or does not state a size.
     """
     given = description.preprocessing
     if given is None or isinstance(given, Preprocessing):

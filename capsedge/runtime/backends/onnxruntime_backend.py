@@ -285,7 +285,7 @@ class OnnxRuntimeBackend:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; the attributes stay known."""
+        """Whether `close` was called; the attributes remain available."""
         return self._session is None
 
 

@@ -113,7 +113,7 @@ class TensorRTBackend:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; the attributes stay known."""
+        """Whether `close` was called; the attributes remain available."""
         return self._slots is None
 
     def __del__(self) -> None:

@@ -52,7 +52,7 @@ class LayerForecast:
         name: as in ``capsedge profile``.
         operations: for the whole batch; a multiply-add is two.
         traffic: bytes of its operators' inputs, weights and outputs, each once.
-        weights: bytes of these that are weights.
+        weights: the part of the traffic that is weights, in bytes.
         live: the most bytes of live activations while it runs.
     """
 

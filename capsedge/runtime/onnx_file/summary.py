@@ -53,7 +53,7 @@ class OnnxSummary:
         operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
         functions: domain and name of every function.
         expanded_routing: whether routing is written in standard operators, as for couplings that are an
-            output; other routing may be ``capsedge`` nodes all the same.
+            output; other routing may still be ``capsedge`` nodes.
     """
 
     ir_version: int = 0

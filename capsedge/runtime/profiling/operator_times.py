@@ -147,7 +147,7 @@ class Operator:
         attainable: microseconds that it would take at the machine's measured peaks; None without them.
         bound: ``compute`` or ``memory``, whichever peak is nearer; empty without peaks.
         provider: the part of the backend that ran it, such as a provider of ONNX Runtime.
-        network: of a cascade, one of `branches.NETWORKS`; empty for other files.
+        network: for a cascade, one of `branches.NETWORKS`; empty for other files.
     """
 
     name: str
@@ -304,8 +304,8 @@ def _assemble(
 def _locations(
     path: Path, recording: Recording, run: Sequence[Event]
 ) -> tuple[Graph | None, list[Location], list[str]]:
-    """The operators of a run as a graph, if the backend reports it; and for each its place, and its network
-    in a cascade.
+    """The operators of a run as a graph, if the backend reports it, with the place of each and its network in
+    a cascade.
     """
     none = [""] * len(run)
     if (

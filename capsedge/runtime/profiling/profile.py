@@ -1,4 +1,4 @@
-"""Profile a session: latency, start, memory and operators (``capsedge.profile``)."""
+"""Profile a session: latency, start-up, memory and operators (``capsedge.profile``)."""
 
 from __future__ import annotations
 
