@@ -1,6 +1,7 @@
 """Make one graph of two that were made at different sizes of an axis, and that axis free.
 
-Numbers that are the same in both stay; a number that follows the size is computed from the input.
+Numbers that are the same in both stay; a number that follows the size is computed from the input, and so is
+an array that the original graph computes from sizes alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.proto import copy_of, initializer, operator_nodes, replace
+from capsedge.graph.size_nodes import SizeNodes
 from capsedge.spec.operators import OPERATORS, operator_of
 
 Integers = NDArray[np.int64]
@@ -44,11 +46,19 @@ class FreeAxis:
         return a.dim_value == b.dim_value or (a.dim_value, b.dim_value) == self.sizes
 
 
-def merge(small: onnx.ModelProto, large: onnx.ModelProto, free: FreeAxis) -> onnx.ModelProto:
+def merge(
+    small: onnx.ModelProto,
+    large: onnx.ModelProto,
+    free: FreeAxis,
+    original: onnx.ModelProto | None = None,
+) -> onnx.ModelProto:
     """The graph in which every whole number that differs is computed from the size that comes in.
 
     A number that is ``a`` at one size and ``b`` at the other is a multiple of the size plus a constant;
     it is read off the two. Made by code without branches on the size, the nodes are the same.
+
+    Args:
+        original: the graph of any size that the two were made from.
 
     Raises:
         GraphsDiffer: nodes, attributes or weights differ, or a number does not follow the size.
@@ -61,6 +71,7 @@ def merge(small: onnx.ModelProto, large: onnx.ModelProto, free: FreeAxis) -> onn
     if twins.keys() != {t.name for t in model.graph.initializer} or len(twins) != len(stored):
         raise GraphsDiffer(f"the constants depend on {free.name}")
     made = _Computed(free, free.source or model.graph.input[0].name)
+    arrays = None if original is None else SizeNodes(original)
     kept: list[onnx.TensorProto] = []
     for tensor in model.graph.initializer:
         a, b = (numpy_helper.to_array(t) for t in (tensor, stored[twins[tensor.name]]))
@@ -74,13 +85,16 @@ def merge(small: onnx.ModelProto, large: onnx.ModelProto, free: FreeAxis) -> onn
         if a.shape != b.shape and _is_prior(model, tensor.name) and _same_rows(a, b):
             kept.append(initializer(tensor.name, a[:1]))
             continue
+        if a.shape != b.shape and arrays is not None and arrays.add(tensor.name):
+            continue
         times, plus = _line(tensor.name, a, b, free)
         if times.ndim == 1 and _one(times, plus) and _only_reshapes(model, tensor.name):
             kept.append(initializer(tensor.name, np.where(times != 0, -1, a)))
             continue
         made.add(tensor.name, times, plus)
-    replace(model.graph.initializer, [*kept, *made.stored])
-    replace(model.graph.node, [*made.nodes, *model.graph.node])
+    stored_arrays, array_nodes = ([], []) if arrays is None else (arrays.stored, arrays.nodes)
+    replace(model.graph.initializer, [*kept, *made.stored, *stored_arrays])
+    replace(model.graph.node, [*made.nodes, *array_nodes, *model.graph.node])
     _merge_shapes(model, other, free)
     return model
 

@@ -10,6 +10,7 @@ from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.proto import copy_of, initializer
+from capsedge.graph.size_nodes import FOLDED
 
 _BATCHES = (2, 3, 5)
 _LARGEST = 1 << 20  # elements of a value that becomes an initializer
@@ -66,12 +67,12 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
             copy.graph.initializer.append(initializer(node.input[1], shape))
             made += 1
     for name, value in known.items():
-        copy.graph.initializer.append(initializer(f"{name}/constant", value))
+        copy.graph.initializer.append(initializer(name + FOLDED, value))
     for node in copy.graph.node:
         for k, name in enumerate(node.input):
             # Other nodes cannot use a target that contains -1.
             if name in known and (-1 not in known[name] or (node.op_type == "Reshape" and k == 1)):
-                node.input[k] = f"{name}/constant"
+                node.input[k] = name + FOLDED
     remove_dead_nodes(copy)
     return copy, len(known) + made
 

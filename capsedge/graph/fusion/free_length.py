@@ -71,11 +71,14 @@ def check_one_length(model: onnx.ModelProto) -> str:
 
 
 def optimized_at_two(
-    source: onnx.ModelProto, optimize: Callable[[bytes], tuple[bytes, FusionReport]]
+    source: onnx.ModelProto,
+    converted: onnx.ModelProto,
+    optimize: Callable[[bytes], tuple[bytes, FusionReport]],
 ) -> tuple[onnx.ModelProto, FusionReport]:
     """The file for all lengths, not yet verified, and what was fused at the larger of the two lengths.
 
     Args:
+        converted: the source without functions, in the opset that it is optimized in.
         optimize: optimizes a file with fixed lengths.
 
     Raises:
@@ -94,7 +97,7 @@ def optimized_at_two(
             detach_functions(model)
         where, axis = free_lengths(source)[0]
         try:
-            joined = merge(models[0], models[1], FreeAxis(name, sizes, where, axis))
+            joined = merge(models[0], models[1], FreeAxis(name, sizes, where, axis), converted)
         except GraphsDiffer as error:
             raise NotFree(str(error)) from error
         if operator_nodes(joined):

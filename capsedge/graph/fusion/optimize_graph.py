@@ -183,6 +183,7 @@ def _of_every_length(
     """
     plain = _prepared(source)
     before = opset_of(plain)
+    converted = _converted(plain, before)
     parts: list[OptimizedGraph] = []
 
     def optimized(data: bytes) -> tuple[bytes, FusionReport]:
@@ -190,7 +191,7 @@ def _of_every_length(
         return parts[-1].model, parts[-1].fusion
 
     try:
-        better, fusion = optimized_at_two(source, optimized)
+        better, fusion = optimized_at_two(source, converted, optimized)
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
         if not all_equal(comparisons):
@@ -198,7 +199,7 @@ def _of_every_length(
         free = f"the length stays free: compared at {', '.join(map(str, lengths))}"
         notes = [*parts[-1].notes, free]
     except NotFree as error:
-        better, fusion = _converted(plain, before), FusionReport()
+        better, fusion = converted, FusionReport()
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
         if not lengths:

@@ -90,18 +90,27 @@ class Interests(nn.Module):
 
 
 class AnyLength(nn.Module):
-    """Interests of ids ``[N, L]`` of any length; id 0 is none. One matrix for each interest, or for all."""
+    """Interests of ids ``[N, L]`` of any length; id 0 is none. One matrix for each interest, or for all.
 
-    def __init__(self, *, each: bool, size: int = 6, interests: int = 4) -> None:
+    If ``placed``, a vector for each of up to 120 positions is added.
+    """
+
+    def __init__(
+        self, *, each: bool, size: int = 6, interests: int = 4, placed: bool = False
+    ) -> None:
         super().__init__()
         torch.manual_seed(5)
         self.each, self.size, self.interests = each, size, interests
         self.items = nn.Embedding(40, size)
+        self.places = nn.Embedding(120, size) if placed else None
         self.linear = nn.Linear(size, size * interests if each else size, bias=False)
 
     def forward(self, history: Tensor) -> Tensor:
         length, mask = history.shape[1], (history > 0).long()
-        votes = self.linear(self.items(history))
+        items = self.items(history)
+        if self.places is not None:
+            items = items + self.places(torch.arange(length))
+        votes = self.linear(items)
         votes = votes if self.each else votes.repeat(1, 1, self.interests)
         votes = votes.reshape(-1, length, self.interests, self.size).transpose(1, 2)
         logits = torch.zeros(history.shape[0], self.interests, length)

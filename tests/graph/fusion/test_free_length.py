@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,15 +26,17 @@ LENGTHS = (1, 7, 50, 120)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("each", "size", "operator"),
+    ("settings", "operator"),
     [
-        (True, 6, "DynamicRouting"),
-        (True, 32, "VoteRouting"),  # one product for all children is faster than their kernel
-        (False, 6, "VoteRouting"),
+        ({"each": True}, "DynamicRouting"),
+        # One product for all children is faster than their kernel.
+        ({"each": True, "size": 32}, "VoteRouting"),
+        ({"each": False}, "VoteRouting"),
+        ({"each": True, "placed": True}, "DynamicRouting"),
     ],
 )
-def test_a_free_length_stays_free(each: bool, size: int, operator: str) -> None:
-    module = AnyLength(each=each, size=size).eval()
+def test_a_free_length_stays_free(settings: dict[str, Any], operator: str) -> None:
+    module = AnyLength(**settings).eval()
     stream = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -49,7 +52,7 @@ def test_a_free_length_stays_free(each: bool, size: int, operator: str) -> None:
     assert "the length stays free: compared at 1, 2, 7, 50, 120" in result.notes
     model = onnx.load_from_string(result.model)
     # Nothing that is there once for each item or interest.
-    most = max(40 * size, 4 * size**2)
+    most = max(parameter.numel() for parameter in module.parameters())
     assert max(np.prod(t.dims) for t in model.graph.initializer) <= most
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(find_library()))
@@ -122,6 +125,46 @@ def test_a_size_that_is_a_multiple_of_the_length() -> None:
     for length in LENGTHS:
         (found,) = session.run(None, {"x": np.full((2, length, 3), 3**-0.5, np.float32)})
         np.testing.assert_allclose(found, 2 * length * 0.5 * 3**-0.5, rtol=1e-5)
+
+
+def test_arrays_of_sizes_and_constants_are_computed() -> None:
+    """Positions, and the rows of a table up to the length: constants at a fixed length."""
+    op, info = helper.make_node, helper.make_tensor_value_info
+    table = np.arange(400, dtype=np.float32)[::-1].copy()
+    stored = [
+        numpy_helper.from_array(value, name)
+        for name, value in (
+            ("zero", np.array(0)), ("one", np.array(1)), ("first", np.array([0])), ("table", table),
+        )
+    ]  # fmt: skip
+    computed = [
+        op("Shape", ["x"], ["length"], start=1, end=2),
+        op("Slice", ["table", "first", "length"], ["rows"]),
+        op("Squeeze", ["length"], ["count"]),
+        op("Range", ["zero", "count", "one"], ["positions"]),
+        op("Cast", ["positions"], ["places"], to=TensorProto.FLOAT),
+    ]
+    sums = [op("Add", ["x", "rows"], ["a"]), op("Mul", ["a", "places"], ["y"])]
+
+    def at(length: int | str, nodes: list[onnx.NodeProto], values: list[Any]) -> onnx.ModelProto:
+        x, y = (info(name, TensorProto.FLOAT, ["N", length]) for name in "xy")
+        graph = helper.make_graph(nodes, "g", [x], [y], values)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+    def fixed(length: int) -> onnx.ModelProto:
+        arrays = {"rows": table[:length], "places": np.arange(length, dtype=np.float32)}
+        return at(length, sums, [numpy_helper.from_array(v, n) for n, v in arrays.items()])
+
+    free = FreeAxis("L", (5, 6), "x", 1)
+    model = merge(fixed(5), fixed(6), free, at("L", [*computed, *sums], stored))
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for length in LENGTHS:
+        (found,) = session.run(None, {"x": np.ones((2, length), np.float32)})
+        np.testing.assert_array_equal(found[1], (1 + table[:length]) * np.arange(length))
+    of_values = [op("Mul", ["x", "x"], ["rows"]), op("Identity", ["x"], ["places"]), *sums]
+    with pytest.raises(GraphsDiffer, match="the constant rows depends on L"):
+        merge(fixed(5), fixed(6), free, at("L", of_values, []))
 
 
 def test_weights_for_each_position_have_no_free_length() -> None:

@@ -1,0 +1,74 @@
+"""Find the nodes that compute a tensor from the sizes of inputs and from constants alone.
+
+Positions are such a tensor (``arange(length)``), and so are the rows of a table that a length cuts.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+FOLDED = "/constant"  # ends the name of the value of a computed tensor
+_PREFIX = "sizes/"  # of the names of what is copied
+
+
+class SizeNodes:
+    """Copies of such nodes of a graph, to be put into another one with the same inputs.
+
+    Attributes:
+        nodes: copied so far, in the order of the graph.
+        stored: the constants that they read.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.stored: list[onnx.TensorProto] = []
+        graph = model.graph
+        self._inputs = {value.name for value in graph.input}
+        self._constants = {tensor.name: tensor for tensor in graph.initializer}
+        self._all = list(graph.node)
+        self._makers = {out: k for k, node in enumerate(self._all) for out in node.output}
+        self._copied: set[str | int] = set()  # constants by name, nodes by number
+
+    def add(self, name: str) -> bool:
+        """Copy the nodes that compute a tensor or its folded value; whether sizes determine it."""
+        computed = name if name in self._makers else name.removesuffix(FOLDED)
+        needed = self._needed(computed)
+        if not needed:
+            return False
+        for k in sorted(needed - self._copied):
+            self._copied.add(k)
+            self.nodes.append(self._copy(self._all[k]))
+        self.nodes.append(onnx.helper.make_node("Identity", [_PREFIX + computed], [name]))
+        return True
+
+    def _needed(self, name: str) -> set[int]:
+        """Numbers of the nodes that compute a tensor; none if it depends on values of an input."""
+        found: set[int] = set()
+        waiting = [name]
+        while waiting:
+            k = self._makers.get(waiting.pop())
+            if k is None or any(a.HasField("g") or a.graphs for a in self._all[k].attribute):
+                return set()
+            if k in found:
+                continue
+            found.add(k)
+            reads = [r for r in self._all[k].input if r and r not in self._constants]
+            if self._all[k].op_type != "Shape" or reads[0] not in self._inputs:
+                waiting += reads
+        return found
+
+    def _copy(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name = _PREFIX + node.output[0]
+        for k, read in enumerate(node.input):
+            if read in self._constants and read not in self._copied:
+                self._copied.add(read)
+                self.stored.append(onnx.TensorProto())
+                self.stored[-1].CopyFrom(self._constants[read])
+                self.stored[-1].name = _PREFIX + read
+            if read and read not in self._inputs:
+                copy.input[k] = _PREFIX + read
+        for k, made in enumerate(node.output):
+            copy.output[k] = _PREFIX + made
+        return copy
