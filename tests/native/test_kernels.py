@@ -298,6 +298,22 @@ def test_an_image_does_not_depend_on_its_batch(level: str, images: int) -> None:
 
 
 @pytest.mark.parametrize("level", levels())
+def test_weights_larger_than_a_cache(level: str) -> None:
+    """32 MiB of them: votes are kept in memory, and nine images are routed in three rounds."""
+    rng = np.random.default_rng(4)
+    u = rng.standard_normal((9, 512, 16), np.float32)
+    weight = rng.standard_normal((512, 32, 32, 16), np.float32) / 16
+    rest = [zeros(512, 32), rng.standard_normal((32, 32), np.float32)]
+    together = compute("DynamicRouting", [u, weight, *rest], PLAIN, level=level)[0]
+    alone = compute("DynamicRouting", [u[8:], weight, *rest], PLAIN, level=level)[0]
+    np.testing.assert_array_equal(together[8:], alone)
+    votes = np.matmul(weight.reshape(512, 1024, 16), u.transpose(1, 2, 0)).transpose(2, 0, 1)
+    given = np.ascontiguousarray(votes).reshape(9, 512, 32, 32)
+    wanted = compute("VoteRouting", [given, *rest], PLAIN, level=level)[0]
+    np.testing.assert_allclose(together, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", levels())
 def test_nan_stays_in_its_image(level: str) -> None:
     name, attributes, inputs = DYNAMIC
     rng = np.random.default_rng(0)

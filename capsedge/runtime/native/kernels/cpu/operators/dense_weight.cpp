@@ -33,8 +33,8 @@ void DenseWeight::use(const Tensor& weight, const Level& level, const Threads& t
 
 int64_t weight_floats(const Tensor& weight) { return elements(weight.shape) / (is_int8(weight) ? 4 : 1); }
 
-int64_t images_together(int64_t images, int64_t vote_elements) {
-  return vote_elements <= 512 ? std::min<int64_t>(images, 4) : 1;
+int64_t images_together(int64_t images, int64_t vote_elements, int64_t weight_floats) {
+  return vote_elements <= 512 || weight_floats >= kUncachedWeights ? std::min<int64_t>(images, 4) : 1;
 }
 
 }  // namespace capsedge

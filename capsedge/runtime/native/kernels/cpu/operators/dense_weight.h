@@ -29,7 +29,10 @@ class DenseWeight {
 // The cost of reading a weight, in floats.
 int64_t weight_floats(const Tensor& weight);
 
-// Images that share a reading of the weights, as long as their votes fit the cache together.
-int64_t images_together(int64_t images, int64_t vote_elements);
+// Weights of at least so many floats come from memory whenever they are read.
+constexpr int64_t kUncachedWeights = 8 * 1024 * 1024;
+
+// Images that share a reading of the weights: where these are uncached, or the votes of all fit the cache together.
+int64_t images_together(int64_t images, int64_t vote_elements, int64_t weight_floats);
 
 }  // namespace capsedge

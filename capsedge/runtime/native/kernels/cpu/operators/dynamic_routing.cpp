@@ -64,7 +64,7 @@ class DynamicRouting : public Operator {
 
     const bool one = weight_shape[0] < children;
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
-    const int64_t units = one ? 1 : images_together(images, out * parents);
+    const int64_t units = one ? 1 : images_together(images, out * parents, weight_floats(in[kWeight]));
     Votes votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
     votes.one_weight = one;
     DenseWeight::Packed own_weight;

@@ -2,15 +2,20 @@
 
 #include <algorithm>
 
+#include "dense_weight.h"
+
 namespace capsedge {
 
 namespace {
 
 // Weights up to this size stay in a core's second-level cache while one group after another uses them.
 constexpr int64_t kCachedWeights = 256 * 1024;  // floats
-// Votes are kept between passes only if they stay in cache.
+// Votes are kept between passes if they stay in cache ...
 constexpr int64_t kKeptByTask = 64 * 1024;
 constexpr int64_t kKeptByAll = 512 * 1024;
+// ... or if the weights do not: recomputing the votes would read all weights from memory again, which takes longer than
+// reading votes that take less memory.
+constexpr int64_t kWeightsPerVote = 2;
 // Number of partial sums in memory at the same time, and of units that have them.
 constexpr int64_t kSumsInFlight = 4 * 1024 * 1024;
 constexpr int64_t kUnitsInFlight = 64;
@@ -22,7 +27,11 @@ class Run {
         level_(level),
         threads_(threads),
         unit_floats_(static_cast<int64_t>(r_.votes.pose_elements + (r_.over_children ? 2 : 0)) * r_.votes.lanes),
-        chunks_((r_.children + kChunk - 1) / kChunk) {}
+        chunks_((r_.children + kChunk - 1) / kChunk),
+        group_votes_(r_.children * r_.votes.tile_stride),
+        kept_groups_(r_.passes > 1 && r_.weight_floats >= kUncachedWeights
+                         ? r_.weight_floats / (kWeightsPerVote * std::max<int64_t>(group_votes_, 1))
+                         : 0) {}
 
   void all() {
     const auto groups = static_cast<int64_t>(r_.groups.size());
@@ -30,7 +39,8 @@ class Run {
       parallel_for(threads_, groups, [this](int64_t g) { group_by_itself(r_.groups[static_cast<size_t>(g)]); });
       return;
     }
-    const int64_t most = std::clamp<int64_t>(kSumsInFlight / (chunks_ * unit_floats_), 1, kUnitsInFlight);
+    int64_t most = std::clamp<int64_t>(kSumsInFlight / (chunks_ * unit_floats_), 1, kUnitsInFlight);
+    if (kept_groups_ > 0) most = std::min(most, kept_groups_ * group(0).units);
     for (int64_t first = 0, last; first < groups; first = last) {
       int64_t units = 0;
       for (last = first; last < groups && units < most; ++last) units += group(last).units;
@@ -112,9 +122,9 @@ class Run {
   void groups_by_chunk(int64_t first, int64_t last, int64_t units) const {
     const int64_t first_unit = group(first).unit;
     const int64_t floats = units * unit_floats_;
-    const int64_t group_votes = r_.children * r_.votes.tile_stride;
-    const bool keep = r_.passes > 1 && (last - first) * group_votes <= kKeptByAll;
-    Buffer queries(floats), parts(chunks_ * floats), kept(keep ? (last - first) * group_votes : 0);
+    const bool in_cache = r_.passes > 1 && (last - first) * group_votes_ <= kKeptByAll;
+    const bool keep = in_cache || last - first <= kept_groups_;
+    Buffer queries(floats), parts(chunks_ * floats), kept(keep ? (last - first) * group_votes_ : 0);
     std::fill(queries.data(), queries.data() + floats, 0.0f);
     const int64_t slices = std::clamp<int64_t>((16 + chunks_ - 1) / chunks_, 1, last - first);
     if (r_.start)
@@ -128,7 +138,7 @@ class Run {
         for (int64_t g = from; g < to; ++g) {
           const int64_t at = (group(g).unit - first_unit) * unit_floats_;
           route_pass(pass(group(g), chunk, t, queries.data() + at,
-                          keep ? kept.data() + (g - first) * group_votes : nullptr,
+                          keep ? kept.data() + (g - first) * group_votes_ : nullptr,
                           parts.data() + chunk * floats + at, scratch));
         }
       });
@@ -145,6 +155,8 @@ class Run {
   const Threads& threads_;
   const int64_t unit_floats_;
   const int64_t chunks_;
+  const int64_t group_votes_;  // floats
+  const int64_t kept_groups_;  // whose votes are kept although they do not stay in cache
 };
 
 }  // namespace

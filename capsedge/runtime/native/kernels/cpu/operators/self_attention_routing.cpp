@@ -42,7 +42,7 @@ class SelfAttentionRouting : public Operator {
     FloatOutput v(results[0], level);
 
     const std::vector<Child> places = children_of({1, 1, children, 1, 1, false});
-    const int64_t units = images_together(images, out * parents);
+    const int64_t units = images_together(images, out * parents, weight_floats(in[kWeight]));
     Routing routing{};
     routing.votes = plan_votes(level, places, nullptr, size, 1, size, out, parents, units);
     DenseWeight::Packed own_weight;
