@@ -58,11 +58,12 @@ def with_batch(
         return model, graph, [_in_name_only(graph)] if graph.has_named_dims else []
     if not graph.free:
         try:
+            was = "free in name only" if graph.has_named_dims else f"fixed at {original.batch}"
             model, graph = _freed(graph, original)
             tried = ", ".join(map(str, FREED))
             notes.append(
-                f"the batch was fixed at {original.batch} and is free now: every image gives the "
-                f"same result alone and in batches of {tried}"
+                f"the batch was {was} and is free now: every image gives the same result alone and "
+                f"in batches of {tried}"
             )
         except NoMatch as error:
             if batch != "free":
@@ -81,7 +82,7 @@ def with_batch(
 
 def _in_name_only(graph: Values) -> str:
     return (
-        "the batch is free in name only: the file runs only at the batch that it was traced with, "
+        "the batch is free in name only: the file does not run at every batch size; it runs at "
         f"{graph.batch}"
     )
 
@@ -96,7 +97,7 @@ def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
         raise NoMatch(f"more than {_LARGEST} images at once are not tried")
     freed = free_batch(graph)
     values = Values(freed)
-    if not values.free or values.batch == original.batch:
+    if not values.free:
         raise NoMatch("its nodes run at no other batch size")
     try:
         comparisons = prove(original, freed, values)

@@ -138,7 +138,30 @@ def test_a_batch_of_two_that_is_free_in_name_only_becomes_free(writing: type[D.W
     original = exported(writing(), FEATURES[:2])
     improved = optimize_model(original.SerializeToString())
     assert improved.batch == "free"
-    assert any("the batch was fixed at 2" in note for note in improved.notes)
+    assert any("the batch was free in name only" in note for note in improved.notes)
+
+
+def test_a_squeeze_of_every_axis_leaves_the_batch() -> None:
+    """As PyTorch exports ``x.squeeze()`` with a free batch: the file runs at any batch but 1."""
+    model = parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 20]>
+        g (float[N, 3, 1] x) => (float[N, 3, 1] y) <int64[1] last = {2}> {
+            squeezed = Squeeze(x)
+            columns = Unsqueeze(squeezed, last)
+            y = Mul(columns, columns)
+        }
+        """
+    )
+    with pytest.raises(Exception, match="Unsqueeze"):
+        session_of(model).run(None, {"x": np.ones((1, 3, 1), np.float32)})
+    improved = optimize_model(model.SerializeToString())
+    assert improved.batch == "free"
+    assert any("the batch was free in name only" in note for note in improved.notes)
+    found = session_of(onnx.load_from_string(improved.model))
+    for batch in (1, 4):
+        x = np.full((batch, 3, 1), 3, np.float32)
+        np.testing.assert_array_equal(found.run(None, {"x": x})[0], x * x)
 
 
 def test_indices_stay_within_their_tables() -> None:
