@@ -166,15 +166,16 @@ def translate(
         )
     _check_types(model)
     metadata = ModelMetadata.from_properties(properties)
-    fixed = _fixed(model, batch)
-    stored = {t.name for t in fixed.graph.initializer}
-    inputs = [i for i in fixed.graph.input if i.name not in stored]
+    stored = {t.name for t in model.graph.initializer}
+    inputs = [i for i in model.graph.input if i.name not in stored]
     if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+        found = ", ".join(f"{printable(i.name)} ({_type_name(i)})" for i in inputs)
         raise UnsupportedModelError(
             "The file cannot be written as C.",
-            f"It has {len(inputs)} inputs; one of type float32 is expected.",
-            "Export a network that takes one image.",
+            f"The C takes one input of type float32; the file has {found}.",
+            "Run it with libcapsedge (docs/how-to/recommender.md).",
         )
+    fixed = _fixed(model, batch)
     poses = _poses(metadata, model)
     capsules = _capsules(fixed, poses)
     decoded = any(o.name == RECONSTRUCTION for o in model.graph.output) and capsules is not None
@@ -218,6 +219,10 @@ def _check_types(model: onnx.ModelProto) -> None:
                     f"Its weight '{printable(name)}' is {kinds[name]}.",
                     "Build the FP32 file, or quantize it to INT8 with `capsedge quantize`.",
                 )
+
+
+def _type_name(value: onnx.ValueInfoProto) -> str:
+    return str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
 
 
 def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:

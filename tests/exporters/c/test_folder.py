@@ -20,6 +20,7 @@ from capsedge.exporters.c import naming
 from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
 from tests.exporters.c.compiled import compiler
+from tests.runtime.test_table_indices import table_file
 
 HOSTILE = st.text(max_size=40) | st.sampled_from(
     [
@@ -119,6 +120,12 @@ def test_only_our_own_folder_is_replaced(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt, which was not written by an earlier run"):
         write_c(source, folder)
+
+
+def test_histories_of_ids_are_refused_with_their_types(tmp_path: Path) -> None:
+    source = table_file(tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedModelError, match=r"the file has hist \(int64\), user \(int64\)"):
+        write_c(source, tmp_path / "net")
 
 
 def test_what_does_not_fit_is_refused_with_the_layer(tmp_path: Path) -> None:
