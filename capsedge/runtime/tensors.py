@@ -158,6 +158,14 @@ def _small(array: NDArray[Any], bound: float) -> bool:
     return bool(np.einsum("i,i->", flat, flat) < bound * bound)
 
 
+def _shape_advice(array: NDArray[Any], wanted: Sequence[int | str | None]) -> str:
+    if array.ndim == len(wanted) and shape_fits(array.shape[1:], wanted[1:]):
+        return f"The batch is fixed: pass {wanted[0]} in each run, and fill up the last one."
+    if array.dtype.kind == "f":
+        return "Reshape the array, or prepare the image with `Session.prepare`."
+    return "Pad shorter inputs, such as a history, as in training, and cut longer ones."
+
+
 def checked_input(port: Port, array: object, bound: float, any_batch: bool = False) -> NDArray[Any]:
     """Check that an input fits its port and has values below ``bound``.
 
@@ -182,9 +190,7 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
         raise ShapeError(
             f"Input '{port.name}' has the shape {list(array.shape)}.",
             f"Expected: {shape_text(wanted)}.",
-            "Reshape the array, or prepare the image with `Session.prepare`."
-            if array.dtype.kind == "f"
-            else "Pad shorter inputs, such as a history, as in training, and cut longer ones.",
+            _shape_advice(array, wanted),
         )
     if 0 in array.shape[1:]:
         raise ShapeError(

@@ -28,7 +28,10 @@ STATED = {"hist": InputBounds(9, (0, 6)), "user": InputBounds(4)}
 
 
 def table_file(
-    path: Path, properties: dict[str, str] | None = None, length: int | str = "L"
+    path: Path,
+    properties: dict[str, str] | None = None,
+    length: int | str = "L",
+    batch: int | str = "N",
 ) -> Path:
     """A sum of the items of a history ``[N, L]`` and of a user ``[N]``, from tables of 9 and 4 entries."""
     rng = np.random.default_rng(0)
@@ -42,12 +45,12 @@ def table_file(
         helper.make_node("Gather", ["user_table", "user"], ["row"]),
         helper.make_node("Add", ["sum", "row"], ["interests"]),
     ]
-    shapes = {"hist": ["N", length], "user": ["N"]}
+    shapes = {"hist": [batch, length], "user": [batch]}
     graph = helper.make_graph(
         nodes,
         "g",
         [helper.make_tensor_value_info(n, TensorProto.INT64, s) for n, s in shapes.items()],
-        [helper.make_tensor_value_info("interests", TensorProto.FLOAT, ["N", 3])],
+        [helper.make_tensor_value_info("interests", TensorProto.FLOAT, [batch, 3])],
         [*stored, numpy_helper.from_array(np.array([1]), "one")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -179,3 +182,16 @@ def test_the_property_comes_back() -> None:
     assert inputs_property({}) == {}
     assert read_inputs_property({}) == {}
     assert read_inputs_property(inputs_property(STATED)) == STATED
+
+
+@needs_library
+def test_another_number_of_rows_than_a_fixed_batch(tmp_path: Path) -> None:
+    """The batch is at fault, not the length of the history."""
+    path = table_file(tmp_path / "m.onnx", batch=2)
+    session, native = capsedge.load(path), Session(path)
+    three, short = given(hist=np.ones((3, 5)), user=[0, 1, 2]), given(hist=np.ones((2, 5, 1)))
+    for inputs, told in ((three, "batch is fixed: pass 2 in each run"), (short, "Pad shorter")):
+        with pytest.raises(UsageError, match=told):
+            session.run(inputs)
+        with pytest.raises(Failed, match=told):
+            native.run(inputs)

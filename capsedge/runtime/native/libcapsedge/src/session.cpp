@@ -90,13 +90,16 @@ Value checked_input(const Port& port, size_t place, const capsedge_tensor& tenso
     fail_usage("Input '" + port.name + "' has the type " + type_name(tensor.type) + ".",
                std::string("Expected: ") + type_name(port.type) + ".", "Convert the values.");
   bool good = tensor.rank == static_cast<int32_t>(port.shape.size());
-  for (size_t i = 0; good && i < port.shape.size(); ++i)
+  for (size_t i = 1; good && i < port.shape.size(); ++i)
     good = tensor.shape[i] >= 0 && fits(tensor.shape[i], port.shape[i]);
-  if (!good)
+  const bool rows_differ = good && !port.shape.empty() && !(tensor.shape[0] >= 0 && fits(tensor.shape[0], port.shape[0]));
+  if (!good || rows_differ)
     fail_usage("Input '" + port.name + "' has the shape " +
                    shape_text(tensor.shape, static_cast<size_t>(std::clamp<int32_t>(tensor.rank, 0, CAPSEDGE_MAX_RANK))) + ".",
                "Expected: " + shape_text(port.shape.data(), port.shape.size()) + ".",
-               tensor.type == CAPSEDGE_INT64 || tensor.type == CAPSEDGE_INT32
+               rows_differ && port.shape[0] > 0
+                   ? "The batch is fixed: pass " + std::to_string(port.shape[0]) + " in each run, and fill up the last one."
+               : tensor.type == CAPSEDGE_INT64 || tensor.type == CAPSEDGE_INT32
                    ? "Pad shorter inputs, such as a history, as in training, and cut longer ones."
                    : "Reshape the values, or prepare the image with capsedge_prepare.");
   for (int32_t i = 1; i < tensor.rank; ++i)
