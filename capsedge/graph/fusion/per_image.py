@@ -2,7 +2,8 @@
 
 Routing over a history has a mask. Recommenders apply it in three ways, which are different functions: after a
 softmax over the children (the rest does not sum to one), before it (masked logits become -2³¹), and after a
-softmax over the parents. Some also start from logits given as an input. The graph suggests which tensors
+softmax over the parents. A large negative number that is added to masked logits is a prior. Some also start
+from logits given as an input. The graph suggests which tensors
 these are and which values make them neutral; a numerical test shows whether a tensor multiplies the couplings
 or is added to the logits.
 """
@@ -137,6 +138,8 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
         if node is None or node.op_type not in ("Where", "Add") or not live:
             return note(name, 0.0)
         if node.op_type == "Where" and node.input[0] in graph.sources:
+            if len(live) == 1 and any(user.op_type == "Add" for user in graph.users[name]):
+                return note(name, 0.0)  # a mask that is added to all logits, not only to the first
             out = [np.all(graph.value.get(i, 0.0) <= LOW) for i in node.input[1:]]
             if out[0] == out[1]:
                 return note(name, 0.0)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Mask = Literal["after", "before", "parents", "none"]
+Mask = Literal["after", "before", "added", "parents", "none"]
 OUT = float(-(2**31))
 
 
@@ -20,8 +20,8 @@ class Interests(nn.Module):
     """Interests ``[N, J, D]`` of items ``[N, I, D]`` and a mask ``[N, I]`` of those that count.
 
     Args:
-        mask: ``after`` the softmax over the children (torch-rechub), ``before`` it (deepmatch), after a
-            softmax over the ``parents``, or not at all.
+        mask: ``after`` the softmax over the children (torch-rechub), ``before`` it (deepmatch), ``added`` to
+            the logits (as in transformers), after a softmax over the ``parents``, or not at all.
         weights: one matrix for ``each`` item and interest, for ``each interest``, or ``one``.
         given: start logits ``[N, J, I]`` are a further input, in the place of random ones.
         summed: votes are weighted by a product of their elements and a sum, not by a matrix product.
@@ -64,6 +64,8 @@ class Interests(nn.Module):
             seen = mask.unsqueeze(1).repeat(1, self.interests, 1)
             if self.mask == "before":
                 shares = torch.where(seen == 0, torch.full_like(logits, OUT), logits).softmax(-1)
+            elif self.mask == "added":
+                shares = (logits + torch.where(seen == 0, -1e9, 0.0)).softmax(-1)
             elif self.mask == "parents":
                 shares = logits.softmax(1) * seen.float()
             else:

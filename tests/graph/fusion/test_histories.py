@@ -1,4 +1,4 @@
-"""Routing over histories in foreign files: three ways to mask, and logits that come in."""
+"""Routing over histories in foreign files: four ways to mask, and logits that come in."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ def checked(module: Interests) -> OptimizedGraph:
     [
         ({}, "a mask after the softmax"),
         ({"mask": "before"}, "a mask before the softmax"),
+        ({"mask": "added"}, "priors of each image"),
         ({"mask": "parents", "weights": "each interest"}, "factors of each image"),
         (
             {"mask": "parents", "weights": "each interest", "summed": True},
