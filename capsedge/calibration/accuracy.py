@@ -176,8 +176,9 @@ class Gate:
 
     Attributes:
         max_drop: percentage points of accuracy lost; without labels, of decisions changed; for numbers, the
-            mean error in per cent of the output's range. None for the default of each, `DEFAULT_MAX_DROP`.
-        max_error: for numbers, the largest error in per cent of the output's range.
+            mean error as a percentage of the output's range. None for the default of each,
+            `DEFAULT_MAX_DROP`.
+        max_error: for numbers, the largest error as a percentage of the output's range.
         min_cosine: for outputs of vectors, the least mean cosine with FP32.
     """
 
@@ -288,7 +289,7 @@ class Outcome:
     @property
     def drop(self) -> float:
         """Points of accuracy lost; without labels, points of decisions changed; for numbers, the largest mean
-        error of an output in per cent of its range."""
+        error of an output as a percentage of its range."""
         if self.outputs:
             return 100.0 * max(o.mean_share for o in self.outputs)
         if self.accuracy is None or self.reference is None:
@@ -402,7 +403,7 @@ def compare(
 
     Args:
         reference, artefact: of the source and of the file.
-        data: the samples, with labels where they are known.
+        data: the samples, with their labels if these are known.
         criterion: the outputs that decide.
 
     Raises:
@@ -425,7 +426,7 @@ def of_scores(
     """Compare class scores ``[N, J]`` with those of a source.
 
     Args:
-        labels: the classes ``[N]``, where they are known.
+        labels: the classes ``[N]``, if they are known.
         multi_label, threshold: as of `Decisions`.
     """
     decisions = Decisions(multi_label, threshold)

@@ -140,7 +140,7 @@ def watch(
     """
     copy = copy_of(model)
     known = {o.name for o in copy.graph.output} | {i.name for i in copy.graph.input}
-    # Shapes are declared where they are known, because ONNX Runtime uses them to fold constants and plan
+    # Known shapes are declared, because ONNX Runtime uses them to fold constants and plan
     # memory.
     values = values_of(model)
     copy.graph.output.extend(

@@ -144,7 +144,7 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
 
 
 def gate_of(options: QuantizeOptions) -> Gate:
-    """What a file may lose."""
+    """The loss that a file is allowed."""
     return Gate(options.max_drop, options.max_error, options.min_cosine)
 
 
@@ -325,7 +325,7 @@ def quantize(
 
     Without labels, the gate limits the share of decisions that differ from FP32's; none of those may have a
     margin above FP32's median. Outputs that decide no class (a regression, a file from another tool) are
-    compared by value: mean and largest error in per cent of the output's range.
+    compared by value: mean and largest error as percentages of the output's range.
 
     Args:
         model: an FP32 ONNX file from ``capsedge.export`` or any other tool, or its bytes.

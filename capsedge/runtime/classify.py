@@ -230,7 +230,7 @@ def overlay(pictures: NDArray[np.float32], classes: Sequence[int]) -> NDArray[np
 
 
 def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """``[C, H, W]`` of 0..1 as ``[H, W, 3]``; other than three channels are shown grey."""
+    """``[C, H, W]`` of 0..1 as ``[H, W, 3]``; any other number of channels is shown in grey."""
     if len(values) != 3:
         values = np.repeat(values.mean(axis=0, keepdims=True), 3, axis=0)
     pixels: NDArray[np.uint8] = np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)

@@ -73,7 +73,7 @@ class Decoder:
             self._refused = str(error)
 
     def close(self) -> None:
-        """Free the part; calls that still run are not disturbed."""
+        """Free the part; calls in progress are not affected."""
         with self._lock:
             if self._backend is not None:
                 self._backend.close()
@@ -153,7 +153,7 @@ class Decoder:
 
 
 def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Floats:
-    """Poses that were given as an array or as lists, checked: ``[N, *shape]``, N added where it lacks.
+    """Poses that were given as an array or as lists, checked: ``[N, *shape]``, with N added if it is missing.
 
     Raises:
         ShapeError, UsageError: they have another shape, or are not finite numbers.

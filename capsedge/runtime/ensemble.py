@@ -92,7 +92,7 @@ class Ensemble(Summarized):
         self.close()
 
     def close(self) -> None:
-        """Close all members; calls that still run are not disturbed. A second call does nothing."""
+        """Close all members; calls in progress are not affected. A second call does nothing."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
         for member in self.members:
@@ -296,7 +296,7 @@ class Ensemble(Summarized):
     if not TYPE_CHECKING:  # type checkers know what is missing
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Point to the members for what else a session can do."""
+            """Refer to the members for everything else that a session can do."""
             why = f"An ensemble has no '{name}'"
             if any(hasattr(member, name) for member in self.__dict__.get("members", ())):
                 why += f": it belongs to one network. Use a member: ensemble.members[0].{name}"

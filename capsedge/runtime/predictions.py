@@ -199,7 +199,7 @@ class Predictor(Protocol):
         """The name of a class; its number if there are no names."""
 
     def close(self) -> None:
-        """Free what was loaded; calls that still run are not disturbed."""
+        """Free what was loaded; calls in progress are not affected."""
 
     @property
     def closed(self) -> bool:

@@ -80,7 +80,7 @@ class Session(Summarized):
         self.close()
 
     def close(self) -> None:
-        """Free the model; calls that still run are not disturbed. A second call does nothing."""
+        """Free the model; calls in progress are not affected. A second call does nothing."""
         self.backend.close()
         if self._decoder is not None:
             self._decoder.close()

@@ -117,7 +117,7 @@ class TypicalInput:
 
     @property
     def summary(self) -> str:
-        """In short."""
+        """The origin of the spans, in words."""
         return f"spans of {self.images:,} images"
 
 

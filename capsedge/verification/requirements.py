@@ -29,8 +29,8 @@ class Requirements:
         by_numbers: whether outputs are judged by their tolerances, in addition to decisions.
         explicit: whether the tolerances are the user's: nothing is added to them on samples.
         max_drop: points that the file was allowed to lose when it was made; None if not stated.
-        max_error: largest error in per cent of an output's range, for a file that was judged by its numbers
-            when it was made; None for others.
+        max_error: largest error as a percentage of an output's range, for a file that was judged by its
+            numbers when it was made; None for others.
         share: of its range that the mean error of a regression's value may have.
     """
 

@@ -33,7 +33,7 @@ from capsedge.models.configs import (
     StemLayer,
 )
 
-# --- CapsNet-Keras of Xifeng Guo: capsules of channels, as in the paper ---
+# --- CapsNet-Keras by Xifeng Guo: capsules of channels, as in the paper ---
 
 _EPSILON = 1e-7  # of Keras
 
@@ -276,7 +276,7 @@ def _activation(layer: _Layer) -> str:
     return str(found)
 
 
-# --- ``Capsule`` of Keras' examples (K. Su), as in COVID-CAPS: logits replaced, one weight ---
+# --- ``Capsule`` from Keras' examples (K. Su), as in COVID-CAPS: logits replaced, one weight ---
 
 _KERNEL = "capsule_kernel"
 

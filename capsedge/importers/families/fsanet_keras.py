@@ -1,4 +1,4 @@
-"""Import FSA-Net of its first author, in Keras: with capsules and without, one network or several."""
+"""Import FSA-Net in its first author's Keras code: with or without capsules, one network or several."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _configured(
     )  # fmt: skip
 
 
-# --- Matrix-Capsules-EM-PyTorch of Lei Yang (yl-1993) and its many forks ---
+# --- Matrix-Capsules-EM-PyTorch by Lei Yang (yl-1993) and its many forks ---
 
 
 def _configure_yl_1993(
@@ -169,7 +169,7 @@ YL_1993 = Family(
 )
 
 
-# --- Matrix-Capsules-pytorch of Yuxian Meng (shzygmyx before): clamped statistics ---
+# --- Matrix-Capsules-pytorch by Yuxian Meng (formerly shzygmyx): clamped statistics ---
 
 
 def _configure_yuxianmeng(

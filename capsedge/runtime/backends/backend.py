@@ -175,7 +175,7 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """Free the model; calls that still run are not disturbed. A second call does nothing."""
+        """Free the model; calls in progress are not affected. A second call does nothing."""
 
     @property
     def closed(self) -> bool:

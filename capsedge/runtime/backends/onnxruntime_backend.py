@@ -196,8 +196,8 @@ class OnnxRuntimeBackend:
 
     @classmethod
     def accepts(cls, file: ModelFile) -> bool:
-        """Whether it is anything but an engine. A file that is not an ONNX file is refused later, with what
-        it is.
+        """Whether it is anything but an engine. A file of another format is refused later, with an error that
+        names it.
         """
         return not file.is_engine
 
@@ -280,7 +280,7 @@ class OnnxRuntimeBackend:
         return ProfiledSession(content, self._settings, feeds, lambda: self.run(feeds, names))
 
     def close(self) -> None:
-        """Free the model; calls that still run are not disturbed. A second call does nothing."""
+        """Free the model; calls in progress are not affected. A second call does nothing."""
         self._session = None
 
     @property

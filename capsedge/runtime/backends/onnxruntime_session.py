@@ -30,7 +30,7 @@ TESTED_VERSIONS = ("1.19.0", "1.23.2", "1.26.0")
 
 
 def parse_version(version: str) -> tuple[int, int]:
-    """Major and minor number of ``1.23.2`` or ``1.27.0.dev20260101``; zeros where there are none."""
+    """Major and minor number of ``1.23.2`` or ``1.27.0.dev20260101``; 0 for a part that is missing."""
     match = re.match(r"(\d{1,6})\.(\d{1,6})", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 

@@ -105,7 +105,7 @@ class TensorRTBackend:
         return self._capturing.no_graph_reason
 
     def close(self) -> None:
-        """Free the engine and its GPU memory; calls that still run keep theirs. A second call is idle."""
+        """Free the engine and its GPU memory; calls in progress keep theirs. A second call does nothing."""
         slots, self._slots = self._slots, None
         if slots is not None:
             with suppress(EnvironmentProblem), self._cuda.on(self._device):

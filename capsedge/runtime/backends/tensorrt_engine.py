@@ -105,12 +105,12 @@ class LoadedEngine:
 
     @staticmethod
     def shape(port: Port, batch: int) -> tuple[int, ...]:
-        """Of an input or output at a batch."""
+        """The shape of an input or output at a batch size."""
         return tuple(batch if d is None else int(d) for d in port.shape)
 
     @staticmethod
     def bytes(port: Port, batch: int) -> int:
-        """Of an input or output at a batch."""
+        """The size of an input or output at a batch size."""
         return math.prod(LoadedEngine.shape(port, batch)) * np.dtype(port.dtype).itemsize
 
     def layers(self, batch: int) -> list[Layer]:
@@ -200,7 +200,7 @@ class LoadedEngine:
         return bool(context.execute_async_v3(stream))
 
     def enqueue(self, context: Any, stream: int) -> None:
-        """Put the inference on the stream.
+        """Enqueue the inference on the stream.
 
         Raises:
             ArtefactError: TensorRT refuses.

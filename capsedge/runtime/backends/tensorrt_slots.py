@@ -99,7 +99,7 @@ class Slot:
             cuda.destroy_stream(self.stream)
 
     def execute(self, batch: int, capturing: Capturing) -> None:
-        """Put the inference on the stream.
+        """Enqueue the inference on the stream.
 
         The first run of a batch size uses no graph, as TensorRT requires; the second is captured, and later
         runs launch the graph.
@@ -191,7 +191,7 @@ class Slots:
             slot.destroy()
 
     def destroy(self) -> None:
-        """Free the slots that no call uses; calls that still run keep theirs to their end."""
+        """Free the slots that no call uses; calls in progress keep theirs until they end."""
         with self._lock:
             self._ended = True
             free, self._free = self._free, []

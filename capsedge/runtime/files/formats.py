@@ -206,7 +206,7 @@ def identify_path(path: Path | str) -> Format | None:
 
 
 def is_engine(path: Path | str) -> bool:
-    """Whether a file is an engine of TensorRT: by its first bytes, and by its name where they say nothing."""
+    """Whether a file is an engine of TensorRT: by its first bytes or, if these are inconclusive, its name."""
     found = identify_path(path) if path_kind(path) == FILE else None
     if found is not None and found.key != "text":
         return found.key == "tensorrt"

@@ -22,7 +22,7 @@ if sys.platform != "win32":
     import fcntl
 
 _LEAST_SPACE = 64 << 10  # bytes left on a disk that counts as full
-_FRESH = 600  # seconds in which a file may still be in use where nothing tells
+_FRESH = 600  # seconds for which a file written lately counts as in use, on Windows
 RENAMES_OPEN_FILES = sys.platform != "win32"
 
 

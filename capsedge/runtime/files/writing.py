@@ -105,7 +105,7 @@ def with_suffix_appended(path: Path, suffix: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for outputs, and its parents, where they do not exist.
+    """Create a folder for outputs, and its parents, if they do not exist.
 
     Raises:
         UsageError: it cannot be created.

@@ -125,7 +125,7 @@ def decode(
 
     Args:
         name: the name in errors.
-        path: the file, where it has one.
+        path: the file; None if the content is not from a file.
 
     Raises:
         UsageError: the content is empty, damaged, of another format or too large.
@@ -151,7 +151,7 @@ def _explained(name: str, kind: str = "") -> Iterator[None]:
 
     Args:
         name: of the image.
-        kind: its format, where it is known.
+        kind: its format, if known.
 
     Raises:
         UsageError: the image is damaged or too large.

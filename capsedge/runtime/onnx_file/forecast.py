@@ -226,7 +226,7 @@ def _fit(device: str, batch: int, weights: int, activations: int, traffic: int) 
 
 @dataclass
 class Planner:
-    """Places buffers in one block: into the gap that fits best, else behind everything (ONNX Runtime's plan).
+    """Places buffers in one block: into the gap that fits best, otherwise at the end (ONNX Runtime's plan).
 
     Attributes:
         size: of the block, so far.

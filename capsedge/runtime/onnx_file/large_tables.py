@@ -19,7 +19,7 @@ from capsedge.runtime.onnx_file.wire import BYTES, Wire, length_delimited, messa
 from capsedge.spec import limits, onnx_wire
 
 LEAST_BYTES = 16 * limits.MIB  # of a table; smaller tables are not worth it
-# What stands for the data. ONNX Runtime asks whether there is such a file, and does not open it.
+# The file that stands in for the data. ONNX Runtime checks that it exists, but does not open it.
 STAND_IN = Path(__file__)
 _EXTERNAL = 1  # TensorProto.DataLocation
 _DTYPES = {1: "<f4", 2: "u1", 3: "i1", 10: "<f2", 11: "<f8"}

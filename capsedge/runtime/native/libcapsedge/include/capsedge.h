@@ -6,8 +6,9 @@
  * library never ends the process, never prints, and throws no exceptions.
  *
  * Ownership. The library copies what it is given; nothing the caller passes has to outlive the call. Strings and
- * arrays that it returns belong to the session (or the prediction) and are valid until it is closed (or predicted into
- * again). The caller frees statuses, sessions and predictions with their own functions, and nothing else.
+ * arrays that it returns belong to the session or to the prediction. They are valid until the session is closed, or
+ * until the prediction is closed or passed to capsedge_predict again. The caller frees statuses, sessions and
+ * predictions with their own functions, and nothing else.
  *
  * Threads. A session may be used from any number of threads at once, and closed while others use it: their calls
  * finish, and later calls get a status. A prediction belongs to one thread at a time; give every thread its own. Handles
@@ -439,7 +440,8 @@ typedef struct capsedge_predict_options {
 
 /** Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without both:
  * the best label of a single-label model, those with a score of at least 0.5 of a multi-label model. `options` may be NULL.
- * Ownership: the images are the caller's and not kept; the prediction holds the results until it is predicted into again.
+ * Ownership: the images are the caller's and not kept; the prediction holds the results until the next capsedge_predict
+ * with it.
  * Threads: any number at once on one session, each with its own prediction.
  * Errors: as capsedge_run; CAPSEDGE_ARTEFACT for a model that does not state how to predict.
  *
