@@ -172,7 +172,7 @@ def translate(
         found = ", ".join(f"{printable(i.name)} ({_type_name(i)})" for i in inputs)
         raise UnsupportedModelError(
             "The file cannot be written as C.",
-            f"The C takes one input of type float32; the file has {found}.",
+            f"The C source takes one float32 input, but the file has {found}.",
             "Run it with libcapsedge (docs/how-to/recommender.md).",
         )
     fixed = _fixed(model, batch)
