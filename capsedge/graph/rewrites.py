@@ -276,10 +276,11 @@ class _Writer:
         half = self.flow.types[x] == _HALF
         if half:
             x = self._op("Cast", [x], f"{y}/input", to=_WIDE)
-        small = self._op("Relu", [self._op("Neg", [x], f"{y}/negative")], f"{y}/below")
-        least = self._op("Neg", [small], f"{y}/least")
+        least = self._op("Min", [x, self._number(0)], f"{y}/least")
         size = self._op("Neg", [self._op("Abs", [x], f"{y}/size")], f"{y}/away")
-        total = self._op("Add", [self._op("Exp", [size], f"{y}/power"), self._one()], f"{y}/sum")
+        total = self._op(
+            "Add", [self._op("Exp", [size], f"{y}/power"), self._number(1)], f"{y}/sum"
+        )
         exact = f"{y}/wide" if half else y
         self._op("Div", [self._op("Exp", [least], f"{y}/top"), total], exact)
         logarithm = self._op("Sub", [least, self._op("Log", [total], f"{y}/log")], f"{y}/logistic")
@@ -326,9 +327,9 @@ class _Writer:
             self.wide[name] = self._op("Cast", [name], f"{name}/wide", to=_WIDE)
         return self.wide[name]
 
-    def _one(self) -> str:
-        name = "exact_sigmoid/one"
-        self.stored[name] = initializer(name, np.float32(1))
+    def _number(self, value: int) -> str:
+        name = f"exact_sigmoid/{value}"
+        self.stored[name] = initializer(name, np.float32(value))
         return name
 
     def _op(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
