@@ -118,6 +118,7 @@ aten = torch.ops.aten
 _TWO = (3, 5)  # batches that a module is captured at where its code fixes them
 _FIXED = "Constraints violated"
 _AT_MOST = re.compile(r"(\w+) = Dim\('\1',(?: min=\d+,)? max=(\d+)\)")
+_APART = re.compile(r"generated guard .* != (\d+)")
 _NODE = re.compile(r"Error when translating node %(\w+)")
 _NO_ONNX = re.compile(r"Error when translating node.*?target=(torch\.ops\.[\w.]+?)\]", re.DOTALL)
 _DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
@@ -201,16 +202,31 @@ def _of_any_length(
             )
             if axes
         ]
-        why = "The module's code fixes it." if _FIXED in str(error) else explained.why
+        fixes = _FIXED in str(error)
+        why, otherwise = _why_fixed(module, str(error)) if fixes else (explained.why, "")
         raise UnsupportedModelError(
             f"The length of {', '.join(free)} cannot be free.",
             why,
-            "A network with weights for each position has one length: leave out free_axes, and pad shorter "
-            "inputs. Otherwise take the length from the input, x.shape[1].",
-            command="A network with weights for each position has one length: leave out the asterisk, and "
-            "pad shorter inputs. Otherwise take the length from the input, x.shape[1].",
+            f"Leave out free_axes, and pad shorter inputs.{otherwise}",
+            command=f"Leave out the asterisk, and pad shorter inputs.{otherwise}",
             details=list(dict.fromkeys(fixed))[:3],
         ) from error
+
+
+def _why_fixed(module: nn.Module, error: str) -> tuple[str, str]:
+    """Why torch found that a length is fixed, and what may free it."""
+    recurrent = [type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)]
+    if recurrent:
+        return f"A recurrent layer ({recurrent[0]}) is unrolled to the length of the example.", ""
+    if special := _APART.search(error):
+        return (
+            f"Its code treats the length {special[1]} differently, as in a slice that is all of a table.",
+            " Or look up rows by their index: table[torch.arange(x.shape[1])].",
+        )
+    return (
+        "The module's code fixes it, as weights for each position do.",
+        " If the code fixes it for no reason, take the length from the input: x.shape[1].",
+    )
 
 
 def _within_tables(error: Exception, limits: Mapping[str, int]) -> dict[str, int] | None:

@@ -69,6 +69,41 @@ def test_weights_for_each_position_fix_the_length(tmp_path: Path) -> None:
         capsedge.export(Positions(), tmp_path / "m.onnx", example=example, free_axes={"hist": [1]})
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.layer(x)[0]
+        return states
+
+
+class LastRows(nn.Module):
+    """The last rows of a table, of which all are a case of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 3, 20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(2, keepdim=True) * self.table[:, :, -x.shape[1] :].transpose(1, 2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (Recurrent(), r"A recurrent layer \(GRU\) is unrolled"),
+        (LastRows(), r"treats the length 20 differently.*\n.*torch.arange"),
+    ],
+)
+def test_why_a_length_cannot_be_free(tmp_path: Path, module: nn.Module, told: str) -> None:
+    example = {"x": torch.rand(2, 5, 4)}
+    with pytest.raises(UnsupportedModelError, match=told):
+        capsedge.export(module.eval(), tmp_path / "m.onnx", example=example, free_axes={"x": [1]})
+
+
 class Placed(nn.Module):
     """Items beside a vector for each position up to 20, in two ways, and without an upper end."""
 
