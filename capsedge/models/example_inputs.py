@@ -267,7 +267,8 @@ def table_sizes(
 
     Args:
         tensors: numbers that it takes, with which it is run once.
-        from_zero: only look-ups that refuse negative numbers, as ``nn.Embedding`` does.
+        from_zero: only look-ups that refuse every number beyond the table: those of the whole input, with its
+            values as they are, that refuse negative numbers, as ``nn.Embedding`` does.
     """
     run, given = module, list(tensors) if isinstance(tensors, tuple) else list(tensors.values())
     if isinstance(tensors, Mapping):
@@ -306,9 +307,10 @@ class _LookUps(TorchFunctionMode):
             self._note(at, args[0].shape[axis])
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and not result.is_floating_point() and name not in _OTHER:
-            source = next((self._origin[id(a)] for a in args if id(a) in self._origin), None)
-            if source is not None:
-                self._origin[id(result)] = source
+            source = next((a for a in args if id(a) in self._origin), None)
+            exact = name in _MOVES and source is not None and result.numel() >= source.numel()
+            if source is not None and (exact or not self.from_zero):
+                self._origin[id(result)] = self._origin[id(source)]
                 self._kept.append(result)
         return result
 
@@ -322,3 +324,7 @@ class _LookUps(TorchFunctionMode):
 # Functions whose result has other values than what they are given.
 _OTHER = frozenset(("eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__gt__", "__ge__", "__lt__", "__le__",
                     "__ne__", "logical_not", "sum", "argmax", "size", "zeros_like", "ones_like"))  # fmt: skip
+# Functions whose result has the same values, in another place, type or number.
+_MOVES = frozenset(("clone", "contiguous", "detach", "expand", "expand_as", "flatten", "int", "long",
+                    "movedim", "permute", "repeat", "reshape", "squeeze", "swapaxes", "t", "tile", "to",
+                    "transpose", "type", "unflatten", "unsqueeze", "view", "view_as"))  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import UsageError
 from capsedge.models.example_inputs import in_order_of, read_example, table_sizes, takes_dict
+from tests.tables import table
 
 
 class Histories(nn.Module):
@@ -66,6 +68,31 @@ def test_what_is_compared_is_not_looked_up() -> None:
             return self.item((x["hist"] > 3).long()).sum(1)
 
     assert table_sizes(Compares(), {"hist": torch.zeros(2, 6, dtype=torch.int64)}) == [None]
+
+
+@table(
+    "look_up, entries",
+    [
+        (lambda item, ids: item(ids.reshape(-1).long().unsqueeze(0)), 30),
+        (lambda item, ids: item(ids % 30), None),  # any number may come
+        (lambda item, ids: item(ids.clamp(max=29)), None),
+        (lambda item, ids: item(ids[:, :2]), None),  # of the other columns, it says nothing
+    ],
+)
+def test_what_certainly_refuses_numbers_beyond_the_table(
+    look_up: Callable[[nn.Embedding, Tensor], Tensor], entries: int | None
+) -> None:
+    class LooksUp(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.item = nn.Embedding(30, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return look_up(self.item, ids)
+
+    given = {"ids": torch.zeros(2, 6, dtype=torch.int32)}
+    assert table_sizes(LooksUp(), given, from_zero=True) == [entries]
+    assert table_sizes(LooksUp(), given) == [30]
 
 
 def test_plain_shapes_are_as_ever() -> None:
