@@ -119,6 +119,7 @@ _TWO = (3, 5)  # batches that a module is captured at where its code fixes them
 _FIXED = "Constraints violated"
 _AT_MOST = re.compile(r"(\w+) = Dim\('\1',(?: min=\d+,)? max=(\d+)\)")
 _APART = re.compile(r"generated guard .* != (\d+)")
+_LEAST = re.compile(r"generated guard (\d+) <= ")
 _NODE = re.compile(r"Error when translating node %(\w+)")
 _NO_ONNX = re.compile(r"Error when translating node.*?target=(torch\.ops\.[\w.]+?)\]", re.DOTALL)
 _DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
@@ -218,6 +219,8 @@ def _why_fixed(module: nn.Module, error: str) -> tuple[str, str]:
     recurrent = [type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)]
     if recurrent:
         return f"A recurrent layer ({recurrent[0]}) is unrolled to the length of the example.", ""
+    if least := _LEAST.search(error):
+        return f"Its code takes no length below {least[1]}; a free one starts at 1.", ""
     if special := _APART.search(error):
         return (
             f"Its code treats the length {special[1]} differently, as in a slice that is all of a table.",

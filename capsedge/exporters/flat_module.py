@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,13 @@ class PerImage(nn.Module):
         return tuple(result)
 
 
+def own_name(name: str, taken: Container[str]) -> str:
+    """A name for an output that is not taken; in a file, all inputs and outputs have different ones."""
+    while name in taken:
+        name += "_output"
+    return name
+
+
 def named_outputs(result: Any) -> dict[str, Tensor]:
     """The tensors of a module's output by name: keys, fields, or ``output_0``, ``output_1``, ...
 
@@ -118,7 +125,7 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
         if isinstance(value, Tensor) and value.is_complex():
             wrong.append(f"{name or 'the output'} (complex numbers: return torch.view_as_real(x))")
         elif isinstance(value, Tensor):
-            found[name or "output"] = value
+            found[own_name(name or "output", found)] = value
         elif isinstance(value, Mapping):
             for key, each in value.items():
                 walk(f"{name}_{key}" if name else str(key), each)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
-from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
+from capsedge.exporters.flat_module import Flat, named_outputs, own_name, run_fp64, sized, to_fp64
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.subject import Subject
 from capsedge.models.example_inputs import in_order
@@ -88,9 +88,18 @@ def of_module(
                 f"The module has {len(names)} outputs: {', '.join(names)}.",
             )
         names = tuple(output_names)
+        if taken := [name for k, name in enumerate(names) if name in (*inputs, *names[:k])]:
+            raise UsageError(
+                f"The output name '{taken[0]}' is already taken.",
+                "All inputs and outputs of a file have different names.",
+                "Choose another name.",
+            )
+    outputs: list[str] = []
+    for name in names:
+        outputs.append(own_name(name, (*inputs, *outputs)))
     count = batch or min(max(2, len(tensors[0])), _LARGEST_EXAMPLE)
     shaped = tuple(t[torch.arange(count) % len(t)].clone() for t in tensors)
-    return Subject(flat.eval(), inputs, names, shaped, None, (1, 2, 5), free_axes=free)
+    return Subject(flat.eval(), inputs, tuple(outputs), shaped, None, (1, 2, 5), free_axes=free)
 
 
 def _free_axes(

@@ -79,6 +79,11 @@ class Recurrent(nn.Module):
         return states
 
 
+class Largest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.topk(3, dim=1).values
+
+
 class LastRows(nn.Module):
     """The last rows of a table, of which all are a case of its own."""
 
@@ -95,6 +100,7 @@ class LastRows(nn.Module):
     ("module", "told"),
     [
         (Recurrent(), r"A recurrent layer \(GRU\) is unrolled"),
+        (Largest(), "takes no length below 3"),
         (LastRows(), r"treats the length 20 differently.*\n.*torch.arange"),
     ],
 )
@@ -168,6 +174,21 @@ def test_inputs_by_name() -> None:
     assert subject.inputs == ("a", "c")
     (found,) = subject.module(*subject.example)
     assert torch.equal(found, subject.example[0] + 2 * subject.example[1])
+
+
+class Echo(nn.Module):
+    """Keys of inputs and outputs are the same, and nested keys may be, too."""
+
+    def forward(self, x: dict[str, Tensor]) -> dict[str, Any]:
+        return {"user": x["user"] * 2, "a": {"b": x["item"]}, "a_b": x["item"] + 1}
+
+
+def test_outputs_have_names_of_their_own() -> None:
+    example = {"user": torch.rand(2, 3), "item": torch.rand(2, 4)}
+    subject = of_module(Echo(), example, None)
+    assert subject.outputs == ("user_output", "a_b", "a_b_output")
+    with pytest.raises(UsageError, match="The output name 'item' is already taken"):
+        of_module(Echo(), example, None, ("p", "item", "q"))
 
 
 @pytest.mark.parametrize(
