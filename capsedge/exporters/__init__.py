@@ -1,1 +1,1 @@
-"""From PyTorch to ONNX (needs torch), and in ``tensorrt`` from ONNX to engines."""
+"""Export PyTorch networks to ONNX (needs torch); ``tensorrt`` builds engines from ONNX files."""

@@ -22,7 +22,7 @@ _USER_INPUTS = (
 
 
 def check_module(model: object) -> None:
-    """Refuse anything that is not a module, and say how to make one from it.
+    """Refuse anything that is not a module, and say how to get a module from it.
 
     Raises:
         UsageError: it is a path, a state dict, a class, or anything else.
@@ -63,10 +63,10 @@ def check_tolerance(atol: float, rtol: float) -> None:
 
 
 def batch_of(model: nn.Module, batch: int | None) -> int | None:
-    """The batch to fix; a network whose author's code averages over the batch has only one.
+    """The batch size to fix; a network whose original code averages over the batch allows only one.
 
     Raises:
-        UsageError: another one is asked for.
+        UsageError: another size is requested.
     """
     fixed = model.config.fixed_batch if isinstance(model, CapsuleModel) else None
     if fixed is not None and batch not in (None, fixed):

@@ -1,4 +1,4 @@
-"""Make an engine, C source or WebAssembly of an ONNX file (``capsedge.build``)."""
+"""Build an engine, C source or WebAssembly from an ONNX file (``capsedge.build``)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def build(
         model: the ONNX file of ``capsedge.export`` or ``capsedge.quantize``, or its bytes.
         path: the engine to write, ``*.engine``, whose metadata file is written next to it; for ``c`` and
             ``wasm`` a folder, replaced if an earlier run wrote it.
-        options: what to build, and how.
+        options: the target, and how to build it.
         progress: called with (share done, phase, seconds left or None) while an engine is built.
 
     Returns:
-        What was written, by the target of the options.
+        A report on what was written; its type depends on the target in the options.
 
     Raises:
         UsageError: an argument is wrong, the model's precision differs from the requested one, or the network

@@ -122,10 +122,10 @@ class BuildOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        """Check what depends on the target, too.
+        """Check the values, and that every option applies to the target.
 
         Raises:
-            UsageError: a value is wrong, or an option is one of another target.
+            UsageError: a value is wrong, or an option belongs to another target.
         """
         super().__post_init__()
         for each in declared(BuildOptions):
@@ -163,11 +163,11 @@ class BuildOptions(Options):
 
     @property
     def batches(self) -> tuple[int, int, int] | None:
-        """Smallest, best and largest batch, all equal for a fixed batch; None for the file's, or 1."""
+        """The smallest, best and largest batch, all equal for a fixed batch. None: the file's batch, or 1."""
         return (self.batch, self.batch, self.batch) if isinstance(self.batch, int) else self.batch
 
 
-# By the target: the options that apply to it.
+# The options that apply to each target.
 _ENGINE = ("target", "precision", "plugin", "batch", "workspace", "optimization_level")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     TENSORRT: (*_ENGINE, "timing_cache", "device"),

@@ -115,7 +115,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 BATCH = "N"
 aten = torch.ops.aten
-_TWO = (3, 5)  # batches that a module is captured at where its code fixes them
+_TWO = (3, 5)  # batch sizes at which a module is captured if its code fixes the batch
 _FIXED = "Constraints violated"
 _AT_MOST = re.compile(r"(\w+) = Dim\('\1',(?: min=\d+,)? max=(\d+)\)")
 _APART = re.compile(r"generated guard .* != (\d+)")
@@ -128,10 +128,10 @@ _DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()
 def capture(
     module: nn.Module, subject: Subject, opset: int, batch: int | None
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    """The graph of a module, and the program that it was made of.
+    """Capture a module: its graph, and the exported program behind it.
 
     With a free batch, a module whose code fixes the batch while it is captured (``[W] * x.size(0)``) is
-    captured one image at a time (``torch.func.vmap``) at two batches, and the two are made one.
+    captured one image at a time (``torch.func.vmap``) at two batches, and the two graphs are merged.
 
     Args:
         module: the subject's, or one that wraps it.
@@ -175,7 +175,7 @@ def capture(
 def _of_any_length(
     module: nn.Module, subject: Subject, opset: int, batch: int | None
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    """Captured with free axes beside the batch.
+    """Capture with free axes besides the batch.
 
     Raises:
         UnsupportedModelError: the module's code fixes one of them; the error names the user's line.
@@ -215,7 +215,7 @@ def _of_any_length(
 
 
 def _why_fixed(module: nn.Module, error: str) -> tuple[str, str]:
-    """Why torch found that a length is fixed, and what may free it."""
+    """Why torch considers a length fixed, and what may free it."""
     recurrent = [type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)]
     if recurrent:
         return f"A recurrent layer ({recurrent[0]}) is unrolled to the length of the example.", ""
@@ -243,7 +243,7 @@ def _within_tables(error: Exception, limits: Mapping[str, int]) -> dict[str, int
 def _only(
     module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    """Captured at the batch of the example."""
+    """Capture at the batch size of the example."""
     try:
         return _captured(module, example, subject, opset, free=False)
     except CapsedgeError:
@@ -262,7 +262,7 @@ class _Untranslated(Exception):
     def __init__(self, program: torch.export.ExportedProgram, error: Exception) -> None:
         super().__init__(str(error))
         named = _NODE.search(str(error))
-        # Taking composite operators apart adds underscores to a name.
+        # Decomposing composite operators adds underscores to a name.
         nodes = [
             n for n in program.graph.nodes if named and n.name.strip("_") == named[1].strip("_")
         ]
@@ -328,8 +328,8 @@ def _free_dims(
 def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
     """Let every ``squeeze`` name its axes, in place.
 
-    ``squeeze()`` is captured at a batch of several images, and the rest of the graph counts on the axes that
-    it left there. In a file without names, a batch of one image would lose its axis too.
+    ``squeeze()`` is captured at a batch of several images, and the rest of the graph relies on the axes that
+    remained. In a file without names, a batch of one image would lose its axis too.
     """
     squeezes = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
     for module in program.graph_module.modules():
@@ -352,10 +352,10 @@ def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
 
 
 def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedModelError:
-    """What stopped torch, with the user's line and the fix.
+    """Explain why torch failed, with the user's line and the fix.
 
     Args:
-        lines: those that make a number of a free batch; None if the batch is fixed.
+        lines: the lines that turn a free batch into a number; None if the batch is fixed.
     """
     cause = error.__cause__ or error
     text = f"{type(cause).__name__} {cause}"

@@ -1,4 +1,4 @@
-"""PyTorch module in, verified ONNX file out."""
+"""Export a PyTorch module to a verified ONNX file."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def export(
         module: one of the package's models, or any module. Routing that is written with ``capsedge.ops``, or
             as a loop of standard operations, becomes capsule operators.
         path: the file to write; None to do everything except write it.
-        options: how it is written. Without ``batch``, the batch is free, or, for your own module, the size
+        options: how to write it. Without ``batch``, the batch is free, or, for your own module, the size
             that its code requires (a note says why).
         example: input of your own module: a tensor, a tuple of tensors, or tensors by name for a ``forward``
             that takes one dict; batch first.
-        free_axes: of inputs by name, the axes beside the batch that stay free, such as the length of a
-            history: ``{"hist": [1]}``. Axes of the same size in the example have one length.
-        check_inputs: your own inputs, which are compared too (a file, arrays, or a mapping by input name).
-            For hard cases outside their range, differences are then only warnings.
+        free_axes: of inputs by name, the axes besides the batch that stay free, such as the length of a
+            history: ``{"hist": [1]}``. Axes that have the same size in the example share one length.
+        check_inputs: your own inputs to compare as well (a file, arrays, or a mapping by input name).
+            Differences on hard cases outside their range are then only warnings.
         description: classes, preprocessing, task, outputs and typical images, for the metadata.
         progress: called with a description of each step.
 
@@ -107,7 +107,7 @@ def export(
     check_tolerance(atol, rtol)
     batch = batch_of(module, batch)
     stated = with_typical_images(description)
-    import_onnxruntime()  # what is missing is said before the work
+    import_onnxruntime()  # report missing packages before the work starts
     if path is not None:
         path = as_path(path, OUTPUT)
         check_writable(path)
@@ -130,7 +130,7 @@ def export(
             else user_inputs(check_inputs, subject.inputs, subject.example, subject.free_axes)
         )
         traced = bool(subject.to_trace or subject.traced)
-        # All iterations of a trace have results: none can be left out.
+        # A trace has results for every iteration, so none can be left out.
         kept = Rewrites.none() if traced else _rewrites(options)
         lowered, program, trace = to_graph(subject, opset, batch, kept, ops, progress=progress)
         made.append((lowered.model, program))
@@ -164,7 +164,7 @@ def export(
     warnings: tuple[str, ...] = ()
     if declared is not None and all(p.passed or p.outside for p in parity):
         declared = dataclasses.replace(declared, parity=_measured(parity, atol, rtol, fixed))
-        # A fused file runs only with the kernels, so it is read with its function bodies.
+        # A fused file runs only with the kernels, so the version with function bodies is run here.
         runnable = data if ops != "fused" else lowered.runnable.SerializeToString()
         annotated, notes = _described(subject, data, runnable, stated, declared, name)
         if annotated is not None:
@@ -217,7 +217,7 @@ class _Prepared(NamedTuple):
 
 
 def _state_inputs(model: onnx.ModelProto, subject: Subject) -> None:
-    """Let the file say how many entries inputs may look up, and how long they may be, in place."""
+    """State in the file how many entries inputs may look up and how long they may be, in place."""
     sizes: Sequence[int | None] = [None] * len(subject.inputs)
     if not all(x.dtype.is_floating_point for x in subject.example):
         sizes = table_sizes(subject.module, subject.example, from_zero=True)
@@ -232,7 +232,7 @@ def _state_inputs(model: onnx.ModelProto, subject: Subject) -> None:
 
 
 def _no_metadata(model: nn.Module, checkpoint_sha256: str) -> ModelMetadata:
-    """The metadata of a file before anything is known of its network."""
+    """The metadata of a file before anything is known about its network."""
     name = type(model).__name__
     return ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
 
@@ -245,10 +245,10 @@ def _described(
     declared: ModelMetadata,
     name: Path | str,
 ) -> tuple[DescribedModel | None, tuple[str, ...]]:
-    """The file with its metadata, None if it is unchanged; and notes.
+    """The file with its metadata (None if unchanged), and notes.
 
-    A traced network of the user's own that nobody described may be none of images, for which there is no
-    metadata; its trace is then outputs as any other.
+    A traced user network without a description may not take images, and there is metadata only for images;
+    its trace then consists of ordinary outputs.
     """
     if subject.traced is not None:
         declared = dataclasses.replace(declared, trace=TraceOutputs(subject.traced.layers))
@@ -264,7 +264,7 @@ def _described(
 
 
 def _rewrites(options: ExportOptions) -> Rewrites:
-    """The exact rewrites except those that are left out."""
+    """The exact rewrites, except those switched off."""
     return Rewrites(**{REWRITES[name]: False for name in options.no_rewrite})
 
 
@@ -305,7 +305,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Graph(NamedTuple):
-    """A module as the graph of a file, the program that torch captured, and the routing that is traced."""
+    """A module's graph for the file, the program that torch captured, and the traced routing."""
 
     lowered: Lowered
     program: torch.export.ExportedProgram
@@ -321,7 +321,7 @@ def to_graph(
     fuse: bool = True,
     progress: Progress = silent,
 ) -> _Graph:
-    """Capture the module, and make the graph of a file of it.
+    """Capture the module and make the graph of the file.
 
     Args:
         ops, fuse, progress: as for `graph.passes.lower`.
@@ -332,7 +332,7 @@ def to_graph(
     """
     module: nn.Module = subject.module
     if not rewrites.light_cone:
-        # torch.export drops nodes that reach no output; all passes stay, because they are outputs.
+        # torch.export drops nodes that do not affect an output; the passes stay, because they are outputs.
         module = modules.KeepingAllPasses(module).eval()
     with torch.no_grad(), RoutingCalls() as calls:
         subject.module(*subject.example)

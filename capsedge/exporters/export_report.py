@@ -19,7 +19,7 @@ from capsedge.tolerance import MAX_GROWTH
 
 @dataclass(frozen=True)
 class CaseParity:
-    """One output of one input case: exported file against the eager FP32 module.
+    """One output of one input case: the exported file compared with the eager FP32 module.
 
     Attributes:
         case: name of the input case and its batch.
@@ -27,14 +27,14 @@ class CaseParity:
         max_abs: largest absolute difference.
         max_rel: largest ``difference / size``, where the size is the largest magnitude along the reference's
             last axis (the pose), at least ``atol``.
-        reference_error: largest difference of the module from itself in FP64: how well FP32 defines the
+        reference_error: largest difference between the module in FP32 and in FP64: how well FP32 defines the
             output. Zero if the comparison passes without it.
         excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
         passed: whether it is within the tolerance.
         outside: whether the case lies outside the range of the user's own inputs; it is then not required to
             pass.
-        ill_conditioned: whether it fails where FP32 does not define the module's own output: it differs there
-            from FP64 by more than any tolerance may grow (`tolerance.MOST`).
+        ill_conditioned: whether it fails at a point where FP32 does not define the module's own output, which
+            differs from FP64 by more than the largest tolerance (`tolerance.MOST`).
     """
 
     case: str
@@ -55,7 +55,7 @@ class ScoresOutput:
     Attributes:
         output: its name.
         kind: ``length``, ``logits`` or ``probability``.
-        reason: why this one.
+        reason: why it was chosen.
     """
 
     output: str
@@ -92,7 +92,7 @@ class ExportReport(Summarized):
         operators: nodes by type.
         functions: function bodies in the file.
         rewrites: the effect of each exact rewrite.
-        fusion: routing of a user's own module that became capsule operators (``fused``), and what was left
+        fusion: routing in a user's module that became capsule operators (``fused``), and what was left
             unchanged, with the reason (``not_fused``).
         notes: remarks for the user.
         atol, rtol: tolerances of the comparison.
@@ -165,7 +165,8 @@ class ExportReport(Summarized):
     @property
     def warnings(self) -> tuple[str, ...]:
         """A sentence for each output that differs on hard cases outside the range of the user's inputs, and
-        the warnings about the scores."""
+        the warnings about the scores.
+        """
         failed = [p for p in self.parity if p.outside and not p.passed]
         parts = []
         for name in dict.fromkeys(p.output for p in failed):
@@ -243,7 +244,7 @@ class ExportReport(Summarized):
 
 
 def required(parity: Sequence[CaseParity]) -> tuple[CaseParity, ...]:
-    """The comparisons within the range of the user's inputs; all, where none is."""
+    """The comparisons within the range of the user's inputs; all of them if none is."""
     return tuple(p for p in parity if not p.outside) or tuple(parity)
 
 

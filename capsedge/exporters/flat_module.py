@@ -17,7 +17,7 @@ from capsedge.models.user_code import on_cpu
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores ``[N, J]`` made of an output.
+    """Scores ``[N, J]`` computed from an output.
 
     Attributes:
         output: its number among the values.
@@ -30,7 +30,7 @@ class Scored:
     capsules: bool
 
     def __call__(self, values: Sequence[Tensor]) -> Tensor:
-        """The scores; axes of 1 do not count."""
+        """The scores; axes of size 1 are ignored."""
         flat = values[self.output].flatten(1)
         if not self.capsules:
             return flat
@@ -40,7 +40,7 @@ class Scored:
 
 
 class Flat(nn.Module):
-    """A user's module whose output, of any form, is made a plain tuple of tensors.
+    """A user's module wrapped to return a plain tuple of tensors, whatever the form of its output.
 
     Args:
         module: the user's.
@@ -67,7 +67,7 @@ class Flat(nn.Module):
         return self._whole(*inputs)
 
     def _whole(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        copies = [x.clone() for x in inputs]  # code may write into its input, which others read
+        copies = [x.clone() for x in inputs]  # code may write into its input, which is used again
         with on_cpu():
             result = self.module(*copies)
         values = _copy_outputs(tuple(named_outputs(result).values()), inputs)
@@ -116,7 +116,7 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
     Names of nested outputs are joined by ``_``. None stands for an output that is not there.
 
     Raises:
-        UnsupportedModelError: there is something else in it, or nothing.
+        UnsupportedModelError: the output holds something other than tensors, or nothing.
     """
     found: dict[str, Tensor] = {}
     wrong: list[str] = []
@@ -150,7 +150,7 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
 
 
 def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
-    """The first image of each, repeated to a batch; a copy, which code may write into."""
+    """The first image of each input, repeated to a batch; a copy that code may write into."""
     return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
 
 
@@ -168,7 +168,7 @@ def run_fp64(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 @contextlib.contextmanager
 def default_fp64() -> Iterator[None]:
-    """Tensors that code makes without a type are FP64 while it lasts."""
+    """While active, tensors that code creates without a type are FP64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,7 +1,7 @@
 """Freeze routing: replace the couplings by their averages (``export --freeze-couplings``).
 
-This is an approximation, and is named as such. With constant couplings nothing depends on agreement any
-longer: the loop becomes one matrix product. For dynamic routing that is the same operator with one
+This is an approximation, and is labelled as one. With constant couplings, nothing depends on agreement
+any longer, and the loop becomes one matrix product. For dynamic routing that is the same operator with one
 iteration, whose log priors are the logarithms of the mean couplings; for attention routing it is a single
 uniform pass, whose weights are multiplied by the mean couplings.
 """
@@ -62,11 +62,12 @@ def freeze(model: onnx.ModelProto, data: ImageSet) -> dict[str, dict[str, float]
 
     Returns:
         For each layer: ``deviation``, the mean standard deviation of its couplings over the images,
-        and ``uniform``, the value that equal couplings would have.
+        and ``uniform``, the value of equal couplings.
 
     Raises:
         UnsupportedModelError: there is no routing to freeze, or it is EM routing: its M-step weighs
-            votes by the children's activations and their variances, so that no matrix product remains.
+            votes by the children's activations and the votes' variances, so it does not reduce to a matrix
+            product.
     """
     detach_functions(model)
     routed = [n for n in operator_nodes(model) if _has_couplings(n)]
@@ -218,7 +219,7 @@ def export_frozen(
 ) -> FrozenExport:
     """Export a file with couplings frozen to their mean, and measure what that costs.
 
-    The routing file is never left under the name of the frozen one.
+    If this fails, no unfrozen file is left under the name of the frozen one.
 
     Args:
         model, path, options, others: as for `export`, with ``ops`` auto.
@@ -226,7 +227,7 @@ def export_frozen(
         calib_images: number of images drawn from them.
 
     Raises:
-        as `export`, and UsageError where the images are wrong, UnsupportedModelError where the couplings
+        as `export`; also UsageError if the images are wrong, and UnsupportedModelError if the couplings
         cannot be frozen.
     """
     check_writable(path)
@@ -261,7 +262,7 @@ def export_frozen(
 def describe_frozen(
     frozen: onnx.ModelProto, source: FloatModel, measured: Mapping[str, Any]
 ) -> None:
-    """State in a file's metadata that its couplings are frozen, and what that was made from."""
+    """State in a file's metadata that its couplings are frozen, and from what data."""
     assert source.metadata is not None  # it was exported by this package
     origin = source.metadata.origin
     described = dataclasses.replace(

@@ -1,6 +1,7 @@
-"""The longest history that a network takes: the size of its table of positions, say, or of its logits.
+"""Find the longest history that a network takes, such as the size of its table of positions or of its logits.
 
-A free axis is captured with that limit, and the file states it, so that runtimes can name a longer input.
+A free axis is captured with that limit, and the file states it, so that runtimes can explain why a longer
+input is refused.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _MOST = 4096  # of the sizes of the module's tensors, beyond which one row may b
 
 
 def length_names(example: Sequence[Tensor], free_axes: Sequence[Sequence[int]]) -> dict[int, str]:
-    """The names of the free dimensions beside the batch, by their sizes in the example: L, L2, ...
+    """The names of the free dimensions besides the batch, by their sizes in the example: L, L2, ...
 
-    Axes of one size are one dimension.
+    Axes of the same size share one dimension.
     """
     names: dict[int, str] = {}
     for x, axes in zip(example, free_axes, strict=bool(free_axes)):
@@ -30,7 +31,7 @@ def length_names(example: Sequence[Tensor], free_axes: Sequence[Sequence[int]]) 
 
 
 def longest_lengths(subject: Subject) -> dict[str, int]:
-    """The largest size that the module runs at of each free dimension that has one, by name.
+    """The largest size of each free dimension at which the module runs, by name; unlimited ones are omitted.
 
     Lengths up to eight times the example's are tried on one row, and those above the sizes of the module's
     tensors, since a table of positions may be longer.
@@ -73,7 +74,7 @@ def resized(
     length: int,
     size: int | None = None,
 ) -> list[Tensor]:
-    """Tensors whose free axes, or those of a size, have another length: cut, or repeated from the start."""
+    """Tensors with free axes, or axes of a given size, cut or repeated from the start to another length."""
     found = list(tensors)
     for n, axes in enumerate(free_axes):
         for axis in axes:
@@ -86,8 +87,9 @@ def resized(
 def longest_of_inputs(
     subject: Subject, program: torch.export.ExportedProgram
 ) -> tuple[tuple[int, ...], ...]:
-    """Of each input, the largest size of each axis that a captured program takes, 0 for any; empty without
-    limits.
+    """For each input, the largest size of each axis that a captured program takes (0: any).
+
+    Empty if nothing is limited.
     """
     names = program.graph_signature.user_inputs
     shapes = {n.name: n.meta["val"].shape for n in program.graph.nodes if n.op == "placeholder"}

@@ -53,7 +53,7 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
 
 
 Case = tuple[str, list[Tensor]]
-MAX_USER_CASES = 64  # of the user's inputs that are compared
+MAX_USER_CASES = 64  # how many of the user's inputs are compared
 
 
 def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
@@ -93,7 +93,7 @@ def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]
     return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
 
 
-LENGTHS = (1, 2, 7)  # of free axes, beside that of the example and twice as much
+LENGTHS = (1, 2, 7)  # lengths of free axes, besides the example's length and twice that
 
 
 def length_cases(
@@ -102,12 +102,12 @@ def length_cases(
     batches: Sequence[int],
     most: Sequence[Sequence[int]] = (),
 ) -> list[Case]:
-    """Inputs of other lengths than the example's, which is cut, or repeated from the start.
+    """Inputs of other lengths: the example, cut or repeated from the start.
 
     Args:
         free_axes: of each input.
-        most: of each input, the largest size of each axis, 0 for any; empty without limits. No
-            case is longer.
+        most: for each input, the largest size of each axis (0: any), which no case exceeds; empty without
+            limits.
     """
     longest = max(x.shape[k] for x, axes in zip(example, free_axes, strict=True) for k in axes)
     limits = [m[k] for m, axes in zip(most, free_axes, strict=bool(most)) for k in axes if m[k]]
@@ -122,7 +122,7 @@ def length_cases(
 
 
 def drawn_within(example: Tensor, batch: int, generator: torch.Generator) -> Tensor:
-    """Rows drawn between the least and the largest of the example at each position; whole where it is."""
+    """Rows drawn within the example's range at each position; integers stay integers."""
     least, most = (v.double() for v in (example.amin(0), example.amax(0)))
     drawn = torch.rand((batch, *least.shape), generator=generator, dtype=torch.float64)
     whole = bool((example.double() == example.double().round()).all())
@@ -141,7 +141,7 @@ def user_cases(inputs: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
             break
         cases.append((f"your inputs {at} to {at + n - 1}", [x[at : at + n] for x in inputs]))
         at += n
-    if not cases:  # fewer than the least batch: repeated
+    if not cases:  # fewer than the smallest batch: repeat them
         n = batches[0]
         rows = torch.arange(n) % count
         cases.append((f"your inputs, repeated to batch {n}", [x[rows] for x in inputs]))
@@ -159,9 +159,9 @@ def compare(
 ) -> tuple[CaseParity, ...]:
     """Compare a loaded file with the eager module on every case.
 
-    An element passes by ``tolerance.excess``, where the noise is the difference of the FP32 module
-    from itself in FP64 along the last axis, in a trace over an iteration of an image. The FP64 run is made
-    only for a case that fails without it.
+    An element passes by ``tolerance.excess``, where the noise is the difference between the module in FP32
+    and in FP64, along the last axis or, in a trace, over one iteration of an image. The FP64
+    run is made only for a case that fails without it.
 
     Args:
         module: returns a tuple of tensors, one per name.
@@ -193,7 +193,7 @@ def compare(
 
 
 def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
-    """The cases with values below the least or above the largest of the user's inputs."""
+    """The cases with values outside the range of the user's inputs."""
     found = set()
     for name, tensors in cases:
         for x, own in zip(tensors, inputs, strict=True):
@@ -214,8 +214,10 @@ def _run_exact(
 
 
 def _shared_axes(name: str, rank: int) -> tuple[int, ...]:
-    """The axes along which rounding is shared: a pose; in a trace, all that an iteration makes of an image,
-    because every vote has a part in every parent, and each parent in all couplings."""
+    """The axes along which rounding is shared: a pose or, in a trace, an iteration's results for an image.
+
+    In a trace, every vote contributes to every parent, and every parent to all couplings.
+    """
     return tuple(range(2, rank)) if name.startswith(PREFIX) else (-1,)
 
 
@@ -255,7 +257,7 @@ def _compare(
 # --- Diagnosis: whether rewrites are involved, and the first node that differs ---
 
 Make = Callable[[int | None, Rewrites, bool], tuple[onnx.ModelProto, torch.export.ExportedProgram]]
-"""From batch, rewrites and whether to fuse, to a graph that runs, and the program that it was made of."""
+"""From the batch, the rewrites and whether to fuse, makes a runnable graph and its captured program."""
 
 
 def diagnose(
@@ -285,7 +287,7 @@ def diagnose(
         node = _first_node(model, program, case[1], Tolerance(report.atol, report.rtol))
     except CapsedgeError as error:
         return f"The cause could not be found: {error.what}"
-    except Exception as error:  # of torch or ONNX Runtime; the comparison itself must still be told
+    except Exception as error:  # from torch or ONNX Runtime; the comparison must still be reported
         return f"The cause could not be found: {first_line(error)}"
     plain = "Rewrites have no part in it: the plain export differs too."
     return f"{plain} {node}"
@@ -339,7 +341,7 @@ def _differs(actual: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> 
 
 
 class _Recorder(torch.fx.Interpreter):
-    """Runs a program and keeps every tensor with the user's line that made it."""
+    """Runs a program and records every tensor with the user's line that produced it."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
@@ -352,7 +354,7 @@ class _Recorder(torch.fx.Interpreter):
         return value
 
 
-# --- Hard inputs that a user's module takes; failing on one says nothing about the file ---
+# --- Hard inputs that a user's module accepts; a failure on one says nothing about the file ---
 
 _NOT_FINITE = "it gives values that are NaN or infinite"
 
@@ -362,8 +364,8 @@ def accepted_inputs(
 ) -> tuple[list[Case], tuple[str, ...]]:
     """The cases that the module accepts, and notes on the others.
 
-    Each kind is tried at the smallest batch, and everything where one is refused. Inputs within the range of
-    the example, position by position, then stand in for those.
+    Each kind is tried at the smallest batch; if one is refused, every case is tried. Inputs within the
+    example's range at each position replace the refused ones.
 
     Args:
         cases: of `checks.input_cases`, named ``kind, batch n``.
@@ -402,7 +404,7 @@ def accepted_inputs(
 
 
 def _refusal(module: nn.Module, tensors: Sequence[Tensor]) -> str:
-    """Why the module does not take an input, with the user's line; empty if it does."""
+    """Why the module refuses an input, with the user's line; empty if it accepts it."""
     try:
         with torch.no_grad():
             outputs = module(*tensors)

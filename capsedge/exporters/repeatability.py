@@ -16,8 +16,8 @@ from capsedge.models.user_code import Draws, lines_with
 Outputs = Mapping[str, Tensor]
 Run = Callable[[Sequence[Tensor]], Outputs]
 
-_ROUNDING = 1e-4  # of the largest magnitude: what the order of threads may change without any draw
-_REDRAWN = 3  # runs with other numbers
+_ROUNDING = 1e-4  # relative to the largest magnitude: differences that thread order alone can cause
+_REDRAWN = 3  # runs with other random numbers
 _LINES = 3
 _ELSEWHERE = ("np.random", "numpy.random", "random.", "default_rng", "self.rng", "urandom", "time.")
 _KEEP = (
@@ -35,8 +35,8 @@ _GUMBEL = "Draw only during training: if self.training: F.gumbel_softmax(...), e
 def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tensor]]) -> None:
     """Refuse a module whose result is not a function of its input.
 
-    PyTorch's random operations are known by their tag, whoever calls them, so that numbers from a generator
-    that the code seeds are found as well: they are replaced by others, and the result must not change.
+    PyTorch's random operations are recognized by their tag, whoever calls them, so numbers from a generator
+    that the code seeds are found as well. They are replaced by others, and the result must not change.
 
     Args:
         module: in the mode in which it is used; its classes and state explain the error.
@@ -44,7 +44,8 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
         cases: inputs of it.
 
     Raises:
-        UnsupportedModelError: it draws, or keeps something from one run to the next; names the user's line.
+        UnsupportedModelError: it draws random numbers, or keeps state between runs; the error names the
+            user's line.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for inputs in cases:
@@ -64,17 +65,17 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
 
 
 def _copies(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs again: a module may write into them."""
+    """Copies of the inputs, since a module may write into them."""
     return [x.clone() for x in inputs]
 
 
 def _kept(outputs: Outputs) -> dict[str, Tensor]:
-    """Copies: a module may return what it changes in the next run."""
+    """Copies of outputs, since a module may return tensors that it changes in the next run."""
     return {name: t.detach().clone() for name, t in outputs.items()}
 
 
 def _difference(first: Outputs, second: Outputs) -> tuple[str, float, float, float] | None:
-    """Name of the output that differs most, by how much of its largest magnitude, how much, and that."""
+    """The output that differs most: its name, relative difference, difference and largest magnitude."""
     found = []
     for name, a in first.items():
         b = second.get(name)
@@ -131,7 +132,7 @@ def _seeded(draws: Draws, off: tuple[str, float, float, float]) -> UnsupportedMo
 
 
 def _called(draws: Draws) -> list[str]:
-    """The user's lines that draw; the operations where no line is known."""
+    """The user's lines that draw; the operations if no line is known."""
     return draws.lines[:_LINES] or [f"It calls {', '.join(dict.fromkeys(draws.names))}."]
 
 

@@ -1,6 +1,6 @@
 """Choose the scores of a user's own module by the behavior of its outputs.
 
-That comes before the long work of an export.
+This happens before the slow part of an export.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from capsedge.spec.vocabularies import LENGTHS, REGRESSION
 def with_scores(
     subject: Subject, description: Description, declared: ModelMetadata, batch: int | None
 ) -> tuple[Subject, Description, ModelMetadata]:
-    """A described network of images with an output of scores, and metadata that name it and say why.
+    """A described image network with a scores output, and metadata that name it and say why it was chosen.
 
     Class capsules without scores get an output of their lengths. A regression, and scores that the user names
     and the module returns, stay as they are.
 
     Args:
-        batch: the batch that is fixed; None for a free one.
+        batch: the fixed batch size; None for a free one.
 
     Raises:
         UsageError: it takes no images, none of its outputs holds scores, or several may.
@@ -105,7 +105,7 @@ def with_scores(
 def _outputs(
     subject: Subject, images: NDArray[np.float32], batch: int | None
 ) -> dict[str, NDArray[np.float32]]:
-    """The module's results for images ``[n, ...]``, as far as they have the images as their first axis."""
+    """The module's outputs for images ``[n, ...]`` whose first axis is the batch."""
     size = batch or 8
     parts: dict[str, list[Tensor]] = {}
     for start in range(0, len(images), size):

@@ -24,12 +24,12 @@ class Subject:
         inputs, outputs: their names.
         example: one tensor per input, batch first, batch 2 or more.
         metadata: metadata of the file; None for a user's module without metadata.
-        batches: that a file with a free batch is compared at.
-        traced: the routing whose iterations are outputs too; None for none.
-        to_trace: whether all routing that the graph has in capsule operators is to be traced.
-        free_axes: of each input, those that stay free beside the batch.
-        longest: of each input, the largest size of each axis that the network takes; 0 where the shape alone
-            decides. Empty where no length is limited.
+        batches: batch sizes at which a file with a free batch is compared.
+        traced: the routing whose iterations become outputs; None without a trace.
+        to_trace: whether to trace all routing that the graph expresses in capsule operators.
+        free_axes: for each input, the axes besides the batch that stay free.
+        longest: for each input, the largest size of each axis that the network takes; 0 if only the shape
+            limits it. Empty if no length is limited.
     """
 
     module: nn.Module
@@ -74,7 +74,7 @@ class _WithExtras(nn.Module):
 class KeepingAllPasses(nn.Module):
     """A module that also returns the poses of every routing pass, so that no pass is dropped as dead."""
 
-    variadic = True  # torch.export then wants the shapes of its inputs by their one name
+    variadic = True  # torch.export then expects the input shapes under this one parameter name
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class KeepingAllPasses(nn.Module):
 def of_capsule_model(
     model: CapsuleModel, extras: Sequence[str], batch: int | None, checkpoint_sha256: str
 ) -> Subject:
-    """The subject for one of the package's models.
+    """Make the subject from one of the package's models.
 
     Raises:
         UsageError: an unknown extra output, or a reconstruction without a decoder.

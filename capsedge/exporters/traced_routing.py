@@ -1,4 +1,4 @@
-"""Trace a model's routing: its layers and iterations, and what they compute in PyTorch."""
+"""Trace a model's routing: its layers and iterations, and the values that they compute in PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMES = {o.torch: o.name for o in OPERATORS.values() if o.routes and o.torch}
 
 @dataclass(frozen=True)
 class RoutingCall:
-    """One call: the ONNX type of the operator, its arguments and its outputs."""
+    """One call of a routing operator: its ONNX type, arguments and outputs."""
 
     operator: str
     args: tuple[Any, ...]
@@ -67,7 +67,7 @@ class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 # --- The trace ---
 
-_MOST_BYTES = limits.RUN_BYTES // 2  # of one image, beside the other outputs of a run
+_MOST_BYTES = limits.RUN_BYTES // 2  # for one image, besides the other outputs of a run
 
 
 class Traced(nn.Module):
@@ -75,7 +75,7 @@ class Traced(nn.Module):
 
     Args:
         module: returns a tuple.
-        layers: those that it routes.
+        layers: the routed layers.
         calls: the layer of each call of a routing operator, in order.
     """
 
@@ -88,7 +88,7 @@ class Traced(nn.Module):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what is returned behind the module's own outputs."""
+        """Names of the values returned after the module's own outputs."""
         return tuple(name for layer in self.layers for name in layer.outputs.values())
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -150,7 +150,7 @@ def trace_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Tra
     """The contents of a model's trace.
 
     Args:
-        module: returns the outputs of the file, of which the model is a part.
+        module: returns the file's outputs; contains the model.
         images: an example.
 
     Raises:
@@ -206,8 +206,8 @@ def layers_of(
 
     Args:
         names: the layer of each call.
-        batch: that they were made with.
-        modules: by the names of layers; tell where the children of a dense operator lie.
+        batch: the batch size of the calls.
+        modules: by the names of layers; locate the children of a dense operator.
     """
     of: dict[str, list[RoutingCall]] = {}
     for name, call in zip(names, calls, strict=True):
@@ -240,7 +240,7 @@ def _layer(
 
 
 def _of_windows(arguments: dict[str, object], parents: Tensor) -> dict[str, tuple[int, int]]:
-    """The geometry of a layer over windows: of all children's positions, where the weight is shared."""
+    """The geometry of a layer over windows; if the weight is shared, one window covers all positions."""
     pose, weight, strides = (arguments[k] for k in ("pose", "weight", "strides"))
     assert isinstance(pose, Tensor)
     assert isinstance(weight, Tensor)
@@ -256,7 +256,7 @@ def _of_windows(arguments: dict[str, object], parents: Tensor) -> dict[str, tupl
 
 
 def _check_size(traced: Traced) -> None:
-    """Refuse a trace of which one run takes more than a session reads."""
+    """Refuse a trace that is larger for one run than a session may read."""
     if traced.bytes_per_image <= _MOST_BYTES:
         return
     largest = max(traced.sizes, key=lambda name: math.prod(traced.sizes[name]))

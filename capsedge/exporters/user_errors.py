@@ -24,10 +24,10 @@ _WAY_OUT = (
 def explain_module_errors(
     made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]],
 ) -> Iterator[None]:
-    """Raise what other libraries raise, and what the user's code raises, as errors about the module.
+    """Turn exceptions of other libraries and of the user's code into errors about the module.
 
     Args:
-        made: the graph and the program that it was made of, as soon as there are any: they lead to the line.
+        made: the graph and its captured program, once they exist; they lead to the line.
 
     Raises:
         UnsupportedModelError: in place of the other error; errors of this package are left unchanged.

@@ -28,21 +28,21 @@ from capsedge.models.user_code import (
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 FreeAxes = Mapping[str, Sequence[int]]
-_LARGEST_EXAMPLE = 8  # rows of an example that the module is captured with
-_LARGEST_FIXED, _TRIED = 512, 6  # images of a batch that code fixes; sizes that are tried
+_LARGEST_EXAMPLE = 8  # rows of the example that are used to capture the module
+_LARGEST_FIXED, _TRIED = 512, 6  # batch sizes to try where code fixes the batch
 _NUMBERS = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _ANY_BATCH = (
     "Check the shape of the example. If the code assumes a number of images, use x.size(0) instead, or "
     "fix the batch at that number with batch= (--batch)."
 )
-_FP64, _FP32 = 1e-9, 1e-4  # of the largest magnitude: what batching may change by rounding
+_FP64, _FP32 = 1e-9, 1e-4  # relative to the largest magnitude: what rounding in batches may change
 
 
 class NoFreeBatch(UnsupportedModelError):
-    """A module that cannot have a free batch.
+    """A module whose batch cannot be free.
 
     Args:
-        batch: a fixed one that it can have, every image independent of the others.
+        batch: a fixed size that works, with every image independent of the others.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class NoFreeBatch(UnsupportedModelError):
 
     @property
     def note(self) -> str:
-        """The fixed batch in a line, with its reason."""
+        """One line with the fixed batch and its reason."""
         what = self.what[0].lower() + self.what[1:].rstrip(".")
         where = "; ".join((self.why.rstrip("."), *self.details[:1]))
         return f"the batch is fixed at {self.batch}: {what} ({where})"
@@ -66,7 +66,7 @@ def of_module(
     output_names: Sequence[str] = (),
     free_axes: FreeAxes | None = None,
 ) -> Subject:
-    """The subject for a user's own module.
+    """Make the subject from a user's own module.
 
     Raises:
         UsageError: there is no example, it does not fit, or the names do not fit the outputs or the axes.
@@ -105,7 +105,7 @@ def of_module(
 def _free_axes(
     given: FreeAxes, inputs: Sequence[str], tensors: Sequence[Tensor]
 ) -> tuple[tuple[int, ...], ...]:
-    """Of each input, the axes beside the batch that are to be free; nothing where none is.
+    """For each input, the axes besides the batch that are to be free; empty if none are.
 
     Raises:
         UsageError: there is no such input or axis.
@@ -216,10 +216,10 @@ def _flat(
 def _at_module_batch(
     module: nn.Module, tensors: tuple[Tensor, ...], failure: CapsedgeError
 ) -> CapsedgeError:
-    """The error for a module that works neither at batch 1 nor at batch 2, with the batch at which it does,
-    if any.
+    """The error for a module that fails at batches 1 and 2, with the batch at which it works, if any.
 
-    Tried are the rows of the example, what the code calls a batch, and the numbers in the line that fails.
+    The sizes tried are the rows of the example, values that the code calls a batch, and the numbers in the
+    failing line.
     """
     named = _batch_sizes(module)
     written = (int(number) for line in failure.details for number in _NUMBERS.findall(line))
@@ -285,7 +285,7 @@ def _drawn(tensors: Sequence[Tensor], batch: int, seed: int = 7) -> tuple[Tensor
 
 
 def _fixed_batch(module: nn.Module, batch: int) -> tuple[list[str], str]:
-    """The line that says another batch, and the way out; nothing where there is none."""
+    """The line that fixes another batch, and how to change it; empty if there is none."""
     fixed = next(((n, k) for n, k in _batch_sizes(module).items() if k != batch), None)
     if fixed is None:
         return [], ""
@@ -327,14 +327,14 @@ def _check_batch_axis(module: nn.Module, outputs: Mapping[str, Tensor]) -> None:
         )
 
 
-# What torch says of a batch norm in training mode and a batch of one.
+# torch's message for a batch norm in training mode and a batch of one.
 _BATCH_STATISTICS = "Expected more than 1 value per channel when training"
 
 
 def _check_alone(
     module: nn.Module, tensors: tuple[Tensor, ...], several: Mapping[str, Tensor]
 ) -> None:
-    """Refuse a free batch to a module that computes something else of one image than of several.
+    """Refuse a free batch if the module treats a single image differently from several.
 
     Raises:
         NoFreeBatch: it fails, or its outputs have other shapes, except for a batch axis dropped at the end.
@@ -397,7 +397,7 @@ def _check_independent(flat: Flat, tensors: tuple[Tensor, ...], names: tuple[str
 def _check_images_independent(
     module: nn.Module, tensors: tuple[Tensor, ...], names: tuple[str, ...], batch: int
 ) -> None:
-    """The same of a module that takes no image alone: half of a batch is exchanged for other images.
+    """The same for a module that cannot take a single image: half of the batch is replaced by other images.
 
     Raises:
         UnsupportedModelError: the results for the other half change.

@@ -36,10 +36,10 @@ from capsedge.graph.trace_outputs import without_uniform_passes
 from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, VOTES_AS_INPUT, WINDOWS, operator_of
 
-# --- Positions of a node's children, found by changing the maps before it ---
+# --- Positions of a node's children, found by perturbing the preceding maps ---
 
 _MAX_POSITIONS = 4096
-_TURNS = 3  # a child that is zero at one value of its position may not be at another
+_TURNS = 3  # a child that is zero for one value at its position may not be for another
 
 Floats = NDArray[np.float32]
 
@@ -63,16 +63,16 @@ def child_map(
 ) -> ChildMap | None:
     """The map on which the capsules of a tensor lie.
 
-    Each position of the maps that the tensor is made of, outputs of convolutions or of routing, gets other
-    values; a capsule that only one position changes lies there.
+    The maps behind the tensor (outputs of convolutions or of routing) are perturbed one position at a time;
+    a capsule that changes with one position only belongs there.
 
     Args:
         model: a graph of ``capsedge`` nodes without functions.
-        tensor: capsules ``[N, ..., P]``, all axes between counted as one.
+        tensor: capsules ``[N, ..., P]``, the axes between counted as one.
         inputs: of the graph, an example.
 
     Returns:
-        None if there is no such map, a capsule is made of several positions, or they are in another order.
+        None if there is no such map, a capsule depends on several positions, or the order is another.
     """
     part = _Part(model, tensor)
     if part.grid is None or not 1 < np.prod(part.grid) <= _MAX_POSITIONS:
@@ -99,7 +99,7 @@ class _Part:
 
     Attributes:
         grid: rows and columns of all maps; None if they differ or there are none.
-        maps: sizes of each, behind the batch, by its name; and the axes of rows and columns.
+        maps: the sizes of each after the batch, and its axes of rows and columns, by name.
     """
 
     def __init__(self, model: onnx.ModelProto, tensor: str) -> None:
@@ -130,7 +130,7 @@ class _Part:
             self.grid = (rows, columns)
 
     def changes_by_position(self, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-        """Whether other values at a position change a capsule ``[positions, capsules]``."""
+        """Whether changing a position changes a capsule: ``[positions, capsules]``."""
         assert self.grid is not None
         model = copy_of(self.model)
         replace_fields(model.graph.node, self.nodes)
@@ -188,7 +188,7 @@ class _Part:
 def _map_of(
     node: onnx.NodeProto, name: str, shapes: Mapping[str, Sequence[int | None]]
 ) -> tuple[tuple[int, ...], tuple[int, int]] | None:
-    """Sizes of a map behind the batch, and its axes of rows and columns; None for another tensor."""
+    """Sizes of a map after the batch, and its axes of rows and columns; None if the tensor is not a map."""
     if node.op_type == "Conv" and not node.domain and len(shapes.get(name, ())) == 4:
         axes = (2, 3)
     elif _routes_to_a_map(node):
@@ -210,7 +210,7 @@ def _routes_to_a_map(node: onnx.NodeProto) -> bool:
 class TracedGraph(Traced):
     """A module, and the values of every iteration of the capsule operators in its graph.
 
-    The operators' inputs are those of the graph in ONNX Runtime; what each iteration makes of them is the
+    The operators' inputs are those of the graph in ONNX Runtime; each iteration is computed from them by the
     operators' definition in PyTorch.
 
     Args:
@@ -260,7 +260,7 @@ class _Inputs:
         self.session = session_of(runnable)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
-        return self  # nothing of it changes
+        return self  # it does not change
 
     def feeds(self, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
         """The inputs of the graph by name."""
@@ -306,7 +306,7 @@ def traced_graph(
         module: returns the outputs of the file.
         model: its graph, of ``capsedge`` nodes without functions.
         example: inputs of the module.
-        not_fused: what was fused in it, for the reason where nothing was.
+        not_fused: the fusion report, which gives the reasons if nothing was fused.
 
     Returns:
         The trace, and the graph that it is written into.
@@ -372,10 +372,10 @@ def _names(
     calls: Sequence[RoutingCall],
     batch: int,
 ) -> list[str]:
-    """The layer of each routing node: attention passes with one weight and one map are one layer.
+    """The layer of each routing node; attention passes that share a weight and a map form one layer.
 
-    A layer is named after the parameter's module where the graph still has the parameter, otherwise
-    ``routing1``, ``routing2``, and ``classes`` where the last has its parents on no map.
+    A layer is named after the parameter's module if the graph still has the parameter. Otherwise it is
+    ``routing1``, ``routing2``, ..., and the last is ``classes`` if its parents lie on no map.
     """
     parameters = {t.name for t in model.graph.initializer}
     keys = [_layer_key(number, call) for number, call in enumerate(calls)]
@@ -393,7 +393,7 @@ def _names(
 
 
 def _layer_key(number: int, call: RoutingCall) -> object:
-    """The common properties of a layer's passes."""
+    """The properties that all passes of a layer share."""
     if not ROUTING_OPERATORS[call.operator].first_pass or call.weight is None:
         return number
     return call.outputs[0].shape, _content(call.weight)

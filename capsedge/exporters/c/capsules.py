@@ -1,4 +1,4 @@
-"""The operators of capsules that have kernels; other cases of them are written as their function bodies."""
+"""Write the capsule operators that have kernels; all other cases are written as their function bodies."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
     scale = _scale(program, values, names)
     bias = np.broadcast_to(_array(values, "bias"), (parents, size)).astype(np.float32)
     names.append(program.constants.add(bias))
-    # What all parents of a child share changes no coupling, unless leaky routing has one more parent.
+    # A term shared by all parents of a child cancels in the softmax, unless leaky routing adds a parent.
     even = not given["leaky"] and np.all(prior == prior[:, :1])
     priors = "0"
     if np.any(prior) and not even:

@@ -1,4 +1,4 @@
-"""What a network takes of a device, layer by layer, and whether that fits."""
+"""Flash and RAM that a network needs, layer by layer, and whether they fit a device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from capsedge.errors import UsageError
 from capsedge.exporters.c.source import Library, layers
 from capsedge.runtime.files.text import format_bytes, printable
 
-CODE_BYTES = 16 << 10  # of flash that compiled code may take at most, in what `--fit` compares
+CODE_BYTES = 16 << 10  # upper limit for the compiled code, in the flash that `--fit` compares
 
 
 def needs(library: Library) -> dict[str, int]:
-    """Bytes of flash and RAM: constants and code; arena, input and outputs."""
+    """Bytes of flash (constants and code) and of RAM (arena, input and outputs)."""
     caller = 4 * (
         int(np.prod(library.input_shape)) + sum(output.size for output in library.outputs)
     )
@@ -24,10 +24,10 @@ def needs(library: Library) -> dict[str, int]:
 
 
 def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
-    """Refuse a network that takes more than it may.
+    """Refuse a network that needs more flash or RAM than allowed.
 
     Raises:
-        UsageError: with the layers that take most, and what would help.
+        UsageError: it does not fit; the message lists the largest layers and what would help.
     """
     needed = needs(library)
     over = {kind: needed[kind] - most for kind, most in fit.items() if needed[kind] > most}
@@ -65,7 +65,7 @@ def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
 
 
 def layer_table(library: Library) -> list[dict[str, Any]]:
-    """A row for every layer of ``run``: what it computes, and what it takes."""
+    """A row for every layer of ``run``: what it computes and how much memory it needs."""
     run, rows = library.run, []
     counted: set[str] = set()
     for node, operator, numbers in layers(run):

@@ -25,8 +25,8 @@ from capsedge.spec import limits
 
 SCHEMA = 1
 KIND = "capsedge-c"  # of the description
-WASM_KIND = "capsedge-wasm"  # of that of `--target wasm`
-MOST_BATCH = 1 << 16  # images of a call that a description may state
+WASM_KIND = "capsedge-wasm"  # of the description that `--target wasm` writes
+MOST_BATCH = 1 << 16  # most images per call that a description may state
 
 
 def contents(
@@ -68,13 +68,13 @@ def earlier_files(folder: Path, kind: str = KIND) -> list[str]:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a folder says of how it was made.
+    """How a folder was made, as recorded in its ``NAME.json``.
 
     Attributes:
         name: prefix of all symbols.
         file: name of the ONNX file.
         sha256: its checksum.
-        batch: images of a call.
+        batch: images per call.
     """
 
     name: str
@@ -110,10 +110,10 @@ class LayerRow:
     """One layer of the network; its fields are those of ``NAME.json``.
 
     Attributes:
-        products: multiply-adds of a call.
+        products: multiply-adds per call.
         constant_bytes: of its weights, in flash.
         scratch_bytes: of its own working memory.
-        live_bytes: that it occupies of the arena, values of other layers included.
+        live_bytes: bytes of the arena in use while it runs, including values of other layers.
     """
 
     node: str
@@ -125,7 +125,7 @@ class LayerRow:
 
 
 class Report(NamedTuple):
-    """What a folder says of itself.
+    """The contents of a folder's ``NAME.json``.
 
     Attributes:
         description: the whole ``NAME.json``.
@@ -141,7 +141,7 @@ class Report(NamedTuple):
 
 
 def read_report(folder: Path) -> Report:
-    """What a folder says of itself.
+    """Read the ``NAME.json`` of a folder.
 
     Raises:
         UsageError: it is not a folder of `write_c`.
@@ -163,7 +163,7 @@ def read_report(folder: Path) -> Report:
 
 @contextmanager
 def _readable(folder: Path) -> Iterator[None]:
-    """The block's failures to read a description, as errors."""
+    """Report failures to read a description as errors of the package."""
     try:
         yield
     except (ValueError, IndexError) as error:
@@ -206,7 +206,7 @@ def _description(folder: Path, kind: str = KIND) -> dict[str, Any]:
 def describe(
     lib: Library, metadata: ModelMetadata | None, file: Path, data: bytes
 ) -> dict[str, Any]:
-    """What verify, the page and reports need to know."""
+    """The description: what verify, the page and the reports need."""
     table = layer_table(lib)
     return {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""Turn an ONNX file into a program: fixed shapes, constants computed, a translator for every other node."""
+"""Turn an ONNX file into a program: fix shapes, fold constants and translate every other node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRANSLATORS: dict[str, Translator] = {
     **layer_steps.TRANSLATORS,
     **capsules.TRANSLATORS,
 }
-FOLDED = 1 << 24  # most elements of a constant that is computed here
+FOLDED = 1 << 24  # largest constant, in elements, that is folded here
 _BEFORE_RELU = ("Conv", "Gemm")
 
 
@@ -76,7 +76,7 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
 
 
 def _prune(graph: onnx.GraphProto) -> None:
-    """Remove nodes that reach no output."""
+    """Remove nodes that do not affect any output."""
     live = {o.name for o in graph.output}
     kept = []
     for node in reversed(graph.node):
@@ -167,7 +167,7 @@ class Translation:
         return mask
 
     def _written(self, name: str, value: Value) -> Value:
-        """Give an output to the caller, if the caller wants it."""
+        """Return an output to the caller, if it was requested."""
         if value.dtype != "float32":
             raise UnsupportedModelError(
                 f"The output '{printable(name)}' cannot be written as C.",
@@ -216,7 +216,7 @@ class Translation:
             self._values[name] = value
 
     def _folded(self, node: onnx.NodeProto) -> bool:
-        """Compute a node of constants; whether that could be done."""
+        """Fold a node whose inputs are constants; return whether that was possible."""
         feeds = {name: self._values[name].array for name in node.input if name}
         graph = helper.make_graph(
             [node],

@@ -66,7 +66,7 @@ class Geometry:
         return any(self.pads) or self.dilations[1] != 1
 
     def slide(self, outputs: int, size: int, together: int) -> int:
-        """How many bytes before the input the output may start: what a step writes, no later one reads.
+        """How many bytes before the input the output may start without overwriting values still to be read.
 
         Args:
             outputs: channels of the output.
@@ -91,7 +91,7 @@ class Geometry:
 
 
 def slide_of(g: Geometry, image: Value, outputs: int, size: int, together: int) -> int | None:
-    """`Geometry.slide` for an image that is all of its buffer."""
+    """`Geometry.slide` for an image that fills its buffer."""
     whole = image.buffer is not None and image.buffer.bytes == image.size * size
     return g.slide(outputs, size, together) if whole else None
 
@@ -134,7 +134,7 @@ def _convolution(program: Program, node: Node) -> list[Value]:
 
 
 def _one_dimension(program: Program, node: Node) -> list[Value]:
-    """A convolution along one axis, as one of images with a single row."""
+    """A one-dimensional convolution, treated as one over images with a single row."""
     n, c, length = node.value(0).shape
     given = dict(node.attributes)
     for name in ("strides", "dilations", "kernel_shape"):
@@ -448,7 +448,7 @@ def _product(program: Program, a: Value, b: Value) -> Value:
 
 # --- Along axes ---
 
-_REDUCTIONS = {  # start, how an element joins, what becomes of the result
+_REDUCTIONS = {  # initial value, update per element, final step
     "ReduceSum": ("0.0f", "s + v", "s"),
     "ReduceMean": ("0.0f", "s + v", "s * {scale}"),
     "ReduceSumSquare": ("0.0f", "s + v * v", "s"),
@@ -540,7 +540,7 @@ def _layer_normalization(program: Program, node: Node) -> list[Value]:
 
 
 def _instance_normalization(program: Program, node: Node) -> list[Value]:
-    """Of every channel by itself; with scale and bias of each."""
+    """Normalize each channel of an image separately, then apply its scale and bias."""
     x = node.value(0)
     n, c, *_ = x.shape
     size = x.size // (n * c)

@@ -1,4 +1,4 @@
-"""Measure a folder of C: a bound of its stack, and instructions per layer on boards that QEMU emulates."""
+"""Measure a C folder: an upper bound on its stack, and instructions per layer on boards emulated by QEMU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files.writing import temporary_folder, write_bytes
 
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")  # as the folder's CMakeLists.txt has them
-SECONDS = 300  # that a compiler or QEMU may take
+SECONDS = 300  # limit for a compiler or QEMU
 STACK = 1 << 16  # bytes of a board's stack
 _ARM = "arm-none-eabi-gcc"
 _PACKAGES = {
@@ -51,7 +51,7 @@ class Board:
     constants: int | None = None
 
     def missing(self) -> list[str]:
-        """Debian's packages that it needs and that are not installed."""
+        """The Debian packages that it needs but that are not installed."""
         return [
             _PACKAGES[tool] for tool in (self.compiler, self.emulator) if not shutil.which(tool)
         ]
@@ -87,7 +87,7 @@ REPORTED = ("cortex-m7", "cortex-m55")  # what `capsedge build --measure` compil
 
 @dataclass(frozen=True)
 class Counted:
-    """What a board did with one input.
+    """The result of a run on a board with one input.
 
     Attributes:
         hash: of the bits of all results, eight hexadecimal digits.
@@ -99,7 +99,7 @@ class Counted:
 
     @property
     def total(self) -> int:
-        """Instructions of a call."""
+        """Instructions per call."""
         return sum(self.layers)
 
 
@@ -153,13 +153,13 @@ def count(
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a network on one core; its fields are those of ``NAME.json``.
+    """Measurements of a network on one core; the fields are those of ``NAME.json``.
 
     Attributes:
         core: its name, or that of this machine's compiler.
         compiler: its name, version and flags.
         stack_bytes: a bound for ``NAME_run``, without `memcpy`, `memset` and interrupts; None if recursion or
-            memory of a size that varies leaves none.
+            variable-size stack memory makes a bound impossible.
         emulator: that counted the instructions, with its version; empty if none is installed.
         instructions: of every layer; empty without an emulator.
     """
@@ -181,7 +181,7 @@ def measure(
         description: the contents of ``NAME.json``.
 
     Returns:
-        What was measured, and what to install for what was not.
+        The measurements, and the packages to install for those that are missing.
 
     Raises:
         EnvironmentProblem: there is no C compiler at all, or a tool fails.
@@ -213,7 +213,7 @@ def measure(
 
 
 def version(tool: str) -> str:
-    """The first line of what a tool says of itself."""
+    """The first line of a tool's version message."""
     done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
     return next(iter(done.stdout.splitlines()), Path(tool).name)
 
@@ -227,7 +227,7 @@ def measured_text(measured: Mapping[str, Any]) -> str:
 
 
 def stack_bound(files: Mapping[str, bytes], name: str, words: Sequence[str]) -> int | None:
-    """The most bytes of stack that ``NAME_run`` takes; None if there is no bound.
+    """Upper bound on the stack of ``NAME_run``, in bytes; None if there is none.
 
     Args:
         files: those of `write_c.generate`.
@@ -280,7 +280,7 @@ def deepest(graph: str, start: str) -> int | None:
 def hash_here(
     files: Mapping[str, bytes], description: Mapping[str, Any], words: Sequence[str]
 ) -> str:
-    """The hash of what a compiler of this machine makes of a network.
+    """The hash of a network's results when compiled and run on this machine.
 
     Args:
         words: the compiler and its flags.
@@ -291,7 +291,7 @@ def hash_here(
 
 
 def _defines(files: Mapping[str, bytes], description: Mapping[str, Any], folder: Path) -> list[str]:
-    """Writes the sources; the words that make the program of them."""
+    """Write the sources, and return the command line that compiles them."""
     name = description["name"]
     own = resources.files("capsedge.exporters.c") / "boards"
     for file in ("program.c", "step.h"):

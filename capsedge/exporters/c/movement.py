@@ -1,4 +1,4 @@
-"""Operators that move elements: most are views and cost nothing."""
+"""Translate operators that only move elements; most become views and cost nothing."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def _unsqueeze(_program: Program, node: Node) -> list[Value]:
 
 
 def _with_axes(x: Value, axes: list[int | None]) -> Value:
-    """A view with these axes, new ones of size 1 among them."""
+    """A view with these axes, some of them new with size 1."""
     shape = tuple(1 if a is None else x.shape[a] for a in axes)
     if x.array is not None:
         return constant(x.array.reshape(shape))
-    # A new axis lies where its neighbour does, so that the order of the others stays.
+    # A new axis is placed next to its neighbour, which keeps the order of the others.
     strides: list[int] = []
     for k, a in enumerate(axes):
         behind = [x.strides[b] * x.shape[b] for b in axes[k + 1 :] if b is not None]
@@ -200,7 +200,7 @@ def _depth_to_space(program: Program, node: Node) -> list[Value]:
 
 
 def _resize(program: Program, node: Node) -> list[Value]:
-    """One axis after another; every element is one of the source's, or between two."""
+    """Resize axis by axis; each element is copied from the source or interpolated between two."""
     x, given = node.value(0), node.attributes
     mode, rule = (
         given.get("mode", "nearest"),
@@ -242,7 +242,7 @@ def _resize(program: Program, node: Node) -> list[Value]:
 
 
 def _positions(source: int, target: int, scale: float, rule: str) -> np.ndarray:
-    """Where the elements of the result lie in the source."""
+    """The source positions of the result's elements."""
     i = np.arange(target, dtype=np.float64)
     if rule == "asymmetric":
         return i / scale

@@ -91,7 +91,7 @@ _LONGEST = 48
 
 
 def check_prefix(name: str) -> str:
-    """A prefix of symbols that the user chose.
+    """Check the symbol prefix that the user chose.
 
     Raises:
         UsageError: it is no C identifier, or reserved.

@@ -1,4 +1,4 @@
-"""One node of a graph, its attributes and inputs read, as the translators take it."""
+"""A graph node with its inputs and attributes read, in the form that the translators take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Node:
     Attributes:
         name: of the node, or of its first output.
         operator: its type, without the number of an instance.
-        inputs: its values; None for those that it leaves out.
+        inputs: its values; None for omitted ones.
         attributes: in Python's types.
         outputs: how many it has.
         relu: whether a Relu follows that the node can do itself.
@@ -30,7 +30,7 @@ class Node:
     relu: bool = False
 
     def value(self, k: int) -> Value:
-        """An input that must be there."""
+        """A required input."""
         value = self.optional(k)
         if value is None:
             raise Untranslatable(f"input {k} is missing")
@@ -40,14 +40,14 @@ class Node:
         return self.inputs[k] if k < len(self.inputs) else None
 
     def array(self, k: int, what: str) -> Array:
-        """An input that must be a constant."""
+        """A required input that must be constant."""
         value = self.value(k)
         if value.array is None:
             raise Untranslatable(f"{what} that is computed")
         return value.array
 
     def integers(self, k: int, name: str) -> list[int] | None:
-        """Numbers that are an input in newer operators and an attribute in older ones; None for neither."""
+        """Integers from an input (newer operators) or an attribute (older ones); None if there is neither."""
         if self.optional(k) is not None:
             return [int(v) for v in self.array(k, name).reshape(-1)]
         found = self.attributes.get(name)

@@ -1,4 +1,4 @@
-"""Operators that compute every element by itself, as loops."""
+"""Translate element-wise operators into loops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _VARIADIC = {
 def elementwise(
     program: Program, values: list[Value], expression: str, *, dtype: str = "", kernel: str = ""
 ) -> Value:
-    """A new value of the operands' broadcast shape, in memory like the first operand that has all of it."""
+    """A new value of the operands' broadcast shape, laid out like the first operand of that shape."""
     shape = np.broadcast_shapes(*(v.shape for v in values))
     full = [v for v in values if v.shape == shape and v.array is None]
     order = full[0].order if full and full[0].lies(full[0].order) else ()

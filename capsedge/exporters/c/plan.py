@@ -1,7 +1,8 @@
 """Place the buffers of a program in one arena.
 
-A buffer lives from the step that writes it first to the step that reads it last. Buffers that live at the
-same time do not overlap, except where a step allows it: an element-wise step writes over what it reads, and
+A buffer is live from the first step that writes it to the last step that reads it. Buffers that are live at
+the same time do not overlap, except where a step allows it: an element-wise step writes over what it reads,
+and
 the output of a convolution may start a little before its input and run over what no later position reads.
 Such buffers form a group, in which their places are fixed. The bound is the most memory that the groups
 occupy at one step, which no placement of them can undercut.
@@ -15,18 +16,18 @@ from dataclasses import dataclass
 from capsedge.exporters.c.program import Step
 
 ALIGNMENT = 16
-_ROUNDS = 300  # orders of placement that are tried where the first ones miss the bound
+_ROUNDS = 300  # placement orders that are tried if the first ones miss the bound
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything lies.
+    """The layout of the arena.
 
     Attributes:
         offsets: of every buffer in the arena, by its name.
         scratch: offset of each step's scratch memory.
         bytes: size of the arena.
-        bound: of any arena with these groups.
+        bound: lower bound on the size of any arena with these groups.
         live: bytes that are occupied at each step.
     """
 
@@ -39,7 +40,7 @@ class Plan:
 
 @dataclass
 class _Member:
-    """A buffer in its group: when it lives, and where it lies relative to the group's origin."""
+    """A buffer in its group: its lifetime, and its position relative to the group's origin."""
 
     name: str
     first: int
@@ -52,7 +53,7 @@ _Group = list[_Member]
 
 
 def plan(steps: Sequence[Step]) -> Plan:
-    """The smallest arena that first-fit placement finds in several orders."""
+    """Place buffers by first fit in several orders, and return the smallest arena found."""
     groups = _groups(steps)
     live = [sum(_extent(group, t) for group in groups) for t in range(len(steps))]
     bound = max(live, default=0)
@@ -109,7 +110,7 @@ def _groups(steps: Sequence[Step]) -> list[_Group]:
 
 
 def _shift(step: Step, size: int) -> int | None:
-    """How far before a buffer of this size the result of a step may start; None if not over it at all."""
+    """How far before a buffer of this size a step's result may start; None if they must not overlap."""
     if len(step.writes) != 1 or step.writes[0].external:
         return None
     if step.overwrites:

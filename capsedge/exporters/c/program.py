@@ -1,6 +1,6 @@
-"""A network as a list of C statements over buffers of one arena; what operators are translated into.
+"""A network as a list of C statements over buffers of one arena; the target of the operators' translation.
 
-A value is a tensor of the graph: a buffer, and where in it every element lies. A transposition, a slice or a
+A value is a tensor of the graph: a buffer, and the position of every element in it. A transpose, a slice or a
 broadcast is another view of the same buffer and costs nothing. Constants are values too.
 """
 
@@ -81,7 +81,7 @@ class Value:
         return tuple(sorted(range(len(self.shape)), key=lambda a: (-self.strides[a], a)))
 
     def lies(self, order: Sequence[int]) -> bool:
-        """Whether its elements follow each other in this order of axes."""
+        """Whether its elements are contiguous in this order of axes."""
         wanted = dense(self.shape, order)
         axes = zip(self.shape, self.strides, wanted, strict=True)
         return all(size == 1 or own == want for size, own, want in axes)
@@ -106,7 +106,7 @@ class Value:
         return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
 
     def expanded(self, shape: Sequence[int]) -> Value:
-        """A view that repeats its axes of size 1, and has further ones in front."""
+        """A broadcast view: axes of size 1 are repeated, and further axes are added in front."""
         missing = len(shape) - len(self.shape)
         own = [
             0 if have == 1 and want != 1 else step
@@ -129,7 +129,7 @@ def constant(array: Array) -> Value:
 
 
 def dense(shape: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
-    """Strides of elements that follow each other in an order of the axes, by default their own."""
+    """Strides of contiguous elements in an order of the axes, by default their own."""
     strides, step = [0] * len(shape), 1
     for axis in reversed(order or range(len(shape))):
         strides[axis] = step
@@ -178,7 +178,7 @@ class Program:
         self._node = ("", "")
 
     def begin(self, node: str, operator: str) -> None:
-        """The steps that follow translate this node."""
+        """Attribute the following steps to this node."""
         self._node = (node, operator)
 
     def new(self, shape: Iterable[int], dtype: str = "float32", order: Sequence[int] = ()) -> Value:
@@ -228,7 +228,7 @@ class Program:
         return self.constants.add(value.array)
 
     def ordered(self, value: Value, order: Sequence[int] = ()) -> Value:
-        """The value with its elements in an order of the axes (their own by default), copied if need be."""
+        """The value with its elements in an order of the axes (their own by default), copied if necessary."""
         axes = tuple(order) or tuple(range(len(value.shape)))
         if value.array is not None:
             array = np.ascontiguousarray(value.array.transpose(axes))
@@ -304,7 +304,7 @@ def merged(dims: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _floats(array: Array) -> list[str]:
-    """Numbers with the 9 digits that tell float32 apart."""
+    """Numbers with 9 digits, enough to distinguish all float32 values."""
     if not np.isfinite(array).all():
         return [literal(number) for number in array]
     texts = [f"{number:.9g}" for number in array.tolist()]
@@ -318,7 +318,7 @@ def sum_of(terms: Iterable[tuple[str, int]]) -> str:
 
 
 def literal(number: Any) -> str:
-    """A number of numpy as C."""
+    """A numpy number as a C literal."""
     if isinstance(number, np.floating | float):
         single = np.float32(number)
         if np.isnan(single):
@@ -331,7 +331,7 @@ def literal(number: Any) -> str:
 
 
 class Constants:
-    """Arrays that the source holds as ``const`` data; equal ones once."""
+    """Arrays that the source holds as ``const`` data; equal arrays are stored once."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[str, bytes], str] = {}
@@ -359,7 +359,7 @@ class Constants:
         return sum(array.nbytes for array in self.arrays.values())
 
     def definitions(self) -> Iterator[str]:
-        """C, an array each."""
+        """The C definitions, one per array."""
         for name, array in self.arrays.items():
             numbers = _floats(array) if array.dtype.kind == "f" else map(str, array.tolist())
             lines, line = [], ""

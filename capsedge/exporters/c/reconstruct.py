@@ -1,4 +1,4 @@
-"""The decoder of a file as a program of its own: the pose of one class to its picture."""
+"""Translate a file's decoder into a separate program, from the pose of one class to its picture."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def translate_decoder(
 ) -> tuple[Program, Shape] | None:
     """The program of ``reconstruct``, and the shape of a picture; None if the file has no decoder.
 
-    A decoder of the file masks the poses once for every class and draws all the pictures. If that is its
-    form, the program masks them for one class; otherwise it draws all and returns one.
+    Usually, the file's decoder masks the poses once per class and draws all pictures. The program then masks
+    them for one class only; a decoder of another form draws all pictures, and the program returns one.
 
     Args:
         data: the ONNX file.
@@ -74,7 +74,7 @@ def _translated(model: onnx.ModelProto, constants: Constants) -> Translation:
 
 
 def _of_one_class(part: onnx.ModelProto, classes: int) -> onnx.ModelProto | None:
-    """The decoder with one row of its mask, which is computed; None if it has another form."""
+    """The decoder with a single, computed row of its mask; None if the decoder has another form."""
     model = proto.copy_of(part)
     graph = model.graph
     masks = [

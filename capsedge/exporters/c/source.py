@@ -48,7 +48,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Library:
-    """All that the source is written from.
+    """Everything needed to write the source.
 
     Attributes:
         name: prefix of its symbols.
@@ -84,12 +84,12 @@ class Library:
 
     @property
     def arena(self) -> int:
-        """Bytes that every function of the library can do with."""
+        """Size of an arena that is large enough for every function of the library, in bytes."""
         return max(self.run.plan.bytes, self.decoder.plan.bytes if self.decoder else 0, 16)
 
     @property
     def run_bytes(self) -> int:
-        """Bytes of the constants that ``run`` reads; a linker drops the others where it is not called."""
+        """Bytes of the constants that ``run`` reads; a linker drops the others if they are unused."""
         names = {name for step in self.run.program.steps for name in step.constants}
         return sum(self.constants.arrays[name].nbytes for name in names)
 

@@ -35,9 +35,9 @@ from capsedge.spec.vocabularies import LENGTHS, LOGITS, VOCABULARIES
 
 KIND = folder.WASM_KIND
 SECTION = "capsedge"  # the custom section with the description
-GLUE = "caps_host.c"  # no network has this name, or symbols that begin so
+GLUE = "caps_host.c"  # reserved: no network may use this name or prefix
 EXTRA = "pip install 'capsedge[wasm]'"
-# Vectors, and what every engine with vectors has. No fused products: results are those of the C source.
+# SIMD, and the features of every engine with SIMD. No fused products: results are those of the C source.
 FLAGS = (
     "-target", "wasm32-freestanding", "-std=c99", "-O3", "-ffp-contract=off", "-fno-math-errno",
     "-msimd128", "-mbulk-memory", "-mnontrapping-fptoint", "-msign-ext", "-g0", "-s",
@@ -70,12 +70,12 @@ class WasmReport(Summarized):
 
     @property
     def wasm_bytes(self) -> int:
-        """Of ``NAME.wasm``."""
+        """Size of ``NAME.wasm`` in bytes."""
         return self.sizes[f"{self.description['name']}.wasm"]
 
     @property
     def module_bytes(self) -> int:
-        """Of ``NAME.mjs``."""
+        """Size of ``NAME.mjs`` in bytes."""
         return self.sizes[f"{self.description['name']}.mjs"]
 
     def _summary(self) -> Summary:
@@ -100,7 +100,7 @@ class CompiledNetwork:
     Attributes:
         data: the ``.wasm`` file, with the description in it.
         library: what it was compiled from.
-        description: what the module says of it, without layers.
+        description: the description embedded in the module, without layers.
     """
 
     data: bytes
@@ -147,7 +147,7 @@ def compile_network(
     prefix: str,
     batch: int | None = None,
 ) -> CompiledNetwork:
-    """A network, compiled; nothing is written.
+    """Compile a network; nothing is written.
 
     Args:
         data: an ONNX file that was checked.
@@ -183,7 +183,7 @@ def _scores(library: Library, metadata: ModelMetadata | None) -> dict[str, str] 
 
 
 def _file(data: bytes) -> dict[str, Any]:
-    """What the npm package reads in an ONNX file, as `compiled.ts` expects it."""
+    """The information that the npm package reads from an ONNX file, in the form of `compiled.ts`."""
     model = onnx.load_model_from_string(data)
     stored = {tensor.name for tensor in model.graph.initializer}
     nodes = [*model.graph.node, *(node for each in model.functions for node in each.node)]
@@ -221,7 +221,7 @@ def _compile(zig: Path, library: Library) -> bytes:
             write_bytes(place / path, text.encode("ascii"))
         words = [str(zig), "cc", *FLAGS, "-I.", "-o", "caps_host.wasm", GLUE]
         caches = {f"ZIG_{kind}_CACHE_DIR": str(place / "cache") for kind in ("LOCAL", "GLOBAL")}
-        environment = {**os.environ, **caches}  # nothing of the network is left behind
+        environment = {**os.environ, **caches}  # leave nothing of the network behind
         try:
             done = subprocess.run(
                 words, cwd=place, env=environment, capture_output=True, text=True,
@@ -236,7 +236,7 @@ def _compile(zig: Path, library: Library) -> bytes:
 
 
 def sources(library: Library) -> dict[str, str]:
-    """What is compiled, by its file names."""
+    """The files to compile, by name."""
     return {
         f"{library.name}.h": header(library),
         f"{library.name}.c": source(library, _definitions(library.constants)),
@@ -251,7 +251,7 @@ _EMPTY = '""'
 
 
 def _definitions(constants: Constants) -> Iterator[str]:
-    """The constants as strings of their bytes, little-endian: much sooner compiled than numbers."""
+    """The constants as strings of little-endian bytes, which compile much faster than lists of numbers."""
     for name, array in constants.arrays.items():
         kind, data = (
             C_TYPES[array.dtype.name],

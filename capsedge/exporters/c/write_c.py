@@ -36,7 +36,7 @@ class CReport(Summarized):
     Attributes:
         path: the folder.
         description: the contents of ``NAME.json`` in it.
-        missing: Debian's packages that would measure more.
+        missing: Debian packages that would enable more measurements.
     """
 
     path: Path
@@ -81,7 +81,7 @@ def write_c(
         name: prefix of all symbols; made from the file's name by default.
         batch: images of a call; the file's, or 1.
         fit: the most bytes of ``flash`` and of ``ram`` that it may take.
-        measure: compile it for Cortex-M and count its instructions in QEMU, where these are installed. The
+        measure: compile it for Cortex-M and count its instructions in QEMU, if these are installed. The
             description then has ``measured``, which depends on their versions.
 
     Raises:
@@ -131,7 +131,7 @@ def generate(
 def read_library(
     data: bytes, file: Path, prefix: str, batch: int | None = None
 ) -> tuple[Library, ModelMetadata | None]:
-    """Everything that the source is written from, of an ONNX file that was checked.
+    """Read everything needed to write the source from an ONNX file that was checked.
 
     Raises:
         UsageError, UnsupportedModelError, ArtefactError: as `write_c`.
@@ -148,7 +148,7 @@ def read_library(
 def translate(
     data: bytes, model: onnx.ModelProto, prefix: str, batch: int | None, file: str
 ) -> tuple[Library, ModelMetadata | None]:
-    """Everything that the folder is written from.
+    """Translate the network and collect everything needed to write the folder.
 
     Args:
         data: the ONNX file.
@@ -226,7 +226,7 @@ def _type_name(value: onnx.ValueInfoProto) -> str:
 
 
 def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
-    """A copy with a number for every dimension of the input."""
+    """A copy in which every input dimension is a number."""
     copy = proto.copy_of(model)
     stored = {t.name for t in copy.graph.initializer}
     for value in copy.graph.input:
@@ -292,7 +292,7 @@ def _meaning(name: str, metadata: ModelMetadata | None) -> str:
 def _write_outputs(
     run: Translation, names: list[str], metadata: ModelMetadata | None
 ) -> tuple[Output, ...]:
-    """Let the program give every output to the caller, as soon as it is computed."""
+    """Make the program deliver every output to the caller as soon as it is computed."""
     program, outputs = run.program, []
     fields: list[str] = []
     for name in names:
@@ -305,7 +305,7 @@ def _write_outputs(
 
 
 def _deliver(program: Program, value: Value, field: str) -> None:
-    """Insert the copy to the caller behind the last step that writes the value."""
+    """Insert the copy to the caller after the last step that writes the value."""
     before = len(program.steps)
     program.begin(field, "Output")
     value = program.ordered(value)

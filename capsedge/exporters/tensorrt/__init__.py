@@ -1,4 +1,4 @@
-"""ONNX files to TensorRT engines. Needs onnx, no torch.
+"""Build TensorRT engines from ONNX files. Needs onnx, not torch.
 
-TensorRT is imported when something is built.
+TensorRT is only imported when an engine is built.
 """

@@ -20,7 +20,7 @@ from capsedge.runtime.backends.tensorrt_library import load_plugin, product, sta
 from capsedge.runtime.backends.tensorrt_rtx import set_compute_capabilities
 from capsedge.runtime.files.text import format_bytes
 
-# --- Progress for a person: the step, how far it is, how long the rest may take ---
+# --- Progress for people: the phase, the share done and the time left ---
 
 Listener = Callable[[float, str, "float | None"], None]
 _EARLY = 0.05  # share of the work below which an estimate would be a guess
@@ -46,7 +46,7 @@ class Progress:
         clock: seconds.
 
     Attributes:
-        stopped_by: what was raised in the middle of the build, for `builder.build` to raise after it.
+        stopped_by: the exception raised during the build, to be raised again when it has ended.
     """
 
     report: Listener
@@ -71,7 +71,7 @@ class Progress:
         return self.stopped_by is None
 
     def finish(self, phase: str) -> None:
-        """A phase ends, also when the build was stopped in it."""
+        """A phase ends, even if the build was stopped in it."""
         ended = self._phases.pop(phase, None)
         if ended is None:
             return
@@ -100,8 +100,8 @@ class Progress:
 def monitor(trt: Any, progress: Progress) -> Any:
     """An ``IProgressMonitor`` that forwards every event.
 
-    Nothing may be raised through TensorRT's C++: an interrupt, or a report that fails because nobody
-    reads the standard error any more, stops the build and is raised when it has ended.
+    Exceptions must not pass through TensorRT's C++. An interrupt, or a report that fails because standard
+    error is closed, stops the build and is raised when it has ended.
     """
 
     @contextmanager
@@ -136,15 +136,15 @@ def monitor(trt: Any, progress: Progress) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the builder.
+    """Limits for the builder.
 
     Attributes:
         batch: smallest, best and largest batch.
-        workspace: bytes of scratch memory on the GPU; None leaves TensorRT the whole GPU.
-        timing_cache: timings of an earlier build; empty without. Nothing is timed for a portable engine.
+        workspace: bytes of scratch memory on the GPU; None: TensorRT may use all of it.
+        timing_cache: timings of an earlier build; empty if none. Nothing is timed for a portable engine.
         optimization_level: 0 to 5.
-        compute_capabilities: of the GPUs that a portable engine of TensorRT-RTX is for, such as ``8.6``;
-            empty for an engine for the GPU that is here.
+        compute_capabilities: those of the GPUs that a portable TensorRT-RTX engine is for, such as ``8.6``;
+            empty for an engine for this machine's GPU.
     """
 
     batch: tuple[int, int, int]
@@ -155,19 +155,19 @@ class Limits:
 
     @property
     def portable(self) -> bool:
-        """Whether the engine is built ahead of time, for GPUs that are not here."""
+        """Whether the engine is built ahead of time, for GPUs other than this machine's."""
         return bool(self.compute_capabilities)
 
 
 @dataclass(frozen=True)
 class Built:
-    """What the builder made.
+    """The result of a build.
 
     Attributes:
         plan: the engine.
-        layers: what TensorRT says of them.
+        layers: TensorRT's report on its layers.
         timing_cache: with this build's timings; empty if there are none.
-        warnings: what TensorRT warned of, and what became of a timing cache.
+        warnings: TensorRT's warnings, and whether a timing cache was usable.
     """
 
     plan: bytes
@@ -191,13 +191,13 @@ def build_engine(
         trt: the package.
         builder: a ``Builder`` whose registry has the plugins that the model needs.
         model: a serialized model without functions.
-        plugin: the library with those plugins; None without.
+        plugin: the library with those plugins; None if not needed.
 
     Raises:
         UsageError: the workspace is too small for the model.
         UnsupportedModelError: the parser refuses a node, or no kernel was found for one.
         EnvironmentProblem: memory ran out.
-        BaseException: what ``progress`` raised in the middle of the build, such as an interrupt.
+        BaseException: an exception raised by ``progress`` during the build, such as an interrupt.
     """
     # Required on 10.x; without effect on 11, where every network is strongly typed.
     strongly_typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
@@ -238,7 +238,7 @@ def build_engine(
 
 
 def _refused(trt: Any, logger: Any, parser: Any, plugin: Path | None) -> UnsupportedModelError:
-    """Why a model could not be parsed. What a plugin says of it stands in the log only."""
+    """Why a model could not be parsed. A plugin's reason appears only in the log."""
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     reasons = logger.of_plugins() + [
         f"{error.node_operator()} '{error.node_name()}': {error.desc()}" for error in errors
@@ -258,12 +258,13 @@ def _advice(plugin: Path | None) -> str:
 
 
 def set_timings(config: Any, timings: bytes) -> list[str]:
-    """Give a build the timings of an earlier one; without them where TensorRT does not take them.
+    """Give a build the timings of an earlier one; it goes without if TensorRT rejects them.
 
-    A cache belongs to one TensorRT and one GPU. One of others is refused by a null pointer or by False.
+    A cache is valid for one TensorRT version and one GPU. TensorRT rejects any other with a null pointer or
+    False.
 
     Returns:
-        What to warn of.
+        Warnings for the user.
     """
     cache = config.create_timing_cache(timings)
     if cache is not None and config.set_timing_cache(cache, False):
@@ -275,7 +276,7 @@ def set_timings(config: Any, timings: bytes) -> list[str]:
 
 
 def get_timings(config: Any) -> bytes:
-    """The timings after a build; empty where TensorRT has none."""
+    """The timings after a build; empty if TensorRT has none."""
     cache = config.get_timing_cache()
     memory = None if cache is None else cache.serialize()
     return b"" if memory is None else bytes(memoryview(memory))
@@ -296,7 +297,7 @@ def _add_profile(builder: Any, network: Any, config: Any, batch: tuple[int, int,
 
 
 def _inspect(trt: Any, logger: Any, plan: bytes, batch: int, plugin: Path | None) -> list[Layer]:
-    """What TensorRT says of the engine. A runtime has a registry of its own, so it loads the plugins too."""
+    """TensorRT's report on the engine. A runtime has its own registry, so it loads the plugins too."""
     runtime = start(trt, trt.Runtime, logger)
     if plugin is not None:
         load_plugin(runtime.get_plugin_registry(), plugin, logger)

@@ -1,6 +1,6 @@
 """Prepare an ONNX file for TensorRT's parser, and read back the precision that was built.
 
-The parser never gets a model-local function, which TensorRT's versions treat differently. *native* uses
+The parser never sees a model-local function, which TensorRT versions treat differently. *native* uses
 standard operators only. *fused* keeps the capsule operators that the plugin library has, marked for its
 registry; the others become standard operators.
 """
@@ -76,7 +76,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     """A copy whose capsule operators are TensorRT plugins.
 
     Args:
-        namespace: under which the registry knows the plugins.
+        namespace: the plugins' namespace in the registry.
 
     Raises:
         UnsupportedModelError: an operator has neither a plugin nor a function body.
@@ -90,7 +90,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     for node in operator_nodes(copy):
         body = bodies.get((node.op_type, node.overload))
         operator = operator_of(node.op_type)
-        # With zero parents only one product is left, which needs no plugin.
+        # With parents of zero only one product is left, which needs no plugin.
         if _has_plugin(node, shapes) and not (body and without_parents(node, constants, {})):
             kept.append(node)
         elif body is None:
@@ -116,7 +116,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
         set_opset(inlined, _INLINED, None)
         keep_signature(inlined, model)
         copy = inlined
-    # What an inlined body computes from weights is a weight for TensorRT.
+    # Values that an inlined body computes from weights become weights for TensorRT.
     folded = simplify(copy)
     keep_signature(folded, model)
     return _prepared(folded, {"plugin_version": PLUGIN_VERSION, "plugin_namespace": namespace})
@@ -146,10 +146,10 @@ def check_plugin_limits(model: onnx.ModelProto) -> None:
 def _prepared(
     model: onnx.ModelProto, namespace: Mapping[str, str] | None = None
 ) -> onnx.ModelProto:
-    """A copy without functions and without what reaches no output, its plugins marked.
+    """A copy without functions or unused nodes, its plugins marked.
 
-    Constants are folded before (``graph.cleanup``): GraphSurgeon folds with ONNX Runtime, which
-    `capsedge build` does without.
+    Constants are folded beforehand (``graph.cleanup``): GraphSurgeon folds with ONNX Runtime, which
+    `capsedge build` does not need.
 
     Args:
         namespace: attributes by which TensorRT's registry finds the plugin of a capsule operator.
@@ -177,7 +177,7 @@ def _has_plugin(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> bool:
 
 
 def check(model: onnx.ModelProto) -> None:
-    """Refuse models that TensorRT cannot parse, before minutes are spent.
+    """Refuse models that TensorRT cannot parse before spending minutes on a build.
 
     Raises:
         UnsupportedModelError: the file was made for another target, is a cascade, or has free sizes besides
@@ -233,10 +233,10 @@ def _other_target(why: str) -> UnsupportedModelError:
 def choose_batch(
     model: onnx.ModelProto, asked: tuple[int, int, int] | None
 ) -> tuple[int, int, int]:
-    """The batches to build for: those asked for, else the file's own, else 1.
+    """The batch sizes to build for: those requested, otherwise the file's, otherwise 1.
 
     Raises:
-        UsageError: several are asked for and the file is fixed to one.
+        UsageError: several are requested and the file is fixed to one.
     """
     fixed = [d.dim_value for d in _batches(model) if d.HasField("dim_value")]
     if asked is None:
@@ -251,7 +251,7 @@ def choose_batch(
 
 
 def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A copy whose batch is a number: everything is static then, and TensorRT optimises for it.
+    """A copy with a fixed batch: all shapes are then static, and TensorRT optimizes for them.
 
     Raises:
         UsageError: the file is fixed to another batch.
@@ -284,7 +284,7 @@ def _batches(model: onnx.ModelProto) -> list[onnx.TensorShapeProto.Dimension]:
 
 
 def name_nodes(model: onnx.ModelProto, source: Path) -> None:
-    """Name the nodes of a lowered model after the layers of the file that it was made from.
+    """Name the nodes of a lowered model after the layers of the original file.
 
     Nodes of files that do not name their layers keep their names.
     """
@@ -309,16 +309,16 @@ def _node(node: onnx.NodeProto) -> Node:
     )
 
 
-# --- Precision: what was asked for, and what TensorRT built ---
+# --- Precision: requested, and built by TensorRT ---
 
-# What a file of each precision must and may compute in; FP32 is everywhere for what has to stay in it.
+# Types that a file of each precision must and may compute in; FP32 is always allowed, as some parts need it.
 _NEEDED = {"fp32": {"FP32"}, "fp16": {"FP16"}, "int8": {"INT8"}, "mixed": {"FP16", "INT8"}}
 _STRANGE = {"fp32": {"FP16", "BF16", "FP8", "INT8"}, "fp16": {"INT8", "FP8"}}
 _COUNTED = {"FP32", "FP16", "BF16", "FP8", "INT8"}
 
 
 def of_model(model: onnx.ModelProto) -> str:
-    """What a graph's types say: ``fp32``, ``fp16``, ``int8``, or ``mixed`` for both of the last."""
+    """The precision by a graph's types: ``fp32``, ``fp16``, ``int8``, or ``mixed`` for both FP16 and INT8."""
     quantized = any(n.op_type == "DequantizeLinear" for n in model.graph.node)
     types = {t.data_type for t in model.graph.initializer}
     for node in model.graph.node:
@@ -334,7 +334,7 @@ def resolve(asked: str | None, model: onnx.ModelProto) -> str:
     """The precision to build, which is always the file's own.
 
     Args:
-        asked: by the caller; None takes what the file has.
+        asked: the caller's request; None accepts the file's.
 
     Raises:
         UsageError: the file has another one.
@@ -357,7 +357,7 @@ def resolve(asked: str | None, model: onnx.ModelProto) -> str:
 
 
 def count(layers: Iterable[Layer]) -> dict[str, int]:
-    """How many computing layers have data of each floating-point or INT8 type."""
+    """Count the computing layers with data of each floating-point or INT8 type."""
     counts: Counter[str] = Counter()
     for layer in computing(layers):
         counts.update(layer.types & _COUNTED)
@@ -365,7 +365,7 @@ def count(layers: Iterable[Layer]) -> dict[str, int]:
 
 
 def count_products(layers: Iterable[Layer]) -> dict[str, int]:
-    """How many convolutions and matrix products compute with inputs of each type."""
+    """Count the convolutions and matrix products with inputs of each type."""
     counts: Counter[str] = Counter()
     for layer in layers:
         if layer.is_product:
@@ -376,11 +376,11 @@ def count_products(layers: Iterable[Layer]) -> dict[str, int]:
 def compare(asked: str, layers: Sequence[Layer]) -> None:
     """Check that the engine has the requested precision.
 
-    INT8 means a convolution or a matrix product with INT8 inputs: a quantizer alone has INT8 data too, and
-    computes nothing.
+    INT8 requires a convolution or a matrix product with INT8 inputs; a lone quantizer also has INT8 data,
+    but computes nothing.
 
     Raises:
-        ParityError: a type that was asked for is not in the engine, or one that was not is.
+        ParityError: a requested type is missing from the engine, or it has one that was not requested.
     """
     counts, products = count(layers), count_products(layers)
     found = {kind for kind in counts if kind != "INT8"} | ({"INT8"} & set(products))

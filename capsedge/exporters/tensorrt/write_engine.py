@@ -56,7 +56,7 @@ from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
 @dataclass(frozen=True, repr=False)
 class BuildReport(Summarized):
-    """What was built; ``to_dict`` is the document that ``--json`` prints.
+    """Report on a build; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
         path: the engine; its metadata file is next to it.
@@ -151,7 +151,7 @@ def _build(
     capabilities: tuple[str, ...],
     shown: Path,
 ) -> BuildReport:
-    """`build`, once it is known what to build and for which GPUs."""
+    """Build, once the target and the GPUs are known."""
     portable = options.target == TENSORRT_RTX
     library = _plugin("native" if portable and options.plugin == "auto" else options.plugin, model)
     if portable and library is not None:
@@ -253,7 +253,7 @@ def _timings(path: Path | None) -> bytes:
 
 
 def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int, int, int]) -> str:
-    """The command that builds the same again."""
+    """The command that repeats the build."""
     low, best, high = batch
     words = ["capsedge", "build", str(source), "--plugin", options.plugin]
     if options.target != TENSORRT:
