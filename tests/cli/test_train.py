@@ -13,6 +13,7 @@ from capsedge.cli import app
 from capsedge.errors import UsageError
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.recipe import training_of
+from capsedge.runtime.metadata import Preprocessing
 from tests.conftest import ROOT
 
 RUN = ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--json"]
@@ -95,3 +96,10 @@ def test_refuses_a_file_for_a_folder(data: Path) -> None:
     done = invoke(*RUN, "--data", data, "-o", data / "train.npz")
     assert isinstance(done.exception, UsageError)
     assert "Not a directory" in str(done.exception)
+
+
+def test_a_size_that_no_preprocessing_takes(data: Path) -> None:
+    result = invoke(*RUN, "--data", data, "-o", data / "run", "--size", 4097)
+    assert isinstance(result.exception, UsageError)
+    assert "from 1 to 4096" in str(result.exception)
+    Preprocessing(4096, 4096, 3)

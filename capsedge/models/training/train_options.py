@@ -28,6 +28,7 @@ class TrainOptions(Options):
         None,
         "Height and width to which images of a folder are resized; by default the model's.",
         min=1,
+        max=4096,
         metavar="N",
     )
     iterations: int | None = option(
