@@ -16,6 +16,8 @@ constexpr int64_t kKeptByAll = 512 * 1024;
 // ... or if the weights do not: recomputing the votes would read all weights from memory again, which takes longer than
 // reading votes that take less memory.
 constexpr int64_t kWeightsPerVote = 2;
+// Weights of a chunk below this size stay in the last cache while one group after another uses them.
+constexpr int64_t kCachedChunk = 1024 * 1024;
 // Number of partial sums in memory at the same time, and of units that have them.
 constexpr int64_t kSumsInFlight = 4 * 1024 * 1024;
 constexpr int64_t kUnitsInFlight = 64;
@@ -29,9 +31,7 @@ class Run {
         unit_floats_(static_cast<int64_t>(r_.votes.pose_elements + (r_.over_children ? 2 : 0)) * r_.votes.lanes),
         chunks_((r_.children + kChunk - 1) / kChunk),
         group_votes_(r_.children * r_.votes.tile_stride),
-        kept_groups_(r_.passes > 1 && r_.weight_floats >= kUncachedWeights
-                         ? r_.weight_floats / (kWeightsPerVote * std::max<int64_t>(group_votes_, 1))
-                         : 0) {}
+        kept_groups_(groups_kept_in_memory()) {}
 
   void all() {
     const auto groups = static_cast<int64_t>(r_.groups.size());
@@ -50,6 +50,15 @@ class Run {
 
  private:
   const Group& group(int64_t g) const { return r_.groups[static_cast<size_t>(g)]; }
+
+  // Number of groups routed together whose votes are kept although they do not stay in cache. If the weights of a chunk
+  // do, groups share each reading of them, and more groups than that are routed without keeping votes.
+  int64_t groups_kept_in_memory() const {
+    if (r_.passes == 1 || r_.weight_floats < kUncachedWeights) return 0;
+    const int64_t fit = r_.weight_floats / (kWeightsPerVote * std::max<int64_t>(group_votes_, 1));
+    const bool shared = r_.weight_floats / chunks_ < kCachedChunk;
+    return shared && static_cast<int64_t>(r_.groups.size()) > fit ? 0 : fit;
+  }
 
   // Pass `t`, with its query if there is one.
   RoutingPass pass(const Group& group, int64_t chunk, int t, const float* query, float* kept, float* sums,
@@ -156,7 +165,7 @@ class Run {
   const int64_t unit_floats_;
   const int64_t chunks_;
   const int64_t group_votes_;  // floats
-  const int64_t kept_groups_;  // whose votes are kept although they do not stay in cache
+  const int64_t kept_groups_;
 };
 
 }  // namespace
