@@ -1,8 +1,8 @@
 """Parse untrusted JSON; its content is counted before objects are created.
 
-Long lists of numbers, which are what a request is made of, become arrays piece by piece, so that they take
-8 bytes a value instead of 32 and no piece keeps other threads waiting for more than a few milliseconds.
-Everything else is counted against one small limit.
+Long lists of numbers, the bulk of a request, become arrays piece by piece, so that they take 8 bytes a value
+instead of 32 and no piece keeps other threads waiting for more than a few milliseconds. Everything else is
+counted against one small limit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from orjson import loads as _loads
 from capsedge.serving.request_tensors import as_array
 from capsedge.spec import limits
 
-PIECE = 64 * limits.KIB  # of text at a time
-_SHORT = 4096  # bytes of a list that stays a list
-_LONG_TEXT = limits.MIB  # of a text whose escapes are no longer read
+PIECE = 64 * limits.KIB  # bytes of text processed at a time
+_SHORT = 4096  # size in bytes up to which a list stays a list
+_LONG_TEXT = limits.MIB  # length of text beyond which escapes are not read
 _SPACE = re.compile(rb"[ \t\r\n]{0,65536}")
 _SCALAR = re.compile(rb"-?[0-9][0-9.eE+-]{0,999}|true|false|null")
 _CONTROLS = bytes(range(32))
@@ -36,10 +36,10 @@ class Malformed(ValueError):
 
 
 def parse(data: bytes) -> Any:
-    """The plain values of a document; a long list of numbers, or of lists of them, is an array.
+    """The plain values of a document; long lists of numbers, nested or not, become arrays.
 
     Args:
-        data: UTF-8. Short lists of numbers stay lists; a list that holds texts or objects holds no lists.
+        data: UTF-8. Short lists of numbers stay lists; a list with texts or objects must not contain lists.
 
     Raises:
         Malformed: it is no JSON, names a key twice, or exceeds the limits.
@@ -59,7 +59,7 @@ class _Reader:
         self.data, self.at = data, 0
         self._remaining = limits.REQUEST_ITEMS
         self._numbers = limits.REQUEST_VALUES
-        self._found: dict[bytes, int] = {}  # where the next character of a kind is
+        self._found: dict[bytes, int] = {}  # position of the next character of each kind
 
     def value(self, depth: int) -> Any:
         self.space()
@@ -99,7 +99,7 @@ class _Reader:
             self.fail(f"it is not JSON: '{character.decode()}' is missing")
 
     def _next(self, character: bytes) -> int:
-        """Where the next character of a kind is; the length where there is none. Every byte is read once."""
+        """The position of the next such character; the length if there is none. Every byte is read once."""
         if self._found.get(character, -1) < self.at:
             found = self.data.find(character, self.at)
             self._found[character] = len(self.data) if found < 0 else found
@@ -160,7 +160,7 @@ class _Reader:
             raise Malformed(f"it is not JSON, after byte {self.at:,}") from error
 
     def _text(self) -> bytes:
-        """A text in UTF-8. In lists texts stay bytes, which is what images in base64 are read from."""
+        """A text in UTF-8. In lists, texts stay bytes, from which base64 images are decoded."""
         self._count()
         start = end = self.at + 1
         while True:
@@ -186,8 +186,7 @@ class _Reader:
         return text
 
     def _unescaped(self, text: bytes) -> bytes:
-        """A long text, piece by piece: ASCII, with no escapes but that of the slash, which some programs
-        write in base64."""
+        """A long ASCII text, piece by piece; the only escape allowed is that of the slash, for base64."""
         parts, at = [], 0
         while at < len(text):
             end = at + PIECE
@@ -227,8 +226,8 @@ class _Reader:
             commas = brackets.translate(None, b"0") + b"," * (cut < end)
             shape.append(commas)
             if b"[" in commas[1:] or b"]" in commas[:-1]:
-                # With the commas on both sides, so that none is misplaced there. In a flat list the parser of
-                # numbers, and their count, find that.
+                # Include the commas on both sides, so that a misplaced one is found. In a flat list, the
+                # number parser and the count find it.
                 brackets = b"," * (at > start) + brackets + b"," * (cut < end)
                 if any(pair in brackets for pair in _MISPLACED):
                     self.at = at
@@ -273,5 +272,5 @@ class _Reader:
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     kinds = {part.dtype.kind for part in parts}
     if kinds == {"i", "u"} and all(part.min() >= 0 for part in parts if part.dtype.kind == "i"):
-        parts[:] = [part.astype(np.uint64) for part in parts]  # otherwise they become fractions
+        parts[:] = [part.astype(np.uint64) for part in parts]  # otherwise they become floats
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

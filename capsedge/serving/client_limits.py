@@ -1,4 +1,4 @@
-"""Limit what clients may send and what the server holds for them; the first stop of every HTTP request."""
+"""Limit what clients may send and what the server holds for them. Every HTTP request comes here first."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from capsedge.spec import limits
 # --- Bytes held for clients: bodies, messages and answers, over all connections ---
 
 Message = TypeVar("Message")
-_SLOW = 1.0  # seconds after which a message that arrives makes room for another
+_SLOW = 1.0  # seconds after which an arriving message gives up its place to another
 _PATIENCE = 10.0  # seconds that a client waits for a place
 
 
 class Full(Exception):
-    """There is currently no room for the request."""
+    """The server currently has no room for the request."""
 
     def __init__(self, why: str = "The server holds too many requests: try again.") -> None:
         super().__init__(why)
@@ -35,8 +35,8 @@ class MemoryBudget:
     """Counts the bytes. Belongs to one event loop.
 
     The messages of gRPC cannot be counted while they arrive, so they have slots of their own, as many as
-    `limits.CONCURRENT_MESSAGES`. Each is for the largest message twice, since it is copied when grpc hands it
-    over. All else shares the rest of `limits.IN_FLIGHT_BYTES`.
+    `limits.CONCURRENT_MESSAGES`. Each slot reserves twice the largest message, because grpc copies it on
+    delivery. Everything else shares the rest of `limits.IN_FLIGHT_BYTES`.
     """
 
     limit = limits.IN_FLIGHT_BYTES - 2 * limits.CONCURRENT_MESSAGES * limits.REQUEST_BYTES
@@ -47,7 +47,7 @@ class MemoryBudget:
 
     @contextmanager
     def share(self) -> Iterator[BudgetShare]:
-        """The share of one request and its response, which is released at the end."""
+        """Reserve a share for one request and its response; it is released at the end."""
         share = BudgetShare(self)
         try:
             yield share
@@ -55,9 +55,9 @@ class MemoryBudget:
             share.give()
 
     async def arrive(self, receive: Callable[[], Awaitable[Message]]) -> Message:
-        """A gRPC message, once there is room for it.
+        """Receive a gRPC message, once there is room for it.
 
-        A message that takes over a second to arrive loses its place to the next one that waits.
+        A message that takes over a second to arrive loses its place to the next in line.
 
         Raises:
             Full: there is no place, or it was lost.
@@ -117,8 +117,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
 _PAUSE = 0.5  # seconds without a part after which a client waits for its answer
-SHARE = "capsedge.share"  # of the scope: what the server holds for the request
-ACCESS = "capsedge.access"  # of the scope: what the log will say of it
+SHARE = "capsedge.share"  # scope key of the bytes that the server holds for the request
+ACCESS = "capsedge.access"  # scope key of the request's log entry
 _BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
 
@@ -136,10 +136,10 @@ class Guard:
     """Refuses requests that are too large or compressed, or for other hosts or unknown models.
 
     Args:
-        app: the endpoints behind it.
-        metrics: those of another port, which are not guarded.
+        app: the endpoints that it guards.
+        metrics: the unguarded endpoints on another port.
         metrics_port: that port.
-        hosts: names of the ``Host`` header; none for any.
+        hosts: accepted ``Host`` headers; empty for any.
         known: name and version of each model that is served; an empty version is the default one.
         budget: counts what the server holds.
     """
@@ -157,7 +157,7 @@ class Guard:
         self._hosts, self._known, self._budget = hosts, known, budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI has it."""
+        """Answer one ASGI request."""
         connection = scope["state"][CONNECTION]
         client = scope["client"][0] if scope["client"] else ""
         access = Access("http", scope["method"], scope["path"], client)
@@ -194,7 +194,7 @@ class Guard:
             await _send_response(send, refusal.status, str(refusal))
         else:
             receive = _once([body], receive)
-            del body  # the application lets go of it when it has read it
+            del body  # the application releases it after reading it
             await self._app(scope, receive, send)
 
     async def _body(self, parts: AsyncIterator[bytes], share: BudgetShare) -> bytes:
@@ -261,7 +261,7 @@ def _host(header: bytes) -> str:
 
 
 async def _parts(receive: Receive) -> AsyncIterator[bytes]:
-    """The parts of a request's body, as far as the client sends them."""
+    """The parts of a request's body, until the client stops sending."""
     more = True
     while more:
         message = await receive()
@@ -272,7 +272,7 @@ async def _parts(receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def _discard(parts: AsyncIterator[bytes]) -> None:
-    """Read what a client still sends: otherwise the connection breaks, and it never sees the answer."""
+    """Read whatever a client still sends; otherwise the connection breaks and it never sees the answer."""
     left = 4 * limits.REQUEST_BYTES
     with contextlib.suppress(_Gone, StopAsyncIteration, asyncio.TimeoutError):
         while left > 0:
@@ -280,7 +280,7 @@ async def _discard(parts: AsyncIterator[bytes]) -> None:
 
 
 def _once(body: list[bytes], receive: Receive) -> Receive:
-    """What is left of the body as one message; after it, whatever the client sends."""
+    """The rest of the body as one message, then whatever the client sends."""
 
     async def read() -> MutableMapping[str, Any]:
         if body:
@@ -291,11 +291,11 @@ def _once(body: list[bytes], receive: Receive) -> Receive:
 
 
 async def _in_time(send: Send, message: MutableMapping[str, Any]) -> None:
-    """Send a part of an answer, if the client takes it."""
+    """Send a part of an answer, if the client reads it in time."""
     try:
         await asyncio.wait_for(send(message), limits.REQUEST_SECONDS)
     except asyncio.TimeoutError:
-        raise _Gone from None  # the connection ends with half an answer
+        raise _Gone from None  # the connection closes in the middle of an answer
 
 
 async def _send_response(send: Send, status: int, error: str) -> None:
@@ -310,7 +310,7 @@ async def _send_response(send: Send, status: int, error: str) -> None:
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 _SMALL = 2**14  # bytes that take a millisecond or two
-# One thread: however many large requests come, one at a time takes the memory that reading it needs.
+# One thread: however many large requests arrive, only one at a time uses the memory needed to read it.
 _READER = ThreadPoolExecutor(1, "capsedge-requests")
 
 
@@ -320,7 +320,7 @@ async def run_off_loop(
     *args: Arguments.args,
     **kwargs: Arguments.kwargs,
 ) -> Result:
-    """The result of a function whose work grows with a size in bytes: computed at once, or in a thread."""
+    """Call a function whose work grows with a size in bytes: at once if small, otherwise in a thread."""
     if size <= _SMALL:
         return function(*args, **kwargs)
     loop = asyncio.get_running_loop()

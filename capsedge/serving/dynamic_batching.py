@@ -1,8 +1,8 @@
-"""Gather requests that wait for a processor, and run them together when one is free.
+"""Gather requests that wait for a processor, and run them together when a processor is free.
 
-MLServer's own batching holds every request back for a fixed time, alone or not, and starts a batch whether or
-not a processor is free. Here nothing waits that could run: a lone request starts at once, and what arrives
-while all processors are busy becomes the next batch.
+MLServer's own batching delays every request by a fixed time, even a lone one, and starts a batch whether or
+not a processor is free. Here no request waits that could run: a lone request starts at once, and requests
+that arrive while all processors are busy form the next batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True)
 class _Waiting(Generic[RequestT, ResponseT]):
-    """A request, the images in it, its answer to come, and when it starts even if its batch is not full."""
+    """A request, its number of images, its future answer, and when it starts at the latest."""
 
     request: RequestT
     images: int
@@ -31,7 +31,7 @@ class _Waiting(Generic[RequestT, ResponseT]):
 
 @dataclass
 class _Queue(Generic[RequestT, ResponseT]):
-    """Requests that may run together, in the order of arrival, and the images in them."""
+    """Requests that may run together, in order of arrival, and their number of images."""
 
     kind: Hashable
     waiting: deque[_Waiting[RequestT, ResponseT]] = field(default_factory=deque)
@@ -42,14 +42,14 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
     """Gathers requests into batches. Belongs to one event loop.
 
     Args:
-        run: answers the requests of a batch in their order, in a thread: an answer or an error for each.
+        run: answers the requests of a batch in order, in a thread, with an answer or an error for each.
         runners: the threads.
-        at_once: batches that run at the same time. Full ones, which waiting would not make larger, go to the
-            threads at once.
+        at_once: batches that run at the same time. Full ones, which cannot grow by waiting, go to the threads
+            at once.
         images: the number of images in a request.
         size: images in a batch; a request with more is a batch by itself.
-        seconds: that a batch waits for more requests though a thread is free.
-        kind: of a request; only those of one kind run together.
+        seconds: how long a batch waits for more requests although a thread is free.
+        kind: the kind of a request; only requests of one kind run together.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
             running.add_done_callback(partial(self._done, loop, batch))
 
     def _ready(self, loop: asyncio.AbstractEventLoop) -> _Queue[RequestT, ResponseT] | None:
-        """What the next batch, if one may start, is taken from; if it waits for more, a timer is set."""
+        """The queue of the next batch, if one may start; if it waits for more requests, a timer is set."""
         queues = self._queues.values()
         if not queues:
             return None
@@ -116,7 +116,7 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
         self._start(loop)
 
     def _take(self, queue: _Queue[RequestT, ResponseT]) -> list[_Waiting[RequestT, ResponseT]]:
-        """The next batch, in the order of arrival; without requests whose client has gone away."""
+        """The next batch, in order of arrival, without requests whose client has disconnected."""
         batch: list[_Waiting[RequestT, ResponseT]] = []
         total = 0
         waiting = queue.waiting
@@ -141,7 +141,7 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
         error = running.exception()
         answers = [error] * len(batch) if error is not None else running.result()
         for one, answer in zip(batch, answers, strict=True):
-            if one.response.done():  # the client has gone away
+            if one.response.done():  # the client has disconnected
                 continue
             if isinstance(answer, BaseException):
                 one.response.set_exception(answer)

@@ -1,7 +1,7 @@
-"""The messages of the Open Inference Protocol, made from `open_inference.proto` beside this file.
+"""Build the messages of the Open Inference Protocol from `open_inference.proto`, next to this file.
 
-They are in a pool of their own: clients of other projects have messages of the same names, and two of one
-name in the pool that all share are an error.
+They have their own pool: clients of other projects define messages of the same names, and the shared pool
+does not allow two with the same name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def set_parameters(owner: Any, parameters: Mapping[str, str | int]) -> None:
 
 
 def metadata_message(document: Mapping[str, Any]) -> Any:
-    """A ModelMetadataResponse from the document that HTTP sends."""
+    """A ModelMetadataResponse, made from the document sent over HTTP."""
     plain = {key: document[key] for key in ("name", "versions", "platform")}
     found = message("ModelMetadataResponse")(**plain)
     set_parameters(found, document["parameters"])

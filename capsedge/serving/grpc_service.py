@@ -1,7 +1,7 @@
 """Serve the Open Inference Protocol over gRPC, on grpc's own server.
 
-Every method takes and gives plain bytes, message by message: grpc would otherwise take up any number of
-messages before a line of this runs, decode them on the event loop, and log each one that it cannot read.
+Every method exchanges plain bytes, message by message. Otherwise grpc would accept any number of messages
+before any of this code runs, decode them on the event loop, and log each one that it cannot read.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from capsedge.serving.rest import EXTENSIONS, Models, repository_index
 from capsedge.spec import limits
 
 _SERVICE = "inference.GRPCInferenceService"
-_SHORT = 4096  # bytes of a message that only names a model
+_SHORT = 4096  # most bytes of a message that only names a model
 _CLOSED = ("RepositoryModelLoad", "RepositoryModelUnload")
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
-    ("grpc.max_send_message_length", -1),  # the values of an answer have their limit
-    # Compressed messages are unpacked before their size is checked: none are taken, as over HTTP.
+    ("grpc.max_send_message_length", -1),  # the values of an answer have their own limit
+    # Compressed messages would be unpacked before their size is checked, so they are refused, as over HTTP.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_concurrent_streams", limits.PIPELINED),  # of one connection
-    # What a connection may send before anybody reads it does not grow with the speed of the line.
+    # The bytes that a connection may send unread do not grow with the speed of the line.
     ("grpc.http2.bdp_probe", 0),
-    # One more server on a port would silently take a part of its requests.
+    # A second server on the same port would silently take some of its requests.
     ("grpc.so_reuseport", 0),
 ]
 _Respond = Callable[["_Message"], Awaitable[bytes]]
@@ -51,10 +51,9 @@ class _Refused(Exception):
 
 
 class _Message:
-    """A message that whoever reads it takes out, and what the server holds for it.
+    """A message, which its reader takes out, and the bytes that the server holds for it.
 
-    An error that grpc keeps for a while would otherwise keep the frames that it went through, and with them
-    the bytes.
+    Otherwise an error that grpc keeps for a while would keep its frames alive, and with them the bytes.
     """
 
     share: BudgetShare
@@ -64,7 +63,7 @@ class _Message:
         self._data, self.size = data, len(data)
 
     def take(self) -> bytes:
-        """The bytes; once."""
+        """Return the bytes; works once."""
         data, self._data = self._data, b""
         return data
 
@@ -202,7 +201,7 @@ async def _closed(_message: _Message) -> bytes:
 def grpc_server(
     models: Models, version: str, budget: MemoryBudget, address: str
 ) -> tuple[aio.Server, int]:
-    """A server that is not started, on the port of an address ``host:port``; 0 takes a free one.
+    """Create a server, not yet started, on the port of an address ``host:port``; 0 takes a free one.
 
     Returns:
         The server and its port.

@@ -1,7 +1,7 @@
 """Stand between an HTTP client and uvicorn: limits on headers, time and requests.
 
-uvicorn takes any `asyncio.Protocol` as the one that serves a connection. This one parses what comes with
-httptools, a parser in C, and hands it on to uvicorn's own protocol, request by request.
+uvicorn accepts any `asyncio.Protocol` to serve a connection. This one parses the input with httptools, a
+parser in C, and passes it on to uvicorn's own protocol, request by request.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from capsedge.spec import limits
 
-CONNECTION = "capsedge.connection"  # of the state in a request's scope
+CONNECTION = "capsedge.connection"  # key of the state in a request's scope
 _TOO_LONG = "The headers of the request are too long."
 
 
 class Connection(asyncio.Protocol):
     """A connection with a client.
 
-    What the parser does not limit is limited here: the request line, headers and trailers, the requests that
-    are sent before an earlier one is answered, and the time that a request takes to arrive. Offers to go on
-    in another protocol, which Java's client makes by default, are not taken.
+    This class limits what the parser does not: the request line, headers and trailers, pipelined requests,
+    and the time that a request takes to arrive. Offers to upgrade to another protocol, which Java's client
+    makes by default, are declined.
 
     Args:
         given: what uvicorn creates a protocol with.
@@ -40,9 +40,9 @@ class Connection(asyncio.Protocol):
         )
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._parts: list[bytes] = []  # of what is handed on
-        self._waiting = 0  # requests that are not answered
-        self._unbounded = 0  # bytes since the last part of a body, all of which the parser keeps
+        self._parts: list[bytes] = []  # of the data passed on
+        self._waiting = 0  # unanswered requests
+        self._unbounded = 0  # bytes since the last part of a body, which the parser keeps
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: tuple[int, str] = (400, "This is no HTTP request.")
         self._begin()
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._uvicorn.resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends; a request whose headers never end closes the connection."""
+        """Receive data from the client; a request whose headers never end closes the connection."""
         self._unbounded += len(data)
         while data:
             try:
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
             self._uvicorn.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def _declined(self, rest: bytes) -> bytes:
-        """A request once more without its offer, after which the parser would take its body for no HTTP."""
+        """The request without its upgrade offer, after which the parser would not treat the body as HTTP."""
         headers = [pair for pair in self._headers if pair[0].lower() != b"upgrade"]
         if len(headers) == len(self._headers):  # the method CONNECT
             self._refuse(400, "This is no proxy.")
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
         self._refuse(408, f"The request has not arrived after {limits.REQUEST_SECONDS} seconds.")
 
     def _refuse(self, status: int, why: str) -> None:
-        """End the connection; with an answer, unless another one is on its way."""
+        """Close the connection, after an answer unless another one is on its way."""
         if self._transport.is_closing():
             return
         if not self.answering:
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
         self._parts.append(_head(self._parser, self._url, self._headers))
 
     def on_body(self, body: bytes) -> None:
-        """Hand a part on; a body has a limit of its own."""
+        """Pass a part on; a body has its own limit."""
         self._unbounded = 0
         self._parts.append(b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body)
 
@@ -195,10 +195,10 @@ def _head(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Joining:
-    """A transport that sends what is written in one step of the event loop at once.
+    """A transport that joins everything written in one step of the event loop into one send.
 
-    uvicorn writes the headers of an answer and its body separately; as two segments they cost the server
-    and the client one more system call and one more wake-up each.
+    uvicorn writes the headers of an answer and its body separately; as two segments they cost server and
+    client an extra system call and wake-up each.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -219,5 +219,5 @@ class _Joining:
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []
-        if parts and not self._transport.is_closing():  # the client may have gone since
+        if parts and not self._transport.is_closing():  # the client may have disconnected since
             self._transport.write(b"".join(parts))

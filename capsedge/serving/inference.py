@@ -35,7 +35,7 @@ _Checked = tuple[PreparedRequest, Mapping[str, NDArray[Any]]]
 
 
 class ModelFailed(Exception):
-    """The model failed on a request that is right; the log says why."""
+    """The model failed on a valid request; the log says why."""
 
 
 class Model:
@@ -43,14 +43,14 @@ class Model:
 
     Args:
         session: of the file.
-        name, version: that clients use; the version may be empty.
+        name, version: as clients use them; the version may be empty.
         threads: of one inference.
-        images: in a batch, at most; requests that cannot be gathered run one by one.
-        wait: seconds that a batch waits for more requests although a thread is free.
+        images: most images in a batch; requests that cannot be gathered run one by one.
+        wait: how many seconds a batch waits for more requests although a thread is free.
 
     Attributes:
         session: the loaded model.
-        metadata: what the model takes and gives, as the protocol says it.
+        metadata: the model's inputs and outputs, in the protocol's form.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Model:
         size, wait = (max(1, images), wait) if can_batch(session) else (1, 0.0)
         batches = at_once(threads)
         if session.backend.gpu is not None and size > 1:
-            batches = min(2, batches)  # one is computed, one prepared; all others gather
+            batches = min(2, batches)  # one is computed and one prepared; the rest gather
         self._batcher = DynamicBatcher(
             Responder(session, name, version), runners(threads), batches, images_in, size, wait,
             sizes_in if session.metadata is None else lambda _: None,
@@ -71,7 +71,7 @@ class Model:
         _warm_up(session)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer a request; one without an id gets one.
+        """Answer a request; it gets an id if it has none.
 
         Raises:
             UsageError: the request is wrong.
@@ -106,9 +106,10 @@ class Responder:
         self._count = BATCHES.labels(name)
 
     def __call__(self, requests: Sequence[InferRequest]) -> list[InferResponse | Exception]:
-        """An answer to each request, or what is wrong with it.
+        """Answer each request, or return its error.
 
-        Several requests are for images, or for rows of equal sizes, and the file takes any number of them.
+        If there are several requests, they are for images or for rows of equal sizes, and the file takes any
+        number of them.
         """
         if len(requests) == 1:
             return [_attempt(self._alone, requests[0])]
@@ -157,20 +158,20 @@ class Responder:
 
 
 def images_in(request: InferRequest) -> int:
-    """The images in a request, as far as it says: the first size of its first input."""
+    """The number of images that a request states: the first size of its first input."""
     shape = request.inputs[0].shape if request.inputs else []
     return max(1, shape[0]) if shape else 1
 
 
 def sizes_in(request: InferRequest) -> Hashable:
-    """The sizes of the rows of each input, as far as a request says: those of equal sizes run together."""
+    """The row sizes of each input that a request states; requests with equal sizes run together."""
     return tuple(sorted((tensor.name, tuple(tensor.shape[1:])) for tensor in request.inputs))
 
 
 def _attempt(function: Callable[..., Result], *arguments: Any) -> Result | Exception:
     try:
         return function(*arguments)
-    except Exception as error:  # goes to the client of this request alone
+    except Exception as error:  # goes only to the client of this request
         return error
 
 
@@ -178,13 +179,13 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> Result | Excep
 
 
 def at_once(threads: int) -> int:
-    """How many inferences of so many threads the cores let run at the same time."""
+    """How many inferences with this number of threads can run on the cores at the same time."""
     return max(1, usable_cores() // threads)
 
 
 @cache
 def runners(threads: int) -> ThreadPoolExecutor:
-    """The threads that run all models of this process: as many as the cores let run at the same time.
+    """The threads that run all models of this process: as many as can run on the cores at the same time.
 
     Args:
         threads: threads of one inference.
@@ -198,7 +199,7 @@ def runners(threads: int) -> ThreadPoolExecutor:
 def _warm_up(session: Session) -> None:
     """Run a model on a black image, since the first inference allocates the memory.
 
-    One from another tool, or with free sizes, is left alone.
+    A model from another tool, or with free sizes, is not run.
     """
     shape = session.inputs[0].shape[1:] if session.inputs else ()
     if session.metadata is None or not all(isinstance(size, int) for size in shape):

@@ -1,4 +1,4 @@
-"""Run a model in an MLServer of your own: `CapsedgeModel`. `capsedge serve` does not use it."""
+"""Run a model in your own MLServer: `CapsedgeModel`. `capsedge serve` does not use it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _OPTIONS = ("threads", "ops", "device", "provider")  # of `capsedge.load`, in ``
 
 
 class CapsedgeModel(MLModel):
-    """A file of capsedge, or any ONNX file, as a model of MLServer.
+    """An MLServer model that runs a capsedge file or any other ONNX file.
 
     In ``model-settings.json`` its name is ``capsedge.serving.mlserver_runtime.CapsedgeModel``;
     ``parameters.uri`` names the file, and ``parameters.extra`` may hold ``threads`` (of one inference; 1 by
     default), ``ops``, ``device`` and ``provider`` as `capsedge.load` takes them. With a ``max_batch_size``,
-    requests that wait for a processor are gathered into batches of at most so many images;
-    ``max_batch_time`` is how long a batch waits although one is free.
+    requests that wait for a processor are gathered into batches of up to that many images; ``max_batch_time``
+    is how long a batch waits even if a processor is free.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -39,7 +39,7 @@ class CapsedgeModel(MLModel):
         self._model: Model | None = None
 
     async def load(self) -> bool:
-        """Load the file, and run it once."""
+        """Load the file and run it once."""
         given = self.settings.parameters
         if given is None or not given.uri:
             raise UsageError(f"Model {self.name} does not name a file.", "", "Set parameters.uri.")
@@ -64,11 +64,11 @@ class CapsedgeModel(MLModel):
         return True
 
     async def metadata(self) -> MetadataModelResponse:
-        """What the model takes and gives, and in parameters what the file's metadata says."""
+        """The model's inputs and outputs; the parameters hold the file's metadata."""
         return MetadataModelResponse(**self._loaded().metadata)
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Answer a request; predictions come in the parameters of the answer."""
+        """Answer a request; predictions are in the parameters of the answer."""
         inputs = [
             Input(t.name, str(t.datatype), t.shape, t.data.root, _extra(t)) for t in payload.inputs
         ]
@@ -96,7 +96,7 @@ class CapsedgeModel(MLModel):
             yield await self.predict(payload)
 
     def _loaded(self) -> Model:
-        # No property: MLServer reads all attributes before it loads the model.
+        # Not a property, because MLServer reads all attributes before it loads the model.
         if self._model is None:
             raise MLServerError(f"Model {self.name} is not loaded.", 503)
         return self._model

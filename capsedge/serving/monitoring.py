@@ -1,4 +1,4 @@
-"""What a server says of itself: metrics for Prometheus, an access log, and messages within a limit."""
+"""Monitor a server: metrics for Prometheus, an access log, and messages within a limit."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ BATCHES = Histogram(
 
 # --- The log ---
 
-_MESSAGES, _MESSAGES_SECONDS = 20, 10.0  # so many in so many seconds are told
+_MESSAGES, _MESSAGES_SECONDS = 20, 10.0  # messages logged per interval of so many seconds
 _MESSAGE_CHARACTERS = 1000
 _ACCESS_CHARACTERS = 100  # of a path or an id
 
 
 class Access:
-    """One request, from its arrival to its answer: counted, and a line of the log at level ``info``.
+    """One request, from arrival to answer: it is counted, and logged in one line at level ``info``.
 
     Attributes:
-        status: of the answer; ``gone`` if the client has gone away before it.
+        status: of the answer; ``gone`` if the client disconnected first.
         id: of the request; empty if it has none.
     """
 
@@ -59,16 +59,16 @@ class Access:
 
 
 def _plain(text: str) -> str:
-    """What a client made up, as one short word without control characters."""
+    """A text chosen by a client, reduced to one short word without control characters."""
     short = text[:_ACCESS_CHARACTERS]
     return "".join(c if c.isprintable() and c != " " else "?" for c in short)
 
 
 def start_log(level: str, tell: Callable[[str], None]) -> None:
-    """Send the messages of the server, and of the libraries below it, to a function.
+    """Send the messages of the server and of its libraries to a function.
 
     Args:
-        level: ``error``, ``warning``, or ``info``, which tells of every request.
+        level: ``error``, ``warning``, or ``info``, which logs every request.
         tell: takes a line.
     """
     handler = _Messages(tell)
@@ -80,8 +80,10 @@ def start_log(level: str, tell: Callable[[str], None]) -> None:
 
 
 class _Messages(logging.Handler):
-    """Messages, one line each. No client can fill a disk with them: of those that come together only the
-    first are told, and a count. Lines of the access log, which somebody asked for, are told all.
+    """Logs messages, one line each.
+
+    No client can fill a disk with them: of a burst, only the first messages are logged, and a count. Lines of
+    the access log, which must be enabled, are all logged.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:

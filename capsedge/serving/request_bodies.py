@@ -1,7 +1,7 @@
 """Read a request of the Open Inference Protocol from the bytes of JSON or protobuf.
 
-Whatever an untrusted client sends, reading it takes a bounded multiple of the memory of its bytes, and no
-step of it holds the interpreter for long, so that it can run beside an event loop.
+Whatever an untrusted client sends, reading it takes at most a fixed multiple of its size in memory, and no
+step holds the interpreter for long, so that it can run next to an event loop.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from capsedge.serving.request_tensors import BYTES as FILES
 from capsedge.serving.request_tensors import TYPES
 from capsedge.spec import limits
 
-_PIECE = 256 * limits.KIB  # of packed numbers at a time
+_PIECE = 256 * limits.KIB  # bytes of packed numbers read at a time
 _TEXT = 64 * limits.KIB  # bytes of one text of a gRPC message
 
 
 class Malformed(ValueError):
-    """The bytes are no request; the message says why."""
+    """The bytes are not a valid request; the message says why."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Input:
     """A tensor of a request.
 
     Attributes:
-        name, datatype, shape: as the client says.
+        name, datatype, shape: as stated by the client.
         data: its values, an array or a list; texts and files are bytes.
         parameters: of this tensor.
     """
@@ -48,7 +48,7 @@ class Input:
 
 @dataclass
 class Output:
-    """An output that a request asks for."""
+    """An output that a request names."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class InferRequest:
 
     Attributes:
         id: None if the client gives none.
-        raw: whether the tensors came, and the answer goes, as raw bytes.
+        raw: whether the tensors arrived, and the answer is to be sent, as raw bytes.
     """
 
     inputs: list[Input]
@@ -71,7 +71,7 @@ class InferRequest:
 
 
 def from_json(data: bytes) -> InferRequest:
-    """The request in a document of JSON.
+    """The request in a JSON document.
 
     Raises:
         Malformed: it is none, or exceeds a limit.
@@ -229,7 +229,7 @@ class _Message:
         into[name] = value
 
     def _value(self, start: int, end: int) -> Any:
-        """Of the fields of an InferParameter, of which the last counts."""
+        """The value of an InferParameter; the last of its fields counts."""
         found: Any = None
         for number, kind, a, b in self._wire.fields(start, end):
             if (number, kind) == (1, VARINT):
@@ -316,7 +316,7 @@ class _Message:
             raise Malformed(f"its inputs have over {limits.REQUEST_VALUES:,} values")
 
     def _give(self, inputs: list[Input], raw: list[tuple[int, int]]) -> None:
-        """The raw contents to the inputs without others, in their order."""
+        """Assign the raw contents, in order, to the inputs without other contents."""
         empty = [one for one in inputs if not len(one.data)]
         if len(empty) != len(raw):
             raise Malformed(f"{len(empty)} inputs have no contents, and {len(raw)} raw ones came")
@@ -354,7 +354,7 @@ def _unfit(name: str) -> NoReturn:
 
 
 def _cast(values: NDArray[np.uint64], dtype: str) -> NDArray[Any]:
-    """Numbers as their type takes them: protobuf drops the bits above it."""
+    """Numbers reduced to their type, as protobuf does, which drops the higher bits."""
     return values != 0 if dtype == "bool" else values.astype(dtype)
 
 

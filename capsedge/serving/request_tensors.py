@@ -23,15 +23,15 @@ DATATYPES = {
     "float16": "FP16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
 TYPES = {datatype: np.dtype(name) for name, datatype in DATATYPES.items()}
-_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # of the values that a type takes
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}  # kinds of values that a type takes
 _PIECE = 2**16  # values, and bytes of base64 (a multiple of 4), at a time
 
 
 def datatype_of(port: Port, path: object) -> str:
-    """The protocol's name for the type of an input or output.
+    """The protocol's name for the data type of an input or output.
 
     Raises:
-        UnsupportedModelError: the protocol has none.
+        UnsupportedModelError: the protocol has no name for it.
     """
     if port.dtype not in DATATYPES:
         raise UnsupportedModelError(
@@ -53,7 +53,7 @@ def check_size(name: str, shape: Sequence[int]) -> int:
         raise UsageError(
             f"Input '{name}' has the shape {sizes[:8]}.", "Sizes are whole numbers from 0."
         )
-    # A size beside a 0 counts too: numpy multiplies all others in 64 bits.
+    # Check sizes next to a 0 too: numpy multiplies all the others in 64 bits.
     if max(sizes, default=0) > limits.REQUEST_VALUES or (
         math.prod(size or 1 for size in sizes) > limits.REQUEST_VALUES
     ):
@@ -85,8 +85,9 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
             f"Input '{name}' has the datatype {datatype!r}.", "", f"Choose one of: {known}."
         )
     try:
-        with np.errstate(over="ignore"):  # becomes infinite, which the session refuses
-            # At once where it may be: numpy lets go of the interpreter for a cast, and then waits for it.
+        with np.errstate(over="ignore"):  # overflow gives infinity, which the session refuses
+            # In one step where possible: numpy releases the interpreter for a cast, and then has to wait for
+            # it.
             found = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
     except (ValueError, OverflowError) as error:
         raise _no_numbers(name, datatype) from error
@@ -106,20 +107,20 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
 
 
 def as_array(data: object) -> NDArray[Any]:
-    """Values as numpy takes them, but whole numbers of 64 bits beside smaller ones, which it rounds.
+    """Values as numpy reads them, except 64-bit integers next to smaller ones, which numpy would round.
 
     Raises:
-        ValueError, OverflowError: they are no array.
+        ValueError, OverflowError: they do not form an array.
     """
     found = np.asarray(data)
     if found.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
-        with contextlib.suppress(OverflowError):  # some are below 0
+        with contextlib.suppress(OverflowError):  # some are negative
             return np.array(data, np.uint64)
     return found
 
 
 def _floats(data: object, dtype: np.dtype[Any]) -> bool:
-    """Whether data are a flat list of fractions, with whole numbers among them, for a type of fractions."""
+    """Whether data are a flat list of floats, perhaps with some integers, for a floating-point type."""
     return (
         dtype.kind == "f"
         and isinstance(data, list)
@@ -132,7 +133,7 @@ def _no_numbers(name: str, datatype: str) -> UsageError:
 
 
 def encoded_images(name: str, shape: Sequence[int], data: object) -> list[bytes]:
-    """The files in a tensor of type BYTES: as they are, or in base64, which JSON needs.
+    """The files in a tensor of type BYTES, either raw or in base64, which JSON requires.
 
     Raises:
         UsageError: there are more or fewer than the shape says, or an element is neither.

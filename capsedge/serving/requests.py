@@ -1,4 +1,4 @@
-"""Interpret a request of the Open Inference Protocol: what it asks of a session."""
+"""Interpret a request of the Open Inference Protocol for a session."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 # Parameters of a request.
 PREDICTIONS, TOP_K, THRESHOLD, INVERT = "predictions", "top_k", "threshold", "invert"
 _NAMED = 8  # inputs in an error
-CLASSIFICATION = "classification"  # of an output: Triton's extension, which is not supported
+CLASSIFICATION = "classification"  # output parameter of Triton's extension, which is not supported
 
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """Which labels of a prediction are asked for; None leaves the choice to the task."""
+    """Which labels of a prediction are requested; None leaves the choice to the task."""
 
     top_k: int | None
     threshold: float | None
@@ -41,7 +41,7 @@ class PreparedRequest:
     Attributes:
         arrays: the model's inputs by name; images are prepared.
         outputs: the names of the outputs to send.
-        choice: of the labels, where predictions are asked for; otherwise None.
+        choice: the requested labels; None if no predictions are requested.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -49,7 +49,7 @@ class PreparedRequest:
     choice: PredictionOptions | None
 
     def computed(self, session: Session) -> list[str]:
-        """The outputs to compute: those to send, and those that a prediction needs."""
+        """The outputs to compute: those to send and those needed for a prediction."""
         more = session.roles.all if self.choice is not None else ()
         return list(dict.fromkeys((*self.outputs, *more)))
 
@@ -75,7 +75,7 @@ def read_request(request: InferRequest, session: Session) -> PreparedRequest:
 
 
 def _check_names(names: Sequence[str], session: Session) -> None:
-    """Before anything is read from the tensors: what they should hold depends on the name."""
+    """Check names before tensors are read, since their expected contents depend on the name."""
     for name, times in Counter(names).items():
         if times > 1:
             raise UsageError(f"Input '{name[:80]}' is given twice.")
@@ -121,7 +121,7 @@ def _prepared(number: int, file: bytes, session: Session, invert: bool) -> NDArr
 def _outputs(
     request: InferRequest, session: Session, choice: PredictionOptions | None
 ) -> tuple[str, ...]:
-    """The tensors to send: those that are named; otherwise all, or none beside predictions."""
+    """The tensors to send: the named ones; otherwise all, or none if predictions are sent."""
     known = [port.name for port in session.outputs]
     if not request.outputs:
         return tuple(known) if choice is None else ()
@@ -154,7 +154,7 @@ def _choice(
 
 
 def _fraction(value: Any) -> Any:
-    """A number, also one that is text: parameters of gRPC have no type for fractions."""
+    """A number, possibly given as text: gRPC parameters have no floating-point type."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

@@ -1,4 +1,4 @@
-"""Run a request, and write its answer in the terms of the Open Inference Protocol."""
+"""Run a request, and write its answer in the form of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Arrays = Mapping[str, NDArray[Any]]
 def compute(
     session: Session, arrays: Arrays, names: Sequence[str], most: float = limits.REQUEST_VALUES
 ) -> dict[str, NDArray[Any]]:
-    """The named outputs. A file of capsedge takes any number of images, others what their graph takes.
+    """Compute the named outputs. A capsedge file takes any number of images, others what their graph takes.
 
     Args:
-        most: values of all outputs.
+        most: limit on the number of values in all outputs.
 
     Raises:
         UsageError: the arrays do not fit the model, or the answer would be too large.
-        ArtefactError: the runtime refuses to run the model on them.
+        ArtefactError: the runtime fails on them.
     """
     if session.metadata is None:
         found = session.run(arrays)
@@ -58,8 +58,10 @@ def compute(
 
 
 def check_inputs(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """The inputs of a request that runs together with others: images ``[N, C, H, W]`` in the type of the
-    input, or what the inputs of a file without metadata take, such as ids ``[N, L]``.
+    """Check the inputs of a request that is to run together with others.
+
+    They are images ``[N, C, H, W]`` in the type of the input or, for a file without metadata, what its inputs
+    take, such as ids ``[N, L]``.
 
     Raises:
         UsageError: there are no images, inputs do not fit the model, or a value is not finite.
@@ -130,9 +132,9 @@ def respond(
 
 
 def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> str:
-    """JSON, since a parameter of gRPC is a string, a whole number or a truth value.
+    """Predictions as JSON, since a gRPC parameter is a string, an integer or a boolean.
 
-    Who asks for the best few classes does not want the scores of all.
+    A request for the best few classes does not include the scores of all.
     """
     choice = request.choice
     assert choice is not None
@@ -145,18 +147,19 @@ def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> s
     return json.dumps(documents, allow_nan=False)
 
 
-# --- Model metadata: inputs, outputs, and what the file says of them ---
+# --- Model metadata: inputs, outputs, and the file's own metadata ---
 
 PLATFORM = "capsedge"
 
 
 def model_metadata(session: Session, name: str, version: str) -> dict[str, Any]:
-    """What a model takes and gives, as the protocol's document.
+    """The model's inputs and outputs as the protocol's document.
 
-    Inputs that take images say so in their parameters. Scores name their classes, and values what they are.
+    Inputs for images are marked in their parameters. Scores list their classes, and estimated values their
+    names.
 
     Raises:
-        UnsupportedModelError: a tensor is of a type that the protocol does not have.
+        UnsupportedModelError: a tensor has a type that the protocol lacks.
     """
     takes = session.metadata is not None and session.metadata.preprocessing is not None
     images = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
@@ -173,7 +176,7 @@ def model_metadata(session: Session, name: str, version: str) -> dict[str, Any]:
 
 
 def _parameters_of(session: Session) -> dict[str, str | int]:
-    """What else is known of the model, as texts and whole numbers, which gRPC can carry."""
+    """Further facts about the model, as strings and integers, which gRPC can carry."""
     parameters: dict[str, str | int] = {"operators": session.backend.ops}
     if session.backend.batches.fixed is not None:
         parameters["batch"] = session.backend.batches.fixed
@@ -212,7 +215,7 @@ def _tensor(port: Port, session: Session, parameters: dict[str, str]) -> dict[st
     return {**found, "parameters": parameters} if parameters else found
 
 
-# --- Answers as JSON or protobuf, made in pieces between which other threads may run ---
+# --- Answers as JSON or protobuf, written in pieces so that other threads can run in between ---
 
 _JSON_PIECE = 2**14  # values
 _WRITTEN = 22  # bytes of a value, as a decimal with a comma
@@ -224,12 +227,12 @@ _CONTENTS = {
 
 
 def size_of(response: InferResponse) -> int:
-    """The bytes that its tensors take together with what is written of them."""
+    """The size in bytes of its tensors together with their encoding."""
     return sum(array.nbytes + _WRITTEN * array.size for array in response.outputs.values())
 
 
 def to_json(response: InferResponse) -> list[bytes]:
-    """An answer as pieces of JSON. Fractions have the digits that their own precision takes."""
+    """An answer as pieces of JSON. Floats have as many digits as their precision requires."""
     about: dict[str, Any] = {"model_name": response.name}
     if response.version:
         about["model_version"] = response.version
@@ -254,7 +257,7 @@ def to_grpc(response: InferResponse, raw: bool) -> bytes:
     """The same as a ModelInferResponse.
 
     Args:
-        raw: whether the tensors are raw bytes; those of FP16 always are, and then all others too.
+        raw: whether tensors are sent as raw bytes; FP16 tensors always are, and then so are all others.
     """
     found = grpc_messages.message("ModelInferResponse")(
         model_name=response.name, model_version=response.version, id=response.id

@@ -19,9 +19,9 @@ from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import Malformed, from_json
 from capsedge.serving.responses import PLATFORM, size_of, to_json
 
-EXTENSIONS = ["model_repository"]  # of which there is the index alone
-_SMALL = 2**20  # bytes of an answer that is sent at once
-_JSON = ("application/json", "")  # types of a request; without a type it is taken as JSON
+EXTENSIONS = ["model_repository"]  # of which only the index exists
+_SMALL = 2**20  # largest answer in bytes that is sent in one piece
+_JSON = ("application/json", "")  # content types of a request; without one, JSON is assumed
 _ID_CHARACTERS = 128  # of an id in a header
 
 Models = Mapping[tuple[str, str], Model]
@@ -36,7 +36,7 @@ def endpoints(models: Models, version: str) -> Starlette:
     """
     found = _Endpoints(models, version)
     paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-    # They are tried in this order, so what is asked most comes first.
+    # Routes are tried in this order, so the most frequent comes first.
     routes = [Route(f"{path}/infer", found.infer, methods=["POST"]) for path in paths]
     for path in paths:
         routes += [Route(path, found.model), Route(f"{path}/ready", found.model_ready)]
@@ -62,7 +62,7 @@ class _Endpoints:
         self._models, self._version = models, version
 
     def _named(self, request: Request) -> Model:
-        """The model of the path; that it is there was checked before."""
+        """The model named in the path, whose existence was checked before."""
         path = request.path_params
         return self._models[path["name"], path.get("version", "")]
 
@@ -97,7 +97,7 @@ class _Endpoints:
             asked = await run_off_loop(len(body), from_json, body)
         except Malformed as error:
             return _malformed(str(error))
-        del body  # what is left of it waits for its turn, which may be long
+        del body  # the rest waits for its turn, which may take long
         asked.id = asked.id or access.id
         try:
             answer = await self._named(request).infer(asked)
@@ -120,13 +120,13 @@ class _Endpoints:
 
 
 def repository_index(models: Models) -> list[dict[str, str]]:
-    """Every model and version once, as the extension for model repositories lists them."""
+    """Every model and version once, in the form of the model repository extension."""
     pairs = sorted({(model.name, model.version) for model in models.values()})
     return [{"name": n, "version": v, "state": "READY", "reason": ""} for n, v in pairs]
 
 
 async def _each(parts: list[bytes]) -> AsyncIterator[bytes]:
-    """Pieces that are let go of when they are sent."""
+    """Pieces that are released once sent."""
     parts.reverse()
     while parts:
         yield parts.pop()

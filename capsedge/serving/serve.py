@@ -1,4 +1,4 @@
-"""``capsedge serve``: loaded models behind REST and gRPC, until a signal ends it."""
+"""``capsedge serve``: serve loaded models over REST and gRPC until a signal arrives."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def serve(
     ready: Callable[[Serving, Address], None] = lambda _serving, _address: None,
     log: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Serve models by the Open Inference Protocol, version 2, until a signal comes.
+    """Serve models over the Open Inference Protocol, version 2, until a signal arrives.
 
     Args:
         models: files, names of the zoo, or ``NAME=FILE`` and ``NAME:VERSION=FILE``.
-        options: where the server answers, and how it runs the models.
-        ready: called when requests are answered.
-        log: gets messages of the server.
+        options: where the server listens, and how it runs the models.
+        ready: called when the server accepts requests.
+        log: called with the server's messages.
 
     Returns:
         The number of the signal.
@@ -84,7 +84,7 @@ def serve(
             )
             assert isinstance(session, Session)  # of one file
             sessions.append(stack.enter_context(session))
-        # grpc would write a line of its own for messages that it refuses, as often as a client likes.
+        # grpc would write its own line for each message that it refuses, as often as a client sends one.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         _require()
         from capsedge.serving.monitoring import start_log
@@ -132,8 +132,8 @@ def _not_bound(error: OSError, host: str) -> EnvironmentProblem:
 
 
 def _open_files() -> None:
-    """Let the process have as many connections as the server takes; often 1024 files are the default."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # no Unix, or not permitted
+    """Allow the process as many open files as the server accepts connections; the default is often 1024."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not Unix, or not permitted
         import resource
 
         now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -142,7 +142,7 @@ def _open_files() -> None:
 
 
 def _loop(run: Callable[[], Any]) -> int:
-    """Run in uvloop, which Windows does not have."""
+    """Run in uvloop, except on Windows, which it does not support."""
     try:
         import uvloop
     except ImportError:

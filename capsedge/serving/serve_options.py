@@ -21,7 +21,7 @@ def _batch(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class ServeOptions(Options):
-    """Where `capsedge.serve` answers, and how it runs the models."""
+    """Where `capsedge.serve` listens, and how it runs the models."""
 
     port: int = option(
         8080, "Port of REST; 0 picks a free one.", min=0, max=LAST_PORT, panel=_ADDRESSES
@@ -84,7 +84,7 @@ class ServeOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        """Check the batch and the ports, too.
+        """Check the values, including the batch and the ports.
 
         Raises:
             UsageError: a value is wrong, or options contradict each other.
@@ -106,7 +106,7 @@ class ServeOptions(Options):
 
     @property
     def ports(self) -> tuple[int, int, int]:
-        """Of REST, gRPC and metrics; 0 takes a free one."""
+        """The ports of REST, gRPC and metrics; 0 takes a free one."""
         after = (0, 0) if self.port == 0 else (self.port + 1, self.port + 2)
         return (
             self.port,

@@ -1,4 +1,4 @@
-"""Check what a server is to serve, and measure good batch sizes at its start."""
+"""Check the models to serve, and measure good batch sizes at the start."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from capsedge.serving.deploy.server_model import ModelName
 SIZES = (1, 2, 4, 8, 16, 32)
 _SECONDS = 0.5  # for all sizes together
 _ROUNDS = 3  # at least
-_LONGEST = 0.1  # seconds of one batch, which everyone behind it waits for
-_LENGTH = 50  # of a free axis without a longest length
-_CLOSE = 1.05  # times the least time; a larger batch is not worth less than that
+_LONGEST = 0.1  # most seconds per batch, for which every later request waits
+_LENGTH = 50  # length used for a free axis without a limit
+_CLOSE = 1.05  # times the least time per image: a larger batch must gain more than this
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """How many images run together.
+    """The batch size: how many images run together.
 
     Attributes:
-        images: in one inference, at most.
-        gain: images in a second, as a multiple of those of single images; None if it was not measured.
+        images: most images per inference.
+        gain: throughput relative to single images; None if not measured.
     """
 
     images: int
@@ -37,8 +37,10 @@ class BatchSize:
 
 
 def can_batch(session: Session) -> bool:
-    """Whether requests may be run together: images of one size, or inputs that the file states something of,
-    such as ids, in a file of capsedge whose batch is free.
+    """Whether requests may run together.
+
+    This needs a capsedge file with a free batch that takes images of one size, or inputs that the file
+    describes, such as ids.
 
     Args:
         session: the loaded model.
@@ -56,30 +58,30 @@ def can_batch(session: Session) -> bool:
 
 
 def fixed_size(session: Session, images: int) -> BatchSize:
-    """A size that somebody chose.
+    """A size chosen by the user.
 
     Args:
         session: the loaded model.
         images: in a batch.
 
     Returns:
-        The size; 1 where requests cannot be gathered.
+        The size; 1 if requests cannot be gathered.
     """
     return BatchSize(images if can_batch(session) else 1)
 
 
 def measure_size(session: Session) -> BatchSize:
-    """The best batch for a model that this process runs alone.
+    """Measure the best batch size for a model, while nothing else runs in this process.
 
-    Sizes are timed in turns for half a second, on images of noise or random ids. It is the smallest whose
-    time for an image is within 5 % of the least; no batch may take longer than 0.1 s, because others wait
-    for it.
+    Sizes are timed in turn for half a second, on noise images or random ids. The smallest size whose time per
+    image is within 5 % of the least is chosen; no batch may take longer than 0.1 s, because other requests
+    wait for it.
 
     Args:
         session: the loaded model.
 
     Returns:
-        The size; 1 where larger ones gain nothing, or requests cannot be gathered.
+        The size; 1 if larger ones gain nothing, or requests cannot be gathered.
     """
     if not can_batch(session):
         return BatchSize(1)
@@ -96,7 +98,7 @@ def measure_size(session: Session) -> BatchSize:
 
 
 def choose_size(times: dict[int, float]) -> BatchSize:
-    """The choice from seconds for an image by batch size, in rising order.
+    """Choose a batch size from the seconds per image by batch size, in rising order.
 
     Args:
         times: may be empty, if even one image takes too long.
@@ -127,7 +129,7 @@ def _seconds(session: Session, size: int) -> float:
 
 
 def _random_rows(port: Port, size: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Rows of an input: indices within its table, other whole numbers 1; free axes as long as they may be."""
+    """Rows of an input: indices within its table, other integers 1; free axes at their maximum length."""
     longest = port.longest or (0,) * len(port.shape)
     sizes = [
         s if isinstance(s, int) else most or _LENGTH
@@ -145,7 +147,7 @@ def _random_rows(port: Port, size: int, rng: np.random.Generator) -> NDArray[Any
 
 @dataclass(frozen=True)
 class ServedSession(ModelName):
-    """A model of the command line, loaded.
+    """A loaded model from the command line.
 
     Attributes:
         session: of the file.
@@ -167,11 +169,11 @@ class Ports:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server answers.
+    """The address at which a server listens.
 
     Attributes:
         host: IPv6 addresses in brackets.
-        ports: that were taken.
+        ports: the ports in use.
     """
 
     host: str
@@ -183,7 +185,7 @@ class Serving:
     """Everything that a server needs to know.
 
     Attributes:
-        models: that are served.
+        models: the models to serve.
         host: name or address of this machine to listen on.
         ports: to listen on.
         threads: of one inference.

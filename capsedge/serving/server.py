@@ -1,4 +1,4 @@
-"""Run the servers of REST, gRPC and metrics in one event loop, until a signal comes."""
+"""Run the servers for REST, gRPC and metrics in one event loop until a signal arrives."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from capsedge.serving.served_models import Address, Ports, Serving
 from capsedge.spec import limits
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-_GRACE = 10  # seconds that running requests have to end
-_STEP = 0.01  # seconds between looks whether uvicorn has started
+_GRACE = 10  # seconds that running requests have to finish
+_STEP = 0.01  # seconds between checks whether uvicorn has started
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Server:
-    """The servers of loaded models, whose ports are taken. Create it inside a running event loop.
+    """The servers of loaded models; binds the ports. Create it inside a running event loop.
 
     Args:
-        serving: what is served, and where.
+        serving: what to serve, and where.
 
     Raises:
-        OSError: a port cannot be taken; ``filename`` is its option.
+        OSError: a port cannot be bound; ``filename`` is its option.
     """
 
     def __init__(self, serving: Serving) -> None:
@@ -69,10 +69,10 @@ class Server:
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, ready: Callable[[Address], None]) -> int:
-        """Serve until a signal comes; requests that run are answered.
+        """Serve until a signal arrives; running requests are still answered.
 
         Args:
-            ready: called with the addresses when requests are answered.
+            ready: called with the addresses when the server accepts requests.
 
         Returns:
             The number of the signal.
@@ -82,9 +82,10 @@ class Server:
         serving = asyncio.ensure_future(self._web.serve(self._sockets))
         while not self._web.started and not serving.done():
             await asyncio.sleep(_STEP)
-        self._take_signals()  # again, since uvicorn takes them when it starts
+        self._take_signals()  # again, since uvicorn replaces them when it starts
         if not self._signal.done():
-            # What is loaded by now stays: without this the collector looks through all of it again and again.
+            # Everything loaded so far stays; without this, the garbage collector would scan it again and
+            # again.
             gc.collect()
             gc.freeze()
             ready(self.address)
@@ -118,7 +119,7 @@ def _named(option: str) -> Iterator[None]:
 def _socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=limits.REQUESTS)
-    # Accepted connections inherit it. Without it an answer waits 40 ms for the client's acknowledgement.
+    # Accepted connections inherit it. Without it, an answer waits 40 ms for the client's acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
@@ -128,9 +129,9 @@ def _bracketed(host: str) -> str:
 
 
 def _hosts(host: str) -> Sequence[str]:
-    """The names of the ``Host`` header; any where the server is not for this machine alone.
+    """The accepted ``Host`` headers; any if the server is not just for this machine.
 
-    On the loopback address a page of another site could otherwise reach it by DNS rebinding.
+    Otherwise, a page of another site could reach a server on the loopback address by DNS rebinding.
     """
     with contextlib.suppress(ValueError):
         return _LOOPBACK_NAMES if ipaddress.ip_address(host).is_loopback else ()

@@ -1,1 +1,1 @@
-"""Predictions for any number of images, on one machine or on a cluster, in one table."""
+"""Predict any number of images into one table, on one machine or on a cluster."""

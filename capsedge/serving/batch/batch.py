@@ -37,13 +37,13 @@ class BatchReport(Summarized):
         model: its path, name or address.
         source: where the images are.
         output: the table: a file, or a folder of parts.
-        kind: of the source: ``folder``, ``parquet``, ``tar``, ``idx``, ``npz`` or ``npy``.
+        kind: the kind of source: ``folder``, ``parquet``, ``tar``, ``idx``, ``npz`` or ``npy``.
         images: rows of the table.
         failed: rows with an error.
-        atypical: rows of images without visible content.
+        atypical: rows whose images have no visible content.
         parts: parts in which the source was read.
         resumed: parts that an earlier run had already finished.
-        seconds: time that this run took.
+        seconds: duration of this run.
         warnings: reasons why the model's scores may be meaningless.
     """
 
@@ -77,7 +77,7 @@ class BatchReport(Summarized):
 
 # --- ``capsedge.batch`` ---
 
-FORMAT = 2  # of the table: an unfinished run of another format is not resumed
+FORMAT = 2  # of the table format: an unfinished run with another version is not resumed
 
 
 @takes(BatchOptions, RuntimeOptions)
@@ -96,18 +96,17 @@ def batch(
     error in its row. Only a part of the source is in memory at any time.
 
     Args:
-        model: as for `load`, or an address of fsspec such as ``s3://bucket/model.onnx``.
-        source: a folder of images, with its subfolders; a parquet file, tar archive, or a folder
-            of them; an idx, npz or npy file; by its path or an address of fsspec.
-        output: a file ``*.parquet``, or a folder of parts, which may be an address of fsspec.
-        options: which images are read, and which columns are written. A run that continues makes a table
-            that is identical, bit for bit, to that of an uninterrupted run.
+        model: as for `load`, or an fsspec address such as ``s3://bucket/model.onnx``.
+        source: a folder of images, with its subfolders; a parquet file, tar archive, or a folder of them; an
+            idx, npz or npy file; given as a path or an fsspec address.
+        output: a file ``*.parquet``, or a folder of parts, which may be an fsspec address.
+        options: which images to read, and which columns to write. A resumed run produces the same table, bit
+            for bit, as an uninterrupted one.
         runtime: as for `load`; on a cluster, the threads are the CPUs of one worker, 1 by default.
-        progress: called with the number of images done and of all images, which is None if it is not known in
-            advance.
+        progress: called with the number of images done and the total, which is None if not known in advance.
 
     Returns:
-        The counts, and where the table is.
+        A report with the counts and the location of the table.
 
     Raises:
         UsageError: the source or the model cannot be read, the output is inside the source, already exists or
@@ -132,7 +131,7 @@ def batch(
     begun = time.monotonic()
     if isinstance(model, str):
         model = plain(model)
-    # Read once: what computes is what the plan names and what is sent.
+    # Read once, so that the bytes that compute are those that the plan names and that are sent.
     content = read_model(model) if is_remote(str(model)) or options.cluster is not None else None
     with _session(model, content, options.cluster, runtime) as session:
         found = open_source(where, options.column)
@@ -162,7 +161,7 @@ def batch(
 def _session(
     model: Any, content: ModelBytes | None, cluster: str | None, options: RuntimeOptions
 ) -> Session:
-    """The session of this process, which on a cluster determines the columns of the table."""
+    """The session of this process; on a cluster, it only determines the columns of the table."""
     if cluster is not None and options.device not in (None, "cpu"):
         raise UsageError(
             f"device is '{options.device}' on a cluster.",
@@ -178,7 +177,7 @@ def _session(
 def _plan(
     session: Session, content: ModelBytes | None, source: ImageSource, options: BatchOptions
 ) -> dict[str, Any]:
-    """What determines every bit of the table, besides the parts."""
+    """Everything besides the parts that determines the bits of the table."""
     return {
         "format": FORMAT,
         "model": sha256(session.path) if content is None else content.sha256,
@@ -202,7 +201,7 @@ def _produced(
 ) -> Iterator[tuple[int, bytes, Counts]]:
     """The parts as parquet, with their numbers and counts, in any order."""
     if options.cluster is not None:
-        assert content is not None  # read before
+        assert content is not None  # read above
         from capsedge.serving.batch.cluster import PartTask, predict_parts, versions
 
         work = PartTask(

@@ -1,8 +1,8 @@
 """Process the parts of a source on the workers of a Ray cluster.
 
-Ray Data (https://docs.ray.io/en/latest/data/data.html) streams the parts to workers, restarts those that are
-lost, and computes again what was lost with them. A worker gets the model as bytes, once, and makes one
-session for all its parts.
+Ray Data (https://docs.ray.io/en/latest/data/data.html) streams the parts to workers, restarts lost workers
+and recomputes what was lost with them. A worker receives the model once, as bytes, and uses one session for
+all its parts.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ INSTALL = "pip install 'capsedge[cpu,ray]'"
 
 @dataclass(frozen=True)
 class PartTask:
-    """What every worker does.
+    """The work description sent to every worker.
 
     Attributes:
         source: of the parts.
         threads: CPUs of one worker.
         ops, outputs, invert: as for `capsedge.batch`.
-        versions: versions of what computes, from `versions`; workers must have the same.
+        versions: the result of `versions`, which workers must match.
     """
 
     source: ImageSource
@@ -49,7 +49,7 @@ class PartTask:
 def predict_parts(
     address: str, model: ModelBytes, work: PartTask, parts: Sequence[Part]
 ) -> Iterator[tuple[int, bytes, Counts]]:
-    """Every part once, as parquet, with its number and its counts, in any order.
+    """Yield every part once as parquet, with its number and counts, in any order.
 
     Args:
         address: of the cluster, or ``auto``.
@@ -74,7 +74,7 @@ def predict_parts(
         for row in answers.iter_rows():
             if row["problem"]:
                 raise _from_json(row["problem"])
-            if row["number"] in waiting:  # what is computed again after a loss counts once
+            if row["number"] in waiting:  # parts recomputed after a loss count once
                 waiting.remove(row["number"])
                 yield row["number"], row["table"], Counts(**json.loads(row["counts"]))
         if waiting:
@@ -87,15 +87,15 @@ def predict_parts(
 
 
 class PartWorker:
-    """A worker of the cluster: parts in, tables out.
+    """A worker of the cluster, which turns parts into tables.
 
     Args:
         model: a reference to `ModelBytes` in the object store.
-        work: what it does.
+        work: its work description.
     """
 
     def __init__(self, model: Any, work: PartTask) -> None:
-        self._problem = ""  # what kept this worker from beginning
+        self._problem = ""  # why this worker could not start
         try:
             self._begin(model, work)
         except CapsedgeError as problem:
@@ -106,8 +106,8 @@ class PartWorker:
 
         Raises:
             UsageError: this machine cannot reach the source.
-            EnvironmentProblem: the model cannot be loaded here, or by other versions than on the machine of
-                the command.
+            EnvironmentProblem: the model cannot be loaded here, or versions differ from those on the machine
+                of the command.
             ArtefactError: the model is damaged.
         """
         import ray
@@ -133,8 +133,8 @@ class PartWorker:
             batch: JSON of the parts, as ``part``.
 
         Returns:
-            Of each its ``number``, ``table`` as the content of a parquet file, and ``counts`` as JSON, or the
-            The ``problem`` behind a `CapsedgeError`: Ray would keep only its text.
+            For each part its ``number``, ``table`` as the content of a parquet file, and ``counts`` as JSON;
+            or the ``problem`` behind a `CapsedgeError`: Ray would keep only its text.
         """
         done: dict[str, list[Any]] = {"number": [], "table": [], "counts": [], "problem": []}
         for text in batch["part"]:
@@ -166,13 +166,13 @@ def _to_json(error: CapsedgeError) -> str:
 def _from_json(text: str) -> CapsedgeError:
     declared = json.loads(text)
     kind: type[CapsedgeError] = getattr(errors, declared["kind"])
-    found = kind.__new__(kind)  # constructors of some kinds take other arguments
+    found = kind.__new__(kind)  # some error classes take other arguments
     CapsedgeError.__init__(found, **declared["text"], details=declared["details"])
     return found
 
 
 def versions(session: Session) -> str:
-    """What determines the last bits of a result: package versions, and what runs the operators."""
+    """Everything that determines the last bits of a result: package versions, and what runs the operators."""
     import numpy
     import PIL
 
@@ -200,12 +200,12 @@ def _check_versions(here: str, expected: str) -> None:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a running cluster while the block runs; a connection of the caller's own stays.
+    """Ray, connected to a running cluster while the block runs; a connection that the caller opened is kept.
 
     Raises:
         EnvironmentProblem: Ray is not installed, or there is no such cluster.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its maker otherwise
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports to its developers
     try:
         import ray
         import ray.data
@@ -257,7 +257,7 @@ def _quiet_ray() -> Iterator[None]:
 
 
 def _workers(ray: Any, threads: int, parts: int) -> Any:
-    """As many workers as there are CPUs for, and work.
+    """The number of workers: as many as the CPUs allow, but no more than there are parts.
 
     Raises:
         UsageError: no machine has this many CPUs.

@@ -1,4 +1,4 @@
-"""Define what a source consists of: parts, which are read on their own, and items in them."""
+"""Define the contents of a source: parts, which can be read independently, and the items in them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from capsedge.runtime.images.headers import is_image_name
 from capsedge.serving.batch.storage import Storage
 from capsedge.spec import limits
 
-PART_ROWS = 1024  # images of one part, as far as the format lets it be cut
+PART_ROWS = 1024  # images per part, if the format can be split
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image of a source, or what takes its place.
+    """One image of a source, or the error in its place.
 
     Attributes:
         name: its identity within the source: a path, a member of an archive, or the number of a row.
         image: the content of an image file, or an array; None if there is an error.
-        error: why there is not an image; empty if there is one.
+        error: why there is no image; empty if there is one.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a source that is read on its own.
+    """A piece of a source that can be read independently.
 
     Attributes:
-        number: its place in the order of the source.
+        number: its position in the source.
         file: the file that it is in, relative to the source; empty if the source is one file.
         start: where it begins, in the units of the format: a row, a row group, a byte.
         stop: where it ends, in the same units; None for the end of the file.
-        row: number of its first image in the file, where the format numbers them.
+        row: number of its first image in the file, if the format numbers them.
         rows: its images; None if they are not known before reading.
         names: the files that it consists of, for a folder of images.
         error: why the file cannot be read; empty if it can.
@@ -63,7 +63,7 @@ class ImageSource(Protocol):
 
     @property
     def storage(self) -> Storage:
-        """The place that it is read from."""
+        """The storage that it is read from."""
         ...
 
     @property
@@ -73,11 +73,11 @@ class ImageSource(Protocol):
 
     @property
     def column(self) -> str:
-        """The column or array that holds the images; empty if the format has none, or one."""
+        """The column or array with the images; empty if the format has none, or only one."""
         ...
 
     def parts(self) -> list[Part]:
-        """The parts, which depend on nothing but the source.
+        """The parts, which depend only on the source.
 
         Raises:
             UsageError: the source cannot be read.
@@ -85,7 +85,7 @@ class ImageSource(Protocol):
         ...
 
     def read(self, part: Part) -> Iterator[Item]:
-        """The items of a part, in order; what cannot be read is an item with an error.
+        """The items of a part, in order; whatever cannot be read becomes an item with an error.
 
         Raises:
             UsageError: the source is gone.
@@ -121,7 +121,7 @@ class Folder:
     column: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Folder, (self.storage, ())  # other machines get the names with the parts
+        return Folder, (self.storage, ())  # other machines receive the names with the parts
 
     def parts(self) -> list[Part]:
         """The parts, of equal size."""
@@ -134,7 +134,7 @@ class Folder:
         for name in part.names:
             try:
                 with self.storage.opened(name) as file:
-                    # One byte over the limit lets the decoder refuse the file.
+                    # Reading one byte beyond the limit makes the decoder refuse the file.
                     yield Item(name, file.read(limits.IMAGE_FILE_BYTES + 1))
             except (UsageError, OSError) as error:
                 why = error.why if isinstance(error, UsageError) else str(error)

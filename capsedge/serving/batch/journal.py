@@ -54,7 +54,7 @@ class Journal:
 
     Args:
         output: a file ``*.parquet`` on this machine, or a folder or an address for a folder of parts.
-        plan: what is computed: JSON values that decide every bit of the table.
+        plan: the plan of the computation: JSON values that determine every bit of the table.
         parts: of the source.
     """
 
@@ -77,8 +77,8 @@ class Journal:
             force: replace what an earlier run wrote.
 
         Raises:
-            UsageError: it holds something else, a run that is neither to be resumed nor replaced, or a run
-                with another plan.
+            UsageError: it holds other files, a run with another plan, or a run although neither `resume` nor
+                `force` is given.
             ArtefactError: a part is not the one that the run wrote.
         """
         there = self.file is not None and opening.path_kind(self.file) == opening.FILE
@@ -161,7 +161,7 @@ class Journal:
     def _check(self, names: set[str], resume: bool, force: bool) -> None:
         where = self._store.address
         ours = {name_of(part.number) for part in self._parts}
-        # Names that begin with these are left out by what reads folders of tables.
+        # Readers of folders of tables ignore names that begin with these.
         others = {name for name in names - ours if not name.startswith(("_", "."))}
         if _PLAN not in names or (resume and others):
             raise UsageError(
@@ -191,7 +191,7 @@ class Journal:
             )
 
     def _take_back(self, number: int) -> None:
-        """Count a part of an earlier run.
+        """Verify and count a part of an earlier run.
 
         Raises:
             ArtefactError: it is not the one that the run wrote.

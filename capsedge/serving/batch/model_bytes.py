@@ -1,4 +1,4 @@
-"""A model as bytes with a checksum, as it is sent to other processes and machines."""
+"""Read a model as bytes with a checksum, to be sent to other processes and machines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ModelBytes:
             threads, ops: as for `capsedge.load`.
 
         Raises:
-            ArtefactError: the content is not the one that was sent, or as `capsedge.load`.
+            ArtefactError: the content differs from what was sent, or as `capsedge.load`.
             EnvironmentProblem, UnsupportedModelError: as `capsedge.load`.
         """
         if hashlib.sha256(self.data).hexdigest() != self.sha256:
@@ -47,7 +47,7 @@ class ModelBytes:
 
 
 def read_model(model: str | os.PathLike[str]) -> ModelBytes:
-    """An ONNX file, a model of the zoo, or an address of fsspec such as ``s3://bucket/model.onnx``.
+    """Read an ONNX file, a model of the zoo, or an fsspec address such as ``s3://bucket/model.onnx``.
 
     Raises:
         UsageError: there is no such model, or it cannot be read.

@@ -1,9 +1,9 @@
 """Read untrusted parquet files with a column of images.
 
-A file may carry an Arrow schema beside its own (the key ``ARROW:schema`` in its footer), and that may name
-extension types, some of which unpickle what the file holds as soon as it is opened where their package is
-loaded. Such a file is refused; and the key is hidden from pyarrow in any case, so that columns have the types
-of parquet alone.
+A file may carry an Arrow schema besides its own (the key ``ARROW:schema`` in its footer). That schema may
+name extension types, some of which, once their package is loaded, unpickle data from the file as soon as it
+is opened. Such a file is refused. The key is hidden from pyarrow in any case, so columns only have parquet's
+own types.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class ParquetTable:
     _file: BinaryIO
 
     def batches(self, groups: Sequence[int], column: str, rows: int) -> Iterator[Any]:
-        """Batches of a column, each of so few rows that their values stay within the limits.
+        """Batches of a column, each small enough that its values stay within the limits.
 
-        On this thread alone: pyarrow's own threads may still wait for the file when the process ends, which
-        aborts it.
+        Reading stays on this thread: pyarrow's own threads may still wait for the file when the process ends,
+        which would abort it.
 
         Args:
             groups: the row groups.
             column: ``name``, or ``name.field`` of a structure.
-            rows: of one batch, at most.
+            rows: most rows per batch.
 
         Raises:
             BadParquet: the column is damaged or exceeds a limit.
@@ -84,7 +84,7 @@ class ParquetTable:
             yield batch
 
     def _schema_columns(self, column: str) -> Iterator[tuple[int, bool]]:
-        """The columns of the schema that one of the table consists of, and whether each holds lists."""
+        """The schema columns behind a column of the table, and whether each holds lists."""
         for k in range(len(self.content.schema)):
             stored = self.content.schema.column(k)
             if stored.path == column or stored.path.startswith(f"{column}."):
@@ -93,7 +93,7 @@ class ParquetTable:
 
 @contextmanager
 def opened_parquet(file: BinaryIO) -> Iterator[ParquetTable]:
-    """A parquet file, while the block runs.
+    """Open a parquet file for the duration of the block.
 
     Args:
         file: the file, open for reading at any position.
@@ -107,7 +107,7 @@ def opened_parquet(file: BinaryIO) -> Iterator[ParquetTable]:
         plain = _Plain(file)
         found = parquet.ParquetFile(
             plain,
-            buffer_size=_BUFFER,  # columns are read as a stream, and not as a whole
+            buffer_size=_BUFFER,  # stream columns instead of reading them whole
             thrift_string_size_limit=limits.PARQUET_FOOTER_BYTES,
             thrift_container_size_limit=limits.PARQUET_VALUES,
         )
@@ -131,7 +131,7 @@ def readable_errors() -> Iterator[None]:
         yield
     except (BadParquet, CapsedgeError):
         raise
-    except Exception as error:  # pyarrow raises many kinds, and file systems their own
+    except Exception as error:  # pyarrow and file systems raise many kinds of errors
         raise BadParquet(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
@@ -231,8 +231,8 @@ class Tables:
 
     Attributes:
         storage: the place.
-        files: the files, relative to it; one empty name if it is a file itself.
-        column: the column of images; ``name.bytes`` for the bytes in a structure, as of Hugging Face.
+        files: the files, relative to the storage; one empty name if the storage is itself a file.
+        column: the column of images; ``name.bytes`` for bytes in a structure, as Hugging Face stores them.
     """
 
     storage: Storage
@@ -241,7 +241,7 @@ class Tables:
     kind: str = "parquet"
 
     def parts(self) -> list[Part]:
-        """The parts, of whole row groups; a file that cannot be read is a part with an error.
+        """The parts, made of whole row groups; an unreadable file becomes a part with an error.
 
         Raises:
             UsageError: it is the only file.
@@ -262,7 +262,7 @@ class Tables:
         return list(_grouped(file, groups))
 
     def read(self, part: Part) -> Iterator[Item]:
-        """The images of a part; from where the file is damaged, every row has an error."""
+        """The images of a part; from the first damage on, every row has an error."""
         if part.error or part.rows is None or part.stop is None:
             yield Item(part.file, error=part.error)
             return
@@ -283,10 +283,10 @@ class Tables:
 
 
 def find_column(storage: Storage, files: Sequence[str], requested: str) -> str:
-    """The column of images: the one named, the only one that can be, or ``image`` among several.
+    """The column of images: the named one, the only candidate, or ``image`` among several.
 
     Raises:
-        UsageError: no file can be read, or there is no such column, or a choice.
+        UsageError: no file can be read, there is no such column, or several qualify.
     """
     problem: Exception = BadParquet("there is none")
     for file in files:
@@ -352,7 +352,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _grouped(file: str, groups: Sequence[int]) -> Iterator[Part]:
-    """Neighbouring row groups, together of at least `PART_ROWS` rows where there are that many."""
+    """Neighbouring row groups, joined into parts of at least `PART_ROWS` rows if there are that many."""
     start = row = rows = 0
     for k, size in enumerate(groups, 1):
         rows += size
@@ -370,7 +370,7 @@ def _values(column: Any) -> Iterator[Any]:
     import pyarrow.types as types
 
     with readable_errors():
-        while types.is_struct(column.type):  # nulls of the structure are nulls of its field
+        while types.is_struct(column.type):  # a null structure means a null field
             column = column.flatten()[0]
     read = _bytes if _is_bytes(column.type) else _array
     for k in range(len(column)):
@@ -381,7 +381,7 @@ def _values(column: Any) -> Iterator[Any]:
 
 
 def _bytes(rows: Any) -> bytes | str:
-    """The value of one row; the text of an error if it is larger than a file of an image may be."""
+    """The value of one row; the text of an error if it exceeds the size limit for an image file."""
     content = rows[0].as_buffer()
     if content.size > limits.IMAGE_FILE_BYTES:
         return f"It has {content.size:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}."

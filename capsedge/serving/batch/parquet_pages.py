@@ -2,10 +2,10 @@
 
 The metadata are values in Thrift's compact protocol
 (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md). A list states its length
-before its elements, and a parser that believes it allocates memory for elements that are not there.
+before its elements, and a parser that trusts it allocates memory for elements that do not exist.
 
 A page (https://parquet.apache.org/docs/file-format/data-pages/) of a few bytes may unpack to gigabytes, and a
-dictionary repeats a value in as many rows as it likes.
+dictionary can repeat a value in any number of rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Walk:
         while (head := self._byte()) & 15:
             kind, step = head & 15, head >> 4
             number = number + step if step else self._signed()
-            # The value of a boolean field is its kind.
+            # A boolean field has its value in its kind.
             fields[number] = None if kind in (_TRUE, _FALSE) else self._value(kind, depth)
             self._count(1)
         return fields
@@ -99,7 +99,7 @@ class _Walk:
     def _elements(self, count: int, kinds: tuple[int, ...], depth: int) -> list[object]:
         if depth > limits.PARQUET_DEPTH:
             raise BadThrift(f"it is nested over {limits.PARQUET_DEPTH} deep")
-        if count > len(self._data) - self.at:  # an element has at least a byte
+        if count > len(self._data) - self.at:  # an element takes at least one byte
             raise Truncated("it ends within a list")
         self._count(count)
         return [self._value(kind, depth + 1) for _ in range(count) for kind in kinds]
@@ -133,7 +133,7 @@ class _Walk:
 
 # --- Pages: the unpacked size of a column, from its page headers ---
 
-_WINDOW = 1 << 10  # bytes that nearly every header fits in
+_WINDOW = 1 << 10  # large enough for nearly every header
 _DICTIONARY = 2  # of PageType
 # Fields of PageHeader, and those of its parts that count values.
 _TYPE, _UNPACKED, _PACKED = 1, 2, 3
@@ -146,9 +146,9 @@ class Page:
 
     Attributes:
         dictionary: whether it holds the dictionary and no values of rows.
-        stored: its bytes in the file.
-        unpacked: its bytes once they are unpacked.
-        values: that it holds; in lists, of all their rows together.
+        stored: its size in the file in bytes.
+        unpacked: its size in bytes when unpacked.
+        values: the number of values in it; for lists, over all rows.
     """
 
     dictionary: bool
@@ -163,12 +163,12 @@ class BadPages(Exception):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A column in a row group: where its pages are.
+    """The position of a column's pages in a row group.
 
     Attributes:
         start: offset of the first.
         stop: where the last one ends.
-        values: that they hold.
+        values: the number of values in them.
     """
 
     start: int
@@ -199,7 +199,7 @@ def row_groups(footer: bytes) -> tuple[RowGroup, ...]:
 
 
 def _chunk(column: Fields) -> Chunk:
-    """A chunk, which begins at its dictionary if that comes before its data."""
+    """A column chunk; it begins at its dictionary if that precedes the data."""
     declared = column.get(3)
     if not isinstance(declared, dict):
         raise BadPages("a column without a description")
@@ -240,7 +240,7 @@ def rows_at_once(file: BinaryIO, chunks: Iterable[Chunk], lists: bool) -> int:
             largest = max(largest, page.unpacked)
             values += 0 if page.dictionary else page.values
             stored += page.stored
-        # All of them may be of one row, which is decoded as a whole.
+        # All of them may belong to one row, which is decoded as a whole.
         most = max(limits.INPUT_VALUES, limits.PARQUET_LIST_RATIO * stored)
         most = min(most, limits.PARQUET_LIST_VALUES)
         if lists and values > most:
@@ -248,7 +248,7 @@ def rows_at_once(file: BinaryIO, chunks: Iterable[Chunk], lists: bool) -> int:
                 f"{stored:,} bytes of a row group hold lists of {values:,} values, the limit is "
                 f"{most:,}: write smaller row groups"
             )
-    # No value is larger than the page that it, or the dictionary with it, is in.
+    # No value is larger than its page, or than the page with its dictionary.
     return max(1, limits.PARQUET_READ_BYTES // largest)
 
 

@@ -37,10 +37,11 @@ class Predictor:
     """Predictions for batches of images, for ``map_batches``. Each worker opens one session and keeps it.
 
     Args:
-        model: as for `capsedge.load`, or an address of fsspec such as ``s3://bucket/model.onnx``; or
-            ``ray.put(read_model(...))``, which sends a file of the driver to the workers, with its checksum.
-        column: the column of images: the content of image files, or arrays: pixels ``[H, W]`` or
-            ``[H, W, C]`` of uint8 or uint16, or prepared floats ``[C, H, W]``.
+        model: as for `capsedge.load`, or an fsspec address such as ``s3://bucket/model.onnx``; or
+            ``ray.put(read_model(...))``, which sends a file from the driver to the workers, with its
+            checksum.
+        column: the column of images: contents of image files, or arrays: pixels ``[H, W]`` or ``[H, W, C]``
+            of uint8 or uint16, or prepared floats ``[C, H, W]``.
         outputs: further columns: ``scores`` ``[N, J]``, ``poses`` ``[N, J, P]``.
         invert: for dark ink on a light background.
         threads: threads of one inference; by default the CPUs that Ray reserves for the worker.
@@ -78,8 +79,8 @@ class Predictor:
 
         Returns:
             The other columns as they are; ``label`` (empty if there is none) and ``score``, or the values of
-            a regression by their names; ``nothing``: why there is nothing to see; ``error``: why there is no
-            answer. Numbers that are not known are NaN.
+            a regression by their names; ``nothing``: why nothing is visible; ``error``: why there is no
+            answer. Unknown numbers are NaN.
 
         Raises:
             UsageError: there is no column of images.
@@ -143,7 +144,7 @@ def _session(model: Any, threads: int | None, options: dict[str, Any]) -> Sessio
 def _black(session: Session) -> NDArray[Any]:
     """A black image ``[H, W, C]``, whose result determines the shapes of the columns."""
     metadata = session.metadata
-    assert metadata is not None  # the answerer refuses other files
+    assert metadata is not None  # other files are refused earlier
     assert metadata.preprocessing is not None
     p = metadata.preprocessing
     return np.zeros((p.height, p.width, p.channels), np.uint8)

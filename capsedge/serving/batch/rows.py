@@ -25,7 +25,7 @@ from capsedge.spec.vocabularies import REGRESSION
 
 # --- Rows ---
 
-GROUP = 64  # images of one run; the same everywhere, since the size may decide the last bits
+GROUP = 64  # images per run; the same everywhere, since the size may change the last bits
 OUTPUTS = ("scores", "poses")
 ERROR_CHARACTERS = 1000
 _FIXED = ("image", "label", "score", "labels", "atypical", "escalated", "error", *OUTPUTS)
@@ -37,7 +37,7 @@ class RowMaker:
 
     Args:
         session: of a model that states its classes and its preprocessing.
-        outputs: of `OUTPUTS`, those that become columns.
+        outputs: the elements of `OUTPUTS` that become columns.
         invert: for dark ink on a light background.
         threads: images that are decoded at the same time; one per core by default.
 
@@ -74,7 +74,7 @@ class RowMaker:
             yield from self._rows_of_group(group)
 
     def _prepared(self, items: Iterator[Item]) -> list[tuple[str, NDArray[np.float32] | str]]:
-        """Names of items, with the model's input or an error; few items are in memory undecoded."""
+        """The names of items, each with the model's input or an error; few undecoded items are in memory."""
         found: list[tuple[str, NDArray[np.float32] | str]] = []
         while few := list(islice(items, self._workers)):
             inputs = (
@@ -110,7 +110,7 @@ class RowMaker:
             yield self._row(name, answer)
 
     def _predicted(self, images: Sequence[NDArray[np.float32]]) -> list[Prediction | str]:
-        """The predictions; where the model fails on a batch, image by image."""
+        """The predictions; if the model fails on a batch, it runs image by image."""
         if not images:
             return []
         stacked = np.stack(images)
@@ -190,7 +190,7 @@ class Counts:
     Attributes:
         images: rows.
         failed: rows with an error.
-        atypical: rows of images without visible content.
+        atypical: rows whose images have no visible content.
     """
 
     images: int = 0
@@ -198,7 +198,7 @@ class Counts:
     atypical: int = 0
 
     def add(self, other: Counts) -> None:
-        """Add those of another part."""
+        """Add the counts of another part."""
         self.images += other.images
         self.failed += other.failed
         self.atypical += other.atypical
@@ -251,7 +251,7 @@ def table_writer(target: Any, schema: Any) -> Any:
 
 
 def merge(parts: Iterable[bytes], target: BinaryIO, schema: Any, plan: str) -> int:
-    """One table of the rows of parts, in their order; returns how many there are.
+    """Merge the rows of the parts, in order, into one table; return the number of rows.
 
     Args:
         parts: the content of each.

@@ -44,7 +44,7 @@ class Arrays:
     Attributes:
         storage: the file.
         kind: ``idx``, ``npy`` or ``npz``.
-        column: the array of an archive; empty for ``images``, or the only one.
+        column: the array in an archive; empty for ``images`` or the only array.
     """
 
     storage: Storage
@@ -52,7 +52,7 @@ class Arrays:
     column: str = ""
 
     def parts(self) -> list[Part]:
-        """The parts, of a fixed number of images.
+        """The parts, each with a fixed number of images.
 
         Raises:
             UsageError: the file cannot be read, or holds no images.
@@ -66,7 +66,7 @@ class Arrays:
                 "Images are pixels [N, H, W] or [N, H, W, C], or prepared floats [N, C, H, W].",
                 "Save the images in one of these forms.",
             )
-        # Without values, a file of any size could hold any number of images.
+        # If an image had no values, a file of any size could hold any number of images.
         if not 1 <= math.prod(shape[1:]) <= limits.INPUT_VALUES:
             raise UsageError(
                 f"{self.storage.address} has images {list(shape[1:])}.",
@@ -93,11 +93,11 @@ class Arrays:
                 yield Item(str(k), row)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrays, (self.storage, self.kind, self.column)  # without what is in memory
+        return Arrays, (self.storage, self.kind, self.column)  # without the arrays in memory
 
     @cached_property
     def _copy(self) -> tempfile.TemporaryDirectory[str]:
-        """A file of another file system, copied to this machine.
+        """Copy a file from another file system to this machine.
 
         Raises:
             UsageError: it cannot be read, or is too large.
@@ -147,7 +147,7 @@ class Arrays:
 
     @cached_property
     def _layout(self) -> _Layout | None:
-        """Where the rows of an uncompressed file are; None for other files."""
+        """The position of the rows in an uncompressed file; None for other files."""
         if self.kind == "npz":
             return None
         with open_regular_file(self._path) as file:
@@ -162,7 +162,7 @@ class Arrays:
                 if head[:2] == b"\x1f\x8b":
                     return None
                 if len(head) < 4 or head[:3] != bytes((0, 0, 8)) or not 1 <= head[3] <= 4:
-                    return None  # the reader of the whole file says what is wrong
+                    return None  # reading the whole file then reports the fault
                 packed = file.read(4 * head[3])
                 if len(packed) < 4 * head[3]:
                     return None
@@ -209,7 +209,7 @@ class _Layout:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
-# --- Identifying a source, by what a folder holds and by how a file begins ---
+# --- Identifying a source by the contents of a folder or the first bytes of a file ---
 
 _KNOWN = (
     f"Sources are folders of images ({', '.join(SUFFIXES)}), parquet files, tar archives, and idx, npz and "
@@ -222,12 +222,12 @@ def open_source(address: str, column: str = "") -> ImageSource:
     """The source at an address.
 
     Args:
-        address: a path, or an address of fsspec such as ``s3://bucket/folder``.
+        address: a path, or an fsspec address such as ``s3://bucket/folder``.
         column: the column of a parquet file, or the array of an npz file, that holds the images.
 
     Raises:
-        UsageError: there is nothing, or nothing that is read.
-        EnvironmentProblem: a package that reads it is missing.
+        UsageError: there is nothing at the address, or nothing that can be read.
+        EnvironmentProblem: a package needed to read it is missing.
     """
     storage = Storage(address)
     kind = storage.kind()
@@ -292,7 +292,7 @@ def _file(storage: Storage, column: str) -> ImageSource:
 
 
 def _unpacked(start: bytes) -> bytes:
-    """The unpacked beginning of a gzip file."""
+    """The first unpacked bytes of a gzip file."""
     try:
         return zlib.decompressobj(wbits=31).decompress(start, 4096)
     except zlib.error:

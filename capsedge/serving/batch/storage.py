@@ -1,7 +1,7 @@
-"""Read sources from, and write tables to, this machine or any file system of fsspec.
+"""Read sources from this machine or any fsspec file system, and write tables there.
 
 https://filesystem-spec.readthedocs.io. An address is one scheme and one path: chains of file systems
-(``::``), through which archives would unpack themselves, are refused.
+(``::``), which would unpack archives on the way, are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from capsedge.spec import limits
 # --- Sources ---
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-# Packages of file systems that fsspec knows by their schemes.
+# Packages that provide fsspec file systems, by scheme.
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -37,7 +37,7 @@ INSTALL = "pip install 'capsedge[batch]'"
 
 
 def is_remote(address: str) -> bool:
-    """Whether an address leads to another file system than this machine's."""
+    """Whether an address is on a file system other than this machine's."""
     found = _SCHEME.match(address)
     return found is not None and found[1].lower() not in ("file", "local")
 
@@ -49,13 +49,13 @@ def plain(address: str) -> str:
 
 
 class Storage:
-    """A file or a folder and what is below it, read through relative names.
+    """A file, or a folder with its contents, read through relative names.
 
     Args:
         address: a path, or ``scheme://path``.
 
     Raises:
-        UsageError: the address is not one that is read.
+        UsageError: the address cannot be read.
     """
 
     def __init__(self, address: str) -> None:
@@ -245,7 +245,7 @@ class PartStore:
         return {*reading.list_folder(self._folder)} - {_LOCK}
 
     def take(self) -> None:
-        """Create the folder, and keep other processes from it until `release`.
+        """Create the folder, and lock it against other processes until `release`.
 
         Raises:
             UsageError: another process writes to it, or it cannot be created.
@@ -296,7 +296,7 @@ class PartStore:
                 yield remote
 
     def get(self, name: str, most: int) -> bytes:
-        """The content of a file; of a larger one, ``most`` bytes and one more.
+        """The content of a file; for a larger file, the first ``most`` bytes and one more.
 
         Raises:
             UsageError: it cannot be read.
@@ -336,7 +336,7 @@ class PartStore:
             ) from error
 
     def unlock_file(self) -> None:
-        """Remove the mark of the lock from a folder that stays."""
+        """Remove the lock file from a folder that is kept."""
         if self._remote is None:
             (self._folder / _LOCK).unlink(missing_ok=True)
         self.release()

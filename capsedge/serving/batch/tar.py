@@ -2,8 +2,8 @@
 
 Every member with the suffix of an image is an image; nothing else in an archive is read or decoded.
 
-Python's `tarfile` allocates what an extended header claims; here every size is checked first. Nothing is
-extracted: a member's name is only its identity, wherever it points.
+Python's `tarfile` allocates whatever an extended header claims; here every size is checked first. Nothing is
+extracted: a member's name only identifies it, whatever path it contains.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Member:
         offset: of the first header that belongs to it.
         name: its path in the archive.
         size: its bytes.
-        other: what it is instead of a plain file, such as ``a symbolic link``; else empty.
+        other: the kind of member, such as ``a symbolic link``; empty for a plain file.
     """
 
     offset: int
@@ -124,7 +124,7 @@ class Stream:
 def members(stream: Stream, start: int = 0) -> Iterator[Member]:
     """The members from an offset on; after each, the stream is at its content.
 
-    The caller may read the content, or leave it.
+    The caller may read the content or ignore it.
 
     Raises:
         BadTar: the archive is damaged or exceeds a limit.
@@ -158,7 +158,7 @@ def members(stream: Stream, start: int = 0) -> Iterator[Member]:
 
 
 def _skip_map(stream: Stream) -> None:
-    """Go past the blocks in which GNU tar continues the map of a sparse file.
+    """Skip the blocks in which GNU tar continues the map of a sparse file.
 
     Raises:
         BadTar: the archive ends in them.
@@ -269,7 +269,7 @@ class Tars:
 
     Attributes:
         storage: the place.
-        files: the archives, relative to it; one empty name if it is an archive itself.
+        files: the archives, relative to the storage; one empty name if the storage is itself an archive.
     """
 
     storage: Storage
@@ -278,9 +278,9 @@ class Tars:
     column: str = ""
 
     def parts(self) -> list[Part]:
-        """The parts: of plain archives on this machine a fixed number of images, others as a whole.
+        """The parts: a fixed number of images for plain archives on this machine, whole archives otherwise.
 
-        Only headers are read for this, which takes long over a network or through a decompressor.
+        Splitting reads all headers, which would be slow over a network or through a decompressor.
         """
         number = counting()
         return [
@@ -324,7 +324,7 @@ def _until_torn(stream: Stream) -> Iterator[Member]:
     try:
         yield from members(stream)
     except BadTar:
-        return  # the last part tells
+        return  # the last part reports it
 
 
 def _images(content: BinaryIO, size: int, part: Part) -> Iterator[Item]:

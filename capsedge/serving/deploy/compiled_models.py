@@ -1,4 +1,4 @@
-"""Models of the page as WebAssembly of their own, which visitors load in place of ONNX Runtime."""
+"""Compile the page's models to WebAssembly, which visitors load in place of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files.text import format_bytes
 
-RUNTIME = "runtime/"  # of the page: ONNX Runtime for WebAssembly
+RUNTIME = "runtime/"  # folder of the page with ONNX Runtime for WebAssembly
 _PACKAGES = ("ziglang", "onnx", "onnxscript")
-_PREFIX = "network"  # of symbols, which no one sees
+_PREFIX = "network"  # prefix of internal symbols
 
 
 def is_available() -> bool:
@@ -26,10 +26,10 @@ def compile_models(
 
     Args:
         models: bytes of ONNX files that were checked, by their paths in the folder.
-        note: told of each model that cannot be compiled, and why.
+        note: called for each model that cannot be compiled, with the reason.
 
     Returns:
-        For the path of a model, the path and the bytes of its WebAssembly.
+        The path and bytes of each model's WebAssembly, by the model's path.
 
     Raises:
         EnvironmentProblem: the compiler fails.
@@ -49,7 +49,7 @@ def compile_models(
 
 
 def note_without_extra(runtime_bytes: int, note: Callable[[str], None]) -> None:
-    """Say what the extra would spare a visitor."""
+    """Tell the user how much less a visitor would load with the extra."""
     note(
         f"a first visit loads {format_bytes(runtime_bytes)} of ONNX Runtime; with pip install "
         "'capsedge[wasm]', models are compiled, and only files of the visitor's own need it"
@@ -57,7 +57,7 @@ def note_without_extra(runtime_bytes: int, note: Callable[[str], None]) -> None:
 
 
 def late_files(compiled: Mapping[str, object], models: Sequence[str]) -> list[str]:
-    """Starts of the paths that a visitor loads when they are first used, beside WebGPU's.
+    """Prefixes of the paths that a visitor loads on first use, besides WebGPU's.
 
     Args:
         compiled: the paths of the models that were compiled.

@@ -11,7 +11,7 @@ from capsedge.spec.vocabularies import OPS
 
 TRITON = "26.07"  # a release with ONNX Runtime 1.27
 MOUNT = "/models"
-_MOST = 2**31 - 1  # int32 of the protocol
+_MOST = 2**31 - 1  # int32 in the protocol
 _PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _RELEASE = re.compile(r"[0-9]{2}\.[0-9]{2}")
 
@@ -50,7 +50,7 @@ class TritonOptions(Options):
     mount: str = option(MOUNT, "Where the server sees the folder; for KServe /mnt/models.")
 
     def __post_init__(self) -> None:
-        """Check the path and the preferred batches, too.
+        """Check the values, including the path and the preferred batches.
 
         Raises:
             UsageError: a value is wrong.
@@ -108,7 +108,7 @@ class KServeOptions(Options):
     release: str = option(TRITON, "Release of Triton's container, 24.08 or later.")
 
     def __post_init__(self) -> None:
-        """Check the forms of memory, replicas and release, too.
+        """Check the values, including the format of memory, replicas and release.
 
         Raises:
             UsageError: a value is wrong.

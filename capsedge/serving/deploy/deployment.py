@@ -17,7 +17,7 @@ from capsedge.spec import limits
 
 # --- The report of ``capsedge.deploy_web`` ---
 
-ON_DEMAND = "webgpu/"  # what lies there is fetched when it is first used
+ON_DEMAND = "webgpu/"  # files there are fetched on first use
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class WebModel:
     """A model that the page offers.
 
     Attributes:
-        name: as the page shows it.
+        name: the name shown on the page.
         routing: ``dynamic``, ``em`` or ``attention``; empty if its file does not state it.
         precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``.
         files: path of the file for each number of routing iterations.
-        compiled: path of the same network as WebAssembly, for those that are compiled.
+        compiled: path of the network as WebAssembly, for compiled files.
     """
 
     name: str
@@ -74,7 +74,7 @@ class WebDeployment(Summarized):
         models: in the order of the page.
         files: the files in it.
         notes: remarks for the user.
-        late: how the paths begin that are loaded when they are first used.
+        late: prefixes of the paths that are loaded on first use.
     """
 
     output: Path
@@ -85,7 +85,7 @@ class WebDeployment(Summarized):
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """Total size of the files."""
         return sum(file.bytes for file in self.files)
 
     @property
@@ -127,13 +127,13 @@ class TritonModel:
     """A model of a repository.
 
     Attributes:
-        name: as requests name it.
+        name: the name that requests use.
         backend: ``onnxruntime`` or ``tensorrt``.
         ops: ``fused`` if the operator library or TensorRT plugins run its routing, otherwise ``portable``.
         device: ``cpu`` or ``cuda``.
         max_batch: rows of the largest batch; 0 if requests are not joined.
-        inputs, outputs: without the batch; none of an engine, which tells the server its own.
-        twin_of: the model that it is the portable twin of; empty for others.
+        inputs, outputs: without the batch; empty for an engine, which declares them to the server itself.
+        twin_of: the model whose portable twin it is; empty otherwise.
     """
 
     name: str
@@ -154,7 +154,7 @@ class TritonDeployment(Summarized):
         output: the folder.
         mount: the path under which the server sees it.
         architecture: processor architecture of the operator library; empty if no model uses it.
-        models: in their order.
+        models: the models, in order.
         files: the files in it.
         notes: remarks for the user.
     """
@@ -209,7 +209,7 @@ def described(model: TritonModel) -> str:
     return f"{model.backend}, {model.ops} operators, {model.device}, {batch}{twin}"
 
 
-# --- The manifest: what the folder consists of, so that the next run replaces nothing else ---
+# --- The manifest: the files of the folder, so that the next run replaces only these ---
 
 MANIFEST = "capsedge.json"
 
@@ -219,7 +219,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
     Raises:
         UsageError: it cannot be read.
-        Malformed: it is none.
+        Malformed: it is not a manifest.
     """
     with reading.open_regular_file(folder / MANIFEST) as file:
         document = parse(file.read(limits.JSON_BYTES + 1).decode(errors="replace"))
@@ -235,6 +235,6 @@ def earlier_files(folder: Path) -> list[str]:
 
 
 def listed(path: str, content: bytes | Path) -> DeployedFile:
-    """A file of the folder, as the manifest names it."""
+    """A file's entry in the manifest."""
     data = content if isinstance(content, bytes) else content.read_bytes()
     return DeployedFile(path, len(data), hashlib.sha256(data).hexdigest())

@@ -1,6 +1,6 @@
 """Write an InferenceService of KServe for a model repository of `deploy_triton`.
 
-Every scalar is written as JSON writes it, which YAML 1.2 reads as the same value.
+Every scalar is written as JSON, which YAML 1.2 reads as the same value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
 
 # --- ``capsedge.deploy_kserve`` ---
 
-MOUNT = "/mnt/models"  # where KServe puts what lies in the storage
+MOUNT = "/mnt/models"  # where KServe mounts the storage
 RUNTIME = "kserve-tritonserver"
 SCHEMES = ("gs", "s3", "pvc", "https", "http", "hdfs", "webhdfs", "oci", "hf")
 _STORAGE = re.compile(rf"({'|'.join(SCHEMES)})://[!-~]+")
@@ -75,8 +75,8 @@ def deploy_kserve(
     """Write an InferenceService (``serving.kserve.io/v1beta1``) that runs a model repository in Triton.
 
     Args:
-        repository: the folder that `deploy_triton` wrote, with ``mount="/mnt/models"`` where its models
-            use the operator library.
+        repository: the folder that `deploy_triton` wrote, with ``mount="/mnt/models"`` if its models use the
+            operator library.
         output: the YAML file.
         options: the service.
         storage: address of a copy of the folder that the cluster can read, such as ``s3://bucket/models``.
@@ -132,7 +132,7 @@ def deploy_kserve(
 
 
 def _read(folder: Path) -> tuple[str, str, list[_Model]]:
-    """Mount, architecture and models of a repository, from its manifest."""
+    """The mount, architecture and models of a repository, read from its manifest."""
     there = reading.path_kind(folder)
     if there == reading.FILE or (there is None and str(folder) in zoo.MODELS):
         raise UsageError(
@@ -167,7 +167,7 @@ def _check_models(models: Sequence[_Model]) -> None:
     """Refuse models that `deploy_triton` would not have listed.
 
     Raises:
-        Malformed: there is none, or one of them is such.
+        Malformed: there is no model, or one that it would not have listed.
     """
     own = {m.name for m in models if not m.twin_of}
     if not own or len({m.name for m in models}) < len(models):

@@ -1,7 +1,7 @@
 """Serve one deployed folder on this machine's loopback address, for trying it out.
 
-Only the folder's own files are served: no listing, no path that was not named when it started. Requests with
-a foreign ``Host`` are refused, so that no page from elsewhere reads the files by DNS rebinding.
+Only the folder's own files are served: no listings, and no path that was not given at the start. Requests
+with a foreign ``Host`` are refused, so that no other site can read the files by DNS rebinding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from capsedge.errors import EnvironmentProblem
 
 ADDRESS = "127.0.0.1"
-SECONDS = 30  # that a client may take for its request
+SECONDS = 30  # allowed for a client's request
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; worker-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -24,7 +24,7 @@ CONTENT_SECURITY_POLICY = (
 )
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    # Both isolate the page, which gives WebAssembly its threads.
+    # Both headers isolate the page, without which WebAssembly has no threads.
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -43,7 +43,7 @@ class FolderServer(ThreadingHTTPServer):
     """The server; ``serve_forever`` runs it, ``server_close`` ends it.
 
     Args:
-        folder: that is served.
+        folder: the folder to serve.
         files: the paths of its files, ``/`` between names.
         port: 0 takes a free one.
 
@@ -68,7 +68,7 @@ class FolderServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Of the page."""
+        """Address of the page."""
         return f"http://{ADDRESS}:{self.server_port}/"
 
 
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._respond()
 
     def _respond(self) -> bytes | None:
-        """Send the header; returns what follows it, or None after an error."""
+        """Send the header; return the body, or None after an error."""
         if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
             return None
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "capsedge"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: they would bury what the command says."""
+        """Do not log requests, which would drown the command's own output."""
 
 
 def _type_of(path: Path) -> str:

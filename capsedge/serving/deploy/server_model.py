@@ -1,4 +1,4 @@
-"""Try a model before a server gets it, and collect what the server must know of it."""
+"""Try a model before deploying it, and collect what the server must know about it."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from capsedge.runtime.tensors import shape_fits, shape_text
 Arrays = Mapping[str, NDArray[Any]]
 Note = Callable[[str], None]
 _SAMPLE = "digit-7.png"
-_CHANNELS = (1, 3)  # of images that can be read
+_CHANNELS = (1, 3)  # channels of images that can be read
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a model has run.
+    """The results of a model's trial.
 
     Attributes:
-        sample: one prepared image; None for a model of other inputs.
-        noise: inputs drawn from a fixed seed, of one row; None if the model runs none.
+        sample: one prepared image; None for a model with other inputs.
+        noise: one row of inputs drawn from a fixed seed; None if the model accepts none.
         batched: whether inputs and outputs begin with one free dimension, the batch.
     """
 
@@ -53,7 +53,7 @@ def try_model(session: Session, note: Note) -> Trial:
         note: told remarks for the user.
 
     Raises:
-        UnsupportedModelError: an output has not the shape that the file declares.
+        UnsupportedModelError: an output does not have the shape that the file declares.
     """
     sample, noise = _sample(session), _noise(session, note)
     if sample is not None:
@@ -82,7 +82,7 @@ def _first_is_batch(session: Session) -> bool:
 
 
 def _noise(session: Session, note: Note) -> Arrays | None:
-    """Random inputs that the model runs; whole numbers are zero where random ones are none of its indices."""
+    """Random inputs that the model accepts; integers are zero if random ones are not valid indices."""
     try:
         drawn = random_inputs(session, session.backend.batches.fixed or 1)
         zeros = {
@@ -101,7 +101,7 @@ def _noise(session: Session, note: Note) -> Arrays | None:
 
 
 def _check_outputs(session: Session, outputs: Arrays) -> None:
-    """Refuse a model whose outputs differ from what the server is told of them."""
+    """Refuse a model whose outputs differ from those declared to the server."""
     for port in session.outputs:
         shape = outputs[port.name].shape
         if not shape_fits(shape, port.shape):
@@ -114,7 +114,7 @@ def _check_outputs(session: Session, outputs: Arrays) -> None:
 
 
 def _runs_batches(session: Session, noise: Arrays | None, note: Note) -> bool:
-    """Whether a batch of two gives two rows; what the file declares may not be what it computes."""
+    """Whether a batch of two gives two rows; a file may compute something other than it declares."""
     if noise is None:
         return True
     try:
@@ -145,7 +145,7 @@ def _sample(session: Session) -> Arrays | None:
 
 # --- Model names, by one rule for `capsedge serve` and `capsedge deploy triton` ---
 
-TWIN = "-portable"  # at the end of the name of a model without the operator library
+TWIN = "-portable"  # suffix of the name of a model without the operator library
 _NAMED = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,80})(?::(?P<version>[A-Za-z0-9._-]{1,80}))?=(?P<file>.+)"
 )
@@ -154,10 +154,10 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class ModelName:
-    """A model of the command line.
+    """A model named on the command line.
 
     Attributes:
-        name: that clients use.
+        name: the name that clients use.
         version: of the name; empty if there is only one.
         file: a path, or a name of the zoo.
     """
@@ -173,7 +173,7 @@ def file_of(argument: str | Path) -> Path:
 
 
 def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
-    """The models that arguments name: ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``.
+    """The models named by arguments: ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``.
 
     Raises:
         UsageError: two have the same name, in any case, and the same version.
@@ -193,7 +193,7 @@ def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
 
 
 def folders(arguments: Sequence[str]) -> list[ModelName]:
-    """The same for a model repository, where each has a folder of its own and may get a twin.
+    """The same for a model repository, where each model has its own folder and may get a twin.
 
     Raises:
         UsageError: two have the same name, in any case; one has the name of another's twin, or a version.
@@ -238,14 +238,14 @@ class ServerModel:
     """An ONNX file for a model server.
 
     Attributes:
-        name: of its folder, unlike that of any other.
+        name: the unique name of its folder.
         data: its bytes.
-        inputs, outputs: with the batch as their first dimension where it is batched.
+        inputs, outputs: with the batch as their first dimension if batched.
         library: the operator library for its capsule operators; None runs their function bodies.
         twin: whether it gets a portable twin, which runs without the library.
         scores: the output that decides the class; empty for other models.
-        classes: their names.
-        trial: what it has run.
+        classes: the class names.
+        trial: the results of its trial.
     """
 
     name: str
@@ -261,12 +261,12 @@ class ServerModel:
 
 @dataclass(frozen=True)
 class ServerEngine:
-    """A TensorRT engine for a model server; it tells the server its inputs and outputs itself.
+    """A TensorRT engine for a model server; it declares its inputs and outputs to the server itself.
 
     Attributes:
         name: of its folder.
         path: the engine.
-        engine_metadata: what it was built for.
+        engine_metadata: the target that it was built for.
     """
 
     name: str
@@ -288,7 +288,7 @@ def read_server_model(
 
     Raises:
         UsageError: there is no such model.
-        EnvironmentProblem: the operator library is wanted and missing.
+        EnvironmentProblem: the operator library is required but missing.
         UnsupportedModelError: a server cannot run it.
         ArtefactError: a file is damaged.
     """

@@ -42,7 +42,7 @@ from capsedge.serving.deploy.server_model import (
 
 
 class Symbol(str):
-    """A value of an enumeration, which stands without quotes."""
+    """An enumeration value, written without quotes."""
 
 
 Scalar: TypeAlias = "Symbol | str | bool | int"
@@ -52,7 +52,7 @@ _PLAIN = range(0x20, 0x7F)
 
 
 def text_format(message: Message) -> str:
-    """The text of a message, a line for each field; a sequence repeats its field."""
+    """The text of a message, one line per field; a sequence repeats its field."""
     return "".join(f"{line}\n" for line in _lines(message, ""))
 
 
@@ -77,7 +77,7 @@ def _scalar(value: Scalar) -> str:
 
 
 def _escaped(byte: int) -> str:
-    """A byte of a string; whatever is not plain ASCII as an octal escape, which no parser reads otherwise."""
+    """A byte of a string; anything but plain ASCII becomes an octal escape, which all parsers read alike."""
     letter = chr(byte)
     return letter if byte in _PLAIN and letter not in '"\\' else f"\\{byte:03o}"
 
@@ -94,11 +94,11 @@ class Serving:
     """How Triton runs the models.
 
     Attributes:
-        gpu: number of the GPU; None runs on the CPU.
-        instances: copies of each model that run at the same time.
+        gpu: number of the GPU; None for the CPU.
+        instances: number of copies of each model that run concurrently.
         threads: of one inference on the CPU; None leaves the choice to ONNX Runtime.
-        max_batch: rows of the largest batch that requests are joined to.
-        preferred_batches: sizes that are run at once when they are reached.
+        max_batch: rows of the largest batch formed from requests.
+        preferred_batches: batch sizes that run as soon as they are reached.
         queue_delay: microseconds that a request may wait for others.
     """
 
@@ -114,8 +114,8 @@ def onnx_config(model: ServerModel, name: str, serving: Serving, library: str) -
     """The configuration of an ONNX file.
 
     Args:
-        name: of its folder, which for a twin is not the model's own.
-        library: path of the operator library where the server runs; empty if there is none.
+        name: the name of its folder, which differs from the model's for a twin.
+        library: path of the operator library on the server; empty if there is none.
     """
     most = serving.max_batch if model.trial.batched else 0
     config: dict[str, Any] = {
@@ -150,7 +150,7 @@ def engine_config(engine: ServerEngine, serving: Serving) -> Message:
 
 
 def warmup_files(model: ServerModel) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the files with the inputs of the warm-up; one row each where batches are free."""
+    """Names and contents of the warm-up input files; one row each if the batch is free."""
     for kind, arrays in (("sample", model.trial.sample), ("noise", model.trial.noise)):
         for number, port in enumerate(model.inputs):
             if arrays is not None:
@@ -159,7 +159,7 @@ def warmup_files(model: ServerModel) -> Iterator[tuple[str, bytes]]:
 
 
 def dims(port: Port, batched: bool) -> list[int]:
-    """Sizes as Triton has them: without the batch, -1 for those that are free."""
+    """Sizes in Triton's form: without the batch, and -1 for free ones."""
     return [d if isinstance(d, int) else -1 for d in port.shape[1 if batched else 0 :]]
 
 
@@ -193,7 +193,7 @@ def _port(port: Port, most: int) -> dict[str, Any]:
     found: dict[str, Any] = {"name": port.name, "data_type": Symbol(TYPES[port.dtype])}
     sizes = dims(port, most > 0)
     found["dims"] = sizes or [1]
-    if not sizes and most:  # one number a row: Triton has no dims without a size
+    if not sizes and most:  # one number per row: Triton does not accept empty dims
         found["reshape"] = {}
     return found
 
@@ -239,12 +239,12 @@ def deploy_triton(
 ) -> TritonDeployment:
     """Write a model repository for Triton Inference Server.
 
-    Each ONNX file is loaded and run once, so shapes, types and batching are the actual ones, not only the
-    declared ones.
+    Each ONNX file is loaded and run once, so that shapes, types and batching are the actual ones, not just
+    the declared ones.
 
     Args:
         models: ONNX files, TensorRT engines, or names of the zoo; ``NAME=FILE`` sets the name.
-        output: the folder; one written by an earlier call is replaced as a whole.
+        output: the folder; a folder written by an earlier call is replaced as a whole.
         options: how Triton runs the models. By default capsule operators run in the operator library, which
             is copied next to the model, and a twin ``NAME-portable`` runs without it.
         note: called with each of the report's notes as it arises.
@@ -255,7 +255,7 @@ def deploy_triton(
     Raises:
         UsageError: a model does not exist, two have the same name, an option is out of range, or the folder
             holds other files.
-        EnvironmentProblem: ONNX Runtime or a wanted operator library is missing, or the disk is full.
+        EnvironmentProblem: ONNX Runtime or a required operator library is missing, or the disk is full.
         UnsupportedModelError: Triton cannot serve a model.
         ArtefactError: a file is damaged.
 
@@ -321,7 +321,7 @@ def _check(models: Sequence[str], ops: str, gpu: int | None) -> None:
 def _add_model(
     contents: Contents, model: ServerModel, serving: Serving, mount: str
 ) -> list[TritonModel]:
-    """Add a model, and its portable twin where it gets one."""
+    """Add a model, and its portable twin if it gets one."""
     found = [_add_variant(contents, model, model.name, serving, mount)]
     if model.twin:
         twin = _add_variant(contents, model, f"{model.name}{TWIN}", serving, "")

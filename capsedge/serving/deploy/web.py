@@ -48,9 +48,9 @@ class PageModel:
     """A file that the page can run.
 
     Attributes:
-        name: what it is called.
+        name: its name on the page.
         data: its bytes.
-        metadata: what it says of itself.
+        metadata: the file's metadata.
     """
 
     name: str
@@ -61,12 +61,12 @@ class PageModel:
 def page_models(
     models: Sequence[str], iterations: Sequence[int] | None, note: Callable[[str], None]
 ) -> list[PageModel]:
-    """What files and names of the zoo stand for, in their order.
+    """The models behind files and names of the zoo, in order.
 
     Args:
         models: ONNX files, or names of the zoo.
-        iterations: the numbers of routing iterations to export a model of the zoo with; by default all up
-            to its own.
+        iterations: the numbers of routing iterations with which to export a model of the zoo; by default 1 up
+            to the model's own.
         note: told remarks for the user.
 
     Raises:
@@ -84,7 +84,7 @@ def page_models(
 
 
 def check_name(name: str) -> None:
-    """Refuse what is neither a model of the zoo nor a file.
+    """Refuse a name that is neither a model of the zoo nor a file.
 
     Raises:
         UsageError: it is neither.
@@ -107,14 +107,14 @@ def _read(path: Path, name: str) -> PageModel:
 
 
 def harmless_name(name: str) -> str:
-    """The name of a file, as part of an address and of a path."""
+    """A file name that is safe as part of an address and of a path."""
     return _NOT_IN_NAMES.sub("-", name).strip("-.")[:_NAME] or "model"
 
 
 def _check_runnable(
     path: str, summary: onnx_file.OnnxSummary, metadata: ModelMetadata | None
 ) -> None:
-    """Refuse what a browser cannot run, or the page cannot feed."""
+    """Refuse a model that a browser cannot run, or for which the page has no inputs."""
     if summary.missing_functions:
         raise UnsupportedModelError(
             f"A browser cannot run {path}.",
@@ -139,10 +139,10 @@ def _check_runnable(
 def _of_zoo(
     name: str, iterations: Sequence[int] | None, note: Callable[[str], None]
 ) -> Iterator[PageModel]:
-    """A model of the zoo with its decoder and a trace; as it is in the package where torch is missing.
+    """A model of the zoo with its decoder and a trace; unchanged from the package if torch is missing.
 
-    The one for photographs is taken as it is too, unless ``iterations`` are given: in FP32 and with a trace,
-    a visitor would load four times as much.
+    The model for photographs is also left unchanged unless ``iterations`` are given: in FP32 and with a
+    trace, a visitor would load four times as much.
     """
     shipped = zoo.zoo_model(name)
     assert shipped is not None
@@ -186,12 +186,12 @@ Files = list[tuple[str, PageModel]]
 
 
 def grouped(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
-    """The models by what they share but for the iterations: a name, and path and content of each file."""
+    """The models, files that differ only in iterations grouped: a name, and each file's path and content."""
     groups: dict[object, dict[int, PageModel]] = {}
     for number, model in enumerate(models):
         key: object = _identity(model) or number
         if model.metadata.iterations in groups.get(key, ()):
-            key = number  # a file of the same iterations is another choice
+            key = number  # a file with the same number of iterations is another choice
         groups.setdefault(key, {})[model.metadata.iterations] = model
     found: list[tuple[str, Files]] = []
     for group in groups.values():
@@ -210,7 +210,7 @@ def grouped(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
 
 
 def _identity(model: PageModel) -> object:
-    """What files of one model share; None for a file of unknown weights."""
+    """The key shared by files of one model; None for a file with unknown weights."""
     m = model.metadata
     if not m.checkpoint_sha256:
         return None
@@ -218,7 +218,7 @@ def _identity(model: PageModel) -> object:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """What the names of a group begin with, such as ``digits`` of ``digits-1`` and ``digits-3``."""
+    """The common prefix of a group's names, such as ``digits`` for ``digits-1`` and ``digits-3``."""
     common = os.path.commonprefix(list(names))  # noqa: RUF071 (they are no paths)
     if len(set(names)) > 1:
         common = re.sub(
@@ -228,7 +228,7 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def unused(name: str, used: Sequence[str]) -> str:
-    """The name, with a number where another model has it already."""
+    """The name, with a number if another model already has it."""
     lower = {other.lower() for other in used}
     found, number = name, 2
     while found.lower() in lower:
@@ -252,13 +252,13 @@ def deploy_web(
 ) -> WebDeployment:
     """Write a folder with a page that runs capsule networks in the browser.
 
-    Any server of static files can host it; ``capsedge deploy web --open`` serves it on this machine. Files
-    of one checkpoint with different iterations become one model of the page.
+    Any static file server can host it; ``capsedge deploy web --open`` serves it on this machine. Files of one
+    checkpoint with different numbers of iterations become one model on the page.
 
     Args:
         models: ONNX files of ``capsedge export``, or names of the zoo, which are exported with a trace of
             their routing.
-        output: the folder; one written by an earlier call is replaced as a whole.
+        output: the folder; a folder written by an earlier call is replaced as a whole.
         iterations: numbers of routing iterations for models of the zoo; by default 1 up to the model's own.
         note: called with each of the report's notes as it arises.
 
@@ -336,7 +336,7 @@ def deploy_web(
 
 
 def _is_of_photographs(model: PageModel) -> bool:
-    """Whether it takes colour images: beside models of drawings, visitors load it when they choose it."""
+    """Whether it takes colour images; next to models for drawings, it is loaded only when chosen."""
     prepared = model.metadata.preprocessing
     return prepared is not None and prepared.channels == 3
 
