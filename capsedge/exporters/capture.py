@@ -204,7 +204,7 @@ def _of_any_length(
             if axes
         ]
         fixes = _FIXED in str(error)
-        why, otherwise = _why_fixed(module, str(error)) if fixes else (explained.why, "")
+        why, otherwise = _why_fixed(module, subject, str(error)) if fixes else (explained.why, "")
         raise UnsupportedModelError(
             f"The length of {', '.join(free)} cannot be free.",
             why,
@@ -214,8 +214,20 @@ def _of_any_length(
         ) from error
 
 
-def _why_fixed(module: nn.Module, error: str) -> tuple[str, str]:
+def _why_fixed(module: nn.Module, subject: Subject, error: str) -> tuple[str, str]:
     """Why torch considers a length fixed, and what may free it."""
+    free = length_names(subject.example, subject.free_axes)
+    if 1 in free:
+        return (
+            "PyTorch takes a size of 1 in the example for a fixed one.",
+            " Or use a longer example.",
+        )
+    for name, x, axes in zip(subject.inputs, subject.example, subject.free_axes, strict=True):
+        if any(size in free for k, size in enumerate(x.shape) if k and k not in axes):
+            return (
+                f"The code fixes it, or it is also that of {name} {list(x.shape[1:])}, where it is not free.",
+                f" Or let that axis of {name} be free, too.",
+            )
     recurrent = [type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)]
     if recurrent:
         return f"A recurrent layer ({recurrent[0]}) is unrolled to the length of the example.", ""

@@ -95,6 +95,26 @@ class LastRows(nn.Module):
         return x.sum(2, keepdim=True) * self.table[:, :, -x.shape[1] :].transpose(1, 2)
 
 
+class Weighted(nn.Module):
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        return (x * weights[..., None]).sum(1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("length", "told"),
+    [
+        (5, r"also that of weights \[5\], where it is not free.*\n.*let that axis of weights"),
+        (1, r"a size of 1.*\n.*a longer example"),
+    ],
+)
+def test_lengths_of_an_example_that_are_not_free(tmp_path: Path, length: int, told: str) -> None:
+    example = {"x": torch.rand(2, length, 4), "weights": torch.rand(2, length)}
+    axes = {"x": [1]} if length > 1 else {"x": [1], "weights": [1]}
+    with pytest.raises(UnsupportedModelError, match=told):
+        capsedge.export(Weighted().eval(), tmp_path / "m.onnx", example=example, free_axes=axes)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "told"),
