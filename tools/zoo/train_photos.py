@@ -204,8 +204,11 @@ def main() -> None:
     found = accuracy(network, *load(options.data, "test", options.device))
     print(f"{100 * found:.2f} % of the test images", file=sys.stderr)
     save_checkpoint(network.cpu(), options.output)
-    gpu = torch.cuda.get_device_name() if options.device == "cuda" else ""
-    recipe = {"epochs": options.epochs, "seed": options.seed, "gpu": gpu}
+    device = torch.cuda.get_device_name() if options.device == "cuda" else "a processor"
+    recipe = {
+        "epochs": options.epochs, "seed": options.seed, "device": device,
+        "torch": torch.__version__,
+    }  # fmt: skip
     document = {"recipe": recipe, "test_accuracy": found, "history": history}
     options.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
 
