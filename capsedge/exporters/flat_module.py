@@ -103,7 +103,7 @@ class PerImage(nn.Module):
         return tuple(result)
 
 
-def own_name(name: str, taken: Container[str]) -> str:
+def unique_name(name: str, taken: Container[str]) -> str:
     """A name for an output that is not taken; in a file, all inputs and outputs have different ones."""
     while name in taken:
         name += "_output"
@@ -125,7 +125,7 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
         if isinstance(value, Tensor) and value.is_complex():
             wrong.append(f"{name or 'the output'} (complex numbers: return torch.view_as_real(x))")
         elif isinstance(value, Tensor):
-            found[own_name(name or "output", found)] = value
+            found[unique_name(name or "output", found)] = value
         elif isinstance(value, Mapping):
             for key, each in value.items():
                 walk(f"{name}_{key}" if name else str(key), each)

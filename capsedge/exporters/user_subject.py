@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError, UsageError
-from capsedge.exporters.flat_module import Flat, named_outputs, own_name, run_fp64, sized, to_fp64
+from capsedge.exporters.flat_module import (
+    Flat,
+    named_outputs,
+    run_fp64,
+    sized,
+    to_fp64,
+    unique_name,
+)
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.subject import Subject
 from capsedge.models.example_inputs import in_order
@@ -96,7 +103,7 @@ def of_module(
             )
     outputs: list[str] = []
     for name in names:
-        outputs.append(own_name(name, (*inputs, *outputs)))
+        outputs.append(unique_name(name, (*inputs, *outputs)))
     count = batch or min(max(2, len(tensors[0])), _LARGEST_EXAMPLE)
     shaped = tuple(t[torch.arange(count) % len(t)].clone() for t in tensors)
     return Subject(flat.eval(), inputs, tuple(outputs), shaped, None, (1, 2, 5), free_axes=free)
