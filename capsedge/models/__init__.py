@@ -1,6 +1,6 @@
-"""The architectures of capsule networks, built by name or from a configuration.
+"""Capsule network architectures, built by name or from a configuration.
 
-All is imported when it is asked for; configurations and names need no torch.
+Everything is imported on first use; configurations and names do not need torch.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def build(model: str | ModelConfig, **changes: Any) -> CapsuleModel:
 
 
 def with_iterations(model: CapsuleModel, iterations: int) -> CapsuleModel:
-    """A network of the same weights with another number of routing iterations, in evaluation mode."""
+    """A network with the same weights and another number of routing iterations, in evaluation mode."""
     changed = build(model.config, iterations=iterations)
     changed.load_state_dict(model.state_dict())
     if model.origin is not None:

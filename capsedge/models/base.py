@@ -27,7 +27,7 @@ class CapsuleOutput(NamedTuple):
     Attributes:
         scores: lengths (or activations) in [0, 1], or logits, of the class capsules ``[N, J]``.
         poses: their poses ``[N, J, P]``.
-        couplings: of the class layer's last weighted sum ``[N, I, J]``.
+        couplings: those of the class layer's last weighted sum ``[N, I, J]``.
     """
 
     scores: Tensor
@@ -45,11 +45,12 @@ class CapsuleModel(nn.Module, ABC):
     """Base of the model families.
 
     Attributes:
-        config: what built the model.
-        score_name: ``lengths`` or ``logits``: the name of the scores in an exported file.
+        config: the configuration that the model was built from.
+        score_name: the name of the scores in an exported file: ``lengths`` or ``logits``.
         decoder: the reconstruction decoder, if there is one.
-        origin: where imported weights come from; None for others.
-        typical_input: what images as in training are like; None if the checkpoint does not state it.
+        origin: the source of imported weights; None for others.
+        typical_input: properties of images like those in training; None if the checkpoint does not state
+            them.
     """
 
     score_name = "lengths"
@@ -85,7 +86,7 @@ class CapsuleModel(nn.Module, ABC):
         return self._decode(masked).reshape(-1, j, *self._picture)
 
     def reconstruct_class(self, poses: Tensor, labels: Tensor) -> Tensor:
-        """Pictures decoded from the capsule of one class of each image, as training does.
+        """Pictures decoded, as in training, from the capsule of one class per image.
 
         Args:
             poses: ``[N, J, P]``.
@@ -116,17 +117,17 @@ class CapsuleModel(nn.Module, ABC):
         return stem_grid(self.config.stem, self._picture[1:])
 
 
-# --- The work that a model would take, checked before it is built ---
+# --- The work that a model would need, checked before it is built ---
 
 
 def check_work(model: CapsuleModel) -> None:
-    """Run a model without values on one image, and refuse it if it exceeds a limit.
+    """Run a model on one image without values, and refuse it if it exceeds a limit.
 
     Args:
         model: on the device ``meta``, where nothing is allocated or computed.
 
     Raises:
-        UsageError: a layer computes too many values, or all together do or take too many operations; or the
+        UsageError: a layer or the whole model computes too many values or takes too many operations; or the
             layers do not fit each other.
     """
     p = model.config.preprocessing
@@ -134,7 +135,7 @@ def check_work(model: CapsuleModel) -> None:
     try:
         with torch.no_grad(), _WorkCounter():
             model.eval()(image)
-    except RuntimeError as error:  # of torch: a layer does not fit what comes before it
+    except RuntimeError as error:  # from torch: a layer does not fit the previous one
         raise UsageError("A model of this size cannot run.", str(error).split("\n")[0]) from error
 
 
@@ -142,7 +143,7 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators, the values that they compute, and the operations of convolutions and matrix products.
 
     Raises:
-        UsageError: from the operator that exceeds a limit.
+        UsageError: an operator exceeds a limit.
     """
 
     def __init__(self) -> None:

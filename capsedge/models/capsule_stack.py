@@ -13,7 +13,7 @@ from capsedge.models.configs import CapsuleStackConfig, RoutedLayer, StemLayer
 from capsedge.models.layers import Padded
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
-_SMALL = 1e-16  # the squash's own epsilon is an element of the pose
+_SMALL = 1e-16  # the squash's epsilon is already an element of the pose
 
 
 def _layer(layer: StemLayer, channels: int) -> nn.Module:
@@ -39,8 +39,8 @@ def _layer(layer: StemLayer, channels: int) -> nn.Module:
 class Routed(nn.Module):
     """One layer of routed capsules.
 
-    With an element of ``√epsilon`` in each sum, which no vote has, the operator's squash is the one with
-    epsilon in the norm; with weights divided by ``√offset``, the one with another offset than 1.
+    An extra element ``√epsilon`` in each sum, which no vote has, turns the operator's squash into the one
+    with epsilon in the norm; weights divided by ``√offset`` turn it into one with an offset other than 1.
     """
 
     def __init__(

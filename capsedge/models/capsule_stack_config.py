@@ -19,12 +19,12 @@ class StemLayer:
 
     Attributes:
         kind: ``conv``, ``norm`` (batch normalization), ``max``, ``average`` (pooling) or ``activation``.
-        channels: of a convolution; elsewhere those that come in.
-        kernel, stride: rows and columns.
-        same: padding; ``valid`` otherwise.
-        bias: of a convolution.
+        channels: output channels of a convolution; for other layers, the incoming ones.
+        kernel, stride: size in rows and columns.
+        same: whether padding is ``same``; otherwise it is ``valid``.
+        bias: whether a convolution has one.
         activation: ``linear``, ``relu``, ``tanh`` or ``sigmoid``.
-        epsilon: of batch normalization.
+        epsilon: that of batch normalization.
         name: of the layer that it was imported from.
     """
 
@@ -64,10 +64,10 @@ class StemLayer:
             )
 
     def size(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns that it makes of a grid.
+        """Rows and columns of its output for a grid.
 
         Raises:
-            UsageError: its window is larger.
+            UsageError: its window is larger than the grid.
         """
         if self.kind in ("norm", "activation"):
             return grid
@@ -86,8 +86,8 @@ class RoutedLayer:
     """A layer of routed capsules.
 
     Attributes:
-        capsules, dim: of the parents.
-        shared: all children have one weight.
+        capsules, dim: number of parents and size of their poses.
+        shared: whether all children share one weight.
         name: of the layer that it was imported from.
     """
 
@@ -110,10 +110,10 @@ class CapsuleStackConfig(ModelConfig):
 
     Attributes:
         layers: the stem.
-        primary_dim: elements of a capsule: channels of one position, or parts of them.
+        primary_dim: elements of a capsule: the channels at one position, or a part of them.
         routed: the layers of capsules; the last one has a capsule for each class.
-        replaced: agreements replace the logits, instead of being added to them.
-        offset, epsilon: of the squash.
+        replaced: whether agreements replace the logits instead of being added to them.
+        offset, epsilon: parameters of the squash.
     """
 
     architecture: ClassVar[str] = "capsule-stack"

@@ -38,7 +38,7 @@ def save_checkpoint(
     Args:
         model: the model.
         path: the ``.safetensors`` file.
-        extra: more metadata, strings only, such as how the model was trained.
+        extra: further metadata (strings), such as how the model was trained.
 
     Raises:
         UsageError: the path cannot be written.
@@ -50,7 +50,7 @@ def save_checkpoint(
 
 
 def _ordered(data: bytes) -> bytes:
-    """The file with sorted metadata, which safetensors shuffles: equal models then give equal files."""
+    """The file with sorted metadata, since safetensors shuffles it; equal models then give equal files."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -63,8 +63,8 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
     """Build the model that a checkpoint describes and load its weights, in evaluation mode.
 
     ``.pt`` and ``.pth`` files hold ``{"config": ..., "state_dict": ...}``; no code in them is run
-    (`capsedge.models.torch_file`). The names and shapes of the tensors are compared with the configuration
-    before a model is built.
+    (`capsedge.models.torch_file`). The tensors' names and shapes are checked against the configuration before
+    a model is built.
 
     Args:
         path: ``.safetensors``, ``.pt`` or ``.pth``.
@@ -107,10 +107,10 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
 
 
 def _reader(path: Path) -> Reader:
-    """The reader of a file, by its first bytes; by its name where they say nothing.
+    """The reader of a file, chosen by its first bytes or, if they are inconclusive, by its name.
 
     Raises:
-        ArtefactError: it is of another format.
+        ArtefactError: it has another format.
     """
     found = formats.identify_path(path) if path_kind(path) == FILE else None
     key = "" if found is None else found.key
@@ -143,7 +143,7 @@ def _shapes(config: ModelConfig) -> Shapes:
     """Names and shapes of a model's parameters and buffers, without allocating them.
 
     Raises:
-        UsageError: such a model is impossible, or takes more work than the limits allow.
+        UsageError: such a model is impossible, or needs more work than the limits allow.
     """
     try:
         with torch.device("meta"):
@@ -185,7 +185,7 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
 
 
 def _not_a_checkpoint(path: Path, why: str) -> ArtefactError:
-    """The error for weights that do not state their network."""
+    """The error for weights without a description of their network."""
     found = formats.identify_path(path)
     fix, command = found.advice(path) if found is not None else ("", "")
     return ArtefactError(f"{path} has no configuration.", why, fix, command=command)

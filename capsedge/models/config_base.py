@@ -62,21 +62,22 @@ class Conv:
     """A convolution of the stem, then batch normalization if asked for, then ReLU.
 
     Attributes:
-        channels, kernel, stride, groups: as usual.
+        channels, kernel, stride, groups: as in ``nn.Conv2d``.
         padding: pixels on each side, or ``same``: as much as makes the output ``ceil(in / stride)``,
             the odd pixel at the end.
-        bias, batch_norm: which parameters there are.
+        bias, batch_norm: whether it has these parameters.
         norm_epsilon: added to the variance in the normalization.
-        norm_last: normalization after the ReLU instead of before it.
-        instance_norm: the normalization is one of each image (with weight and bias) instead of the batch's.
-        leak: slope of the ReLU below zero.
+        norm_last: whether normalization comes after the ReLU instead of before it.
+        instance_norm: whether normalization is over each image (with weight and bias) instead of the batch.
+        leak: the ReLU's slope below zero.
         activation: ``relu``, ``hardswish`` or ``linear``.
-        channel_norm: the normalization is one of each position's channels (LayerNorm) instead of the batch's.
-        pooled: rows and columns of the map that fractional max pooling makes at the end; 0 for none.
+        channel_norm: whether normalization is over the channels at each position (LayerNorm) instead of the
+            batch.
+        pooled: rows and columns of the map after fractional max pooling at the end; 0 for none.
         squeeze: hidden units of a squeeze-and-excitation block at the end (Hu et al. 2018); 0 for none.
         attention: hidden channels of a convolutional block attention module at the end (Woo et al. 2018);
             0 for none.
-        attention_kernel: of the module's convolution.
+        attention_kernel: kernel size of that module's convolution.
     """
 
     channels: int
@@ -156,14 +157,14 @@ class CapsuleConv:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What all families have.
+    """Base of the configurations of all families.
 
     Attributes:
-        class_names: one a class; their number is the number of class capsules.
+        class_names: one per class; their number is the number of class capsules.
         preprocessing: size, channels and scaling of the input.
         stem: the layers before the primary capsules.
         primary_types: number of primary capsule types.
-        primary_kernel, primary_stride, primary_padding: of the primary convolution.
+        primary_kernel, primary_stride, primary_padding: parameters of the primary convolution.
         capsule_layers: convolutional capsule layers between primary and class capsules.
         iterations: routing iterations.
         task: ``single-label`` or ``multi-label``.
@@ -219,12 +220,12 @@ class ModelConfig:
 
     @property
     def fixed_batch(self) -> int | None:
-        """The only batch size with which the network can be exported; None if the batch is free."""
+        """The only batch size at which the network can be exported; None if the batch is free."""
         return None
 
     @property
     def outputs(self) -> Outputs | None:
-        """Which outputs of an exported file hold the results; None for class scores and poses."""
+        """The outputs of an exported file that hold the results; None for class scores and poses."""
         return None
 
     def replace(self, **changes: Any) -> ModelConfig:
@@ -246,7 +247,7 @@ class ModelConfig:
         return self.replace(class_names=tuple(names))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values that ``config_from_dict`` reads back."""
+        """The configuration as JSON values, which ``config_from_dict`` reads back."""
         values = dataclasses.asdict(self)
         if isinstance(self.stem, ResNet):
             values["stem"] = {"resnet": self.stem.stages}

@@ -1,7 +1,7 @@
-"""Define the configurations: what builds a model, and what its checkpoint stores. No torch needed.
+"""Define the configurations from which models are built and which checkpoints store. No torch needed.
 
-Each family has its model in a module of its own; the configurations of all are here, two of them from files
-of their own (`capsule_stack_config`, `fsanet_config`).
+Each family's model has its own module; the configurations of all are here, two of them imported from their
+own files (`capsule_stack_config`, `fsanet_config`).
 """
 
 from __future__ import annotations
@@ -34,38 +34,39 @@ class CapsNetConfig(ModelConfig):
 
     Attributes:
         primary_dim: elements of a primary capsule's pose.
-        capsule_dim: elements of a pose in the layers after it; the class capsules' too.
-        leaky: "none of the above" in the class layer.
+        capsule_dim: elements of a pose in all later layers, including the class capsules.
+        leaky: whether the class layer has a "none of the above" parent.
         class_bias: whether class capsules have a bias inside the squash, as in the authors' release.
-        learned_priors: whether start logits are parameters (equation 3 speaks of log priors).
+        learned_priors: whether the start logits are parameters (the log priors of equation 3).
         decoder: hidden sizes of the reconstruction decoder; none if empty.
-        linear_classifier: one linear map shared by all class capsules gives logits, instead of their
-            lengths (the dynamic-routing model of Tsai et al. on DiverseMultiMNIST).
+        linear_classifier: whether the scores are logits from one linear map shared by all class capsules,
+            instead of their lengths (the dynamic-routing model of Tsai et al. on DiverseMultiMNIST).
 
     The rest is where published networks differ from the paper (docs/how-to/import.md):
 
     Attributes:
-        primary_grouping: a primary capsule is ``channels`` of one position (the paper), or ``pixels``:
-            consecutive elements of the convolution's output ``[C, H, W]``, across rows and channels.
+        primary_grouping: a primary capsule consists of the ``channels`` at one position (the paper), or of
+            ``pixels``: consecutive elements of the convolution's output ``[C, H, W]``, across rows and
+            channels.
         primary_squash: squash of the primary capsules over each ``pose`` (the paper), or over all
             ``children``, element by element of the pose.
         softmax: the couplings of the class layer sum to one over the ``parents`` (the paper) or the
             ``children``.
         class_squash: squash of the class capsules over each ``pose`` (the paper), of single ``elements``
             (``x|x| / (1 + x²)``), or over all ``parents``.
-        vote_bias: a learned constant ``[J, P]`` is added to the votes.
-        epsilon: under the root of every squash.
-        length_epsilon: the same of the lengths.
-        softmax_scores: the scores are the softmax of the lengths.
-        batch_average: its author's code averages agreements over the batch. The network here is that code
-            at batch 1, and is exported with the batch fixed to 1.
-        primary_groups, primary_bias: of the primary convolution.
+        vote_bias: whether a learned constant ``[J, P]`` is added to the votes.
+        epsilon: the constant under the root of every squash.
+        length_epsilon: the constant under the root of the lengths.
+        softmax_scores: whether the scores are the softmax of the lengths.
+        batch_average: whether the original code averages agreements over the batch. The network here equals
+            that code at batch 1, and is exported with the batch fixed to 1.
+        primary_groups, primary_bias: groups and bias of the primary convolution.
 
-    And what pruning leaves (docs/how-to/prune.md):
+    Set by pruning (docs/how-to/prune.md):
 
     Attributes:
-        primary_positions: the positions of the primary capsules' map that are routed, row by row, in rising
-            order; all if empty.
+        primary_positions: the positions of the primary capsules' map that are routed, counted row by row, in
+            rising order; all if empty.
     """
 
     architecture: ClassVar[str] = "capsnet"
@@ -133,7 +134,7 @@ class CapsNetConfig(ModelConfig):
 
     @property
     def fixed_batch(self) -> int | None:
-        """1 where its author's code averages over the batch."""
+        """1 if the original code averages over the batch."""
         return 1 if self.batch_average else None
 
 
@@ -147,21 +148,21 @@ class MatrixCapsulesConfig(ModelConfig):
     Attributes:
         pose_side: side of the pose matrix.
         inverse_temperature: final λ of the schedule ``λ_t = final (1 - 0.95^t)``, t = 1, 2, ...
-        epsilon: of the EM statistics.
+        epsilon: the constant in the EM statistics.
 
     The rest is where published networks differ from the paper (docs/how-to/import.md):
 
     Attributes:
         schedule: λ is ``rising``, or ``constant`` in all iterations.
-        coordinates: of the votes for the class capsules: the ``centers`` of the children's cells,
-            ``(i + 1/2) / H``, in the right-hand column of the vote; the ``corners``, ``i / H``, in the
-            first two elements of its first row; or ``none``.
-        normalized_activations: the children's activations are ``a / (a + epsilon)``, which is what code
-            computes that normalizes ``R a`` over the parents.
+        coordinates: those added to the votes for the class capsules: the ``centers`` of the children's cells,
+            ``(i + 1/2) / H``, in the right-hand column of the vote; the ``corners``, ``i / H``, in the first
+            two elements of its first row; or ``none``.
+        normalized_activations: whether the children's activations are ``a / (a + epsilon)``, as computed by
+            code that normalizes ``R a`` over the parents.
         patches: of the convolutional capsule layers: ``windows``, or patches ``[K, K, H', W']`` read as
             ``[H', W', K, K]``: ``kernel``.
-        statistics: of the ``paper``, or ``clamped`` (`capsedge.models.em_layers`), where ``patches`` are of
-            poses, as in ``AttentionCapsulesConfig``.
+        statistics: those of the ``paper``, or ``clamped`` (`capsedge.models.em_layers`), where ``patches``
+            are of poses, as in ``AttentionCapsulesConfig``.
     """
 
     architecture: ClassVar[str] = "matrix-capsules"
@@ -210,10 +211,10 @@ class AttentionCapsulesConfig(ModelConfig):
 
     Attributes:
         pose_dim: elements of every pose.
-        matrix_pose: square matrix poses, or vectors.
-        dense_layers: types of fully connected capsule layers between the convolutional ones and the
-            class capsules.
-        concurrent: all layers route at once, pass by pass; otherwise one layer after the other.
+        matrix_pose: whether poses are square matrices instead of vectors.
+        dense_layers: numbers of types in the fully connected capsule layers between the convolutional ones
+            and the class capsules.
+        concurrent: whether all layers route at once, pass by pass, instead of one after the other.
         patches: of the convolutional capsule layers: ``windows`` (the paper), or patches
             ``[P, H' W']`` at each place of the kernel read as ``[H' W', P]``: ``elements``.
     """
@@ -246,27 +247,27 @@ class AttentionCapsulesConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepCapsConfig(ModelConfig):
-    """DeepCaps (Rajasegaran et al. 2019): cells of convolutional capsules, routing in the last one.
+    """DeepCaps (Rajasegaran et al. 2019): cells of convolutional capsules, the last of which is routed.
 
     Attributes:
-        primary_types: types of capsules in all cells.
+        primary_types: number of capsule types in every cell.
         dims: elements of a pose in each cell.
         capsule_dim: elements of a class capsule's pose.
-        padding: of the convolutions in the cells.
-        vote_bias: the convolutions have a bias, that of the votes too; otherwise routing adds one to the
-            sum of the votes.
-        squashed_stem: the stem's channels are squashed one by one.
-        vote_elements: elements of a pose that votes are made of, the first ones; 0 for all.
-        vote_layout: votes are made of ``poses``, or of a map ``[H, W, C, P]`` read as ``[C, P, H, W]``:
-            ``mixed``.
-        routed_iterations: of the cell that is routed; ``iterations`` are those of the class capsules.
+        padding: that of the convolutions in the cells.
+        vote_bias: whether the convolutions, including that of the votes, have a bias; otherwise routing adds
+            one to the sum of the votes.
+        squashed_stem: whether the stem's channels are squashed one by one.
+        vote_elements: how many elements of a pose, from the first, votes are computed from; 0 for all.
+        vote_layout: votes are computed from ``poses``, or from a map ``[H, W, C, P]`` read as
+            ``[C, P, H, W]``: ``mixed``.
+        routed_iterations: iterations of the routed cell; ``iterations`` are those of the class capsules.
         routed_softmax: a type's couplings sum to one over all types and ``positions``, or over the ``types``
-            at a place.
-        routed_squash: of the cell that is routed: over the elements and positions of a type (``maps``), the
-            columns of an element's ``rows``, the elements of a ``pose``, or single ``elements``.
-        last_bias: the class capsules' bias is added in the last iteration only.
-        epsilon, routing_epsilon: of the squash of convolutions and of routing.
-        length_offset: added to the elements of class capsules in their lengths.
+            at one position.
+        routed_squash: the squash of the routed cell: over the elements and positions of a type (``maps``),
+            the columns of an element's ``rows``, the elements of a ``pose``, or single ``elements``.
+        last_bias: whether the class capsules' bias is added in the last iteration only.
+        epsilon, routing_epsilon: constants of the squash in convolutions and in routing.
+        length_offset: added to the elements of class capsules when computing their lengths.
     """
 
     architecture: ClassVar[str] = "deep-caps"
@@ -319,10 +320,10 @@ class EfficientCapsNetConfig(ModelConfig):
 
     Attributes:
         primary_dim: elements of a primary capsule's pose; the depthwise primary convolution covers its whole
-            input, so that there is one capsule of each type.
+            input, so there is one capsule of each type.
         capsule_dim: elements of a class capsule's pose.
         decoder: hidden sizes of the reconstruction decoder; none if empty.
-        epsilon: of both squashes.
+        epsilon: the constant of both squashes.
         length_epsilon: added under the root of the class capsules' lengths.
     """
 
@@ -360,13 +361,13 @@ class PSCapsNetConfig(ModelConfig):
     """Parameter-sharing capsules on residual blocks (Ren, Su, Lu 2019).
 
     Attributes:
-        primary_dim: elements of a child: channels of one position of the stem's map.
+        primary_dim: elements of a child: the channels at one position of the stem's map.
         capsule_dim: elements of a class capsule.
-        shared: all children have one weight; otherwise each has its own.
-        pooled: rows and columns that the map is averaged to before; 0 for as it is.
-        update: ``agreement`` (Sabour et al. 2017); or ``k-means``: the logits are each time the votes'
-            products with the sum divided by its norm, and ``iterations`` come after a first uniform sum.
-        epsilon: under the root of the squash and of that norm.
+        shared: whether all children share one weight; otherwise each has its own.
+        pooled: rows and columns to which the map is averaged first; 0 leaves it unchanged.
+        update: ``agreement`` (Sabour et al. 2017); or ``k-means``: in each iteration, the logits are the
+            votes' products with the sum divided by its norm, and ``iterations`` follow a first uniform sum.
+        epsilon: the constant under the root of the squash and of that norm.
     """
 
     architecture: ClassVar[str] = "pscapsnet"
@@ -440,7 +441,7 @@ def config_from_dict(values: object) -> ModelConfig:
     """Build a configuration from the result of ``ModelConfig.to_dict``.
 
     Raises:
-        UsageError: an unknown architecture, or fields that do not fit it.
+        UsageError: the architecture is unknown, or fields do not fit it.
     """
     try:
         rest = dict(decode(dict[str, Any], check(values)))

@@ -10,7 +10,7 @@ from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import DeepCapsConfig
 from capsedge.models.layers import Padded, output_size
 
-_OF_OPERATOR = ("pose", "elements")  # squashes that leave a place alone
+_OF_OPERATOR = ("pose", "elements")  # squashes within one position
 
 
 class ConvCapsules(nn.Module):
@@ -32,7 +32,7 @@ class ConvCapsules(nn.Module):
 class RoutedConvCapsules(nn.Module):
     """3D routing: a 3x3 convolution, shared by all types, makes their votes for all positions.
 
-    ``votes`` are ``[N, C, J, A, H, W]``: of a type for the element A of a type at a place.
+    ``votes`` are ``[N, C, J, A, H, W]``: from type C for element A of type J at a position.
     """
 
     def __init__(self, dim: int, grid: tuple[int, int], config: DeepCapsConfig) -> None:
@@ -61,7 +61,7 @@ class RoutedConvCapsules(nn.Module):
         return votes.reshape(-1, self.types, self.types, self.dim, *self.grid)
 
     def _routed(self, votes: Tensor) -> Tensor:
-        """Every place has parents of its own: ``[N, J, A, H, W]``."""
+        """Every position has its own parents: ``[N, J, A, H, W]``."""
         c, parents = self.config, self.types * self.grid[0] * self.grid[1]
         by_place = votes.permute(0, 1, 2, 4, 5, 3).reshape(-1, self.types, parents, self.dim)
         v, _ = ops.vote_routing(
@@ -73,7 +73,7 @@ class RoutedConvCapsules(nn.Module):
         return v.reshape(-1, self.types, *self.grid, self.dim).permute(0, 1, 4, 2, 3)
 
     def _over_maps(self, votes: Tensor) -> Tensor:
-        """Routing with a squash over more than a place, for which there is no operator."""
+        """Routing with a squash over more than one position, for which there is no operator."""
         c = self.config
         logits = torch.zeros_like(votes[:, :, :, 0])
         for iteration in range(c.routed_iterations):
@@ -116,7 +116,7 @@ class Cell(nn.Module):
 
 
 class DeepCaps(CapsuleModel):
-    """Stem, four cells; the capsules of the last two are routed to the classes, the third's first."""
+    """A stem and four cells; the capsules of the last two are routed to the classes, the third's first."""
 
     config: DeepCapsConfig
 

@@ -1,4 +1,4 @@
-"""Build layers of matrix capsules: EM routing of the paper, and with clamped statistics.
+"""Build layers of matrix capsules: EM routing as in the paper, and with clamped statistics.
 
 The latter has no operator: its activation needs the clamped variance, which ``em_routing`` does not output.
 """
@@ -61,7 +61,7 @@ class EMCapsules(nn.Module):
         added = corners(grid, side) if coordinates == "corners" else None
         self.register_buffer("added", added, persistent=False)
         self.inverse_temperatures = tuple(inverse_temperatures)
-        # A vote keeps the variance of the pose: it sums `side` products.
+        # A vote, a sum of `side` products, keeps the variance of the pose.
         self.weight = nn.Parameter(
             torch.randn(kernel, kernel, types_in, types, side, side) / side**0.5
         )
@@ -88,22 +88,23 @@ class EMCapsules(nn.Module):
 
 # --- Clamped statistics, as in Matrix-Capsules-pytorch (Yuxian Meng, 2017) ---
 
-LEAST = 0.01  # of R a and of the variance
-_NEVER = -1e30  # log of the share that a child gives to a window which does not see it
+LEAST = 0.01  # of R a and the variance
+_NEVER = -1e30  # log of a child's share for a window that does not see it
 
 
 class ClampedEMCapsules(nn.Module):
     """Matrix capsules over a window or, ``shared``, over the whole map; a vote is ``W @ pose``.
 
-    It differs from the paper (Hinton et al. 2018, procedure 1): ``R`` starts from one over the number of
+    It differs from the paper (Hinton et al. 2018, procedure 1): ``R`` starts at one over the number of
     parents at all positions; ``R a`` and the variance are at least 0.01; the cost takes the log of the
-    variance, not of the deviation; the E-step takes the votes of the window's mirrored place, does not divide
-    squared distances by the variance, and normalizes over all parents of all windows that see a child.
+    variance, not of the deviation; the E-step uses the votes of the window's mirrored position, does not
+    divide squared distances by the variance, and normalizes over all parents of all windows that see a child.
 
     Args:
         grid: rows and columns of the children's map.
         coordinates: ``corners``, as in ``MatrixCapsulesConfig``, or ``none``.
-        patches: of poses, as in ``MatrixCapsulesConfig``; activations are those of windows.
+        patches: how patches of poses are read, as in ``MatrixCapsulesConfig``; activations are read from
+            windows.
     """
 
     added: Tensor | None
@@ -148,9 +149,9 @@ class ClampedEMCapsules(nn.Module):
     def _indices(self, grid: tuple[int, int]) -> dict[str, Tensor]:
         """Which windows see which child.
 
-        ``mirrored [K K]``: the mirrored place of each in a window. ``seen``: for each child that is seen, its
-        places in all windows ``[H' W' K K]``, as often as most children have; 0 stands for none, places count
-        from 1. ``places [H' W' K K]``: where each is in ``seen``.
+        ``mirrored [K K]``: the mirror image of each position in a window. ``seen``: for each child seen by
+        any window, its positions in all windows ``[H' W' K K]``, counted from 1 and padded with 0 to the
+        longest list. ``places [H' W' K K]``: the index of each in ``seen``.
         """
         (rows, columns), (height, width), step = self.window, self.grid, self.stride
         starts = product(range(0, height * step, step), range(0, width * step, step))
@@ -215,7 +216,7 @@ class ClampedEMCapsules(nn.Module):
         distance = (mirrored - mean.unsqueeze(3)).square().sum(-1)
         constant = 0.5 * (2 * math.pi * variance).log().sum(-1)
         log_p = (logsigmoid(logit) - constant).unsqueeze(3) - distance
-        # Children take their shares over all windows, and give them back to each.
+        # Normalize each child's shares over all windows, then return them to each window.
         apart = log_p.reshape(n, -1, self.types_in, m).transpose(1, 2)
         slots = pad(apart, (0, 0, 1, 0), value=_NEVER).index_select(2, self.seen)
         shares = slots.reshape(n, self.types_in, -1, self.most * m).softmax(-1)

@@ -1,4 +1,4 @@
-"""Examples of the inputs of a user's module: read, or drawn from names, shapes and types. Needs torch."""
+"""Read example inputs for a user's module, or draw them from names, shapes and types. Needs torch."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _FORMAT = (
 
 @dataclass(frozen=True)
 class ExampleInputs:
-    """The inputs of a module.
+    """Example inputs of a module.
 
     Attributes:
-        tensors: in the order of its parameters, or by name; the batch first.
-        free_axes: by the name of an input, those that stay free beside the batch.
+        tensors: the inputs in the order of its parameters, or by name; batch first.
+        free_axes: the axes besides the batch that stay free, by input name.
     """
 
     tensors: tuple[Tensor, ...] | dict[str, Tensor]
@@ -60,20 +60,21 @@ class _Input:
 
 
 def read_example(text: str, module: nn.Module) -> ExampleInputs:
-    """Inputs of the shapes ``1x28x28,10`` (without the batch), or those in an ``.npy`` or ``.npz`` file.
+    """Inputs of shapes such as ``1x28x28,10`` (without the batch), or from an ``.npy`` or ``.npz`` file.
 
-    A shape may have a name before it and a type behind it, ``hist:*50:int64``: the axis with the asterisk
-    stays free. An input without sizes, ``user:int64``, is one number for each row.
+    A shape may be preceded by a name and followed by a type, as in ``hist:*50:int64``; an axis with an
+    asterisk stays free. An input without sizes, such as ``user:int64``, is one number per row.
 
-    Whole numbers lie within the tables that the module looks up with them. Rows are padded with zeros to
-    different lengths; the last but one is all zeros, and the last holds the largest numbers.
+    Integers are valid indices into the tables that the module looks up with them. Rows have different
+    lengths, padded with zeros; the second to last is all zeros, and the last holds the largest numbers.
 
     Returns:
-        Batch first. By name, if the text has names, or if ``forward`` takes one dict; of a file, the arrays
-        that are named like the parameters of the module's ``forward``, in their order, and all where none is.
+        The inputs, batch first. They are by name if the text has names or ``forward`` takes one dict. From a
+        file, the arrays named like the parameters of ``forward`` are taken, in that order, or all if there
+        are none.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     if text.endswith((".npy", ".npz")):
         return _stored(text, module)
@@ -113,7 +114,7 @@ def _parsed(text: str) -> list[_Input]:
     """The inputs that a text names.
 
     Raises:
-        UsageError: it is no such text.
+        UsageError: the text is not of this form.
     """
     wrong = UsageError(
         f"'{text}' is not the shape of an input.",
@@ -130,7 +131,7 @@ def _parsed(text: str) -> list[_Input]:
         if words or not (shape or name) or (name and not name.isidentifier()):
             raise wrong
         if not shape and dtype is None:
-            raise wrong  # a word alone is rather a mistake than an input
+            raise wrong  # a single word is more likely a mistake than an input
         sizes = tuple(int(size.lstrip("*")) for size in shape.split("x") if shape)
         free = tuple(k + 1 for k, size in enumerate(shape.split("x")) if size.startswith("*"))
         if not 0 < torch.Size(sizes).numel() <= _LARGEST or (free and not name):
@@ -148,7 +149,7 @@ def _parsed(text: str) -> list[_Input]:
 
 
 def _drawn(given: _Input, most: int | None, generator: torch.Generator) -> Tensor:
-    """Rows of one input; a table of so many entries is looked up with it, or none."""
+    """Rows of one input; if it indexes a table, ``most`` is the table's size."""
     shape = (_ROWS, *given.sizes)
     if given.dtype.is_floating_point:
         return torch.rand(shape, generator=generator).to(given.dtype)
@@ -156,13 +157,13 @@ def _drawn(given: _Input, most: int | None, generator: torch.Generator) -> Tenso
 
 
 def whole_numbers(shape: Sequence[int], most: int | None, generator: torch.Generator) -> Tensor:
-    """Numbers below ``most``, or 0 and 1, in rows padded with zeros to lengths from the longest to one.
+    """Integers below ``most``, or 0 and 1, in zero-padded rows with lengths from the longest down to one.
 
-    The last but one row is all zeros; the last holds the largest number.
+    The second to last row is all zeros; the last holds the largest number.
 
     Args:
         shape: at least three rows.
-        most: entries of the table that is looked up with them; None if they index nothing.
+        most: entries of the table that they index; None if they index nothing.
 
     Returns:
         int64.
@@ -182,12 +183,12 @@ def whole_numbers(shape: Sequence[int], most: int | None, generator: torch.Gener
 
 
 class TakesNames(nn.Module):
-    """A module whose ``forward`` takes one dict, or keywords, as one that takes their values in order.
+    """Wraps a module whose ``forward`` takes one dict, or keywords, to take the values in order.
 
     Args:
         module: the user's.
         names: the keys.
-        keywords: whether they are names of parameters.
+        keywords: whether the keys are parameter names.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str], *, keywords: bool = False) -> None:
@@ -200,7 +201,7 @@ class TakesNames(nn.Module):
 
 
 def takes_dict(module: nn.Module, names: Sequence[str]) -> bool:
-    """Whether inputs of these names are rather the keys of a dict than parameters of ``forward``."""
+    """Whether these input names are keys of a dict rather than parameters of ``forward``."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return False
@@ -210,7 +211,7 @@ def takes_dict(module: nn.Module, names: Sequence[str]) -> bool:
 
 
 def in_order(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """A module that takes inputs by these names as one that takes them in this order.
+    """Wrap a module that takes inputs by these names to take them in this order.
 
     Raises:
         UsageError: ``forward`` neither has these parameters nor takes a dict.
@@ -231,7 +232,7 @@ def in_order(module: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 def in_order_of(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    """`in_order` for the inputs of a file, which may name a single input, or any, in its own way."""
+    """`in_order` for the inputs of a file, which may use other names."""
     if isinstance(module, CapsuleModel):
         return module
     if takes_dict(module, names) and (len(names) > 1 or _says_dict(module)):
@@ -240,7 +241,7 @@ def in_order_of(module: nn.Module, names: Sequence[str]) -> nn.Module:
 
 
 def _says_dict(module: nn.Module) -> bool:
-    """Whether the one parameter is annotated as a dict, or looked up by a text in the code."""
+    """Whether the only parameter is annotated as a dict, or the code indexes it with a string."""
     (name, parameter) = next(iter(inspect.signature(module.forward).parameters.items()))
     if (
         "dict" in str(parameter.annotation).lower()
@@ -254,7 +255,7 @@ def _says_dict(module: nn.Module) -> bool:
     return re.search(rf"\b{name}\[[\"']", code) is not None
 
 
-# --- Whole numbers that look something up ---
+# --- Integers that index tables ---
 
 
 def table_sizes(
@@ -263,10 +264,10 @@ def table_sizes(
     *,
     from_zero: bool = False,
 ) -> list[int | None]:
-    """Entries of the smallest table that the module looks up with each input; None if it does not.
+    """Entries of the smallest table that the module indexes with each input; None if it indexes none.
 
     Args:
-        tensors: numbers that it takes, with which it is run once.
+        tensors: valid inputs, with which it is run once.
         from_zero: only look-ups that refuse every number beyond the table: those of the whole input, with its
             values as they are, that refuse negative numbers, as ``nn.Embedding`` does.
     """
@@ -276,20 +277,20 @@ def table_sizes(
     with torch.no_grad(), on_cpu(), _LookUps(given, from_zero) as found:
         try:
             run(*given)
-        except Exception:  # of the user's code, any kind; the export says it with its line
+        except Exception:  # from the user's code, any kind; the export reports it with its line
             found.sizes = [None] * len(given)
     sizes: list[int | None] = found.sizes
     return sizes
 
 
 class _LookUps(TorchFunctionMode):
-    """Notes the sizes of the tables that are looked up with views and copies of some tensors."""
+    """Records the sizes of the tables that are indexed with views and copies of some tensors."""
 
     def __init__(self, tensors: Sequence[Tensor], from_zero: bool) -> None:
         super().__init__()
         self.from_zero = from_zero
         self.sizes: list[int | None] = [None] * len(tensors)
-        self._kept: list[Any] = list(tensors)  # an id stays that of one tensor
+        self._kept: list[Any] = list(tensors)  # keeps the id from being reused
         self._origin = {id(t): k for k, t in enumerate(tensors)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -321,7 +322,7 @@ class _LookUps(TorchFunctionMode):
             self.sizes[k] = size if known is None else min(known, size)
 
 
-# Functions whose result has other values than what they are given.
+# Functions whose result has other values than their inputs.
 _OTHER = frozenset(("eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__gt__", "__ge__", "__lt__", "__le__",
                     "__ne__", "logical_not", "sum", "argmax", "size", "zeros_like", "ones_like"))  # fmt: skip
 # Functions whose result has the same values, in another place, type or number.

@@ -1,4 +1,4 @@
-"""The model for a name or a checkpoint, with its weights. Needs torch."""
+"""Find the model for a name or a checkpoint, with its weights. Needs torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capsedge.spec.vocabularies import ZOO_ROUTINGS
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model and where its weights come from.
+    """A model and the source of its weights.
 
     Attributes:
         model: in evaluation mode.
@@ -39,10 +39,10 @@ def find_model(model: str | Path | None = None, routing: str | None = None) -> N
     """Find a model by its name in the registry, or by its checkpoint.
 
     Args:
-        model: a name in the registry, with its trained weights if the package has them, otherwise with random
-            initial ones; or a checkpoint, ``.safetensors`` or ``.pt``.
-        routing: which of the zoo's models, if none is given (``dynamic`` by default); otherwise the routing
-            that the model must have.
+        model: a name in the registry (with trained weights if the package has them, otherwise random initial
+            ones); or a checkpoint, ``.safetensors`` or ``.pt``.
+        routing: selects one of the zoo's models if none is named (``dynamic`` by default); otherwise the
+            routing that the model must have.
 
     Raises:
         UsageError: the arguments contradict each other, or name nothing.
@@ -81,10 +81,10 @@ def find_model(model: str | Path | None = None, routing: str | None = None) -> N
 
 
 def trained_checkpoint(name: str) -> Path:
-    """The checkpoint of a model that comes trained with the package.
+    """The checkpoint of a model whose trained weights come with the package.
 
     Raises:
-        UsageError: there is no such model, or it does not come trained.
+        UsageError: there is no such model, or it has no trained weights.
     """
     get_config(name)
     path = zoo.checkpoint_of_model(name)
@@ -107,5 +107,5 @@ def find_checkpoint_of(model: str) -> Path:
 
 
 def is_file(model: str | Path) -> bool:
-    """Whether it is the path of a checkpoint, and not the name of a model."""
+    """Whether it is the path of a checkpoint rather than the name of a model."""
     return os.path.lexists(model) or bool(Path(model).suffix)

@@ -17,7 +17,7 @@ _LEAST = 1e-12  # squared norm that a vector is divided by
 
 
 class Metric(nn.Module):
-    """A linear map of the elements, and one of the capsules: ``[N, I, D]`` to ``[N, S, P]``."""
+    """One linear map over the elements and one over the capsules: ``[N, I, D]`` to ``[N, S, P]``."""
 
     def __init__(self, children: int, features: int, stages: int, dim: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Metric(nn.Module):
         self.shares = nn.Parameter(torch.randn(children, stages) / children**0.5)
 
     def forward(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the stages, and the shares of the capsules in them ``[N, I, S]``."""
+        """Features of the stages, and each capsule's share in them ``[N, I, S]``."""
         shares = self.shares.expand(u.shape[0], *self.shares.shape)
         return shares.transpose(1, 2) @ (u @ self.elements.T), shares
 
@@ -143,7 +143,7 @@ class Mapping(nn.Module):
 
 
 class Stage(nn.Module):
-    """Bins, shift and scale of one stage from its capsule: elements 8 on, 0 to 3, and 4 to 7."""
+    """Bins, shift and scale of one stage, from elements 8 on, 0 to 3, and 4 to 7 of its capsule."""
 
     def __init__(self, config: FSANetConfig) -> None:
         super().__init__()

@@ -18,21 +18,21 @@ class FSANetConfig(ModelConfig):
     """FSA-Net: head pose, or other values, by stage-wise regression (Yang et al. 2019).
 
     Attributes:
-        value_names, units: of the values.
-        ranges: the largest size of each value.
-        scorings: one part for each; the result is their mean. How a part scores the places of its maps:
-            ``convolution`` (1x1, sigmoid), ``variance`` of the channels, ``uniform``, or ``none``: every
-            place is a capsule.
+        value_names, units: name and unit of each value.
+        ranges: the largest magnitude of each value.
+        scorings: one entry per part of the network; the results of the parts are averaged. An entry states
+            how the part scores the positions of its maps: ``convolution`` (1x1, sigmoid), ``variance`` of the
+            channels, ``uniform``, or ``none``: every position is a capsule.
         rows: capsules are mixed from the features of ``positions`` (the paper), or from ``channels``:
             maps ``[C, H, W]`` read as ``[H·W, C]``.
         primary_types: capsules of each stage that fine-grained mapping makes.
         mixtures: rank of a mapping (m in the paper).
         capsule_dim: elements of a stage's capsule.
-        bins: of each stage.
+        bins: number of bins in each stage.
         second_stream: activation of the second stream's first block.
         depthwise_bias: whether depthwise convolutions have a bias.
-        norm_epsilon: of batch normalization.
-        epsilon: of the squash.
+        norm_epsilon: that of batch normalization.
+        epsilon: the constant of the squash.
     """
 
     architecture: ClassVar[str] = "fsa-net"
@@ -98,7 +98,7 @@ class FSANetConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PooledFSANetConfig(FSANetConfig):
-    """FSA-Net without capsules, which its authors compare with: nothing is routed.
+    """FSA-Net without capsules or routing, which its authors compare with.
 
     Attributes:
         pooling: what makes the features of the stages: ``metric``, two linear maps, or ``netvlad``.

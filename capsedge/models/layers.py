@@ -24,11 +24,11 @@ from capsedge.models.ops.squash import EPSILON as EPSILON_OF_SQUASH
 def patch_index(
     grid: tuple[int, int], kernel: int, stride: int, elements: int, order: str
 ) -> Tensor:
-    """Where each element of the patches, laid side by side, is taken from.
+    """The source index of each element of the patches, laid side by side.
 
     Args:
         grid: rows and columns of the children.
-        elements: of a pose; 1 where the permutation is one of positions.
+        elements: elements of a pose; 1 if only positions are permuted.
         order: ``kernel``: patches ``[K, K, H', W']`` read as ``[H', W', K, K]``; ``elements``: patches
             ``[P, H'W']`` at every place of the kernel read as ``[H'W', P]``.
 
@@ -55,7 +55,7 @@ def patched(x: Tensor, index: Tensor, size: tuple[int, int]) -> Tensor:
     """
     n, h, w, c, p = x.shape
     rows, columns = size
-    if index.numel() == rows * columns:  # whole poses change places
+    if index.numel() == rows * columns:  # whole poses are moved
         return x.reshape(n, h * w, c, p).index_select(1, index).reshape(n, rows, columns, c, p)
     flat = x.permute(0, 3, 1, 2, 4).reshape(n, c, h * w * p)
     return flat.index_select(2, index).reshape(n, c, rows, columns, p).permute(0, 2, 3, 1, 4)
@@ -110,7 +110,7 @@ class Padded(nn.Conv2d):
 def output_size(
     grid: tuple[int, int], kernel: int, stride: int, padding: int | str
 ) -> tuple[int, int]:
-    """Rows and columns that a square convolution makes of a grid."""
+    """Rows and columns of a square convolution's output for a grid."""
     if padding == "same":
         return -(-grid[0] // stride), -(-grid[1] // stride)
     p = 2 * int(padding)
@@ -118,7 +118,7 @@ def output_size(
 
 
 def positions(grid: tuple[int, int], window: tuple[int, int], stride: int) -> tuple[int, int]:
-    """Rows and columns of the positions that a window takes on a grid.
+    """Rows and columns of the window positions on a grid.
 
     Raises:
         UsageError: the window is larger than the grid.
@@ -136,8 +136,9 @@ class PrimaryCapsules(nn.Module):
     """A convolution whose output is read as capsules.
 
     Args:
-        grouping: a capsule is ``channels`` of one position, types times pose elements; or ``pixels``,
-            consecutive elements of the output ``[C, H, W]``, so that the map has no meaning as a map.
+        grouping: a capsule consists of the ``channels`` at one position, types times pose elements; or of
+            ``pixels``, consecutive elements of the output ``[C, H, W]``, which leaves the map without spatial
+            meaning.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class ChosenPositions(nn.Module):
 
     Args:
         grid: rows and columns of the map.
-        positions: of those that stay, counted row by row.
+        positions: the positions to keep, counted row by row.
 
     Raises:
         UsageError: the map has fewer positions.
@@ -196,7 +197,7 @@ class DynamicCapsules(nn.Module):
     Args:
         grid: rows and columns of the children's map.
         kernel: side of the window; None for one window over the whole grid (dense).
-        vote_bias: a learned constant is added to the votes.
+        vote_bias: whether a learned constant is added to the votes.
         softmax: over the ``parents`` of a child or the ``children`` of a parent.
         squashed: the ``pose`` of a parent, its ``elements`` alone, or an element over all ``parents``.
         epsilon: of the squash.
@@ -330,7 +331,7 @@ class AttentionCapsules(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, pose: Tensor, parent: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Poses ``[N, H, W, C, P]`` and the parents of the pass before to parents and couplings."""
+        """Poses ``[N, H, W, C, P]`` and the parents of the previous pass to parents and couplings."""
         pose = self.side_by_side(pose)
         if parent is None and self.training:
             return self._uniform(pose)
@@ -345,10 +346,10 @@ class AttentionCapsules(nn.Module):
         )
 
     def _uniform(self, pose: Tensor) -> tuple[Tensor, Tensor]:
-        """The first pass in training: its couplings are equal, which makes it a convolution.
+        """The first pass in training; its couplings are equal, so it is a convolution.
 
-        The same numbers as the operator up to rounding, without votes in memory, whose gradients would
-        need them all. Evaluation keeps to the operator's definition: it is the reference.
+        It computes the same as the operator up to rounding, but without keeping votes in memory for the
+        gradients. Evaluation uses the operator's definition, which is the reference.
         """
         n, h, w, c, p = pose.shape
         kh, kw, _, m, k, q = self.weight.shape

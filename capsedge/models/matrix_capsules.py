@@ -51,7 +51,7 @@ class MatrixCapsules(CapsuleModel):
         )
 
     def _capsules(self) -> Callable[..., nn.Module]:
-        """What makes a layer."""
+        """A function that builds a layer."""
         c = self.config
         if c.statistics == "clamped":
             return partial(ClampedEMCapsules, inverse_temperatures=c.inverse_temperatures)

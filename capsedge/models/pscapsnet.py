@@ -11,7 +11,7 @@ from capsedge.models.configs import PSCapsNetConfig
 
 
 def averaging(size: int, count: int) -> Tensor:
-    """A matrix ``[count, size]`` of the means that PyTorch's adaptive average pooling takes along an axis."""
+    """The matrix ``[count, size]`` by which PyTorch's adaptive average pooling averages along an axis."""
     rows = torch.zeros(count, size)
     for k in range(count):
         start, end = k * size // count, -(-(k + 1) * size // count)
@@ -20,7 +20,7 @@ def averaging(size: int, count: int) -> Tensor:
 
 
 class AveragePool(nn.Module):
-    """Adaptive average pooling as two matrix products, which need no windows of one size."""
+    """Adaptive average pooling as two matrix products, which do not need windows of equal size."""
 
     rows: Tensor
     columns: Tensor

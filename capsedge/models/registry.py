@@ -186,7 +186,7 @@ MODELS: dict[str, ModelConfig] = {
     # package.
     "photos": _PHOTOS,
     "digits-dynamic": replace(_CAPSNET, stem=(Conv(64, 9),), primary_types=8, decoder=(128, 256)),
-    # What pruning left of capsnet-mnist, without its decoder.
+    # capsnet-mnist after pruning, without its decoder.
     "digits-small": replace(_CAPSNET, stem=(Conv(56, 9),), primary_types=7, decoder=()),
     "digits-overlap": CapsNetConfig(
         class_names=DIGITS,
@@ -226,7 +226,7 @@ def get_config(name: str) -> ModelConfig:
     """The configuration of a model known by name.
 
     Raises:
-        UsageError: no model has this name; the closest ones are offered.
+        UsageError: no model has this name; the message suggests the closest names.
     """
     if name in MODELS:
         return MODELS[name]

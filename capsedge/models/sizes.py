@@ -1,4 +1,4 @@
-"""What each model of the registry takes, and how large it is. Needs torch."""
+"""The input and size of each model in the registry. Needs torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from capsedge.models.registry import MODELS
 from capsedge.runtime import zoo
 
 _FLASH = 2 << 20  # bytes of a common microcontroller
-_CODE = 0.1  # of it, for the program
+_CODE = 0.1  # of the flash, reserved for the program
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class ModelSize:
 
     Attributes:
         name: in the registry.
-        parameters: trainable ones, with the decoder's.
-        height, width, channels: of the input.
-        classes: that the registry gives it; a folder of images sets others.
+        parameters: trainable ones, including the decoder's.
+        height, width, channels: size of the input.
+        classes: default number of classes; a folder of images sets its own.
         routing: ``dynamic``, ``em`` or ``attention``.
-        int8_bytes: of the weights without the decoder's, a byte each.
-        fits_flash: whether these and a program fit a microcontroller with 2 MB of flash. Its memory for the
-            activations is another matter, which ``--fit`` of the C target checks.
+        int8_bytes: bytes of the weights at one byte each, without the decoder's.
+        fits_flash: whether these and a program fit a microcontroller with 2 MB of flash. Memory for
+            activations is not considered; ``--fit`` of the C target checks it.
         trained: whether the package has weights for it.
     """
 
@@ -43,7 +43,7 @@ class ModelSize:
 
 
 def model_sizes() -> list[ModelSize]:
-    """All models, the smallest first; nothing is allocated for their weights."""
+    """All models, smallest first; no memory is allocated for their weights."""
     found = []
     for name, config in MODELS.items():
         with torch.device("meta"):

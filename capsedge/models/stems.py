@@ -50,8 +50,8 @@ class ChannelNorm(nn.LayerNorm):
 def fractional_windows(size: int, count: int) -> list[int]:
     """First rows (or columns) of the windows of fractional max pooling (Graham 2014).
 
-    As PyTorch computes them for the fraction `SAMPLE`, in whole numbers. For this fraction no product falls
-    onto a whole number, where FP32 and FP64 would make different windows.
+    They are those that PyTorch computes for the fraction `SAMPLE`, but in integers. For this fraction, no
+    product is an integer, at which FP32 and FP64 could choose different windows.
 
     Args:
         size: of the map.
@@ -75,7 +75,8 @@ def fractional_windows(size: int, count: int) -> list[int]:
 class FractionalMaxPool(nn.Module):
     """Fractional max pooling with the same windows for every image and channel.
 
-    PyTorch's own draws other windows at every call, at inference too, so that it is no function.
+    PyTorch's version draws new windows at every call, even at inference, so it is not a function of its
+    input.
     """
 
     rows: Tensor
@@ -95,7 +96,7 @@ class FractionalMaxPool(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """A factor for each channel, of the means of all (Hu et al. 2018)."""
+    """Scales each channel by a factor computed from all channel means (Hu et al. 2018)."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ class SqueezeExcitation(nn.Module):
 
 
 class ConvolutionalAttention(nn.Module):
-    """A factor for each channel, then one for each position (CBAM, Woo et al. 2018)."""
+    """Scales each channel, then each position, by a computed factor (CBAM, Woo et al. 2018)."""
 
     def __init__(self, channels: int, hidden: int, kernel: int) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ def stem_grid(config: Sequence[Conv] | ResNet, grid: tuple[int, int]) -> tuple[i
 def make_stem(
     config: Sequence[Conv] | ResNet, channels: int, grid: tuple[int, int]
 ) -> tuple[nn.Sequential, int]:
-    """The layers before the capsules, and the number of channels that they end with.
+    """The layers before the capsules, and their number of output channels.
 
     Args:
         channels, grid: of the images.
@@ -193,7 +194,7 @@ def _activation_and_norm(conv: Conv) -> list[nn.Module]:
 
 
 def _blocks(conv: Conv, grid: tuple[int, int]) -> list[nn.Module]:
-    """What follows those, on a map of this size."""
+    """The blocks after those layers, on a map of this size."""
     made: list[nn.Module] = []
     if conv.squeeze:
         made.append(SqueezeExcitation(conv.channels, conv.squeeze))

@@ -30,18 +30,18 @@ from capsedge.runtime.files.sandbox import (
 )
 from capsedge.spec import limits
 
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how files of PyTorch before 1.6 begin
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # first bytes of files of PyTorch before 1.6
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-_CODE = "code: "  # how the process begins a refusal for code
-_ALONE = threading.Lock()  # the names that torch takes as safe are those of all threads
+_CODE = "code: "  # how the process starts a message that refuses code
+_ALONE = threading.Lock()  # torch's list of safe names is shared by all threads
 
 
 class StandIn:
     """A placeholder for an object in the file that is not read."""
 
     def __new__(cls, *_: Any) -> StandIn:
-        """Take whatever the object would be made of."""
+        """Accept any constructor arguments."""
         return super().__new__(cls)
 
     def __init__(self, *_: Any) -> None: ...
@@ -53,8 +53,8 @@ def _no_items(*_: Any) -> dict[Any, Any]:
     return {}
 
 
-# What training scripts save beside the weights. Nothing of these names is imported or called: torch is given
-# the stand-in, and goes on.
+# What training scripts save besides the weights. Nothing with these names is imported or called: torch
+# receives the stand-in and continues.
 _STAND_IN_TYPES = (
     *(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")),
     *(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
@@ -73,13 +73,14 @@ def read_torch(file: BufferedReader) -> Any:
     """The value in a file: plain dictionaries, lists and values, and dense tensors on the CPU.
 
     Args:
-        file: its content, a real file whose size the caller has limited.
+        file: the open file, a real one whose size the caller has limited.
 
     Returns:
-        The value. Another object in it is a `Beside`, or whatever harmless thing torch makes of it.
+        The value. Other objects in it become stand-ins, or whatever harmless object torch makes of them.
 
     Raises:
-        BadArchive, BadPickle: it is damaged, exceeds the limits, or holds what only its code could make.
+        BadArchive, BadPickle: it is damaged, exceeds the limits, or holds objects that only its code could
+            create.
     """
     unpacked, most = (
         _unpacked(file),
@@ -103,10 +104,10 @@ def read_torch(file: BufferedReader) -> Any:
 
 
 def _unpacked(file: BufferedReader) -> int:
-    """Bytes of all that is in the file, as its index says.
+    """The size of the file's contents in bytes, according to its index.
 
     Raises:
-        BadArchive, NotPlain: it is no file of ``torch.save``, or its pickle is too large.
+        BadArchive, NotPlain: it is not a file of ``torch.save``, or its pickle is too large.
     """
     file.seek(0)
     head = file.read(len(_LEGACY))
@@ -128,10 +129,10 @@ def main() -> None:
     (most,) = enter_sandbox()
     answer = os.dup(1)
     os.dup2(2, 1)  # libraries print
-    torch.set_num_threads(1)  # a fork does not have those of its parent
+    torch.set_num_threads(1)  # a fork lacks its parent's threads
     own = io.BytesIO()
     torch.save({"a": torch.ones(1), "b": b"\xff"}, own)
-    _value(own, 1 << 20)  # imports what torch reads with
+    _value(own, 1 << 20)  # imports the modules that torch reads with
     forbid_new_files()
     try:
         _value(_File(io.FileIO(0)), int(most))
@@ -152,7 +153,7 @@ class _File(BufferedReader):
 
 
 def _value(file: BufferedReader | io.BytesIO, most: int) -> Any:
-    """The value that torch reads, if its tensors have at most this many bytes.
+    """The value read by torch, if its tensors have at most this many bytes.
 
     Raises:
         BadPickle, NotPlain: it is refused.
@@ -164,22 +165,22 @@ def _value(file: BufferedReader | io.BytesIO, most: int) -> Any:
 
     def kept(storage: Any, _: str) -> Any:
         storages[storage.data_ptr()] = storage
-        return storage.fill_(0) if legacy else storage  # old ones get their values later, or never
+        return storage.fill_(0) if legacy else storage  # old formats fill in values later, or never
 
     try:
         with torch.serialization.safe_globals(_STAND_INS):
             value = torch.load(file, map_location=kept, weights_only=True)
         return _Plain(storages, most).of(value)
-    except Exception as error:  # of any kind, if the file is damaged
+    except Exception as error:  # any kind of error, if the file is damaged
         raise _refusal(error) from error
 
 
 class _Plain:
-    """Makes plain dictionaries and dense tensors of what torch reads; what is shared stays shared.
+    """Converts what torch reads to plain dictionaries and dense tensors; shared objects stay shared.
 
     Args:
         storages: those that were read from the file, by address.
-        most: bytes that all tensors may have together, each counted by its own shape.
+        most: limit on the total bytes of all tensors, each counted by its own shape.
     """
 
     def __init__(self, storages: dict[int, UntypedStorage], most: int) -> None:
@@ -188,7 +189,7 @@ class _Plain:
         self._bytes = 0
 
     def of(self, value: Any) -> Any:
-        """What takes the value's place.
+        """The plain replacement of a value.
 
         Raises:
             BadPickle: the tensors have too many bytes.
@@ -198,7 +199,7 @@ class _Plain:
         if isinstance(value, Tensor):
             made: Any = self._tensor(value)
         elif isinstance(value, dict):
-            made = self._made[id(value)] = {}  # before its items, which may hold it
+            made = self._made[id(value)] = {}  # stored before its items, which may refer to it
             made.update((k, self.of(v)) for k, v in value.items() if type(k) in (str, bytes, int))
         elif type(value) is list:
             made = self._made[id(value)] = []
@@ -215,7 +216,7 @@ class _Plain:
         if not dense or tensor.dtype not in _REAL + _WHOLE or tensor.is_neg():
             return StandIn()
         if tensor.untyped_storage().data_ptr() not in (0, *self._storages):
-            return StandIn()  # its values are what happened to lie in memory
+            return StandIn()  # its values are whatever was in memory
         self._bytes += math.prod(tensor.shape) * tensor.itemsize
         if self._bytes > self._most:
             raise BadPickle(f"its tensors have {self._bytes:,} bytes, the limit is {self._most:,}")
@@ -223,7 +224,7 @@ class _Plain:
 
 
 def _refusal(error: Exception) -> BadPickle:
-    """In words, an error that torch raises for a file."""
+    """An error that torch raises for a file, in words."""
     if isinstance(error, BadPickle):
         return error
     text = str(error)

@@ -1,4 +1,4 @@
-"""Run the user's own code on the CPU, and find its lines: of errors, nodes and random draws. Needs torch."""
+"""Run the user's code on the CPU, and find the lines behind errors, nodes and random draws. Needs torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 class OnCpu(TorchFunctionMode):
-    """Keeps tensors on the CPU where code uses ``.cuda()`` or ``device="cuda"``; ``.data`` is a plain alias.
+    """Keeps tensors on the CPU if code uses ``.cuda()`` or ``device="cuda"``; ``.data`` is a plain alias.
 
-    ``torch.export`` sees neither a move to a device that is not there nor a write past it by ``.data``.
+    Otherwise ``torch.export`` would see neither a move to a missing device nor a write through ``.data``.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -55,7 +55,7 @@ def _here(value: Any) -> Any:
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """Within this context, `OnCpu` applies, old names make plain tensors, prints go to standard error."""
+    """Within this context, `OnCpu` applies, old names make plain tensors, and prints go to standard error."""
 
     def same(_: type, data: Tensor, *__: Any, **___: Any) -> Tensor:
         return data
@@ -67,7 +67,7 @@ def on_cpu() -> Iterator[None]:
         _replaced((torch.autograd.Variable, "__new__", same), *cuda),
         OnCpu(),
     ):
-        warnings.simplefilter("ignore")  # of what the code has always done
+        warnings.simplefilter("ignore")  # warnings about what the code has always done
         yield
 
 
@@ -84,7 +84,7 @@ _TYPES = (
 
 @contextlib.contextmanager
 def _replaced(*changes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Attributes have other values while it lasts."""
+    """Replace the values of attributes within this context."""
     before = [(place, name, vars(place).get(name)) for place, name, _ in changes]
     for place, name, value in changes:
         setattr(place, name, value)
@@ -102,7 +102,7 @@ def line_of(error: BaseException) -> str:
     """The last line of the user's code that an error passed through, as ``file.py:7: code``; empty if there
     is none.
 
-    Causes are followed: torch raises its own errors from the user's.
+    Causes are followed, because torch raises its own errors from the user's.
     """
     seen: BaseException | None = error
     found = ""
@@ -128,7 +128,7 @@ def code_location(filename: str, number: int) -> str:
 
 
 def lines_with(module: nn.Module, words: str) -> list[str]:
-    """The first line of the module's own classes that contains these words, other than to set them."""
+    """The first line of the module's own classes that contains these words without assigning to them."""
     ahead = r"(?<![\w.])" if words[0].isidentifier() else ""
     for kind in {type(each) for each in module.modules()}:
         try:
@@ -153,13 +153,13 @@ def is_user_code(filename: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind."""
+    """The first line of an error's message, or its type."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the lines that reduce over the first axis of a batch."""
+    """Records the lines that reduce over the first axis of a batch."""
 
     def __init__(self, batch: int, lines: list[str]) -> None:
         super().__init__()
@@ -199,10 +199,10 @@ def reductions_over_batch(batch: int) -> Iterator[list[str]]:
 
 
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the random operations of a run, and the user's lines that call them.
+    """Records the random operations of a run, and the user's lines that call them.
 
     Args:
-        stream: of other random numbers to draw; None for those that the code draws.
+        stream: a source of other random numbers; None for those that the code draws.
     """
 
     def __init__(self, stream: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Load a module from the user's own code and weights, as given by ``--module``. Needs torch.
 
-The code runs as any program does that the user starts; only the command line can name it. It runs on the
-CPU, whatever device it asks for, and errors show its own lines.
+The code runs like any program that the user starts, and only the command line can name it. It runs on the
+CPU, whatever device it requests, and errors show its own lines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UserModuleSpec:
 
     Attributes:
         module: ``file.py:Name`` or ``package.module:Name``, a class or a function that returns a module.
-        weights: the file of its weights; empty for those that the code itself makes.
+        weights: the file with its weights; empty for weights that the code itself sets.
         args: a JSON object of keyword arguments, or an array of positional ones.
     """
 
@@ -57,9 +57,9 @@ class UserModule:
     Attributes:
         module: the module.
         spec: what the user named.
-        name: of the class or function.
-        code: the file that it stands in; None where Python does not know.
-        notes: what a person should know of the weights.
+        name: name of the class or function.
+        code: the file that defines it; None if unknown.
+        notes: remarks on the weights for the user.
     """
 
     module: nn.Module
@@ -74,7 +74,7 @@ class UserModule:
         return Path(self.spec.weights) if self.spec.weights else None
 
     def facts(self) -> dict[str, Any]:
-        """What a certificate records of it."""
+        """The facts that a certificate records."""
         return {
             "user_module": True,
             "code": f"{self.code.name if self.code else '?'}:{self.name}",
@@ -89,7 +89,7 @@ def load_user_module(spec: UserModuleSpec) -> UserModule:
 
     Raises:
         UsageError: there is no such file or name, the code fails (the error shows the user's lines), or the
-            weights are those of another network.
+            weights belong to another network.
         ArtefactError: the weights are damaged or hold code.
     """
     where, _, name = spec.module.rpartition(":")
@@ -172,7 +172,7 @@ def _imported(where: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """The folder is the first to import from, as it is for a script in it; nothing is written there."""
+    """Import from this folder first, as for a script in it; nothing is written there."""
     path, arguments, bytecode = sys.path[:], sys.argv, sys.dont_write_bytecode
     sys.path.insert(0, str(folder))
     sys.argv, sys.dont_write_bytecode = [arguments[0]], True
@@ -183,10 +183,10 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _attribute(code: ModuleType, where: str, name: str) -> Any:
-    """What has this name.
+    """The object with this name.
 
     Raises:
-        UsageError: nothing; it offers names that stand for modules.
+        UsageError: there is none; the error suggests names of modules.
     """
     value: Any = code
     try:
@@ -214,7 +214,7 @@ def _attribute(code: ModuleType, where: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _running(what: str, made: Any = None) -> Iterator[None]:
-    """Errors of the user's code are reported with the user's lines.
+    """Report errors of the user's code with the user's lines.
 
     Args:
         made: the class or function that is called, for its arguments.

@@ -1,7 +1,7 @@
 """Load weights of networks written by others into a module, without running any code in the file.
 
-A ``.pt`` file of a training script may hold the state dict itself, or wrap it (``state_dict``, ``model``)
-with optimizers, options and numbers. Needs torch.
+A training script's ``.pt`` file may hold the state dict itself, or wrap it (``state_dict``, ``model``)
+together with optimizers, options and numbers. Needs torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WRAPPERS = (
 )
 _DEPTH = 3  # of wrappers
 _LISTED = 5  # keys of each kind in a message
-_LONGEST, _GUESSED = 200, 2000  # characters of a key, and keys, that are compared for a guess
+_LONGEST, _GUESSED = 200, 2000  # limits for guessing: characters of a key, and number of keys
 # Buffers that older versions of torch did not save, and counters that tools leave behind.
 _MAY_LACK = re.compile(r"(^|\.)num_batches_tracked$")
 _MAY_HAVE = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
@@ -48,7 +48,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Where in the file the weights were.
+    """The location of the weights in the file.
 
     Attributes:
         location: the keys that lead to them, such as ``checkpoint['model']``; empty for the file itself.
@@ -72,11 +72,11 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
     """Load the weights of a file into a module.
 
     Args:
-        module: whose keys and shapes the file must have, perhaps behind a prefix such as ``module.``.
+        module: the module whose keys and shapes the file must match, apart from a prefix such as ``module.``.
         path: ``.pt``, ``.pth``, ``.tar``, ``.chkpt``, ``.ckpt``, ``.bin`` or ``.safetensors``.
 
     Raises:
-        UsageError: there is no such file, it has another suffix, or its weights are those of another network.
+        UsageError: there is no such file, it has another suffix, or its weights belong to another network.
         ArtefactError: the file is damaged or holds code.
     """
     path = Path(path)
@@ -107,9 +107,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
         _compare(path, {names[k]: v for k, v in best.shapes.items()}, wanted)
         read = best.read()
     tensors = {names[k]: v for k, v in read.items() if names[k] in wanted}
-    module.load_state_dict(
-        tensors, strict=False
-    )  # what may be missing or left over is judged above
+    module.load_state_dict(tensors, strict=False)  # missing and unexpected keys are checked above
     others = [c for c in ranked[1:] if _fits(c, wanted) and c.shapes == best.shapes]
     notes = [f"{_in_words(c.location)} would fit as well" for c in others]
     return LoadedWeights(_in_words(best.location), tuple(notes))
@@ -169,7 +167,7 @@ def _dictionaries(
     """Every dictionary that holds tensors by name, the outer ones first."""
     if type(value) is not dict or len(location) > _DEPTH or id(value) in visited:
         return
-    visited.add(id(value))  # a file may refer to one dictionary a thousand times
+    visited.add(id(value))  # a file may refer to the same dictionary many times
     tensors = {k: v for k, v in value.items() if type(k) is str and isinstance(v, Tensor)}
     if tensors:
         yield location, tensors
@@ -179,7 +177,7 @@ def _dictionaries(
 
 
 def _rank(candidate: StateDict, expected: Shapes) -> tuple[int, int, int]:
-    """What fits best comes first; of equals, the usual name, then the outer one."""
+    """Sort key: the best fit first; among equals, the usual name, then the outer one."""
     names = _renamed(candidate.shapes, expected)
     same = sum(expected.get(names[k]) == shape for k, shape in candidate.shapes.items())
     last = candidate.location[-1] if candidate.location else ""
@@ -194,7 +192,7 @@ def _fits(candidate: StateDict, expected: Shapes) -> bool:
 
 
 def _renamed(actual: Shapes, expected: Shapes) -> dict[str, str]:
-    """The names in the module of those in the file: without a prefix that hides them, if there is one."""
+    """The module's names for those in the file, without a common prefix if there is one."""
     counted: Counter[str] = Counter()
     for key in actual:
         parts = key.split(".", 4)
@@ -212,7 +210,7 @@ def _renamed(actual: Shapes, expected: Shapes) -> dict[str, str]:
 
 
 def without_wrappers(key: str) -> str:
-    """A key without what DataParallel and torch.compile add, wherever they wrapped a part."""
+    """A key without the parts that DataParallel and torch.compile add, wherever they wrapped a module."""
     return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
 
 
@@ -251,7 +249,7 @@ def _compare(path: Path, actual: Shapes, expected: Shapes) -> None:
 
 
 def _guess(key: str, shape: tuple[int, ...], more: list[str], actual: Shapes) -> str:
-    """The unexpected key that it may be: of the same shape, or of a similar name."""
+    """The unexpected key that it may correspond to: one of the same shape, or with a similar name."""
     more = [k for k in more if len(k) < _LONGEST][:_GUESSED]
     same = [k for k in more if actual[k] == shape]
     close = difflib.get_close_matches(key, same or more, 1, 0.0 if len(same) == 1 else 0.6)

@@ -73,16 +73,16 @@ def attention_routing(
 
     Args:
         pose: poses of the children ``[N, H, W, C, Pin]``.
-        parent: parents' poses of the pass before ``[N, H', W', M, P]``; zeros when left out, which
-            makes the couplings uniform, as the first pass wants.
+        parent: the parents' poses from the previous pass ``[N, H', W', M, P]``; zeros if omitted, which makes
+            the couplings uniform, as in the first pass.
         weight: ``[Kh, Kw, C, M, √P, √P]`` for matrix poses (``vote = pose @ W``, ``Pin = P``), or
             ``[Kh, Kw, C, M, Pin, P]`` for vector poses (``vote = pose @ W``, the pose a row).
         scale: weight of the layer normalization over the pose ``[P]``.
         bias: bias of the layer normalization ``[P]``.
-        strides: of the window, rows and columns.
+        strides: strides of the window in rows and columns.
         matrix_pose: whether poses are square matrices.
-        agreement_scale: factor of the agreements; ``1/√P`` when left out.
-        epsilon: of the layer normalization.
+        agreement_scale: factor of the agreements; ``1/√P`` if omitted.
+        epsilon: constant of the layer normalization.
 
     Returns:
         Poses ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``, of the type of ``pose``. Half

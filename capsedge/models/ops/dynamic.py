@@ -38,7 +38,7 @@ class Agreement:
     epsilon: float = 1e-8
 
     def arguments(self) -> tuple[int, bool, bool, bool, bool, bool, float, float]:
-        """In the order of the operators' arguments."""
+        """The attributes in the order of the operators' arguments."""
         return (
             self.iterations, self.leaky, self.over_children, self.replace, self.normalize,
             self.elementwise, self.agreement_scale, self.epsilon,
@@ -94,7 +94,7 @@ def _prior_and_bias(
     bias: Tensor | None,
     sizes: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor]:
-    """Start logits ``[I or 1, J]`` and bias ``[J, P]`` for ``sizes`` I, J, P: zeros where they are left out.
+    """Start logits ``[I or 1, J]`` and bias ``[J, P]`` for ``sizes`` I, J, P: zeros if omitted.
 
     Raises:
         ShapeError: one has another shape.
@@ -108,7 +108,7 @@ def _prior_and_bias(
 
 
 def _or_one(x: Tensor, sizes: tuple[int, ...], rank: int) -> list[int]:
-    """The first sizes that a tensor of this rank must have, where 1 stands for one value for all."""
+    """The sizes that a tensor of this rank must have, in which 1 means one value for all."""
     found = x.shape if x.ndim == rank else sizes
     return [1 if d == 1 else size for d, size in zip(found, sizes, strict=False)]
 
@@ -120,9 +120,9 @@ def _per_image(
     mask: Tensor | None,
     sizes: tuple[int, int, int],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What changes the couplings of single images, for ``sizes`` N, I, J: ``[N, I, J]`` and ``[N, I]``.
+    """The prior ``[N, I, J]`` and mask ``[N, I]`` of individual images, for ``sizes`` N, I, J.
 
-    Where only the mask is given, the prior before it is zero, for a node leaves out inputs from the end.
+    If only the mask is given, the prior before it is zero, because a node can only omit inputs from the end.
 
     Raises:
         ShapeError: one has another shape.
@@ -165,14 +165,14 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """Poses of the parents ``[N, J, P]`` and couplings ``[N, I, J]`` from votes ``[N, I, J, P]``.
 
-    All tensors but the last two are of the type in which is computed.
+    All tensors but the last two have the type of the computation.
     """
     if image_prior is not None:
         log_prior = log_prior + image_prior.to(votes.dtype)
     logits = log_prior.expand(votes.shape[:3])
     factor = None if mask is None else mask.to(votes.dtype).unsqueeze(-1)
     if factor is not None and not how.over_children:
-        # Parents compete for one child at a time: what a masked child holds, were it NaN, reaches nothing.
+        # Parents compete for one child at a time, so the values of a masked child, even NaN, have no effect.
         votes = torch.where(factor.unsqueeze(-1) == 0, 0.0, votes)
     for iteration in range(how.iterations):
         c = _couplings(logits, how)
@@ -222,7 +222,7 @@ def _define(
 
 
 def dense_votes(u: Tensor, weight: Tensor, vote_bias: Tensor | None = None) -> Tensor:
-    """Votes ``[N, I, J, Pout]`` of children ``[N, I, Pin]``, in the type in which is computed."""
+    """Votes ``[N, I, J, Pout]`` of children ``[N, I, Pin]``, in the type of the computation."""
     dtype = accumulation_dtype(u)
     n, i, p = u.shape
     own, j, out = weight.shape[:3]
@@ -270,33 +270,34 @@ def dynamic_routing(
 ) -> tuple[Tensor, Tensor]:
     """Route children to parents by iterated agreement.
 
-    ``T`` iterations make ``T`` weighted sums and ``T - 1`` agreements. With the defaults this is the
-    paper's procedure; the other settings are those of published networks.
+    ``T`` iterations make ``T`` weighted sums and ``T - 1`` agreements. The defaults give the paper's
+    procedure; the other settings are found in published networks.
 
     Args:
         u: poses of the children ``[N, I, Pin]``.
-        weight: ``[I, J, Pout, Pin]``, or ``[1, J, Pout, Pin]`` for one weight that all children share;
-            the vote of child i for parent j is ``W_ij u_i``.
-        log_prior: start logits ``[I, J]`` (equation 3), or ``[1, J]``; zeros when left out.
-        bias: added to each parent's sum before squash ``[J, Pout]``; zeros when left out.
-        vote_bias: constant added to the votes, ``W_ij u_i + c_ij``: ``[I, J, Pout]``, or
-            ``[1, J, Pout]`` for all children alike; nothing when left out.
-        image_prior: added to the start logits of each image ``[N, I, J]``, or ``[N, I]``: the same for all
-            parents. A child of a history that is out has -2³² here where the softmax runs over the children.
-        mask: factor of the couplings of each child of an image ``[N, I]``, of any numeric type; after the
-            softmax, so that the couplings of what is left do not grow. Where the softmax runs over the
-            parents, what a child with mask 0 holds reaches nothing, not even NaN.
+        weight: ``[I, J, Pout, Pin]``, or ``[1, J, Pout, Pin]`` for one weight shared by all children; the
+            vote of child i for parent j is ``W_ij u_i``.
+        log_prior: start logits ``[I, J]`` (equation 3), or ``[1, J]``; zeros if omitted.
+        bias: added to each parent's sum before the squash ``[J, Pout]``; zeros if omitted.
+        vote_bias: constant added to the votes, ``W_ij u_i + c_ij``: ``[I, J, Pout]``, or ``[1, J, Pout]`` for
+            all children alike; no constant if omitted.
+        image_prior: added to the start logits of each image ``[N, I, J]``, or ``[N, I]`` for the same value
+            for all parents. If the softmax runs over the children, excluded children of a history have -2³²
+            here.
+        mask: factor of the couplings of each child of an image ``[N, I]``, of any numeric type. It applies
+            after the softmax, so the remaining children's couplings do not grow. If the softmax runs over the
+            parents, the values of a child with mask 0, even NaN, have no effect.
         iterations: ``T >= 1``.
-        leaky: adds a parent "none of the above" with logit zero, whose share is dropped; not with a
+        leaky: adds a "none of the above" parent with logit zero, whose share is dropped; not available with a
             softmax over the children.
         softmax: whether the couplings of a child sum to one over the ``parents`` (the paper), or those
             of a parent over the ``children``.
         update: whether agreements ``accumulate`` in the logits (the paper), or ``replace`` them.
-        normalize: agreements are with the sum divided by its norm instead of with the squashed pose:
-            k-means routing, together with ``update="replace"``.
-        elementwise: squashes each element of a pose for itself, ``x·|x|/(1 + x²)``.
+        normalize: computes agreements with the sum divided by its norm instead of the squashed pose; together
+            with ``update="replace"``, this is k-means routing.
+        elementwise: squashes each element of a pose separately, ``x·|x|/(1 + x²)``.
         agreement_scale: factor of the agreements.
-        epsilon: of the squash and of the norm.
+        epsilon: constant of the squash and of the norm.
 
     Returns:
         Poses of the parents ``[N, J, Pout]`` and the coupling coefficients of the last weighted sum
@@ -324,7 +325,7 @@ def dynamic_routing(
         expect_shape(name, "vote_bias", vote_bias, [1 if one else children, j, out])
     image_prior, mask = _per_image(name, u, image_prior, mask, (u.shape[0], children, j))
     if image_prior is not None and vote_bias is None:
-        vote_bias = u.new_zeros((1, j, out))  # a node leaves out inputs from the end
+        vote_bias = u.new_zeros((1, j, out))  # a node can only omit inputs from the end
     optional = {"vote_bias": vote_bias, "image_prior": image_prior, "mask": mask}
     tensors |= {key: value for key, value in optional.items() if value is not None}
     expect_same_dtype(name, **tensors)
@@ -386,17 +387,17 @@ def vote_routing(
     agreement_scale: float = 1.0,
     epsilon: float = EPSILON,
 ) -> tuple[Tensor, Tensor]:
-    """Route votes to parents by iterated agreement, however the votes were made.
+    """Route votes to parents by iterated agreement, however the votes were computed.
 
     For votes that are a linear map of capsules, ``dynamic_routing`` is faster: it never writes them to
-    memory. This one is for votes of a convolution or of a nonlinear layer. Positions that route on their
-    own go into the batch.
+    memory. Use this function for votes from a convolution or a nonlinear layer. Positions that route
+    independently go into the batch.
 
     Args:
-        votes: ``[N, I, J, P]``: of each child for each parent; or ``[N, I, 1, P]``: the same for all
-            parents, whose number is then that of ``bias`` or ``log_prior``.
-        log_prior: start logits ``[I, J]``, or ``[1, J]``; zeros when left out.
-        bias: added to each parent's sum before squash ``[J, P]``; zeros when left out.
+        votes: ``[N, I, J, P]``: one for each child and parent; or ``[N, I, 1, P]``: the same for all parents,
+            whose number then follows from ``bias`` or ``log_prior``.
+        log_prior: start logits ``[I, J]``, or ``[1, J]``; zeros if omitted.
+        bias: added to each parent's sum before the squash ``[J, P]``; zeros if omitted.
         image_prior, mask: as in ``dynamic_routing``.
         iterations, leaky, softmax, update: as in ``dynamic_routing``.
         normalize, elementwise, agreement_scale, epsilon: as in ``dynamic_routing``.

@@ -37,7 +37,7 @@ def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tens
 def _window(
     pose: Tensor, weight: Tensor, strides: Sequence[int], shared: bool
 ) -> tuple[tuple[int, int], Sequence[int]]:
-    """Rows and columns that a parent sees, and the strides: all of them where the weight is shared."""
+    """Rows and columns that a parent sees, and the strides; the whole grid if the weight is shared."""
     if shared:
         return (pose.shape[1], pose.shape[2]), (1, 1)
     return (weight.shape[0], weight.shape[1]), strides
@@ -46,7 +46,7 @@ def _window(
 def gaussian_votes(
     pose: Tensor, weight: Tensor, added: Tensor | None, strides: Sequence[int], shared: bool
 ) -> tuple[Tensor, tuple[int, int], Sequence[int]]:
-    """Votes ``[N, H', W', I, M, P]`` in the type in which is computed; the window, and its strides.
+    """Votes ``[N, H', W', I, M, P]`` in the type of the computation, with the window and its strides.
 
     ``added`` is added to the votes ``[1, H, W, 1, P]``.
     """
@@ -191,16 +191,16 @@ def em_routing(
         beta_u: cost of describing a child by no parent, per parent type ``[M]``.
         beta_a: cost of activating a parent, per parent type ``[M]``.
         inverse_temperatures: λ of each iteration; their number is the number of iterations ``T``.
-        strides: of the window, rows and columns.
+        strides: strides of the window in rows and columns.
         coordinate_addition: adds each child's scaled position to the right-hand column of its votes, as in
             the paper.
-        shared: class capsules: one window over the whole grid, one matrix for all its positions.
-        coordinates: added to the votes of the children at each position ``[H, W, P]``: for
-            networks that encode positions in another way. Not together with ``coordinate_addition``.
-        normalize_activations: takes ``a / (a + epsilon)`` for ``a``, which is what networks compute
-            that divide ``R a`` by its sum over the parents plus epsilon.
-        ones_first: responsibilities are one in the first iteration instead of ``1/M``.
-        epsilon: added to the mass under each quotient and to each variance.
+        shared: for class capsules: one window over the whole grid, with one matrix for all positions.
+        coordinates: added to the votes of the children at each position ``[H, W, P]``: for networks that
+            encode positions differently. Excludes ``coordinate_addition``.
+        normalize_activations: uses ``a / (a + epsilon)`` in place of ``a``, as in networks that divide
+            ``R a`` by its sum over the parents plus epsilon.
+        ones_first: starts with responsibilities of one instead of ``1/M``.
+        epsilon: added to the mass in each denominator and to each variance.
 
     Returns:
         Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]`` and the responsibilities of the last
@@ -237,7 +237,7 @@ def _check(
     beta_a: Tensor,
     strides: Sequence[int] | None,
 ) -> None:
-    """Raise unless the inputs fit each other; no strides where the weight is shared over the grid."""
+    """Raise unless the inputs fit each other; a weight shared over the grid allows no strides."""
     expect_shape(name, "pose", pose, ["N", "H", "W", "C", "P"])
     height, width, types, size = pose.shape[1:]
     side = matrix_side(name, size)

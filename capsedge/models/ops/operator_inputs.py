@@ -12,15 +12,15 @@ from capsedge.errors import ShapeError
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """Type in which an operator computes: FP32 for the half types, else the input's own."""
+    """The type in which an operator computes: FP32 for half types, otherwise the input's type."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
 def expect_shape(operator: str, name: str, x: Tensor, wanted: Sequence[int | str]) -> None:
-    """Raise unless ``x`` has the wanted shape; strings in ``wanted`` are free dimensions.
+    """Raise unless ``x`` has the expected shape; strings in ``wanted`` are free dimensions.
 
     Raises:
-        ShapeError: names the operator, the input, the shape found and the shape wanted.
+        ShapeError: names the operator, the input, and the actual and expected shapes.
     """
     fits = x.ndim == len(wanted) and all(
         d == w for d, w in zip(x.shape, wanted, strict=True) if not isinstance(w, str)
@@ -47,14 +47,14 @@ def expect_same_dtype(operator: str, **tensors: Tensor) -> None:
 def expect(operator: str, condition: bool, message: str, *values: object) -> None:
     """Raise ``ShapeError('<operator>: <message>')`` unless the condition holds.
 
-    ``values`` fill the message only then: torch.compile cannot format a free size.
+    ``values`` are only filled in on failure, since torch.compile cannot format a free size.
     """
     if not condition:
         raise ShapeError(f"{operator}: {message.format(*values)}")
 
 
 def matrix_side(operator: str, pose_size: int) -> int:
-    """Side of the square matrix that a pose of ``pose_size`` elements is.
+    """Side of the square matrix formed by a pose of ``pose_size`` elements.
 
     Raises:
         ShapeError: the size is not a square.
@@ -104,7 +104,7 @@ def windows(x: Tensor, kernel: tuple[int, int], strides: Sequence[int]) -> Tenso
     children = kernel[0] * kernel[1] * c
     if h * w == 1 and kernel == (height, width):
         return x.reshape(n, 1, 1, children, p)
-    # Cells by number rather than Tensor.unfold, for which small runtimes have no kernel.
+    # Index cells by number instead of Tensor.unfold, for which small runtimes have no kernel.
     rows = _starts(h, strides[0], x) + torch.arange(kernel[0], device=x.device)
     columns = _starts(w, strides[1], x) + torch.arange(kernel[1], device=x.device)
     cells = rows.reshape(h, 1, kernel[0], 1) * width + columns.reshape(1, w, 1, kernel[1])

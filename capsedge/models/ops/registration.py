@@ -17,23 +17,23 @@ from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Keeps autocast out of a definition, whose products would otherwise run in half precision."""
+    """Disables autocast in a definition, whose products would otherwise run in half precision."""
     if not torch.amp.is_autocast_available(x.device.type):
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
-DEFINITIONS: dict[str, Callable[..., Any]] = {}  # of the operators registered, by name
+DEFINITIONS: dict[str, Callable[..., Any]] = {}  # registered operators, by name
 
 _compiling = False
 
 
 @contextmanager
 def compiled() -> Iterator[None]:
-    """Within it, operators run as their definitions compiled by ``torch.compile``.
+    """Within this context, operators run as definitions compiled by ``torch.compile``.
 
-    For training: two to four times faster on a CPU, and the votes are kept for the backward pass. Values
-    differ in the last bits.
+    This is for training: it is two to four times faster on a CPU and keeps the votes for the backward pass.
+    Values differ in the last bits.
     """
     global _compiling
     before, _compiling = _compiling, True
@@ -44,7 +44,7 @@ def compiled() -> Iterator[None]:
 
 
 class Operator:
-    """The operator ``capsedge::<name>``, or within ``compiled()`` its definition, compiled.
+    """The operator ``capsedge::<name>``, or its compiled definition within ``compiled()``.
 
     Attributes:
         op: the operator as registered with PyTorch.
@@ -61,7 +61,7 @@ class Operator:
     def __call__(self, *args: Any) -> Any:
         if not _compiling:
             return self.op(*args)
-        with no_autocast(args[0]):  # outside: some versions of the compiler cannot trace it
+        with no_autocast(args[0]):  # called outside, since some compiler versions cannot trace it
             return self._compiled(*args)
 
 
@@ -70,14 +70,14 @@ def register(
 ) -> Operator:
     """Register a definition as the operator ``capsedge::<name>``, with shapes and gradient.
 
-    The votes are not kept between forward and backward: the definition runs again in backward, as
-    with activation checkpointing, so that training needs no more memory than the largest layer.
+    The votes are not kept between forward and backward: the definition runs again in backward, as with
+    activation checkpointing, so training needs memory only for the largest layer.
 
     Args:
         name: of the operator.
         definition: the computation in differentiable PyTorch; its signature is the operator's.
         fake: shapes and types of the outputs, without values.
-        tensor_count: how many of the arguments, from the first, are tensors or None; the rest are
+        tensor_count: how many of the arguments, counted from the first, are tensors or None; the rest are
             attributes.
     """
 
@@ -121,20 +121,21 @@ def register(
     return Operator(op, definition)
 
 
-# --- Decompositions into ATen operators, for compilers that know nothing of ``capsedge`` ---
+# --- Decompositions into ATen operators, for compilers that do not know ``capsedge`` ---
 
 
 def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """A table that lowers the operators of an exported program to ATen operators.
 
-    Their definitions, unrolled: an ``ExportedProgram`` after ``run_decompositions`` with this table holds no
-    ``capsedge`` operator, and goes into ExecuTorch, AOTInductor or any other backend of ``torch.export``::
+    It replaces them by their unrolled definitions: after ``run_decompositions`` with this table, an
+    ``ExportedProgram`` has no ``capsedge`` operators and works with ExecuTorch, AOTInductor or any other
+    backend of ``torch.export``::
 
         program = torch.export.export(module, (images,))
         program = program.run_decompositions(capsedge.ops.decompositions())
 
-    The table holds these operators alone: merge it with ``torch.export.default_decompositions()`` to
-    lower others too.
+    The table only holds these operators; merge it with ``torch.export.default_decompositions()`` to lower
+    others too.
     """
     return {
         getattr(torch.ops.capsedge, name).default: definition

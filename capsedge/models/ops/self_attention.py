@@ -39,8 +39,8 @@ def self_attention_routing(
     Args:
         u: poses of the children ``[N, I, Pin]``.
         weight: ``[I, J, Pout, Pin]``; the vote of child i for parent j is ``W_ij u_i``.
-        bias: added to the couplings after the softmax ``[I, J]``; zeros when left out.
-        epsilon: of the squash (``exponential_squash``).
+        bias: added to the couplings after the softmax ``[I, J]``; zeros if omitted.
+        epsilon: constant of the squash (``exponential_squash``).
 
     Returns:
         Poses of the parents ``[N, J, Pout]`` and the couplings with their bias ``[N, I, J]``, both of the

@@ -26,7 +26,7 @@ _op = register("squash", _define, _fake, 1)
 
 
 def squash(x: Tensor, axis: int = -1, epsilon: float = EPSILON) -> Tensor:
-    """Keep the direction, make the length ``n² / (1 + n²)``.
+    """Keep the direction and set the length to ``n² / (1 + n²)``.
 
     Args:
         x: any floating-point tensor ``[..., P]``; half types are computed in FP32.
@@ -54,7 +54,7 @@ def exponential(x: Tensor, axis: int, epsilon: float) -> Tensor:
 
 
 def exponential_squash(x: Tensor, axis: int = -1, epsilon: float = EXPONENTIAL_EPSILON) -> Tensor:
-    """Keep the direction, make the length ``1 - exp(-n)``: the squash of Efficient-CapsNet.
+    """Keep the direction and set the length to ``1 - exp(-n)``: the squash of Efficient-CapsNet.
 
     It exports as standard operators; ``self_attention_routing`` contains it.
 

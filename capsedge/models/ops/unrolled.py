@@ -1,4 +1,4 @@
-"""The iterations of the routing operators: what each iteration computes from the votes."""
+"""Compute the values of every iteration of the routing operators."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from capsedge.spec.operators import OPERATORS
 
 @dataclass(frozen=True)
 class Iterations:
-    """The values of ``T`` iterations, stacked behind the batch of the operator.
+    """The values of ``T`` iterations, stacked after the operator's batch axis.
 
     Dense layers have no ``H', W'``. ``distances``, ``activations`` and ``children`` are those of EM routing.
 
     Attributes:
-        couplings: ``[N, T, H', W', I, M]``, of the weighted sum.
-        poses: of the parents ``[N, T, H', W', M, P]``.
-        agreement: ``[N, T, H', W', I, M]``: the products of votes and the parents' poses; of EM routing the
+        couplings: those of the weighted sum ``[N, T, H', W', I, M]``.
+        poses: the parents' poses ``[N, T, H', W', M, P]``.
+        agreement: ``[N, T, H', W', I, M]``: the products of votes and the parents' poses; for EM routing, the
             responsibilities after the iteration.
-        distances: Euclidean distances of votes and the parents' poses ``[N, T, H', W', I, M]``.
-        activations: of the parents ``[N, T, H', W', M]``.
+        distances: Euclidean distances between votes and the parents' poses ``[N, T, H', W', I, M]``.
+        activations: the parents' activations ``[N, T, H', W', M]``.
         children: activations of the children, the same in every iteration ``[N, T, H', W', I]``.
     """
 
@@ -42,7 +42,7 @@ class Iterations:
 def unroll(operator: str, args: tuple[Any, ...]) -> Iterations:
     """All iterations of one call of a routing operator.
 
-    Every one is the operator's own definition, run with that many iterations.
+    Each is computed by running the operator's own definition with that many iterations.
 
     Args:
         operator: its type, a key of ``spec.operators.OPERATORS``.
@@ -89,7 +89,7 @@ def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
     spec = OPERATORS[operator]
     function, at = getattr(torch.ops.capsedge, spec.torch), len(spec.inputs)
     inputs, (iterations, strides, temperatures, *others) = args[:at], args[at:]
-    # One more, whose responsibilities are those after the last; they do not depend on its temperature.
+    # Run one more iteration for the responsibilities after the last; they do not depend on its temperature.
     schedule = [*temperatures, temperatures[-1]]
     results = [
         function(*inputs, t, strides, schedule[:t], *others) for t in range(1, iterations + 2)

@@ -1,7 +1,7 @@
-"""Augmentations of the papers, on whole batches ``[N, C, H, W]`` in [0, 1].
+"""The papers' augmentations, on whole batches ``[N, C, H, W]`` in [0, 1].
 
-They run where the images are, a GPU included. Random numbers are drawn on the CPU, so that a seed augments
-alike on both.
+They run on the images' device, which may be a GPU. Random numbers are drawn on the CPU, so a seed gives the
+same augmentation on both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.functional import affine_grid, grid_sample, pad
 
 
 def shift(images: Tensor, limit: int, rng: Generator) -> Tensor:
-    """Move each image by up to ``limit`` pixels per axis, filled with zeros.
+    """Shift each image by up to ``limit`` pixels per axis, filling with zeros.
 
     Source: Sabour et al. 2017, section 5 (2 pixels for MNIST); also the padded random crop of CIFAR-10.
     """
@@ -86,7 +86,7 @@ def affine(
 def overlap(
     images: Tensor, labels: Tensor, size: tuple[int, int], rng: Generator, *, diverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs of digits of two classes on one canvas.
+    """Draw pairs of digits of two classes on one canvas.
 
     Args:
         images: single digits ``[N, C, H, W]``.
@@ -98,9 +98,8 @@ def overlap(
         The canvases ``[N, C, *size]`` (the brighter ink wins), the classes of both digits ``[N, 2]``, and
         each digit alone on its canvas ``[N, 2, C, *size]``.
 
-    Source: Sabour et al. 2017, section 6.1 (36x36, shifts of up to 4 pixels); Tsai et al. 2020,
-    section 5.3. The ranges of rotation (30 degrees) and scale (0.8 to 1.2) are ours: the paper names
-    the transformations without them.
+    Source: Sabour et al. 2017, section 6.1 (36x36, shifts of up to 4 pixels); Tsai et al. 2020, section 5.3.
+    The ranges of rotation (30 degrees) and scale (0.8 to 1.2) are ours: the paper does not state them.
     """
     n = len(images)
     partner = torch.randperm(n, generator=rng)

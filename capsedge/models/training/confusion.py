@@ -1,4 +1,4 @@
-"""Which classes a network confuses: counts, lines of text, and a picture."""
+"""Show which classes a network confuses: counts, lines of text, and a picture."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.result_summary import caption, check_chart, new_figure, save_figure
 
-_LINES = 25  # classes, the least accurate ones, that have a line of text
-_WRITTEN = 25  # classes, above which the cells are too small for their counts
+_LINES = 25  # how many classes, the least accurate, have a line of text
+_WRITTEN = 25  # more classes than this make the cells too small for counts
 _INCHES = (4.0, 0.36, 16.0)  # of the picture's side: without classes, for each class, at most
 _LONGEST = 24  # characters of a name in the picture
 
@@ -22,7 +22,7 @@ _LONGEST = 24  # characters of a name in the picture
 def confusion(
     classes: NDArray[np.int64], found: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """How many images of each class were taken for each class ``[J, J]``: a row is a true class.
+    """How often each class was predicted for each true class ``[J, J]``; rows are true classes.
 
     Args:
         classes, found: the true and the predicted class of each image ``[N]``.
@@ -34,9 +34,9 @@ def confusion(
 
 
 def by_class(names: Sequence[str], matrix: NDArray[np.int64]) -> list[str]:
-    """A line for each class: images classified correctly, and the commonest error.
+    """One line per class: images classified correctly, and the commonest error.
 
-    The least accurate class comes first; of many classes, the most accurate have no line.
+    The least accurate class comes first; if there are many classes, the most accurate have no line.
     """
     rows = []
     for label, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Where a network is trained: on the processor, or on a GPU."""
+"""Choose where a network is trained: on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capsedge.errors import EnvironmentProblem, UsageError
 
 
 def check_device(device: str) -> None:
-    """Raise unless there is such a device.
+    """Raise unless the device exists.
 
     Raises:
         UsageError: the name is unknown.
@@ -29,7 +29,7 @@ def check_device(device: str) -> None:
 
 
 def on_cpu(value: Any) -> Any:
-    """A state with its tensors in the computer's memory, so that it can be read without the device."""
+    """A state with its tensors in main memory, so that it can be read without the device."""
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, Mapping):

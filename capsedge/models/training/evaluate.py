@@ -16,10 +16,10 @@ from capsedge.models.configs import ModelConfig
 from capsedge.models.training import augment
 from capsedge.runtime.typical_input import TypicalInput
 
-# --- Accuracy: images as the network takes them ---
+# --- Accuracy, on images in the network's input form ---
 
 _BATCH = 64  # the votes of the papers' models for 256 images would fill a GPU
-_TEST_SEED = 2017  # of the pairs that networks are tested on
+_TEST_SEED = 2017  # seed of the pairs that networks are tested on
 
 
 def to_input(images: NDArray[np.uint8] | Tensor, config: ModelConfig) -> Tensor:
@@ -52,7 +52,7 @@ def centre(images: Tensor, config: ModelConfig) -> Tensor:
 
 @torch.no_grad()
 def predict_all(model: CapsuleModel, data: ImageSet) -> Tensor:
-    """Scores ``[N, J]`` of all images in evaluation mode, computed where the model is."""
+    """Scores ``[N, J]`` of all images in evaluation mode, computed on the model's device."""
     model.eval()
     device = next(model.parameters()).device
     scores = []
@@ -63,7 +63,7 @@ def predict_all(model: CapsuleModel, data: ImageSet) -> Tensor:
 
 
 def count_correct(model: CapsuleModel, test: ImageSet, pairs: str) -> Tensor:
-    """Which test images are classified correctly ``[N]``; of pairs, those whose two best classes are both."""
+    """Which test images are classified correctly ``[N]``; for pairs, both best classes must be right."""
     if pairs == "none":
         return predict_all(model, test).argmax(1) == torch.as_tensor(test.classes)
     right = []
@@ -81,7 +81,7 @@ def evaluation_pairs(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The pairs that a network trained on pairs is tested on: the same ones every time.
 
-    Each test image is the first of one pair; partner and places come from a fixed seed.
+    Each test image is the first of one pair; partners and positions come from a fixed seed.
 
     Yields:
         Canvases ``[n, C, H, W]`` in [0, 1], and the two classes on each ``[n, 2]``.
@@ -106,10 +106,10 @@ _SEED = 1
 def typical_input_of_training(
     data: ImageSet, config: ModelConfig, pairs: str = "none"
 ) -> TypicalInput | None:
-    """What the training images span, before augmentation; of pairs, the canvases and each digit alone on one.
+    """The range of the training images before augmentation; for pairs, of canvases and of each digit alone.
 
     Args:
-        pairs: as of a recipe.
+        pairs: as in a recipe.
 
     Returns:
         The criterion; None if the images are too few or blank.

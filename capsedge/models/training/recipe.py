@@ -1,4 +1,4 @@
-"""Describe how to train, and read from a checkpoint how it was trained."""
+"""Describe how to train, and read how a checkpoint was trained."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Recipe:
     """How to train.
 
     Attributes:
-        epochs, batch: as usual.
+        epochs, batch: number of epochs, and images per step.
         schedule: ``one-cycle`` (Adam), ``exponential`` (Adam, times 0.96 every 2000 steps: the released
             code of Sabour et al. 2017) or ``multistep`` (SGD with momentum 0.9 and weight decay 5e-4,
             a tenth at 3/7 and 5/7 of the epochs: the released code of Tsai et al. 2020).
@@ -28,12 +28,13 @@ class Recipe:
         zoom: largest random change of size, as a fraction.
         flip: random mirroring.
         pairs: ``none``, ``overlap`` (MultiMNIST) or ``diverse`` (DiverseMultiMNIST).
-        average: decay of the moving average of the weights that is kept and evaluated; 0 keeps the
-            weights as they are.
-        seed: of initial weights, order and augmentation.
-        patience: epochs without a more accurate one on the validation images, after which training ends; 0
-            never ends it. Without validation images it does nothing.
-        fast: convolutions in BF16 and compiled routing: about 2.4 times faster on a processor with AMX.
+        average: decay of the moving average of the weights, which is kept and evaluated; 0 keeps the weights
+            themselves.
+        seed: seed of initial weights, order and augmentation.
+        patience: epochs without an improvement on the validation images after which training ends; 0 disables
+            this. It has no effect without validation images.
+        fast: whether to use BF16 convolutions and compiled routing, which is about 2.4 times faster on a
+            processor with AMX.
     """
 
     epochs: int = 10
@@ -73,12 +74,12 @@ class Recipe:
 
 # --- How a checkpoint was trained, by its metadata ---
 
-TRAINING_KEY = "capsedge.training"  # of a checkpoint's metadata
+TRAINING_KEY = "capsedge.training"  # key in a checkpoint's metadata
 
 
 @dataclass(frozen=True)
 class Training:
-    """The recipe, and what the epoch reached whose weights these are."""
+    """The recipe, and the results of the epoch that the weights come from."""
 
     recipe: Recipe
     last: Mapping[str, Any]

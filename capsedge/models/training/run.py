@@ -1,4 +1,4 @@
-"""A training run from names: model, data set, folder. ``capsedge train``."""
+"""Run a training from the names of model, data set and folder (``capsedge train``)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Trained:
     """A finished run.
 
     Attributes:
-        checkpoint: with the weights that the run kept.
-        test_accuracy: share of the test images of a folder that it classifies correctly; None where those of
-            other data were measured after every epoch, or there are none.
+        checkpoint: the file with the weights that the run kept.
+        test_accuracy: share of a folder's test images that it classifies correctly; None if there are no test
+            images, or if other data's were measured after every epoch.
         test_images: their number.
     """
 
@@ -59,16 +59,18 @@ def train(
     """Train a model of the registry on a data set.
 
     Args:
-        data: a data set as `read_split` takes it. The classes, the colours, the mean and the deviation of a
-            folder with one sub-folder per class become the model's, unless its classes are. Where it has no
-            test images, about 15 % of each class are held out; where it has no validation images, 10 % of
-            the rest: they choose the epoch that is kept, and the test images choose nothing. Of other data
-            without test images, accuracy is measured on the training images, and called so.
-        folder: of the run: checkpoint, history, state.
-        options: the model, and how it is trained.
+        data: a data set as `read_split` takes it. A folder with one sub-folder per class determines the
+            model's classes, colours, mean and deviation, unless the model already has these classes. If it
+            has no test images, about 15 % of each class are held out; if it has no validation images, 10 % of
+            the rest. The validation images choose the epoch that is kept; the test images are not used for
+            any choice. For other data without test images, accuracy is measured on the training images and
+            reported as such.
+        folder: the folder for the checkpoint, history and state.
+        options: the model, and how to train it.
         log: called with a description of the training data.
-        progress: called with the epoch, the step, the steps of an epoch, and the loss, after every step.
-        epoch_done: called with the line of the history after every epoch.
+        progress: called after every step with the epoch, the step, the number of steps per epoch, and the
+            loss.
+        epoch_done: called after every epoch with its line of the history.
 
     Returns:
         The checkpoint of the epoch that is kept, and its accuracy on the test images.
@@ -76,7 +78,7 @@ def train(
     Raises:
         UsageError: a name, the data or the folder is wrong.
         ArtefactError: a checkpoint or the run to resume is damaged.
-        EnvironmentProblem: the disk is full; the epochs before are kept.
+        EnvironmentProblem: the disk is full; earlier epochs are kept.
 
     Example:
         >>> trained = capsedge.train("flowers/", "run/", capsedge.TrainOptions(epochs=3))
@@ -100,7 +102,7 @@ def train(
     training = read_split(data, "train", config.preprocessing, limit)
     own = config.preprocessing != given.preprocessing or config.class_names != given.class_names
     if own:
-        if recipe.pairs == "none":  # a folder tells one class of each image
+        if recipe.pairs == "none":  # a folder gives each image one class
             config = config.replace(task="single-label")
         user_images.check_classes(config.class_names, training, log)
     measured = test = _held_out(data, config, limit, log)
@@ -154,13 +156,13 @@ def train(
 
 
 def _recipe(options: TrainOptions) -> Recipe:
-    """The recipe that the options state; the patience is chosen by the data."""
+    """The recipe from the options; the data determines the patience."""
     stated = [name for name in Recipe.__dataclass_fields__ if name != "patience"]
     return Recipe(**{name: getattr(options, name) for name in stated})
 
 
 def _started(config: ModelConfig, initial: CapsuleModel) -> str:
-    """How much of a network that is trained comes from another, in words."""
+    """How many of the parameters start from another network's, in words."""
     with torch.device("meta"):
         sizes = {name: value.numel() for name, value in build(config).named_parameters()}
     taken = sum(sizes.get(name, 0) for name in shared_weights(config, initial))
@@ -169,16 +171,16 @@ def _started(config: ModelConfig, initial: CapsuleModel) -> str:
 
 
 def _counted(training: ImageSet, apart: list[ImageSet]) -> str:
-    """How many images of each split there are, in words."""
+    """The number of images in each split, in words."""
     sets = [f"{len(each)} {each.split} images" for each in apart]
     return ", ".join([f"{len(training)} training images", *sets])
 
 
 def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[str], None]) -> float:
-    """Say how many images of each class are classified correctly, and draw what they are taken for.
+    """Report how many images of each class are classified correctly, and draw the confusion matrix.
 
     Returns:
-        The share of them over all classes.
+        The share of correct ones over all classes.
     """
     stored = training_of(folder / MODEL)
     assert stored is not None
@@ -229,7 +231,7 @@ def _divided(
     seed: int,
     log: Callable[[str], None],
 ) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Images of a folder to train on, to choose the epoch by, and to test on; none is in two of these."""
+    """Divide a folder's images into training, validation and test images without overlap."""
 
     def held_out(share: float, of: str) -> tuple[ImageSet, ImageSet]:
         rest, out = user_images.split(training, share, of, seed)
@@ -257,7 +259,7 @@ def _divided(
 
 
 def _described(config: ModelConfig) -> str:
-    """What was taken from the images."""
+    """Describe the properties taken from the images."""
     prep = config.preprocessing
     kind = "grey" if prep.channels == 1 else "colour"
     shown = ", ".join(config.class_names[:10]) + (", ..." if config.classes > 10 else "")

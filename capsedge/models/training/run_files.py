@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STATE = "last.pt"  # all that is needed to go on; the other files are made from it
+STATE = "last.pt"  # everything needed to continue; the other files are made from it
 MODEL = "model.safetensors"
 HISTORY = "history.jsonl"
 CONFUSION = "confusion.png"  # of a folder with one sub-folder per class

@@ -1,4 +1,4 @@
-"""Read the state from which a run continues, and compare it with what this run would have written."""
+"""Read the state from which a run continues, and check it against what this run would have written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from capsedge.runtime.files.json_documents import Malformed, decode, parse
 from capsedge.runtime.files.pickles import BadPickle
 from capsedge.spec import limits
 
-# What changes from step to step; everything else stands as this run has it.
+# Values that change from step to step; everything else must equal this run's.
 _RATES = ("lr", "_last_lr", "momentum", "betas")
 _STEPS = {"last_epoch": 0, "_step_count": 1}  # steps done, and so many more
 
@@ -40,19 +40,19 @@ class _Line:
 
 
 class _Foreign(Exception):
-    """The state is not that of a run like this one."""
+    """The state is from a different kind of run."""
 
 
 def read_state(
     path: Path, identity: str, images: str, expected: Mapping[str, Any], epochs: int, steps: int
 ) -> dict[str, Any]:
-    """The state of a run, whose every value has the type and the shape that this run gives it.
+    """Read the state of a run, and check every value's type and shape against this run's.
 
     Args:
-        identity: of the run's settings.
-        images: digest of the images; a state without one is from before it was kept, and is not compared.
-        expected: the state of each part by name, of a run like this one after a step.
-        epochs: that the run has at most.
+        identity: identity of the run's settings.
+        images: digest of the images; a state without one predates the digest and is not compared.
+        expected: the state of each part by name, for a run like this one after one step.
+        epochs: most epochs of the run.
         steps: of one epoch.
 
     Returns:
@@ -60,7 +60,7 @@ def read_state(
 
     Raises:
         UsageError: the file cannot be opened.
-        ArtefactError: it is damaged, or of other settings.
+        ArtefactError: it is damaged, or belongs to other settings.
     """
     with reading.open_regular_file(path) as file:
         if reading.file_size(file) > limits.ARRAY_BYTES:
@@ -98,7 +98,7 @@ def read_state(
 
 
 def _check_steps(value: Any, done: int) -> None:
-    """Raise if an optimizer in it has done other steps."""
+    """Raise if an optimizer in it has done another number of steps."""
     if isinstance(value, dict):
         step = value.get("step")  # of Adam, which divides by what it is a power of
         if isinstance(step, Tensor) and (step.numel() != 1 or not 1 <= step.item() <= done):
@@ -118,7 +118,7 @@ def _damaged(path: Path, why: str) -> ArtefactError:
 
 
 def fill(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
-    """Take a step with no gradient: an optimizer has its state only after the first."""
+    """Take a step without gradients, since an optimizer has its state only after the first step."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
@@ -127,7 +127,7 @@ def fill(optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.L
 
 
 def _compare(name: str, stored: Any, expected: Any, done: int) -> None:
-    """Raise if a value is not one that this run has after so many steps."""
+    """Raise if a value is impossible for this run after so many steps."""
     leaf = name.rpartition(".")[2]
     if isinstance(expected, Tensor):
         if not isinstance(stored, Tensor):

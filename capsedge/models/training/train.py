@@ -93,8 +93,8 @@ def reconstruction_loss(pictures: Tensor, images: Tensor) -> Tensor:
 class BFloat16Convolutions(TorchFunctionMode):
     """Within this context, ``conv2d`` multiplies in BF16 and sums in FP32; everything else stays in FP32.
 
-    Weights, their gradients and the optimizer's state keep FP32, as with autocast, and so do the
-    capsules: lengths and couplings would lose the digits that agreement needs.
+    Weights, gradients and the optimizer's state stay in FP32, as with autocast, and so do the capsules:
+    lengths and couplings would lose the digits that agreement needs.
     """
 
     def __torch_function__(
@@ -114,7 +114,7 @@ class BFloat16Convolutions(TorchFunctionMode):
 def _half(x: Any) -> Any:
     if not isinstance(x, Tensor):
         return x
-    if x.ndim == 4:  # channels last is what the CPU's BF16 convolutions take without a copy
+    if x.ndim == 4:  # the CPU's BF16 convolutions take channels-last input without a copy
         return x.to(torch.bfloat16, memory_format=torch.channels_last)
     return x.to(torch.bfloat16)
 
@@ -123,7 +123,7 @@ def _half(x: Any) -> Any:
 def fast_math(on: bool) -> Iterator[None]:
     """Within this context, training steps use the fast arithmetic; nothing changes unless ``on``.
 
-    On a GPU, the votes are products in TF32, too.
+    On a GPU, votes are also computed in TF32.
 
     Raises:
         EnvironmentProblem: there is no C++ compiler.
@@ -204,25 +204,24 @@ def train(
     """Train a model; after every epoch, ``folder`` holds everything needed to continue.
 
     Writes ``last.pt`` (for ``resume``), and from it ``model.safetensors`` (the result) and ``history.jsonl``
-    (one line an epoch). A resumed run ends with the files of an uninterrupted one, wherever it was ended:
-    order and augmentation of an epoch depend on the seed and the epoch alone.
+    (one line per epoch). A resumed run produces the same files as an uninterrupted one, wherever it stopped:
+    the order and augmentation of an epoch depend only on the seed and the epoch.
 
-    The result has the weights of the last epoch or, with validation images, of the most accurate one; of
-    equally accurate ones, the latest.
+    The result has the weights of the last epoch or, with validation images, of the most accurate one (the
+    latest if several are equally accurate).
 
     Args:
-        test: images that are not trained on, to measure accuracy on after every epoch; without them, it is
-            measured on the training images. If their split is ``validation``, they choose the epoch that is
-            kept.
-        initial: a trained model of the same architecture, whose weights are taken where they fit
-            (`shared_weights`); random weights by default.
-        device: where images are augmented and the network is computed, ``cpu`` or ``cuda``.
+        test: images that are not trained on, for measuring accuracy after every epoch; without them, the
+            training images are used. If their split is ``validation``, they choose the epoch that is kept.
+        initial: a trained model of the same architecture, whose fitting weights (`shared_weights`) are the
+            start; random weights by default.
+        device: the device for augmentation and the network, ``cpu`` or ``cuda``.
 
     Raises:
         UsageError: images or the initial model do not fit, the folder cannot be written, or it holds a run
             and ``resume`` is off.
-        ArtefactError: the run to resume is damaged or of another configuration.
-        EnvironmentProblem: there is no such device; or the disk is full, and the epochs before are kept.
+        ArtefactError: the run to resume is damaged or has another configuration.
+        EnvironmentProblem: there is no such device; or the disk is full (earlier epochs are kept).
     """
     check_device(device)
     if data.classes.max(initial=0) >= config.classes:
@@ -251,7 +250,7 @@ def train(
         check_writable(file)
     if begun:
         run.restore()
-        run.write_results()  # the run may have ended before it did
+        run.write_results()  # the run may have ended before writing them
     started = time.monotonic()
     for epoch in range(len(run.history), recipe.epochs):
         if run.exhausted:
@@ -277,14 +276,14 @@ def train(
 
 @dataclass
 class _Run:
-    """A run: everything that has a state, and the folder that keeps it.
+    """A run: everything that has a state, and the folder that stores it.
 
     Attributes:
-        steps: of one epoch.
-        average: the moving average of the model's weights; the model itself without one.
-        best: the average after the epoch that was most accurate on the validation images; None without such.
+        steps: steps per epoch.
+        average: the moving average of the model's weights; the model itself if there is none.
+        best: the average after the epoch that was most accurate on the validation images; None without them.
         history: one line per epoch done.
-        images: digest of what is trained on and of what chooses.
+        images: digest of the training and validation images.
         typical_input: the properties of the training images; None if they are not conclusive.
     """
 
@@ -312,10 +311,10 @@ class _Run:
         chooses: bool,
         device: str,
     ) -> _Run:
-        """A run before its first step; ``chooses`` with validation images.
+        """A run before its first step; ``chooses`` says whether there are validation images.
 
         Raises:
-            UsageError: the initial model is of another architecture.
+            UsageError: the initial model has another architecture.
         """
         torch.manual_seed(recipe.seed)
         model = build(config)
@@ -334,7 +333,7 @@ class _Run:
 
     @property
     def kept(self) -> int:
-        """Index of the epoch whose weights are the result's."""
+        """Index of the epoch whose weights become the result."""
         if self.best is None:
             return len(self.history) - 1
         return max(
@@ -358,14 +357,14 @@ class _Run:
     def identity(self) -> str:
         """The settings that must stay the same when a run continues."""
         recipe = asdict(self.recipe)
-        for added in ("fast", "patience"):  # runs begun before there was such a setting go on
+        for added in ("fast", "patience"):  # runs from before this setting can continue
             if not recipe[added]:
                 del recipe[added]
         return json.dumps([self.config.to_dict(), recipe], sort_keys=True)
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What has a state, by the name that it has in ``last.pt``."""
+        """Everything that has a state, by its name in ``last.pt``."""
         return _parts(self.model, self.average, self.best, self.optimizer, self.scheduler)
 
     def restore(self) -> None:
@@ -393,7 +392,7 @@ class _Run:
         state |= {
             "identity": self.identity, "images": self.images, "history": json.dumps(self.history),
         }  # fmt: skip
-        # By way of memory: torch reports a full disk as a bug of its own.
+        # Write via memory, because torch reports a full disk as an internal error.
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_bytes(self.folder / STATE, buffer.getbuffer())
@@ -409,7 +408,7 @@ class _Run:
         write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
 
     def train_epoch(self, epoch: int, data: ImageSet, progress: Progress) -> float:
-        """One pass over the data; its mean loss."""
+        """Make one pass over the data; returns the mean loss."""
         recipe, steps = self.recipe, self.steps
         labels = torch.as_tensor(data.classes)
         device = next(self.model.parameters()).device
@@ -435,7 +434,7 @@ class _Run:
             self.optimizer.step()
             self.scheduler.step()
             if recipe.average:
-                # A short memory at first, or the average would keep the initial weights for long.
+                # Average over few steps at first; otherwise the initial weights would linger.
                 decay = min(recipe.average, (1 + done) / (10 + done))
                 _moving_average(self.model, self.average, decay)
             total += loss.item()
@@ -455,7 +454,7 @@ def _parts(
 
 
 def _without_time(line: dict[str, Any]) -> dict[str, Any]:
-    """An epoch's line without what differs from machine to machine, so that equal runs make equal files."""
+    """An epoch's line without machine-dependent values, so that equal runs make equal files."""
     return {name: value for name, value in line.items() if name != "seconds"}
 
 
@@ -471,7 +470,7 @@ def batch_loss(
     if recipe.pairs == "none":
         x = centre(images, config)
         if images.shape[2] > x.shape[2] and not (recipe.rotate or recipe.zoom):
-            # A window of a larger image: pixels of the image come in, not zeros.
+            # Crop from a larger image, so that shifts bring in real pixels instead of zeros.
             x = centre(augment.shift(images, recipe.shift, rng), config)
         elif recipe.rotate or recipe.zoom:
             x = augment.affine(

@@ -90,7 +90,7 @@ class TrainOptions(Options):
     resume: bool = option(False, "Continue the run in the output folder.", "--resume")
 
     def __post_init__(self) -> None:
-        """Check the learning rate, too.
+        """Check the values, including the learning rate.
 
         Raises:
             UsageError: a value is wrong.

@@ -11,10 +11,10 @@ from capsedge.models.configs import ModelConfig
 
 
 def shared_weights(config: ModelConfig, initial: CapsuleModel) -> dict[str, Tensor]:
-    """The weights of a trained network that fit another one of its architecture, by name.
+    """The weights of a trained network that fit another network of the same architecture, by name.
 
-    Those of the class capsules fit if the number of classes is the same, and in most architectures only if
-    the images are of the same size.
+    The class capsules' weights fit if the number of classes is the same and, in most architectures, the
+    images have the same size.
 
     Raises:
         UsageError: the networks differ in more than classes, task and preprocessing.

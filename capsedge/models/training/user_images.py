@@ -1,4 +1,4 @@
-"""Training on folders of your own images: a network for their classes, and images to test it on."""
+"""Train on folders of your own images: fit a network to their classes, and hold out test images."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from capsedge.datasets import ImageSet, class_names, colour_of, side_of
 from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 
-SMALL_GREY, OTHER = "digits-attention", "photos"  # models without --model
-SMALL, LARGER = 48, 64  # pixels: images of a shorter side are small; the input for others
+SMALL_GREY, OTHER = "digits-attention", "photos"  # default models
+SMALL, LARGER = 48, 64  # pixels: images with a shorter side count as small; input size for others
 TEST_SHARE, VALIDATION_SHARE = 0.15, 0.1
-FEW = 10  # images of a class, below which it is named
+FEW = 10  # a class with fewer images is reported
 _CHUNK = 4096  # images whose values are summed at once
 
 
@@ -27,7 +27,7 @@ def default_model(data: Path) -> tuple[str, int | None]:
         The name of the model, and the size of its input; None for the model's own.
 
     Raises:
-        UsageError: it is no such folder.
+        UsageError: it is not such a folder.
     """
     if not class_names(data):
         raise UsageError(
@@ -41,9 +41,9 @@ def default_model(data: Path) -> tuple[str, int | None]:
 
 
 def fitted(config: ModelConfig, data: Path, size: int | None) -> ModelConfig:
-    """The configuration with the classes and the colours of a folder's images.
+    """The configuration with the classes and colours of a folder's images.
 
-    A model keeps its own where the data has the model's classes, or has no such folders.
+    A model keeps its own if the data has the same classes, or no folders per class.
 
     Args:
         size: rows and columns of the input; the model's own by default.
@@ -94,7 +94,7 @@ def normalized(config: ModelConfig, images: NDArray[np.uint8]) -> ModelConfig:
 
 
 def normalized_as(config: ModelConfig, trained: ModelConfig) -> ModelConfig:
-    """The configuration with the mean and the standard deviation that a trained network knows."""
+    """The configuration with the mean and standard deviation of a trained network."""
     mean, std = trained.preprocessing.mean, trained.preprocessing.std
     return config.replace(preprocessing=replace(config.preprocessing, mean=mean, std=std))
 
@@ -124,9 +124,10 @@ def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str],
 
 
 def split(images: ImageSet, share: float, of: str, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Training images, and about a share of each class, drawn at random and held out.
+    """Divide into training images and a held-out share of about the same size in each class, drawn at random.
 
-    No image is taken from a class of one. Images with equal pixels stay together, on the side of training.
+    No image is taken from a class with only one. Images with identical pixels stay together, in the training
+    part.
 
     Args:
         of: the split that is held out: ``test`` or ``validation``.
