@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 
-TYPE_CHECKING = False  # importing typing for its own would take longer than `capsedge --version`
+TYPE_CHECKING = False  # importing typing for it would take longer than `capsedge --version`
 if TYPE_CHECKING:
     from capsedge.cli._commands import Program
 
@@ -25,19 +25,20 @@ def __getattr__(name: str) -> object:
     return _commands.app
 
 
-# New objects between two searches for cycles; with Python's 700, imports alone cause 75 searches.
+# New objects between two garbage collections; with Python's 700, imports alone cause 75 collections.
 _OBJECTS = 50_000
 
 
 def main() -> None:
-    """Entry point: runs the command; known errors end with their exit codes, never with tracebacks."""
+    """Entry point: run the command; known errors end with their exit codes, never with tracebacks."""
     from capsedge.cli import _process
 
     _process.prepare()
     gc.set_threshold(_OBJECTS)
     with _process.raising():
         code = _run()
-    # Python would look through all objects for cycles before it ends: a tenth of the time of a short command.
+    # Python would search all objects for cycles before it exits, which takes a tenth of a short command's
+    # time.
     gc.freeze()
     try:
         sys.stdout.flush()
@@ -54,7 +55,7 @@ def _run() -> int:
     from capsedge.cli import _process
 
     try:
-        if sys.argv[1:] == ["--version"]:  # before anything is imported that it does not need
+        if sys.argv[1:] == ["--version"]:  # before anything unneeded is imported
             from capsedge import __version__
             from capsedge.cli._output import say
 

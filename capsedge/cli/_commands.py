@@ -1,6 +1,6 @@
-"""Make click's commands from the annotations of the verbs.
+"""Make click commands from the annotations of the verbs.
 
-A verb is imported when it is run, when its own help is asked for, or when a shell completes its options.
+A verb is imported when it is run, when its help is requested, or when a shell completes its options.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ else:
 
 
 class Value(_Kind):
-    """Values of a parameter: text, a path, or a number within bounds.
+    """The values that a parameter takes: text, a path, or a number within bounds.
 
     Attributes:
         kind: `str`, `Path`, `int` or `float`.
         low, high: the bounds of a number.
-        choices: the words that a text can be; any if empty.
-        listed: whether it is a tuple of values, separated by commas.
+        choices: the allowed words; any text if empty.
+        listed: whether it is a tuple of values separated by commas.
     """
 
     def __init__(self, kind: type, declared: Option | Argument, listed: bool = False) -> None:
@@ -53,7 +53,7 @@ class Value(_Kind):
         self.name = {str: "text", Path: "path", int: "integer", float: "number"}[kind]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The text of the command line as a value of the kind."""
+        """Convert text from the command line to a value of the kind."""
         if self.listed:
             parts = [value] if self._parse is not self.kind else words(value)
             return tuple(self._converted(part, param) for part in parts)
@@ -108,7 +108,7 @@ class VerbOption(click.Option):
 
 
 class VerbArgument(click.Argument):
-    """A positional argument of a verb, which its help explains."""
+    """A positional argument of a verb, explained in its help."""
 
     def __init__(self, declared: Argument, name: str, preset: Any, **settings: Any) -> None:
         super().__init__([name], metavar=declared.metavar or None, **settings)
@@ -154,7 +154,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Verbs that are imported when they are needed."""
+    """A group of verbs that are imported when needed."""
 
     def __init__(self, verbs: Mapping[str, Verb], path: str = "", **settings: Any) -> None:
         super().__init__(no_args_is_help=False, context_settings=dict(_SETTINGS), **settings)
@@ -188,7 +188,7 @@ class Group(click.Group):
             raise _explained(error, ctx) from None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """The verb that the first word names.
+        """The verb named by the first word.
 
         Raises:
             UsageError: there is none.
@@ -202,7 +202,7 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Its verbs, without importing them; its options after a dash."""
+        """Its verbs, without importing them; after a dash, its options."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         from click.shell_completion import CompletionItem
@@ -251,7 +251,7 @@ class Program(Group):
 
 
 def _command(path: str, verb: Verb) -> Command:
-    """The command of a verb's function, with what the annotations of its parameters declare."""
+    """The command for a verb's function, as declared by the annotations of its parameters."""
     module, _, function = verb.module.partition(":")
     declared: Callable[..., None] = getattr(import_module(f"capsedge.cli.{module}"), function)
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
@@ -275,7 +275,7 @@ def _command(path: str, verb: Verb) -> Command:
 
 
 def _value(value: Any, parameter: VerbOption | VerbArgument) -> Any:
-    """What a verb receives: a list or a tuple for several values, its default for none."""
+    """The value passed to a verb: a list or tuple for several values, the default for none."""
     if value is None or value == ():
         return parameter.preset
     if getattr(parameter.type, "listed", False):
@@ -319,14 +319,14 @@ def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgu
 def _complete(
     path: str, ctx: click.Context, param: click.Parameter, start: str
 ) -> list[CompletionItem]:
-    """What a shell offers for a parameter."""
+    """The completions that a shell offers for a parameter."""
     from capsedge.cli._completion import offered
 
     return offered(path, param, ctx, start)
 
 
 def _label(param: click.Parameter) -> str:
-    """A parameter as it is named on the command line."""
+    """A parameter's name on the command line."""
     if isinstance(param, VerbArgument):
         return param.shown
     return max((*param.opts, *param.secondary_opts), key=len)
@@ -344,7 +344,7 @@ def _close(word: str, known: Iterable[str]) -> str:
 
 
 def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
-    """A usage error of click as one of this package."""
+    """A click usage error, converted to one of this package."""
     if isinstance(error, click.NoSuchOption):
         known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
         return UsageError(

@@ -1,6 +1,6 @@
-"""Names a shell offers; files are completed by the shell, by suffix where a parameter has one.
+"""Complete names in a shell; the shell itself completes files, by suffix if a parameter has one.
 
-It is asked at every press of the key, so nothing heavy is imported.
+It runs at every press of the Tab key, so nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
 from capsedge.spec import vocabularies as words
 
-# --- Names that a verb knows; files are the shell's own ---
+# --- Names that a verb knows; the shell completes files ---
 
 Known = tuple[str, ...] | Callable[[click.Context], Iterable[str]]
 
@@ -89,7 +89,7 @@ def _trained(_: click.Context) -> Iterable[str]:
 
 
 def _variants(ctx: click.Context) -> Iterable[str]:
-    """Those of the family that ``--family`` names; of all families without it."""
+    """The variants of the family given by ``--family``; of all families without it."""
     chosen = ctx.params.get("family")
     known = [v for name, of in _VARIANTS.items() if chosen in (None, name) for v in of]
     return dict.fromkeys(known)
@@ -106,7 +106,7 @@ def _boards(_: click.Context) -> Iterable[str]:
     return DEVICES
 
 
-# By the name of a parameter; where verbs differ, by verb and parameter.
+# By parameter name; if verbs differ, by verb and parameter.
 NAMES: Mapping[str, Known] = {
     "device": _devices,
     "family": tuple(_VARIANTS),
@@ -132,7 +132,7 @@ NAMES: Mapping[str, Known] = {
     "verify checkpoint": _trained,
     "verify models": _trained,
 }
-# Several names that commas separate.
+# Parameters that take several names separated by commas.
 LISTS: Mapping[str, Known] = {
     "compare": words.PEERS,
     "what": (
@@ -140,7 +140,8 @@ LISTS: Mapping[str, Known] = {
         *("responsibilities", "capsules", "hardest"),
     ),
 }
-# What takes a file besides all that is a path: a name or a file, a file and a class in it, an address.
+# Parameters that take a file although they are not paths: a name or a file, a file and a class in it, an
+# address.
 FILES = frozenset(
     (
         *("module", "reference_code", "batch model", "batch output", "batch source", "infer model"),
@@ -149,7 +150,7 @@ FILES = frozenset(
     )
 )
 
-# Suffixes of the files that a parameter takes; of others, a shell offers all files.
+# Suffixes of the files that a parameter takes; without any, a shell offers all files.
 _MODEL_FILES = ("onnx", "engine")
 _CHECKPOINTS = ("safetensors", "pt")
 _IMAGES = ("png", "jpg", "jpeg", "gif", "bmp", "tif", "tiff", "webp")
@@ -171,7 +172,7 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
 def offered(
     verb: str, parameter: click.Parameter, ctx: click.Context, incomplete: str
 ) -> list[CompletionItem]:
-    """What a shell offers for a parameter that has been typed so far."""
+    """The completions for the text typed so far for a parameter."""
     keys = (f"{verb} {parameter.name}", str(parameter.name))
     lists, names = (next((t[k] for k in keys if k in t), ()) for t in (LISTS, NAMES))
     is_path = getattr(parameter.type, "kind", None) is Path
@@ -189,7 +190,7 @@ def offered(
     suffixes = next((SUFFIXES[k] for k in keys if k in SUFFIXES), ())
     if suffixes:
         return [CompletionItem("|".join(suffixes), type="suffix"), *found]
-    # First, since bash forgets the names before it; it completes files where no name is left.
+    # This comes first, since bash forgets the names before it; it completes files if no name is left.
     return [CompletionItem(incomplete, type="file"), *found]
 
 
@@ -205,7 +206,7 @@ def show(program: click.Command) -> None:
 
 
 def install(program: click.Command) -> None:
-    """Write the script of the current shell to the place where the shell reads it.
+    """Install the script of the current shell where the shell reads it.
 
     Raises:
         EnvironmentProblem: the shell is not known.
@@ -249,7 +250,7 @@ def _shell() -> str:
     )
 
 
-# What click's scripts do with a file, preceded by what ours do with the files of some suffixes.
+# What click's scripts do with a file, and our additions for files with certain suffixes.
 _OF_SUFFIX = {
     "bash": (
         "        elif [[ $type == 'file' ]]; then\n",

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from capsedge.cli._commands import Command, Group
 
 _KINDS = {"text": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
-_WIDEST = 40  # of names; the explanation of a longer one begins on the next line
+_WIDEST = 40  # width of names; the explanation of a longer one begins on the next line
 
-_METADATA = "Metadata of the file"  # long, so it comes last
+_METADATA = "Metadata of the file"  # long, so it is listed last
 _RUNNING = "Execution"
 _SAMPLES = "Images to evaluate on"
 _GATES = "Limits"
@@ -98,7 +98,7 @@ def write_command(command: Command, ctx: click.Context, formatter: click.HelpFor
 
 
 def write_group(group: Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Usage of a group, the first commands to run, its verbs by panel, and its options."""
+    """The usage of a group, the first commands to run, its verbs by panel, and its options."""
     formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...")
     _write_text(formatter, group.help or "")
     if ctx.parent is None:
@@ -144,7 +144,7 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Lines that divide neither names of options nor other words."""
+    """Wrap lines without breaking option names or other words."""
     return textwrap.wrap(
         " ".join(text.split()), max(width, 20), break_long_words=False, break_on_hyphens=False
     )
@@ -160,7 +160,7 @@ def _names(option: Any) -> str:
 
 
 def _explained_parameter(parameter: Any) -> str:
-    """What a parameter is for, with bounds, default, and whether it is required or may be repeated."""
+    """The purpose of a parameter, with bounds, default, and whether it is required or may be repeated."""
     notes = []
     if getattr(parameter, "multiple", False):
         notes.append("repeatable")
@@ -191,7 +191,7 @@ def _default(part: Any) -> str:
 
 
 def shown_default(parameter: Any) -> str:
-    """The default as it is typed; empty if there is none."""
+    """The default as typed on the command line; empty if there is none."""
     preset = getattr(parameter, "preset", None)
     if preset in (None, "", False, ()) or getattr(parameter, "is_flag", False):
         return ""

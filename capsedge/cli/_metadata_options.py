@@ -149,10 +149,10 @@ def _list(option: str, text: str | None) -> tuple[str, ...]:
 
 
 def class_names(source: Path) -> list[str]:
-    """The names in a text file with one per line, or those separated by commas.
+    """Read names from a text file with one per line, or from a comma-separated list.
 
     Raises:
-        UsageError: there is no such file, or it is not such a list.
+        UsageError: there is no such file, or the text is not such a list.
     """
     text = str(source)
     if reading.path_kind(source) is None:

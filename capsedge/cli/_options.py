@@ -87,11 +87,11 @@ def exclude(**options: object) -> None:
         )
 
 
-# --- Dataclasses of options, each of which a verb takes as one parameter ---
+# --- Option dataclasses, each of which a verb takes as one parameter ---
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The verb with an option for each field of the parameters that are dataclasses of options."""
+    """The verb, with an option for each field of its parameters that are option dataclasses."""
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
     given = inspect.signature(command, eval_str=True).parameters
     groups = {
@@ -112,14 +112,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**values, **made)
 
-    del run.__wrapped__  # its signature is another
+    del run.__wrapped__  # its signature differs
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return run
 
 
 def _parameter(each: Declared) -> inspect.Parameter:
-    """A field of a dataclass of options as a parameter of a verb."""
+    """A field of an option dataclass as a parameter of a verb."""
     kind: Any = str if each.option.parse else each.kind
     kind = tuple[kind, ...] if each.several else kind
     roles = [ROLES[each.option.path]] if each.option.path else []
@@ -128,7 +128,7 @@ def _parameter(each: Declared) -> inspect.Parameter:
     return inspect.Parameter(each.name, keyword, default=each.default, annotation=annotation)
 
 
-# --- Options that name a network of the user's own, for the verbs that run PyTorch ---
+# --- Options that name the user's own network, for the verbs that run PyTorch ---
 
 _PANEL = "Your own network"
 
@@ -160,7 +160,7 @@ class UserModuleOptions(Options):
         """The user's module; None without ``--module``.
 
         Args:
-            others: options that name a model too, and so exclude ``--module``.
+            others: options that also name a model, and so exclude ``--module``.
 
         Raises:
             UsageError: options contradict each other.

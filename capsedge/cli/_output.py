@@ -55,7 +55,7 @@ def log_next(*commands: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print a result as one JSON document."""
-    import json  # `capsedge --version` has no need of it
+    import json  # `capsedge --version` does not need it
 
     print(json.dumps(document, indent=2, allow_nan=False))
 
@@ -90,7 +90,7 @@ def report(error: CapsedgeError, as_json: bool) -> None:
             "fix": error.command,
             "exit_code": int(error.exit_code),
         }
-        with suppress(OSError):  # printing itself may be what failed
+        with suppress(OSError):  # printing itself may have failed
             print_json(document)
     log_error(error)
 
@@ -113,7 +113,7 @@ def report_bug(error: BaseException) -> None:
 
 # --- Tables: drawn on a terminal, plain aligned columns in a pipe or a file ---
 
-SHORT = 16  # cells of up to this many characters are not broken over lines
+SHORT = 16  # cells of up to this many characters are not wrapped
 
 
 def print_table(
@@ -126,7 +126,7 @@ def print_table(
 
     Args:
         title, columns, rows: the table.
-        essential: columns that are shown where a terminal is too narrow for all.
+        essential: columns to show if a terminal is too narrow for all.
     """
     title = printable(title)
     columns, rows = _printable(columns), [_printable(row) for row in rows]
@@ -154,7 +154,8 @@ def _draw(
     essential: Sequence[str],
 ) -> None:
     """Draw the table. If it is too wide, draw its essential columns; if those are too wide as well, transpose
-    the table, as many rows at a time as fit."""
+    the table, as many rows at a time as fit.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -183,7 +184,7 @@ def _turned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Seque
 
 
 def _width(lines: Sequence[Sequence[str]]) -> int:
-    """The least number of characters that a table needs across, borders included."""
+    """The minimum width of a table in characters, including borders."""
     return 1 + sum(3 + min(SHORT, max(map(len, column))) for column in zip(*lines, strict=True))
 
 
@@ -213,7 +214,7 @@ _SLOW = 5.0  # seconds without a line
 
 
 def stage_reporter(as_json: bool) -> Progress:
-    """A line for each stage of the work; none if the output is JSON for a program."""
+    """Print a line for each stage of the work; nothing if the output is JSON."""
     return silent if as_json else lambda stage, *_: log(f"{stage} ...")
 
 

@@ -1,7 +1,7 @@
 """Declare a verb's parameters in the annotations of its function.
 
-``Annotated[int | None, Option("--top", min=1, help="...")]``. `_commands` makes commands of them; a verb is
-imported without the library that parses the command line. Options that Python has too are the fields of a
+``Annotated[int | None, Option("--top", min=1, help="...")]``. `_commands` turns them into commands, so a verb
+can be imported without the command-line library. Options that the Python interface also has are fields of a
 dataclass (`capsedge.options`), which a verb takes as one parameter.
 """
 
@@ -19,9 +19,9 @@ class Argument:
     """A positional argument of a verb.
 
     Attributes:
-        help: what it is for.
-        metavar: its name in the help; by default that of the parameter in capitals.
-        choices: the words that it can be; any by default.
+        help: its purpose.
+        metavar: its name in the help; by default the parameter's name in capitals.
+        choices: the allowed words; any by default.
     """
 
     help: str

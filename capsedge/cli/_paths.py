@@ -1,4 +1,4 @@
-"""Check the files that a verb reads and writes before it starts, by its parameters' annotations.
+"""Check the files that a verb reads and writes before it starts, based on its parameters' annotations.
 
 Every parameter that is a path names its role in its annotation, ``Annotated[Path, Option(...),
 WRITES]``; a test enforces this.
@@ -23,15 +23,15 @@ Check = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class PathRole:
-    """How a verb uses a path, or a text that names one.
+    """How a verb uses a path, or a text that contains one.
 
     Attributes:
         reads: whether it is read.
         flat: whether a folder is read without its subfolders.
-        check: refuses what is read if it is missing, or no file of its kind; by default a missing path.
-        any_of: whether one of several paths is enough; the verb reports the others.
-        written: returns the files that are written for it.
-        creates: whether the verb creates the folder of what is written.
+        check: refuses an input that is missing or not of the right kind; by default only a missing one.
+        any_of: whether one valid path among several is enough; the verb reports the others.
+        written: returns the files to be written for it.
+        creates: whether the verb creates the output's folder.
         named: the path in the value; None if it names none.
     """
 
@@ -83,7 +83,7 @@ def _check_image(path: Path) -> None:
 
 
 def file_or_name(text: Any) -> Path | None:
-    """The file, unless the text is the name of a model."""
+    """The file, unless the text is a model's name."""
     path = Path(text)
     plain = path.name == str(text) and not path.suffix
     return None if plain and reading.path_kind(path) is None else path
@@ -96,7 +96,7 @@ def _code(text: str) -> Path | None:
 
 
 def _arrays(text: str) -> Path | None:
-    """The file among values that are shapes otherwise."""
+    """The file among values that are otherwise shapes."""
     return Path(text) if text.endswith((".npy", ".npz")) else None
 
 
@@ -125,7 +125,7 @@ WRITES = PathRole(written=lambda path: [path])
 # Read if it exists, written at the end.
 UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
 KEEPS = PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True)
-# By the names that options of Python give them (`capsedge.options.Option.path`).
+# By the names used in option dataclasses (`capsedge.options.Option.path`).
 ROLES: Mapping[str, PathRole] = {
     "arrays": READS_ARRAYS,
     "code": READS_CODE,
@@ -141,7 +141,7 @@ ROLES: Mapping[str, PathRole] = {
 
 
 def role_of(annotation: Any) -> PathRole | None:
-    """The role that a parameter's annotation names."""
+    """The role named in a parameter's annotation."""
     return next(
         (m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, PathRole)), None
     )
@@ -192,7 +192,7 @@ def _check_paths(roles: Mapping[str, PathRole], values: Mapping[str, Any], dry: 
 
 
 def _writable(files: list[Path], creates: bool) -> list[Path]:
-    """The files to write whose folder is there; the others are refused, or their folder will be made."""
+    """The files to write whose folder exists; the others are refused, or their folder will be created."""
     found = []
     for file in files:
         if creates and reading.path_kind(file.parent) is None:
@@ -204,7 +204,7 @@ def _writable(files: list[Path], creates: bool) -> list[Path]:
 
 
 def _check_readable(paths: list[Path], role: PathRole) -> None:
-    """Refuse what is missing, a pipe, a socket or a device, or may not be read."""
+    """Refuse a path that is missing, unreadable, a pipe, a socket or a device."""
     present = []
     for path in paths:
         kind = reading.path_kind(path)

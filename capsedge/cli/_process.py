@@ -17,7 +17,7 @@ from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files.writing import FULL
 from capsedge.spec import limits
 
-# --- Streams: usable by every print, and the end of a command that cannot write ---
+# --- Streams that accept every print, and the exit of a command that cannot write ---
 
 READER_GONE = 141  # 128 plus the number of SIGPIPE
 
@@ -30,7 +30,7 @@ _NO_ROOM = {
 
 
 class _Messages(io.FileIO):
-    """The standard error: a message that cannot be written is dropped, and the work continues."""
+    """Standard error: a message that cannot be written is dropped, and the work continues."""
 
     def write(self, data: Any) -> int:
         try:
@@ -54,7 +54,7 @@ def prepare() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     if sys.platform == "win32" and sys.stderr.isatty():
-        return  # its console takes no bytes
+        return  # its console does not accept bytes
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
         messages = _Messages(sys.stderr.fileno(), "w", closefd=False)
         sys.stderr = io.TextIOWrapper(
@@ -170,7 +170,7 @@ class Content(io.BytesIO):
 
 
 def contents(files: Sequence[Path]) -> dict[int, Content]:
-    """The content of standard input, by the number of the file named ``-``.
+    """The content of standard input, keyed by the index of the file named ``-``.
 
     Raises:
         UsageError: it is named twice, is a terminal, is closed, empty or cannot be read.
@@ -182,7 +182,7 @@ def contents(files: Sequence[Path]) -> dict[int, Content]:
 
 
 def _read() -> bytes:
-    """All bytes up to one over the limit, by which the decoder refuses more."""
+    """All bytes up to one over the limit, so that the decoder refuses anything larger."""
     fix = "Send it an image: capsedge infer - < image.png"
     if sys.stdin is None:
         raise UsageError("Standard input is closed.", "- reads an image from it.", fix)

@@ -167,7 +167,7 @@ GROUPS = {
     }
 }
 
-# The commands of README's first page, and what each does.
+# The commands on the README's first page, and the purpose of each.
 FIRST_COMMANDS = (
     ("capsedge export -o digits.onnx", "Export the bundled digit model."),
     ("capsedge verify digits.onnx", "Compare the file with PyTorch."),

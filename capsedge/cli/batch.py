@@ -18,11 +18,11 @@ from capsedge.runtime.progress import Progress
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.serving.batch.batch_options import BatchOptions
 
-_LINES = 10_000  # images between lines of progress, where their number is not known
+_LINES = 10_000  # images between progress lines, if the total is not known
 
 
 def _local(text: str) -> Path | None:
-    """The path of a place on this machine."""
+    """The path of an address on this machine."""
     from capsedge.serving.batch.storage import is_remote, plain
 
     return None if is_remote(text) else Path(plain(text))

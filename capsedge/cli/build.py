@@ -49,7 +49,7 @@ Output = Annotated[
     ),
     PathRole(written=_written),
 ]
-# By the target: what is written, the packages that it needs, and the extra with them.
+# For each target: the output, the packages that it needs, and the extra that has them.
 _FOLDERS = {
     C: ("C", ("onnx", "onnxscript"), "build"),
     WASM: ("WebAssembly", ("onnx", "onnxscript", "ziglang"), "wasm"),
@@ -75,7 +75,7 @@ def command(
         )
         return
     if output is not None:
-        check_writable(output)  # which lets no folder pass, as --target c does
+        check_writable(output)  # which would not accept a folder, as --target c does
     require(
         "onnx", "onnxscript", "onnx_graphsurgeon",
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",

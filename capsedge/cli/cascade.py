@@ -1,4 +1,4 @@
-"""``capsedge cascade``: joins a small network and a large one, which decides what the small one escalates."""
+"""``capsedge cascade``: joins a small network with a large one, which decides escalated images."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def command(
                 progress=progress,
             )
     except ParityError as error:
-        if not as_json:  # then the error is the document
+        if not as_json:  # the error then becomes the document
             _show(error.report, as_json)
         raise
     _show(report, as_json)

@@ -1,4 +1,4 @@
-"""``capsedge deploy``: puts models where people use them, one sub-command per target."""
+"""``capsedge deploy``: deploys models, with one sub-command per target."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _serve(made: WebDeployment, port: int) -> None:
     with FolderServer(made.output, [file.path for file in made.files], port) as server:
         log(f"serving {made.output} at {server.url}; press Ctrl-C to stop")
         if any(name in os.environ for name in _SCREENS) or sys.platform in ("darwin", "win32"):
-            webbrowser.open(server.url)  # without a screen it would take the terminal for itself
+            webbrowser.open(server.url)  # without a display it would take over the terminal
         try:
             server.serve_forever()
         except KeyboardInterrupt:

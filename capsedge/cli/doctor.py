@@ -1,4 +1,4 @@
-"""``capsedge doctor``: what is installed, what works, and how to fix the rest."""
+"""``capsedge doctor``: shows what is installed, what works, and how to fix the rest."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class FrozenOptions(Options):
     calib_images: int = option(512, "Number of images drawn from --calib-data.", min=2)
 
     def check(self, converted: bool) -> None:
-        """Refuse what does not go together.
+        """Refuse options that do not go together.
 
         Args:
             converted: whether the file is written for another runtime, in another form, or not at all.
@@ -145,7 +145,7 @@ def command(
 
 
 class _Job(NamedTuple):
-    """What is the same for networks of the user's own and of the package."""
+    """The settings shared by exports of the user's own networks and of the package's."""
 
     options: ExportOptions
     description: Description
@@ -243,7 +243,7 @@ def _export_known(
 def _example(
     subject: UserModuleSpec | None, example: str | None, inputs: Path | None
 ) -> str | None:
-    """The example that was given; without one, the user's own inputs."""
+    """The given example; without one, the user's own inputs."""
     if subject is not None and example is None:
         if inputs is not None:
             return str(inputs)
@@ -263,12 +263,12 @@ def _example(
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported: its name, the file of its weights, and the user's own code if it is that.
+    """The exported network: its name, its weight file, and the user's code if it is the user's own.
 
     Attributes:
-        pictures: whether the file states how pictures become its input.
+        pictures: whether the file states how images are preprocessed.
         inputs: the file of the user's own inputs; None if only shapes were given.
-        default: whether it was taken because the user named none.
+        default: whether it was chosen because the user named none.
     """
 
     name: str
@@ -354,7 +354,7 @@ def _print(report: ExportReport, subject: Exported) -> None:
 
 
 def _rewrites_in_words(rewrites: dict[str, str]) -> str:
-    """Each rewrite and its effect; once where it is the same for all."""
+    """Each rewrite and its effect, stated once if it is the same for all."""
     effects = set(rewrites.values())
     if len(effects) == 1 and "without effect" in (only := next(iter(effects))):
         return only

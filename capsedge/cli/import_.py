@@ -1,4 +1,4 @@
-"""``capsedge import``: trained weights of public networks become checkpoints."""
+"""``capsedge import``: converts trained weights of public networks to checkpoints."""
 
 from __future__ import annotations
 

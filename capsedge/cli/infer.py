@@ -1,4 +1,4 @@
-"""``capsedge infer``: images in, classes, poses and pictures out; or arrays in, outputs out."""
+"""``capsedge infer``: classifies images, with poses and pictures; or computes outputs for arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.session import Session
 
 ATYPICAL = "nothing to see"
-_ROWS, _NUMBERS = 10, 8  # of outputs for arrays: rows shown, and numbers of each
+_ROWS, _NUMBERS = 10, 8  # for arrays: output rows shown, and numbers per row
 _MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
     list[Path] | None,
@@ -137,7 +137,7 @@ def command(
 def _check_choice(
     images: list[Path] | None, inputs: Path | None, output: Path | None, **of_images: object
 ) -> None:
-    """Refuse images beside arrays, neither, and options of the other."""
+    """Refuse images together with arrays, neither of them, and options that apply to the other."""
     if (inputs is None) == (not images):
         raise UsageError(
             "infer takes images or --inputs.",
@@ -190,7 +190,7 @@ def _infer_arrays(
         found = run_rows(session, dict(zip(names, values, strict=True)))
         ops, path = session.backend.ops, session.path
     if output is not None:
-        # numpy's own function takes names as keywords, of which `file` is taken.
+        # numpy's own function takes names as keywords, and cannot take the name `file`.
         with atomic_writer(output) as stream, zipfile.ZipFile(stream, "w") as archive:
             for name, value in found.items():
                 member = io.BytesIO()
@@ -212,7 +212,7 @@ def _infer_arrays(
 
 
 def _print_arrays(title: str, found: dict[str, Any]) -> None:
-    """The first rows: values of an output, or, where each row holds vectors, their lengths."""
+    """Print the first rows: values of an output or, if rows hold vectors, their lengths."""
     import numpy as np
 
     columns = ["row"]
@@ -303,7 +303,7 @@ def _log_hints(found: Classified) -> None:
 
 
 def _print_table(session: Session | Ensemble, found: Classified, asked: bool) -> None:
-    """The predictions; for an atypical image, only those that were asked for or drawn."""
+    """The predictions; for an atypical image, only those requested or drawn."""
     from capsedge.cli._output import print_table
 
     _, name, ops = _facts(session)

@@ -1,4 +1,4 @@
-"""``capsedge inspect``: the contents of a model file or a checkpoint."""
+"""``capsedge inspect``: shows the contents of a model file or a checkpoint."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
 
 
 def _forecasts(file: Path, batches: list[int], device: str | None) -> list[ForecastData]:
-    """By the shapes that the file states; where some are missing, by those that onnx infers, if installed."""
+    """Use the shapes stated in the file; if some are missing, those inferred by onnx, if installed."""
     from capsedge.runtime.files.writing import as_file
     from capsedge.runtime.onnx_file.forecast import UnknownSizes, forecast
     from capsedge.runtime.onnx_file.summary import read_harmless
@@ -369,7 +369,7 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
 
 
 def _flat(value: Any) -> str:
-    """A value of the metadata in one line."""
+    """A metadata value on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {part}" for key, part in value.items())
     return str(value)
@@ -396,5 +396,5 @@ def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
 
 
 def _why(meta: ModelMetadata) -> list[tuple[str, str]]:
-    """Why this output was chosen for the scores, as stated by the file's maker."""
+    """Why this output was chosen for the scores, as stated in the file."""
     return [] if meta.chosen_scores is None else [("why these scores", meta.chosen_scores.reason)]

@@ -1,4 +1,4 @@
-"""``capsedge profile``: latency, memory and time by layer."""
+"""``capsedge profile``: measures latency, memory and time by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``capsedge prune``: a trained checkpoint with fewer channels, capsules and units."""
+"""``capsedge prune``: removes channels, capsules and units from a trained checkpoint."""
 
 from __future__ import annotations
 

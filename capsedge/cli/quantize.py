@@ -1,4 +1,4 @@
-"""``capsedge quantize``: an FP32 file to INT8, FP16 or both, subject to an accuracy gate."""
+"""``capsedge quantize``: converts an FP32 file to INT8, FP16 or both, subject to an accuracy gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``capsedge see``: pictures of what a network sees."""
+"""``capsedge see``: draws what a network sees."""
 
 from __future__ import annotations
 

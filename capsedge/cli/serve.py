@@ -1,4 +1,4 @@
-"""``capsedge serve``: models behind the Open Inference Protocol."""
+"""``capsedge serve``: serves models over the Open Inference Protocol."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def command(
 
 
 def _list(as_json: bool) -> None:
-    """The models of the registry: what they take, and how large they are."""
+    """List the models of the registry with their inputs and sizes."""
     from capsedge.models.sizes import model_sizes
 
     models = model_sizes()

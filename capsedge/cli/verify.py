@@ -192,7 +192,7 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
 
 
 def _say_verdict(certificate: Certificate | EnsembleCertificate, saved: Path | None) -> None:
-    """Print what failed, where the certificate is, and the verdict as the last line."""
+    """Print the failures, the location of the certificate, and the verdict as the last line."""
     for failure in certificate.failures:
         _output.say(failure)
     if saved is not None:
@@ -302,7 +302,7 @@ def _show_routing_errors(errors: dict[str, Any]) -> None:
 
 
 def _show_ensemble(certificate: EnsembleCertificate, saved: Path | None) -> None:
-    """Print the members, the ensemble, what failed, and the verdict as the last line."""
+    """Print the members, the ensemble, the failures, and the verdict as the last line."""
     document = certificate.to_dict()
     labelled = any("accuracy" in row for row in document["alone"])
     columns = ["file", "sha256", "checkpoint", "against its source", "as the ensemble"]
