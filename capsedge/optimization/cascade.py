@@ -1,4 +1,4 @@
-"""Join two networks in one file: the small one escalates images that it is unsure of to the large one."""
+"""Join two networks in one file: the small one escalates images of which it is unsure to the large one."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class CascadeReport(Summarized):
         output: the file; None if none was requested, or the cascade did not pass.
         cascade: parents, thresholds and measurements, as the file states them.
         calibration_images: number of images on which the thresholds were chosen.
-        small_agreement: share of the held-out images on which the small network by itself decides like the
-            large one.
-        augmentation: strength of the augmented copies that the thresholds were chosen on, up to 1.
-        augmented_agreement: share of augmented copies of the held-out images on which the cascade decides
-            like the large network.
-        data: the images that were used for the measurement, in words.
-        max_share: largest share of images that was allowed to be escalated.
-        failures: the requirements that are not met, in sentences; empty if it passed.
-        warnings: warnings, including outputs that the cascade lacks.
+        small_agreement: share of the held-out images on which the small network alone agrees with the large
+            one.
+        augmentation: strength of the augmented copies on which the thresholds were chosen, up to 1.
+        augmented_agreement: share of augmented copies of the held-out images on which the cascade agrees with
+            the large network.
+        data: description of the images used for the measurement.
+        max_share: largest share of images allowed to be escalated.
+        failures: a sentence for each requirement that is not met; empty if it passed.
+        warnings: warnings, including those about outputs that the cascade lacks.
         model: the file's bytes.
     """
 
@@ -81,7 +81,7 @@ class CascadeReport(Summarized):
 
     @property
     def passed(self) -> bool:
-        """Whether the cascade reaches the agreement and escalates few enough images."""
+        """Whether the cascade reaches the required agreement and escalates few enough images."""
         return not self.failures
 
     def _summary(self) -> Summary:
@@ -135,8 +135,8 @@ class CascadeReport(Summarized):
 
 Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"
 MADE = "the cascade that was made"
-COPIES = 2  # of each calibration image; of fewer images more, up to
-_MOST_COPIES, _ENOUGH = 10, 2000  # and this number of copies
+COPIES = 2  # copies per calibration image; if there are few images, more, up to
+_MOST_COPIES, _ENOUGH = 10, 2000  # this many copies
 _ROUNDING = 1e-6  # of a number of images
 
 
@@ -150,22 +150,22 @@ def cascade(
     data: Images,
     progress: Progress = silent,
 ) -> CascadeReport:
-    """Join two networks: the small one decides, and passes on what it is unsure of to the large one.
+    """Join two networks: the small one decides, and passes images of which it is unsure to the large one.
 
     An image is escalated if the small network's best score is too low, or too close to the second best. Both
-    thresholds are chosen on one half of the images and augmented copies of them, which stand for images that
-    the networks were not trained on: they escalate the fewest images that let the copies prove the agreement,
-    by the bound of Clopper and Pearson (1934), within ``max_share``. Agreement and share are measured on the
-    other half, with the file as it is.
+    thresholds are chosen on one half of the images and augmented copies of them, which represent images that
+    the networks were not trained on. They escalate as few images as possible within ``max_share`` while the
+    copies still prove the agreement, by the bound of Clopper and Pearson (1934). Agreement and share are
+    measured with the finished file on the other half.
 
     Args:
-        small, large: ONNX files with metadata, or their bytes: one task, the same classes and images, scores
-            of one kind. Mean, standard deviation and scale may differ.
-        path: the file to write; None writes no file; the report holds the bytes.
-        options: what is required, and how many images are drawn.
-        data: training images, which need no labels: a data set folder (its training split), an npz, npy or
-            idx file, a folder of images, an `ImageSet`, or an array. Never images on which accuracy will be
-            reported.
+        small, large: ONNX files with metadata, or their bytes. They need the same task, classes, images and
+            kind of scores; mean, standard deviation and scale may differ.
+        path: the file to write; with None, only the report holds the bytes.
+        options: the requirements, and how many images to draw.
+        data: training images; labels are not needed: a data set folder (its training split), an npz, npy or
+            idx file, a folder of images, an `ImageSet`, or an array. Do not use images on which you will
+            report accuracy.
         progress: called with (stage, done, total).
 
     Returns:
@@ -176,7 +176,7 @@ def cascade(
         ParityError: too few decisions agree, or too many images are escalated. Its ``report`` is the
             `CascadeReport`; no file is written.
         ArtefactError: a file is damaged, has no metadata, or computes NaN.
-        UnsupportedModelError: the operators of the two files cannot stand in one file.
+        UnsupportedModelError: the operators of the two files cannot be combined in one file.
 
     Example:
         >>> report = capsedge.cascade("small.onnx", "large.onnx", "pair.onnx", data="mnist")
@@ -217,7 +217,7 @@ def _joined(
     max_share: float,
     progress: Progress,
 ) -> CascadeReport:
-    """The cascade with thresholds from one half of the images, measured on the other."""
+    """Build the cascade with thresholds from one half of the images, and measure it on the other."""
     augmentation = networks.choose_augmentation(halves.calibration)
     thresholds, demanded = _thresholds(
         networks, halves.calibration, augmentation, min_agreement, max_share, progress
@@ -273,10 +273,10 @@ def _thresholds(
     max_share: float,
     progress: Progress,
 ) -> tuple[Thresholds, float | None]:
-    """As cautious as it takes to prove the agreement on augmented copies, within ``max_share``.
+    """Choose thresholds just cautious enough to prove the agreement on augmented copies.
 
     Returns:
-        The thresholds, and the share escalated without ``max_share`` where that is in the way.
+        The thresholds, which escalate at most ``max_share``; and the share without that limit if it applies.
     """
     answers = networks.scores(images.batches(BATCH), len(images), "calibrating", progress)
     usual = PairScores.of(answers.small, answers.large, networks.threshold)
@@ -304,7 +304,7 @@ def _model(networks: NetworkPair, thresholds: Thresholds) -> onnx.ModelProto:
     try:
         small, large = opset_aligned(*(network.model for network in given))
         model = join(small, large, networks.fit.pair, rule)
-    except Exception as error:  # onnx raises many kinds, none of them ours
+    except Exception as error:  # onnx raises many types of exceptions, none of them ours
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         opsets = [opset_of(network.model) for network in given]
         raise UnsupportedModelError(
@@ -326,7 +326,7 @@ def _run(
 
 
 def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halves:
-    """Two sets of training images without one in common.
+    """Two sets of training images without overlap.
 
     Raises:
         UsageError: the data cannot be read, does not fit, or is too little.
@@ -388,7 +388,8 @@ def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | 
     Args:
         changed: decisions that the small network alone changes on the held-out images.
         augmented: agreement on augmented copies of them.
-        demanded: share to escalate that the copies demand; None if it is not more than allowed.
+        demanded: share that would have to be escalated according to the copies; None if it is within the
+            limit.
     """
     reasons = []
     if found.agreement_at_least < found.min_agreement <= found.agreement:

@@ -17,23 +17,21 @@ from capsedge.spec.operators import DOMAIN, instance_name, split_instance_name
 from capsedge.spec.vocabularies import ESCALATED
 
 LEAST_OPSET = (
-    13  # Greater and GreaterOrEqual, TopK, ScatterND and Compress as they are written here
+    13  # for Greater and GreaterOrEqual, TopK, ScatterND and Compress in the forms used here
 )
-OPERATOR_OUTPUTS = (
-    "cascade_"  # what the names of all tensors and nodes between the networks begin with
-)
+OPERATOR_OUTPUTS = "cascade_"  # prefix of the names of all tensors and nodes between the networks
 _COMPACT, _INDICES = f"{OPERATOR_OUTPUTS}images", f"{OPERATOR_OUTPUTS}indices"
 
 
 @dataclass(frozen=True)
 class EscalationRule:
-    """When an image is escalated.
+    """The rule by which images are escalated.
 
     Attributes:
-        margin: where the best score exceeds the second best by less; of several labels, where a score is
-            closer than this to ``threshold``.
-        score: where the best score is below; None for no such criterion.
-        threshold: of several labels; None if an image has one.
+        margin: escalate if the best score exceeds the second best by less than this; with several labels, if
+            a score is closer than this to ``threshold``.
+        score: escalate if the best score is below this; None for no such criterion.
+        threshold: the score from which one of several labels is given; None if an image has one label.
     """
 
     margin: float
@@ -46,10 +44,10 @@ class Pair:
     """The common properties of two networks' graphs.
 
     Attributes:
-        outputs: the outputs of the large network that the cascade has, and the small one's for each.
+        outputs: the outputs of the cascade, by the large network's names, with the small one's for each.
         scores: the large network's output that decides the class.
-        scale, shift: from the input as prepared for the large network to the small one's, ``x * scale +
-            shift``, of a shape that broadcasts over the input; None where both prepare images alike.
+        scale, shift: convert the large network's prepared input to the small one's, ``x * scale + shift``, in
+            a shape that broadcasts over the input; None if both prepare images alike.
     """
 
     outputs: Mapping[str, str]
@@ -61,20 +59,20 @@ class Pair:
 def join(
     small: onnx.ModelProto, large: onnx.ModelProto, pair: Pair, rule: EscalationRule
 ) -> onnx.ModelProto:
-    """One model that runs the large network only on the escalated images.
+    """Build one model that runs the large network only on the escalated images.
 
     The graph: the small network; ``escalated [N]``, which images are escalated; an ``If`` that compacts them,
-    runs the large network, and scatters its outputs over the small one's. Without an escalated image the
-    ``If`` passes the small network's outputs on. Images with NaN scores are escalated.
+    runs the large network, and scatters its outputs over the small one's. If no image is escalated, the
+    ``If`` passes on the small network's outputs. Images with NaN scores are escalated.
 
     Args:
-        small, large: files of one opset, at least `LEAST_OPSET`.
+        small, large: files of the same opset, at least `LEAST_OPSET`.
 
     Raises:
         onnx.checker.ValidationError: the model is not valid.
     """
     small, large = _with(small, pair.outputs.values()), _with(large, pair.outputs)
-    joined = copy_of(large)  # before its tensors lose their names
+    joined = copy_of(large)  # before its tensors are renamed
     images, given = joined.graph.input[0], small.graph.input[0].name
     taken = {ESCALATED, images.name, *pair.outputs}
     first = {name: f"{OPERATOR_OUTPUTS}small_{name}" for name in pair.outputs.values()}
@@ -117,7 +115,7 @@ def join(
 
 
 def _with(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
-    """A copy with these outputs, and nothing that they do not need."""
+    """A copy with these outputs and only what they need."""
     copy, wanted = copy_of(model), set(outputs)
     replace(copy.graph.output, [o for o in copy.graph.output if o.name in wanted])
     remove_dead_nodes(copy)
@@ -125,7 +123,7 @@ def _with(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
 
 
 def _fixed_batch(model: onnx.ModelProto) -> int:
-    """The batch that a model fixes; 0 if it is free."""
+    """The fixed batch of a model; 0 if it is free."""
     return int(model.graph.input[0].type.tensor_type.shape.dim[0].dim_value)
 
 
@@ -143,7 +141,7 @@ def _mask(name: str) -> onnx.ValueInfoProto:
 
 
 def _prepared(images: str, pair: Pair) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
-    """The input as the small network takes it."""
+    """The input, converted for the small network."""
     if pair.scale is None or pair.shift is None:
         return [], []
     by_channel = {f"{OPERATOR_OUTPUTS}scale": pair.scale, f"{OPERATOR_OUTPUTS}shift": pair.shift}
@@ -295,7 +293,7 @@ def _large_branch(
         nodes.append(_node("ScatterND", [named[output.name], _INDICES, found], result.name))
         branch.output.append(result)
     replace(branch.node, nodes)
-    for value in branch.value_info:  # the number of escalated images is another than the batch
+    for value in branch.value_info:  # the number of escalated images differs from the batch
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_param"):
                 dim.dim_param = f"escalated_{dim.dim_param}"
@@ -352,7 +350,7 @@ def _values(graph: onnx.GraphProto) -> list[str]:
 
 
 def _apart(names: list[str], reserved: set[str]) -> dict[str, str]:
-    """Other names for those that are taken; what ends in a number still does."""
+    """New names for those that are taken; names that end in a number still do."""
     used, found = reserved | set(names), {}
     for name in names:
         if name in reserved or name.startswith(OPERATOR_OUTPUTS):
@@ -370,7 +368,7 @@ def _free(named: Callable[[int], str], used: set[str]) -> str:
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors, in place and in subgraphs too."""
+    """Rename tensors in place, including those in subgraphs."""
     for each in _all_graphs(graph):
         for value in (*each.input, *each.output, *each.value_info, *each.initializer):
             value.name = names.get(value.name, value.name)
@@ -393,7 +391,7 @@ def _rename_nodes(graph: onnx.GraphProto, reserved: set[str]) -> None:
 
 
 def _rename_functions(model: onnx.ModelProto, other: onnx.ModelProto) -> None:
-    """Give the functions of a model names that another does not have, in place."""
+    """Give the functions of a model names that another model does not use, in place."""
     taken = {(f.domain, f.name) for f in other.functions}
     used = taken | {(f.domain, f.name) for f in model.functions}
     names: dict[tuple[str, str], str] = {}
@@ -432,7 +430,7 @@ def opset_aligned(
     """Both models at the newer of their opsets, at least `LEAST_OPSET`.
 
     Raises:
-        Exception: of ``onnx.version_converter``, which cannot convert every operator.
+        Exception: an error from ``onnx.version_converter``, which cannot convert every operator.
     """
     newest = max(opset_of(small), opset_of(large), LEAST_OPSET)
     first, second = (

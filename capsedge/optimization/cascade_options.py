@@ -9,7 +9,7 @@ from capsedge.options import Options, option
 
 @dataclass(frozen=True)
 class CascadeOptions(Options):
-    """What `capsedge.cascade` requires of two networks in one file."""
+    """The requirements of `capsedge.cascade`."""
 
     min_agreement: float = option(
         0.9995,

@@ -31,7 +31,7 @@ from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
 from capsedge.spec.vocabularies import REGRESSION
 
-# --- What the two must have in common ---
+# --- Requirements that the two must share ---
 
 _SAME = {
     "height": "height", "width": "width", "channels": "number of channels", "resize": "resize rule",
@@ -45,8 +45,8 @@ class PairFit:
 
     Attributes:
         pair: for `capsedge.optimization.cascade_graph.join`.
-        metadata: of the cascade, as far as it follows from the large network's.
-        notes: the outputs that the cascade does not have, and why.
+        metadata: the cascade's metadata, as far as it follows from the large network's.
+        notes: the outputs that the cascade lacks, and why.
     """
 
     pair: Pair
@@ -165,10 +165,10 @@ def _check_inputs(small: Session, large: Session) -> None:
 def _preparation(
     one: Preprocessing | None, other: Preprocessing | None, small: Session, large: Session
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
-    """Factor and summand from the large network's input to the small one's; None if they are equal.
+    """Scale and shift from the large network's input to the small one's; None if they are equal.
 
     Raises:
-        UsageError: no factor and summand of each channel leads from one to the other.
+        UsageError: the inputs are not related by a scale and shift per channel.
     """
     if one is None or other is None:
         if one is not other:
@@ -206,7 +206,7 @@ def _by_channel(p: Preprocessing) -> tuple[tuple[float, ...], tuple[float, ...]]
 def _common(
     small: Session, large: Session, named: dict[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """The outputs that both have in one form, the small one's by the large one's; and those left out."""
+    """The small network's outputs by the matching ones of the large network, and the outputs left out."""
     theirs = {port.name: port for port in small.outputs}
     outputs: dict[str, str] = {}
     notes: list[str] = []
@@ -230,13 +230,13 @@ def _common(
     return outputs, notes
 
 
-# --- Augmented copies of images: stand-ins for images that a network was not trained on ---
+# --- Augmented copies of images: proxies for images that a network was not trained on ---
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
 
 STRENGTHS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125)
-# The largest changes, at strength 1.
+# The largest changes, reached at strength 1.
 _ANGLE = np.deg2rad(25.0)
 _ZOOM = 0.2
 _SHEAR = 0.2
@@ -251,13 +251,13 @@ class Augmentation:
     """A random change of prepared images.
 
     Images are rotated, zoomed, sheared, shifted and bent (smooth random displacements, as the elastic
-    distortions of Simard, Steinkraus and Platt 2003), and get Gaussian noise within their own range of
-    values. Inputs without rows and columns get noise alone.
+    distortions of Simard, Steinkraus and Platt 2003), and receive Gaussian noise within their own range of
+    values. Inputs without rows and columns only receive noise.
 
     Attributes:
         strength: factor of all of these, from 0 (none) to 1.
         channels_last: whether images are ``[N, H, W, C]`` instead of ``[N, C, H, W]``.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
     """
 
     strength: float
@@ -287,7 +287,7 @@ class Augmentation:
 def _sampling_grid(
     shape: tuple[int, ...], strength: float, rng: Generator
 ) -> tuple[Floats, Floats]:
-    """Rows and columns ``[N, H, W]`` that the pixels of the copies are read from."""
+    """The source rows and columns ``[N, H, W]`` of the copies' pixels."""
     count, height, width = shape
 
     def drawn(limit: float) -> Floats:
@@ -319,9 +319,7 @@ def _weights(cells: int) -> Floats:
 
 
 def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
-    """Images ``[N, H, W, C]`` sampled bilinearly between pixels; the edge pixels are repeated beyond the
-    edge.
-    """
+    """Images ``[N, H, W, C]`` sampled bilinearly; edge pixels are repeated beyond the edge."""
     count, height, width = images.shape[:3]
     rows, columns = np.clip(rows, 0, height - 1), np.clip(columns, 0, width - 1)
     top, left = rows.astype(np.intp), columns.astype(np.intp)
@@ -336,8 +334,8 @@ def _resampled(images: Floats, rows: Floats, columns: Floats) -> Floats:
 # --- The pair and its outputs ---
 
 BATCH = 64
-_TRIAL_IMAGES = 512  # images that the strength of an augmentation is tried on
-_LEAST_KEPT = 0.95  # of the large network's decisions, under the augmentation
+_TRIAL_IMAGES = 512  # images on which the strength of an augmentation is tried
+_LEAST_KEPT = 0.95  # share of the large network's decisions kept under the augmentation
 
 
 class Network:
@@ -351,9 +349,9 @@ class Network:
         refuse_random(self.model, str(path))
 
     def parent(self) -> Parent:
-        """What the cascade's metadata records of it."""
+        """Its entry in the cascade's metadata."""
         metadata = self.session.metadata
-        assert metadata is not None  # `fit` refuses others
+        assert metadata is not None  # others were refused before
         digest = hashlib.sha256(self.content).hexdigest()
         return Parent(
             self.path.name, digest, len(self.content), metadata.precision,
@@ -374,8 +372,8 @@ class NetworkPair:
     """Both networks, and how they fit together.
 
     Attributes:
-        warnings: why their scores may say nothing.
-        threshold: of several labels, the score from which one is given; None if the best class is.
+        warnings: reasons why their scores may be meaningless.
+        threshold: the score from which one of several labels is given; None if the best class decides.
     """
 
     def __init__(self, small: Network, large: Network) -> None:
@@ -394,7 +392,7 @@ class NetworkPair:
     def choose_augmentation(self, images: ImageSet) -> Augmentation:
         """The strongest augmentation under which the large network keeps 95 % of its decisions.
 
-        The weakest of all where it keeps fewer under each.
+        If it keeps fewer under all of them, the weakest.
         """
         tried = images.draw(_TRIAL_IMAGES)
         prep = self.fit.metadata.preprocessing

@@ -1,4 +1,4 @@
-"""Choose the thresholds of escalation on images, and bound the changed decisions that they miss."""
+"""Choose escalation thresholds on images, and bound the number of changed decisions that they miss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capsedge.metrics import binomial_at_most
 from capsedge.runtime.cascade_metadata import CONFIDENCE
 
-_STEPS = 100  # of a bisection to the last bit of a double
+_STEPS = 100  # steps of a bisection to the last bit of a double
 _MAX_CANDIDATES = 256  # thresholds on the margin
 
 
@@ -38,10 +38,10 @@ class Thresholds:
 
 
 def margins_of(scores: NDArray[np.float32], threshold: float | None) -> NDArray[np.float32]:
-    """How far each decision ``[N]`` for scores ``[N, J]`` is from another one, in float32 as in the graph.
+    """How far each decision ``[N]`` for scores ``[N, J]`` is from changing, in float32 as in the graph.
 
     Args:
-        threshold: of several labels, the score from which one is given; None if the best class is.
+        threshold: the score from which one of several labels is given; None if the best class decides.
     """
     if threshold is not None:
         return np.asarray(np.abs(scores - np.float32(threshold)).min(axis=1))
@@ -50,7 +50,7 @@ def margins_of(scores: NDArray[np.float32], threshold: float | None) -> NDArray[
 
 
 def decided(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
-    """The decisions for scores ``[N, J]``: the best class ``[N, 1]``, or the labels given ``[N, J]``."""
+    """The decisions for scores ``[N, J]``: the best class ``[N, 1]``, or the given labels ``[N, J]``."""
     if threshold is None:
         return np.asarray(scores.argmax(axis=1)[:, None])
     return np.asarray(scores >= np.float32(threshold))
@@ -61,8 +61,8 @@ class PairScores:
     """The results of two networks for some images.
 
     Attributes:
-        margins, best: of the small network ``[N]``.
-        changed: where the large network decides otherwise ``[N]``.
+        margins, best: margin and best score of the small network ``[N]``.
+        changed: where the large network decides differently ``[N]``.
     """
 
     margins: NDArray[np.float32]
@@ -73,13 +73,13 @@ class PairScores:
     def of(
         cls, small: NDArray[np.float32], large: NDArray[np.float32], threshold: float | None
     ) -> PairScores:
-        """From the scores ``[N, J]`` of both; ``threshold`` as for `margins_of`."""
+        """Make it from the scores ``[N, J]`` of both; ``threshold`` as for `margins_of`."""
         changed = (decided(small, threshold) != decided(large, threshold)).any(axis=1)
         return cls(margins_of(small, threshold), small.max(axis=1), changed)
 
     @classmethod
     def joined(cls, parts: Sequence[PairScores]) -> PairScores:
-        """The images of several."""
+        """Join the results for several sets of images."""
         names = ("margins", "best", "changed")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -102,18 +102,18 @@ def choose_thresholds(
     most_share: float = 1.0,
     by_score: bool = True,
 ) -> Thresholds:
-    """The thresholds that escalate the fewest ordinary images while letting few changed decisions pass.
+    """Choose thresholds that escalate the fewest ordinary images while letting few changed decisions pass.
 
-    What is less clear than all usual images is escalated too, at no cost among them: neither threshold is
-    below the least value seen.
+    Neither threshold is below the smallest value seen on usual images. Less clear images are therefore
+    escalated too, at no cost for usual ones.
 
     Args:
         usual: images like those that the cascade will see.
         copies: augmented copies of them.
-        allowed: largest number of changed decisions among both that are not escalated; more, as few as
-            possible, where ``most_share`` demands it.
+        allowed: largest number of changed decisions among both that may be missed; exceeded as little as
+            possible if ``most_share`` requires it.
         most_share: largest share of the usual images that are escalated.
-        by_score: whether the best score is a criterion too.
+        by_score: whether the best score is also a criterion.
     """
 
     def cheapest(missed: int) -> Thresholds:
@@ -133,8 +133,10 @@ def choose_thresholds(
 def _letting_pass(
     usual: PairScores, copies: PairScores, allowed: int, by_score: bool
 ) -> Iterator[Thresholds]:
-    """Every threshold on the margin that lies just above a changed decision (of thousands, some), each with
-    the lowest one on the score that lets at most ``allowed`` changed decisions pass."""
+    """Thresholds on the margin, each with the lowest score threshold that misses at most ``allowed`` changes.
+
+    The margins lie just above changed decisions; of thousands, some are tried.
+    """
     all_ = PairScores.joined([usual, copies])
     wrong_margin, wrong_best = all_.margins[all_.changed], all_.best[all_.changed]
     floor = usual.margins.min()
@@ -157,10 +159,10 @@ def _above(values: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def agreement_at_least(changed: int, images: int, confidence: float = CONFIDENCE) -> float:
-    """A one-sided lower bound on the agreement, from a number of changed decisions among independent images.
+    """A one-sided lower bound on the agreement, given the changed decisions among independent images.
 
     Exact (Clopper and Pearson 1934, "The use of confidence or fiducial limits"): the agreement at which so
-    few changes would have the probability ``1 - confidence``.
+    few changes would have probability ``1 - confidence``.
     """
     if changed >= images:
         return 0.0

@@ -1,4 +1,4 @@
-"""``capsedge.optimize``: an ONNX file from any tool in, a verified faster one and a report out."""
+"""``capsedge.optimize``: turn an ONNX file from any tool into a verified faster one, with a report."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
 
-_STAGE = "stage: "  # how the worker begins a line that says what it does
+_STAGE = "stage: "  # prefix of the worker's progress lines
 _WORKER = "capsedge.graph.fusion.optimize_graph"
 
 
 @dataclass(frozen=True, repr=False)
 class OptimizationReport(Summarized):
-    """What an optimization did.
+    """The result of an optimization.
 
     Attributes:
         output: the file; None if none was written.
         model: its bytes.
         size, source_size: bytes of the file and of the original.
-        fused: what operators replaced: operator, place, parameters, notes.
-        not_fused: what was left unchanged: place and reason.
+        fused: for each replacement: operator, place, parameters, notes.
+        not_fused: parts that were left unchanged: place and reason.
         notes: remarks on the clean-up and the file.
-        opset_before, opset: of the standard operators.
-        nodes_before, nodes: of the graph.
+        opset_before, opset: opsets of the standard operators.
+        nodes_before, nodes: number of nodes in the graph.
         batch: ``free`` or a number.
         comparisons: number of comparisons with the original file.
-        largest_difference: in any of them.
+        largest_difference: the largest difference in any of them.
         before_ms, after_ms: medians of one inference, measured in alternation; None if not measured.
     """
 
@@ -126,24 +126,24 @@ def optimize(
 ) -> OptimizationReport:
     """Fuse the capsule routing of an ONNX file into operators, clean up the rest, and verify the result.
 
-    The file is taken apart in a process of its own, with limits on time and memory. Nothing is written
-    unless the new file computes what the original bytes do, on random and hard inputs.
+    The file is processed in a separate process, with limits on time and memory. Nothing is written unless the
+    new file computes the same as the original on random and hard inputs.
 
     Args:
         model: a file, or its bytes.
         path: the file to write; none by default.
-        options: the batch of the new file, and how long it is timed.
-        description: the metadata of the new file, as for `export`. If no routing is fused and no number of
-            images is given, the rest of the file is left unchanged.
+        options: the batch of the new file, and how long to time it.
+        description: the metadata of the new file, as for `export`. If no routing is fused and no batch size
+            is given, the rest of the file is left unchanged.
         progress: called with a description of each step.
 
     Returns:
-        What was fused, what was left and why, the new file's bytes, and times.
+        A report on what was fused, what was not and why, with the new file's bytes and the times.
 
     Raises:
-        UsageError: the file cannot be read, or written there.
-        ArtefactError, UnsupportedModelError: it is no ONNX file, or one that cannot be worked on.
-        ParityError: it cannot be changed without changing what it computes.
+        UsageError: the file cannot be read, or the new one cannot be written.
+        ArtefactError, UnsupportedModelError: it is not an ONNX file, or one that cannot be optimized.
+        ParityError: it cannot be changed without changing its results.
 
     Example:
         >>> report = capsedge.optimize("foreign.onnx", "fused.onnx")
@@ -157,7 +157,7 @@ def optimize(
     with as_file(model) as source:
         data, summary = read_harmless(source)
         if description:
-            describe_model(data, description, name=source)  # what is wrong is said before the work
+            describe_model(data, description, name=source)  # report errors before the work starts
         if summary.capsedge_nodes:
             opset = summary.opsets.get("", 0)
             note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
@@ -237,10 +237,10 @@ def _optimized(
 def _run_optimizer(
     data: bytes, name: str, batch: Batch, progress: Progress
 ) -> tuple[dict[str, Any], bytes]:
-    """The worker's answer.
+    """Run the worker and return its answer.
 
     Raises:
-        CapsedgeError: the worker's own, or that it ended or did not end.
+        CapsedgeError: the worker reports one, crashes, or does not finish in time.
     """
 
     def on_line(line: str) -> None:
@@ -299,7 +299,7 @@ def _times(
 
 
 def _feeds(inputs: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Uniform numbers; ones where they are whole."""
+    """Uniform random numbers; ones for integer inputs."""
     rng = np.random.default_rng(0)
     found = {}
     for name, (dims, kind) in inputs.items():

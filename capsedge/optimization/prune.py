@@ -48,19 +48,19 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 from capsedge.spec import limits
 
-# --- The work folder: one training run per round, so that a pruning can be resumed ---
+# --- The work folder: one training run per round, so that a run can be resumed ---
 
-WORK = ".pruning"  # after the name of the output
-START = "pruned.safetensors"  # of a round, before fine-tuning
+WORK = ".pruning"  # suffix after the name of the output
+START = "pruned.safetensors"  # checkpoint of a round, before fine-tuning
 _SETTINGS = "settings.json"
 
 
 def open_work(folder: Path, settings: str, resume: bool) -> None:
-    """Begin a run in the folder, or continue one.
+    """Begin or continue a run in the folder.
 
     Raises:
-        UsageError: it is there, and ``resume`` is off.
-        ArtefactError: it is of other settings.
+        UsageError: it exists, and ``resume`` is off.
+        ArtefactError: it belongs to other settings.
     """
     place = folder / _SETTINGS
     if path_kind(place) is None:
@@ -86,11 +86,11 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
 # --- ``capsedge.prune`` ---
 
 EXACT = "exact"
-_LARGEST_STEP = 2.0  # times fewer multiply-adds in a round
-_SEARCH_STEP = 1.4  # the same, where no speedup is asked for
+_LARGEST_STEP = 2.0  # reduction of the multiply-adds per round
+_SEARCH_STEP = 1.4  # the same if no speedup is requested
 _MOST_ROUNDS = 16
-_MEASURED = 2048  # images that the Taylor criterion measures on
-_GENTLER = 0.3  # of the learning rate that the parent was trained with
+_MEASURED = 2048  # images used by the Taylor criterion
+_GENTLER = 0.3  # share of the learning rate with which the parent was trained
 
 
 RoundDone = Callable[[int, Round], None]
@@ -108,26 +108,27 @@ def prune(
 ) -> PruningReport:
     """Remove channels, capsules and units from a trained network, and fine-tune the rest.
 
-    Without ``data`` only what changes no output goes: channels that nothing reads or that are always zero,
-    duplicates, capsules whose votes are zero. With it the least important units for their multiply-adds go,
-    in rounds, each followed by fine-tuning on training images. A twelfth of the training images is held out
-    for the search; test images are read once, for the figure that the gate judges.
+    Without ``data``, only units that do not affect any output are removed: channels that are unread or always
+    zero, duplicates, and capsules whose votes are zero. With ``data``, the units with the least importance
+    per multiply-add are removed in rounds, each followed by fine-tuning on training images. A twelfth of the
+    training images is held out for the search; test images are read once, for the accuracy that the gate
+    judges.
 
     Args:
-        checkpoint: of ``capsedge train`` or ``capsedge import``.
+        checkpoint: a checkpoint from ``capsedge train`` or ``capsedge import``.
         output: the ``.safetensors`` file to write.
-        options: how far, by what, and how the rest is fine-tuned.
+        options: how far to prune, by which criterion, and how to fine-tune the rest.
         data: data set folder with labels.
         progress: as `capsedge.models.training.train.train` takes it, for each round.
-        round_done: called with the number and the figures of every round.
+        round_done: called after every round with its number and figures.
 
     Returns:
-        What pruning removed, and the loss of accuracy.
+        A report on what was removed and the loss of accuracy.
 
     Raises:
         UsageError: an argument or the data is wrong.
-        UnsupportedModelError: the family has no structure that is known.
-        ArtefactError: the checkpoint is damaged, or the rounds are of other settings.
+        UnsupportedModelError: the family's structure is not supported.
+        ArtefactError: the checkpoint is damaged, or the rounds belong to other settings.
         ParityError: too much accuracy is lost; its attribute ``report`` is the `PruningReport`, and the
             checkpoint is kept as ``OUTPUT.rejected``.
 
@@ -150,7 +151,7 @@ def prune(
 
 
 class _Pruning:
-    """A pruning: the parent, without what changes no output, and where the result goes."""
+    """A pruning run: the parent without units that affect no output, and the place of the result."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class _Pruning:
         self.parent = load_checkpoint(checkpoint)
         self.smaller, _ = remove_exactly(self.parent)
         self.warnings: list[str] = []
-        self._tuned: Path | None = None  # by the last round that counts
+        self._tuned: Path | None = None  # by the last accepted round
 
     def by_data(self, data: Path) -> PruningReport:
         """Rounds of pruning and fine-tuning, and the gate."""
@@ -205,7 +206,7 @@ class _Pruning:
         return report
 
     def _recipe(self) -> Recipe:
-        """The parent's recipe, gentler; the default one where it states none."""
+        """A gentler form of the parent's recipe, or of the default one if it states none."""
         known = recipe_of(self.checkpoint)
         if known is None:
             self.warnings.append(
@@ -218,7 +219,7 @@ class _Pruning:
     def _rounds(
         self, images: PruningImages, recipe: Recipe, work: Path
     ) -> tuple[CapsuleModel, list[Round]]:
-        """The smallest network that keeps its accuracy on the held-out images, or the one asked for."""
+        """The smallest network that keeps its accuracy on the held-out images, or the requested one."""
         best, rounds = self.smaller, list[Round]()
         evaluator = Evaluator(self.parent, images.held_out)
         self.warnings += evaluator.check_parent()
@@ -258,7 +259,7 @@ class _Pruning:
     def _round(
         self, model: CapsuleModel, goal: float, images: PruningImages, recipe: Recipe, folder: Path
     ) -> CapsuleModel | None:
-        """A smaller network, fine-tuned; None if nothing more can go."""
+        """A smaller, fine-tuned network; None if nothing more can be removed."""
         make_folder(folder)
         start = folder / START
         if start.is_file():

@@ -1,4 +1,4 @@
-"""Choose the units to prune: the least important for the multiply-adds that they cost."""
+"""Choose the units to prune: those with the least importance per multiply-add."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def taylor(
 ) -> Importance:
     """The squared change of the loss, to first order, if a unit's weights were zero.
 
-    Summed over batches: ``Σ (Σ w · ∂L/∂w)²``, the inner sum over the weights that make the unit, or that read
-    it where none make it. Comparable between groups, since it is in units of the loss.
+    Summed over batches: ``Σ (Σ w · ∂L/∂w)²``, the inner sum is over the weights that compute the unit, or
+    that read it if none compute it. The values are comparable between groups, since they are in units of the
+    loss.
 
     Args:
         losses: each computes the loss of one batch.
@@ -55,10 +56,10 @@ def taylor(
 
 
 def look_ahead(model: CapsuleModel, removable: Sequence[Group]) -> Importance:
-    """The norm of the weights that make a unit times the norm of those that read it; no data.
+    """The norm of the weights that compute a unit times the norm of those that read it; needs no data.
 
-    Divided by the group's mean, since products of different layers do not compare, and squared as the other
-    criterion is.
+    The product is divided by the group's mean, since products of different layers are not comparable, and
+    squared like the other criterion.
 
     Source: Park et al. 2020, for whole kernels as in FastCaps (arXiv 2509.03103, LAKP).
     """
@@ -80,8 +81,8 @@ def look_ahead(model: CapsuleModel, removable: Sequence[Group]) -> Importance:
 
 # --- Cost: multiply-adds per image, from the shapes of the layers ---
 
-# Passes over the votes that each iteration makes: a weighted sum, and what updates the couplings; EM's
-# statistics and densities are five products of each vote's elements.
+# Passes over the votes in each iteration: a weighted sum, and the update of the couplings; EM's statistics
+# and densities take five products per vote element.
 _AGREEMENT, _EM = 2, 5
 
 
@@ -142,18 +143,18 @@ def _of(module: nn.Module, made: Any, iterations: int, once: bool) -> int:
 # --- Choice ---
 
 _LARGEST_SHARE = (
-    0.75  # of a group may go at once: the importance of the others changes as it shrinks
+    0.75  # share of a group that may be removed at once: removal changes the importance of the rest
 )
-_STALE = 0.05  # of a group gone: what the others cost is counted anew
+_STALE = 0.05  # share of a group removed after which costs are recomputed
 
 
 def choose(
     config: ModelConfig, removable: Sequence[Group], importance: Importance, target: float
 ) -> Kept:
-    """The units that stay so that a network needs at most ``target`` multiply-adds per image.
+    """Choose the units to keep so that a network needs at most ``target`` multiply-adds per image.
 
-    Again and again the units go whose importance per multiply-add saved is smallest; those of groups that
-    cost nothing (a decoder's) stay. At most three quarters of a group go.
+    Repeatedly, the units with the smallest importance per multiply-add saved are removed. Groups that cost
+    nothing (a decoder's) are kept. At most three quarters of a group are removed.
     """
     order = {g.name: importance[g.name].argsort(stable=True).tolist() for g in removable}
     gone = dict.fromkeys(order, 0)

@@ -1,4 +1,4 @@
-"""Read the images for pruning: for fine-tuning, search and report; evaluate pruned networks on them."""
+"""Read the images for pruning: for fine-tuning, search and report, and evaluate pruned networks on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from capsedge.models.configs import ModelConfig
 from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 
-_HELD_OUT = 1 / 12  # of the training images: 5,000 of MNIST's
+_HELD_OUT = 1 / 12  # share of the training images: 5,000 of MNIST's
 _FEWEST = 20  # images held out
 
 
@@ -25,8 +25,8 @@ class PruningImages:
     """The training images of a data set, in two parts.
 
     Attributes:
-        training: fine-tuned on, and what the criterion measures on.
-        held_out: by which the search decides.
+        training: for fine-tuning and for the criterion.
+        held_out: for the decisions of the search.
     """
 
     training: ImageSet
@@ -72,7 +72,7 @@ def read_test(
     except UsageError:
         return None
     if not test.split:
-        return None  # the data is one set, which is trained on
+        return None  # the data is a single set, used for training
     common = int((test.occurs_in(images.training) | test.occurs_in(images.held_out)).sum())
     if common:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Units whose removal changes no output: constant zeros, units that nothing reads, duplicates."""
+"""Remove units without changing any output: constant zeros, unread units, duplicates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from capsedge.models.layers import Padded
 from capsedge.models.stems import FractionalMaxPool
 from capsedge.optimization.prune_groups import Group, Kept, Slice, groups, keep_units
 
-_TOLERANCE = 1e-9  # in FP64, of what sums in another order differ by
+_TOLERANCE = 1e-9  # tolerance in FP64 for sums in another order
 _PROBES = 8  # random images
-# Between two convolutions: what treats each channel for itself.
+# Layers between two convolutions that treat each channel separately.
 _CHANNELWISE = (nn.BatchNorm2d, nn.ReLU, nn.LeakyReLU, nn.Hardswish, FractionalMaxPool)
 State = Mapping[str, Tensor]
 
@@ -27,15 +27,15 @@ State = Mapping[str, Tensor]
 def remove_exactly(model: CapsuleModel) -> tuple[CapsuleModel, Kept]:
     """Remove units that no output depends on, and merge duplicates, until nothing is left to remove.
 
-    A capsule goes if its votes are all zero, a channel or decoder unit if its value is always zero or
-    nothing reads it; of channels with the same weights one stays, which the others' readers then read.
+    A capsule is removed if its votes are all zero; a channel or decoder unit, if its value is always zero or
+    nothing reads it. Of channels with the same weights, one is kept, and the readers of the others read it.
 
     Returns:
-        The smaller model (the same one if nothing goes) and the indices of the units that stay, as of the
-        original model.
+        The smaller model (the same one if nothing is removed) and the kept units' indices in the original
+        model.
 
     Raises:
-        ParityError: the outputs differ: an error of this package.
+        ParityError: the outputs differ, which is a bug in this package.
     """
     original, total = model, {g.name: tuple(range(g.units)) for g in groups(model)}
     while kept := _removable(model):
@@ -48,7 +48,7 @@ def remove_exactly(model: CapsuleModel) -> tuple[CapsuleModel, Kept]:
 
 
 def _removable(model: CapsuleModel) -> dict[str, tuple[int, ...]]:
-    """The units that stay, of the groups that lose some."""
+    """The units to keep in each group that loses some."""
     state = model.state_dict()
     found: dict[str, tuple[int, ...]] = {}
     for group in groups(model):
@@ -57,12 +57,12 @@ def _removable(model: CapsuleModel) -> dict[str, tuple[int, ...]]:
             gone[0] = False  # a layer cannot be empty
         if bool(gone.any()):
             found[group.name] = tuple(torch.nonzero(~gone).flatten().tolist())
-    # One group at a time: what another reads may change with it.
+    # One group at a time, since its removal may change what another reads.
     return dict(list(found.items())[:1])
 
 
 def _silent(model: CapsuleModel, group: Group, state: State) -> Tensor:
-    """Which units change no output, whatever the input ``[units]``."""
+    """Which units never affect any output, whatever the input ``[units]``."""
     none = torch.zeros(group.units, dtype=torch.bool)
     if group.name.startswith("primary "):
         if not _silent_children(model):
@@ -78,7 +78,7 @@ def _silent(model: CapsuleModel, group: Group, state: State) -> Tensor:
 
 
 def _silent_children(model: CapsuleModel) -> bool:
-    """Whether a child whose votes are zero has no part in the routing."""
+    """Whether a child whose votes are zero has no effect on the routing."""
     c = model.config
     if isinstance(model, CapsNet):
         plain = model.config.softmax == "parents" and model.config.primary_squash == "pose"
@@ -87,7 +87,7 @@ def _silent_children(model: CapsuleModel) -> bool:
 
 
 def _after(model: CapsuleModel, group: Group) -> list[nn.Module] | None:
-    """What follows a layer of channels or units up to the next one; None if it ties units together."""
+    """The layers after a layer of channels or units up to the next one; None if they tie units together."""
     if group.name.startswith("decoder."):
         return [nn.ReLU()]
     if not group.name.startswith("stem.") or isinstance(model.config.stem, ResNet):
@@ -100,7 +100,7 @@ def _after(model: CapsuleModel, group: Group) -> list[nn.Module] | None:
 
 
 def _zero(slices: tuple[Slice, ...], units: int, state: State) -> Tensor:
-    """Which units have nothing but zeros in these tensors ``[units]``."""
+    """Which units have only zeros in these tensors ``[units]``."""
     zero = torch.ones(units, dtype=torch.bool)
     for each in slices:
         zero &= (each.by_unit(state[each.tensor], units) == 0).all(1)
@@ -108,7 +108,7 @@ def _zero(slices: tuple[Slice, ...], units: int, state: State) -> Tensor:
 
 
 def _constant(group: Group, modules: list[nn.Module], state: State) -> Tensor:
-    """The value of each unit that is always the same; NaN for the others ``[units]``."""
+    """The value of each constant unit; NaN for the others ``[units]``."""
     name = group.made[0].tensor.removesuffix(".weight")
     bias = state.get(f"{name}.bias", torch.zeros(group.units)).double()
     value = bias.where(_zero(group.made[:1], group.units, state), torch.nan)
@@ -130,12 +130,12 @@ def _normalized(norm: nn.BatchNorm2d, value: Tensor) -> Tensor:
 
 
 def _duplicates(model: CapsuleModel, group: Group, state: State) -> Tensor:
-    """Which units compute the same as one before them ``[units]``."""
+    """Which units compute the same as an earlier one ``[units]``."""
     return _first(model, group, state) < torch.arange(group.units)
 
 
 def _first(model: CapsuleModel, group: Group, state: State) -> Tensor:
-    """The first unit with the same weights as each ``[units]``; itself where units cannot be joined."""
+    """The first unit with the same weights as each ``[units]``; itself if units cannot be joined."""
     first = torch.arange(group.units)
     if _after(model, group) is None:
         return first
@@ -166,7 +166,7 @@ def _prove(original: CapsuleModel, smaller: CapsuleModel) -> None:
     """Compare both in FP64 on random images.
 
     Raises:
-        ParityError: an output differs by more than sums in another order do.
+        ParityError: an output differs by more than a change of summation order explains.
     """
     generator = torch.Generator().manual_seed(0)
     shape = original.config.preprocessing.shape

@@ -18,7 +18,7 @@ from capsedge.models.layers import Padded
 from capsedge.models.matrix_capsules import MatrixCapsules
 from capsedge.models.stems import ChannelNorm, ConvolutionalAttention, Residual, SqueezeExcitation
 
-# --- Groups, and where each stands in the tensors ---
+# --- Groups, and their places in the tensors ---
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class Slice:
         return value.reshape(split).movedim(self.dim + 1, 0).reshape(units, -1)
 
     def kept(self, value: Tensor, units: int, keep: Sequence[int]) -> Tensor:
-        """The tensor with these units alone."""
+        """The tensor with only these units."""
         index = torch.arange(value.shape[self.dim]).reshape(self.outer, units, self.inner)
         return value.index_select(self.dim, index[:, list(keep)].reshape(-1))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Units of one kind, such as the channels of a convolution, of which any may go.
+    """Units of one kind, such as the channels of a convolution, any of which may be removed.
 
     Attributes:
         name: such as ``stem.0 channels``.
         units: how many there are.
         made: the weights that compute a unit.
         read: the weights that take a unit's values.
-        shrink: the configuration with the units at these indices alone.
-        step: units are best removed by so many, which the kernels' vectors hold.
+        shrink: makes the configuration with only the units at given indices.
+        step: number of units best removed at once, to match the kernels' vectors.
     """
 
     name: str
@@ -74,8 +74,8 @@ Kept = Mapping[str, tuple[int, ...]]
 
 # --- Groups of each family of networks ---
 
-_CHANNELS = 8  # channels of a convolution are removed by so many
-# Tensors by channel, and in which dimension, of what may stand between two convolutions.
+_CHANNELS = 8  # channels of a convolution are removed in multiples of this
+# Per-channel tensors, with their dimension, of layers that may come between two convolutions.
 _BY_CHANNEL: dict[type[nn.Module], dict[str, int]] = {
     nn.BatchNorm2d: {"weight": 0, "bias": 0, "running_mean": 0, "running_var": 0},
     nn.InstanceNorm2d: {"weight": 0, "bias": 0},
@@ -89,7 +89,7 @@ def groups(model: CapsuleModel) -> list[Group]:
     """The units that can be removed from a model, from its input to its output.
 
     Raises:
-        UnsupportedModelError: the family has no structure that is known here.
+        UnsupportedModelError: the family's structure is not supported.
     """
     if isinstance(model, CapsNet):
         return _capsnet(model)
@@ -148,7 +148,7 @@ def _positions(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
 
 
 def _routed(model: CapsNet, layer: str, outer: int, inner: int) -> tuple[Slice, ...]:
-    """The tensors of a routed layer by its children."""
+    """The slices of a routed layer's tensors by children."""
     names = [n for n in (f"{layer}weight", f"{layer}log_prior") if n in model.state_dict()]
     return tuple(Slice(n, 0, outer, inner) for n in names)
 
@@ -241,7 +241,7 @@ def _stem(model: CapsuleModel, following: list[str]) -> list[Group]:
     """The channels of the stem.
 
     Args:
-        following: the convolutions after it; none if they keep its last channels together.
+        following: the convolutions after it; none if they need all of its last channels.
     """
     if isinstance(model.config.stem, ResNet):
         return _residual(model, following)
@@ -287,7 +287,7 @@ def _between(model: CapsuleModel, modules: range) -> list[Slice]:
 
 
 def _residual(model: CapsuleModel, following: list[str]) -> list[Group]:
-    """The channels of each stage of a residual stem: one choice, since the blocks add onto one another."""
+    """The channels of each stage of a residual stem: one choice per stage, since outputs are added."""
     stem = model.config.stem
     assert isinstance(stem, ResNet)
     state = model.state_dict()
@@ -338,10 +338,10 @@ def _stage(index: int) -> Shrink:
 
 
 def keep_units(model: CapsuleModel, kept: Kept) -> CapsuleModel:
-    """A new model with these units alone, in evaluation mode.
+    """A new model with only these units, in evaluation mode.
 
     Args:
-        kept: by the names of `families.groups`; groups that are not named stay whole.
+        kept: by the names of `families.groups`; groups that are not named are kept whole.
 
     Raises:
         KeyError: there is no such group.
@@ -350,7 +350,7 @@ def keep_units(model: CapsuleModel, kept: Kept) -> CapsuleModel:
     for name, keep in kept.items():
         if name not in names:
             raise KeyError(name)
-        # Where a group stands depends on those before it: each is found anew.
+        # A group's places depend on the groups before it, so each is located anew.
         group = next(g for g in groups(model) if g.name == name)
         if len(keep) < group.units:
             model = _kept(model, group, keep)

@@ -13,7 +13,7 @@ CRITERIA = ("taylor", "look-ahead")
 
 @dataclass(frozen=True)
 class PruneOptions(Options):
-    """How `capsedge.prune` shrinks a network, and what it may lose."""
+    """How `capsedge.prune` shrinks a network, and how much accuracy it may lose."""
 
     limit: int | None = option(
         None, "Use only N images of each split, chosen at random.", min=1, metavar="N"
@@ -42,7 +42,7 @@ class PruneOptions(Options):
     resume: bool = option(False, "Continue the rounds in OUTPUT.pruning.", "--resume")
 
     def __post_init__(self) -> None:
-        """Check the speedup, too.
+        """Check the values, including the speedup.
 
         Raises:
             UsageError: a value is wrong.

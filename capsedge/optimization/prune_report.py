@@ -13,10 +13,10 @@ from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 
 @dataclass(frozen=True)
 class Size:
-    """How large a network is.
+    """The size of a network.
 
     Attributes:
-        parameters: trainable ones, the decoder's included.
+        parameters: trainable ones, including the decoder's.
         multiply_adds: per image, without the decoder.
         bytes: of the checkpoint.
     """
@@ -32,9 +32,9 @@ class Round:
 
     Attributes:
         multiply_adds: after pruning, per image.
-        units: how many of how many units stay, such as ``40 of 256``, by group.
+        units: units kept in each group, such as ``40 of 256``.
         held_out: share of correct decisions on held-out training images after fine-tuning.
-        drop: points lost on these against the parent.
+        drop: points lost on these relative to the parent.
     """
 
     multiply_adds: int
@@ -57,14 +57,14 @@ class PruningReport(Summarized):
     """What pruning removed, and the loss of accuracy.
 
     Attributes:
-        output: the checkpoint; if it was rejected, the name that it was kept under.
+        output: the checkpoint; if it was rejected, the name under which it was kept.
         parent: the checkpoint that was pruned.
         criterion: ``exact``, ``taylor`` or ``look-ahead``.
         before, after: the sizes.
         units: units kept and units before, by group.
         rounds: rounds of pruning and fine-tuning; empty for exact removal only.
         outcome: comparison with the parent on the evaluation images; None without data.
-        gate: the loss that the checkpoint was allowed.
+        gate: the loss of accuracy that was allowed.
         images: numbers of images for fine-tuning, held out and for evaluation, with a description of the
             last.
         warnings: for the user.

@@ -1,8 +1,8 @@
 """Search for the best trade-offs of accuracy, latency and size (``capsedge sweep``). Needs torch.
 
 Candidates differ in iterations, couplings, precision and checkpoint. They are calibrated and compared on
-training images only. The test images are read once, after the search, for the figures of the candidates that
-no other beats.
+training images only. The test images are read once, after the search, to report on the candidates of the
+Pareto front.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from capsedge.runtime.runtime_options import RuntimeOptions
 # --- The search ---
 
 CALIBRATION_IMAGES, SEARCH_IMAGES = 512, 2000
-MOST = 64  # candidates, each of which is a process while latencies are measured
+MOST = 64  # limit on candidates, each of which has a process while latencies are measured
 TIMED = Limits(warmup=0.1, duration=1.0, iterations=50)
 
 
@@ -52,12 +52,12 @@ class Point:
     """One file of the sweep.
 
     Attributes:
-        model, iterations, couplings, precision: as of its `Kind`.
+        model, iterations, couplings, precision: as in its `Kind`.
         accuracy: share of correct decisions on the training images of the search.
         milliseconds: median time of an inference with one image.
         bytes: size of the file.
         file: its name.
-        front: whether no other point is at least as good in all three, and better in one.
+        front: whether no other point is at least as good in all three and better in one.
         test_accuracy: share of correct decisions on the test images; None for points behind the front.
     """
 
@@ -74,7 +74,7 @@ class Point:
 
     @property
     def kind(self) -> Kind:
-        """What distinguishes it."""
+        """The properties that distinguish it."""
         return Kind(self.model, self.iterations, self.couplings, self.precision)
 
 
@@ -84,10 +84,10 @@ class SweepReport(Summarized):
 
     Attributes:
         models: names of the checkpoints.
-        searched: training images that candidates were compared on.
+        searched: number of training images on which candidates were compared.
         images, data: number and source of the test images.
         threads: threads of one inference.
-        points: all points, in the order in which they were made.
+        points: all points, in the order of their creation.
         warnings: for the user.
     """
 
@@ -132,9 +132,9 @@ def sweep(
     Args:
         models: a trained single-label model, or several of the same classes and preprocessing, such as a
             network and its pruned descendants: checkpoints, or names of the zoo.
-        data: data set folder: its training split is calibrated and searched on, its test split reported on.
-            Of other data a third is held out for the report.
-        options: the candidates, and how they are measured.
+        data: data set folder: the training split is for calibration and search, the test split for the
+            report. For other data, a third is held out for the report.
+        options: the candidates, and how to measure them.
         progress: called with a description of each step.
 
     Returns:
@@ -262,7 +262,7 @@ def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSe
 def _test_images(
     config: ModelConfig, data: Path, used: Sequence[ImageSet], limit: int | None
 ) -> tuple[ImageSet, list[str]]:
-    """The images that are reported on, without any that the search has seen; warnings."""
+    """The images for the report, without any that the search has seen; and warnings."""
     tested = read_images(data, config.preprocessing, "test")
     count = len(tested)
     for seen in used:
@@ -285,7 +285,7 @@ def _test_images(
 
 
 def _timed(made: Sequence[Candidate], threads: int, progress: Progress) -> list[Point]:
-    """All candidates with their latencies, measured in turns, each in a process of its own."""
+    """All candidates with their latencies, measured in turns, each in its own process."""
     entrants = [
         Entrant(str(one.kind), Specification(CAPSEDGE, str(one.path), "", threads=threads), file)
         for one in made
@@ -309,7 +309,7 @@ def _timed(made: Sequence[Candidate], threads: int, progress: Progress) -> list[
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """The points, with those marked that no other point beats in accuracy, latency and size together."""
+    """The points, with the Pareto front in accuracy, latency and size marked."""
 
     def costs(point: Point) -> tuple[float, float, int]:
         return -point.accuracy, point.milliseconds, point.bytes
@@ -327,7 +327,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) -> Point:
     """A point with its accuracy on the test images."""
     progress(f"test images: {point.kind}")
-    assert images.labels is not None  # as the training images
+    assert images.labels is not None  # like the training images, they have labels
     with load(folder / point.file) as session:
         right = total = 0
         scores = session.roles.scores
@@ -341,15 +341,16 @@ def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) ->
 
 # --- The picture: accuracy against time, with the Pareto front ---
 
-_MARKERS = "osD^vP*X"  # one for each checkpoint
+_MARKERS = "osD^vP*X"  # one marker for each checkpoint
 _GROUPS = {"fp32": "stem", "fp16": "votes", "int8": "routing"}
-_AREA = 240.0  # of the largest file's marker, in points squared
+_AREA = 240.0  # area of the largest file's marker, in points squared
 
 
 def draw(sweep: SweepReport, path: Path) -> None:
     """Write a PNG or an SVG, by the suffix: the front joined by a line, other points faint.
 
-    Accuracy is that of the search, in which all points are compared; the table gives the test accuracy.
+    The accuracy shown is that of the search, in which all points are compared; the table gives the test
+    accuracy.
 
     Raises:
         EnvironmentProblem: matplotlib is not installed.

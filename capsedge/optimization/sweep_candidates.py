@@ -1,4 +1,4 @@
-"""Make the files that a sweep compares, and record what was made and measured."""
+"""Make the files that a sweep compares, and record them with their measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from capsedge.runtime.files import json_documents, reading
 from capsedge.runtime.files.json_documents import Malformed, decode
 from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, write_text
 
-# --- State, so that an interrupted sweep can be resumed ---
+# --- State from which an interrupted sweep can be resumed ---
 
 SCHEMA = 1
 STATE = "sweep-state.json"
@@ -28,7 +28,7 @@ STATE = "sweep-state.json"
 
 @dataclass(frozen=True)
 class _Made:
-    """A file, and its accuracy in the search once it is measured."""
+    """A file, and its accuracy in the search once measured."""
 
     sha256: str
     accuracy: float | None = None
@@ -45,8 +45,8 @@ class State:
     """The files in a folder, by name.
 
     Args:
-        folder: made if it does not exist.
-        images: digest of the images that files were calibrated and compared on.
+        folder: the folder, created if it does not exist.
+        images: digest of the images on which files were calibrated and compared.
 
     Raises:
         UsageError: the folder holds a sweep on other images.
@@ -79,7 +79,7 @@ class State:
         self._files = dict(found.files)
 
     def has(self, path: Path) -> bool:
-        """Whether a file was made and is still the same."""
+        """Whether a file was made and has not changed."""
         made = self._files.get(path.name)
         return (
             made is not None
@@ -88,7 +88,7 @@ class State:
         )
 
     def accuracy(self, path: Path) -> float | None:
-        """The accuracy that was measured for a file that is still the same; None if there is none."""
+        """The measured accuracy of a file that has not changed; None if there is none."""
         return self._files[path.name].accuracy if self.has(path) else None
 
     def add(self, path: Path, accuracy: float | None = None) -> None:
@@ -138,15 +138,15 @@ class Candidate:
 
 @dataclass
 class CandidateMaker:
-    """Makes the candidates of one checkpoint, and reuses those that an earlier run has made.
+    """Makes the candidates of one checkpoint, and reuses those of an earlier run.
 
     Attributes:
         found: the model.
         sha256: checksum of its checkpoint.
-        folder: where the files go.
-        state: what earlier runs have made.
-        calibration, search: images to calibrate and to compare candidates on.
-        warnings: what could not be made, for the user.
+        folder: the folder for the files.
+        state: the files of earlier runs.
+        calibration, search: images for calibrating and comparing candidates.
+        warnings: candidates that could not be made, for the user.
     """
 
     found: NamedModel
@@ -185,7 +185,7 @@ class CandidateMaker:
         return path
 
     def _measured(self, source: FloatModel, path: Path, precision: str) -> float:
-        """Write a file in a precision, unless it is there, and measure its accuracy."""
+        """Write a file in a precision, unless it exists, and measure its accuracy."""
         if precision == "fp32":
             made = source.model
         elif precision == "fp16":

@@ -54,5 +54,5 @@ class SweepOptions(Options):
 
     @property
     def size(self) -> int:
-        """Candidates of one checkpoint."""
+        """Number of candidates per checkpoint."""
         return len(self.iterations) * len(self.couplings) * len(self.precision)
