@@ -1,7 +1,7 @@
-"""Writes docs/reference/c.md, the reference of the C interface, from the comments in capsedge.h.
+"""Write docs/reference/c.md, the reference of the C interface, from the comments in capsedge.h.
 
 python tools/c_reference.py          # writes the page
-python tools/c_reference.py --check  # ends with 1 if the page is not what the header says
+python tools/c_reference.py --check  # exits with 1 if the page does not match the header
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Part:
 
     Attributes:
         section: the title of a section; empty for a declaration.
-        name: what is declared.
-        words: its comment, without the stars and the example.
-        code: the declaration, without the macros that only compilers need.
+        name: the declared name.
+        words: its comment, without the asterisks and the example.
+        code: the declaration, without macros that only matter to compilers.
         example: C statements; empty if the comment has none.
     """
 

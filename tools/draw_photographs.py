@@ -1,4 +1,4 @@
-"""Makes the sample images of the network for photographs: three painted scenes and a photograph of a cat.
+"""Make the sample images of the network for photographs: three painted scenes and a photograph of a cat.
 
 The scenes are drawn here. The cat is Chelsea, photographed by Stéfan van der Walt and dedicated to the public
 domain (CC0); scikit-image carries the picture as `data/chelsea.png`.
@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from capsedge.runtime.files.writing import make_folder, write_bytes
 
-SIDE, FINER = 128, 8  # pixels of a sample, and what is drawn for each of them
+SIDE, FINER = 128, 8  # pixels of a sample, and drawn pixels for each of them
 QUALITY = 90
 CAT = (95, 0, 395, 300)  # of chelsea.png: the head
 
@@ -27,7 +27,7 @@ Points = Sequence[tuple[float, float]]  # in a unit square, y down
 
 
 class Canvas:
-    """A unit square to paint on, which ends as a sample."""
+    """A unit square to paint on, which becomes a sample."""
 
     def __init__(self, top: Colour, bottom: Colour, horizon: float = 1.0) -> None:
         self._side = SIDE * FINER
@@ -48,7 +48,7 @@ class Canvas:
         self._draw.ellipse(box, colour)
 
     def sample(self, seed: int, grain: float = 5) -> Image.Image:
-        """What was painted, slightly blurred and grainy, as a camera has it."""
+        """The painting, slightly blurred and grainy, like a camera image."""
         small = self._image.filter(ImageFilter.GaussianBlur(FINER)).resize(
             (SIDE, SIDE), Image.Resampling.BOX
         )

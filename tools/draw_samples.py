@@ -1,9 +1,8 @@
-"""Draws the sample and test images: digits in pen strokes, by several hands.
+"""Draw the sample and test images: digits in pen strokes, by several hands.
 
-A digit is a few strokes; a stroke is a smooth curve through points. A hand gives slant, width,
-pressure and unsteadiness.
-As in MNIST, the ink is fitted into a box of 20x20 pixels, aspect ratio kept, and its centre of
-mass put in the centre of 28x28. Nothing here comes from a data set.
+A digit is a few strokes; a stroke is a smooth curve through points. A hand gives slant, width, pressure and
+unsteadiness. As in MNIST, the ink is scaled into a box of 20x20 pixels with its aspect ratio kept, and its
+centre of mass is placed at the centre of 28x28. Nothing here comes from a data set.
 
     python -m tools.draw_samples --out DIR [--each N] [--seed S]
 """
@@ -28,10 +27,10 @@ Stroke = Sequence[tuple[float, float]]
 
 SIDE = 28
 BOX = 20.0
-_STEPS = 24  # curve points from one given point to the next
+_STEPS = 24  # curve points between given points
 
-# Points (x right, y down) that a pen passes, on a sheet about 1 high. Several variants of a digit
-# are several habits.
+# Points (x right, y down) that a pen passes, on a sheet about 1 high. Variants of a digit are different
+# habits.
 GLYPHS: dict[int, tuple[tuple[Stroke, ...], ...]] = {
     0: (
         (
@@ -136,11 +135,11 @@ class Hand:
     """A way of writing.
 
     Attributes:
-        slant: how far right the top leans, per height.
-        width: of the pen, in pixels of a 28x28 image.
+        slant: how far the top leans right, relative to the height.
+        width: width of the pen, in pixels of a 28x28 image.
         pressure: how much the width varies along a stroke, 0..1.
-        unsteady: how far points are off, per height.
-        stretch: width of the figures against their usual width.
+        unsteady: how far points are off, relative to the height.
+        stretch: width of the figures relative to the usual width.
         habit: which variant of a digit is written.
     """
 
@@ -162,7 +161,7 @@ HANDS: tuple[Hand, ...] = (
 
 
 def curve(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A Catmull-Rom curve through points ``[K, 2]``, as many short lines."""
+    """A Catmull-Rom curve through points ``[K, 2]``, as short lines."""
     if len(points) < 2:
         return points
     padded = np.concatenate([2 * points[:1] - points[1:2], points, 2 * points[-1:] - points[-2:-1]])
@@ -187,7 +186,8 @@ def ink(
     """Coverage ``[height, width]``, 0..1, of lines given as points ``[K, 2]`` (x, y in pixels) and
     pen widths ``[K]``.
 
-    A pixel is as dark as the pen comes near its centre: 1 inside, fading over one pixel at the edge.
+    A pixel's value depends on how near the pen comes to its centre: 1 inside, fading over one pixel at the
+    edge.
     """
     y, x = np.mgrid[0:height, 0:width] + 0.5
     centres = np.stack([x.ravel(), y.ravel()], axis=1)
@@ -229,7 +229,7 @@ def digit(
     low, high = everything.min(axis=0), everything.max(axis=0)
     scale = (BOX - hand.width) / float((high - low).max())
     placed = [((line - low) * scale * unit, widths * unit) for line, widths in lines]
-    # Centre of mass, measured on a first drawing with room to spare.
+    # Centre of mass, measured on a first drawing with a wide margin.
     room = 4.0 * unit
     first = ink([(line + room, widths) for line, widths in placed], side, side)
     y, x = np.mgrid[0:side, 0:side] + 0.5
@@ -274,7 +274,7 @@ def on_paper(picture: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np
 
 
 def _bell(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Roughly normal deviates; sums of uniform ones stay the same from one numpy to the next."""
+    """Roughly normal deviates, as sums of uniform ones, which stay the same between numpy versions."""
     total: NDArray[np.float64] = rng.random((12, *shape)).sum(axis=0) - 6.0
     return total
 

@@ -1,10 +1,10 @@
 """Prepare a release in dist/: distributions, checksums, bill of materials.
 
-    python -m tools.release --dry-run      # builds and checks; says what an upload would do
+    python -m tools.release --dry-run      # builds and checks; shows what an upload would do
     python -m tools.release --upload       # and hands the files to twine
 
 The bill of materials (SBOM, CycloneDX) lists what ``pip install 'capsedge[cpu]'`` installs, as resolved here.
-Exit code 1: something is missing or wrong, and the last lines say what.
+The exit code is 1 if something is missing or wrong; the last lines say what.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def _python(*command: object, python: object = sys.executable) -> str:
-    """Run a module; returns what it printed.
+    """Run a module and return its output.
 
     Raises:
         SystemExit: it failed; its messages are on stderr.
@@ -46,7 +46,7 @@ def check_distributions(found: list[Path], version: str) -> None:
     """Check names, metadata (twine) and the platform tags (auditwheel).
 
     Raises:
-        SystemExit: a distribution is missing, of another version, or not what its name says.
+        SystemExit: a distribution is missing, has another version, or does not match its name.
     """
     if len(found) != len(wheels.KINDS):
         raise SystemExit(f"error: {len(wheels.KINDS)} distributions wanted, {len(found)} made")
@@ -87,14 +87,14 @@ def write_sbom(folder: Path, wheel: Path, version: str) -> Path:
         options = ["--quiet", "--disable-pip-version-check", "-c", wheels.ROOT / "constraints.txt"]
         _python("pip", "--python", python, "install", *options, f"{wheel}[cpu]")
         for file in environment.glob("lib/*/site-packages/capsedge-*.dist-info/direct_url.json"):
-            file.unlink()  # names a folder of this machine
+            file.unlink()  # it names a folder on this machine
         pyproject = ["--pyproject", wheels.ROOT / "pyproject.toml", "--mc-type", "library"]
         _python("cyclonedx_py", "environment", python, *pyproject, "--output-file", target)
     return target
 
 
 def main() -> None:
-    """Build, check, and print what there is."""
+    """Build, check, and list the result."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -125,10 +125,10 @@ def main() -> None:
 
 
 def make(folder: Path, version: str) -> None:
-    """Fill an empty folder; an error leaves nothing in it.
+    """Fill an empty folder; if an error occurs, leave it empty.
 
     Raises:
-        SystemExit: a distribution cannot be built, or is not as it should be.
+        SystemExit: a distribution cannot be built, or fails a check.
     """
     try:
         for kind in wheels.KINDS:

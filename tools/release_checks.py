@@ -1,4 +1,4 @@
-"""What must hold before a release: tools, a clean and tagged commit, one version, a dated changelog."""
+"""Check the conditions for a release: tools, a clean and tagged commit, one version, a dated changelog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOOLS = {
     "wheel": "wheel", "ziglang": "ziglang",
 }  # fmt: skip
 _IN_A_LOCK = r'"name": "capsedge",\n +"version": "([^"]+)"'
-# Every place of the version. That in capsedge is the one to edit; `python -m tools.spec` writes the others.
+# Every place with the version. Edit the one in capsedge; `python -m tools.spec` writes the others.
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"$',
     "capsedge/__init__.py": r'^__version__ = "([^"]+)"$',
@@ -24,7 +24,7 @@ PLACES = {
 
 
 def check_tools() -> None:
-    """Refuse to start without the packages that build and check.
+    """Refuse to start without the packages needed to build and check.
 
     Raises:
         SystemExit: one is missing.
@@ -53,7 +53,7 @@ def version(root: Path) -> str:
 
 
 def problems(root: Path, release: str) -> list[str]:
-    """Reasons why this state of the repository is not the release: what to mend, a sentence each."""
+    """Reasons why this state of the repository cannot be released: what to fix, one sentence each."""
     return [*_commit(root, release), *_changelog(root / "CHANGELOG.md", release)]
 
 

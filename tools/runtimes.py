@@ -1,8 +1,8 @@
-"""Install the other versions of ONNX Runtime that tests/runtimes runs on, each in a folder of build/runtimes.
+"""Install the other ONNX Runtime versions that tests/runtimes uses, each in a folder of build/runtimes.
 
     python -m tools.runtimes
 
-A folder holds the package ``onnxruntime`` alone; first on PYTHONPATH, it replaces the installed one.
+A folder holds only the package ``onnxruntime``; placed first on PYTHONPATH, it replaces the installed one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def folder(version: str) -> Path:
-    """Where a version is installed."""
+    """The folder of a version."""
     return ROOT / "build" / "runtimes" / f"onnxruntime-{version}"
 
 
 def main() -> None:
-    """Install what is missing."""
+    """Install the missing versions."""
     for version in TESTED_VERSIONS:
         place = folder(version)
         if (place / "onnxruntime").is_dir():

@@ -1,7 +1,7 @@
 """Write the speed table of README.md and its chart from several runs of `benchmarks.peers`.
 
-python -m tools.speed              # from the runs that are kept
-python -m tools.speed peers.json   # keeps this run too
+python -m tools.speed              # from the stored runs
+python -m tools.speed peers.json   # stores this run too
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ STYLE: Final = """
 
 
 def load_runs() -> list[Run]:
-    """Every run that was kept, the oldest first."""
+    """Every stored run, oldest first."""
     runs: list[Run] = json.loads(RUNS.read_text(encoding="utf-8"))
     return runs
 
 
 def kept(document: dict[str, Any]) -> Run:
-    """The figures of one run of `benchmarks.peers` that the table shows.
+    """The figures from one run of `benchmarks.peers` that the table shows.
 
     Raises:
         KeyError: one of them was not measured.
@@ -87,13 +87,13 @@ def kept(document: dict[str, Any]) -> Run:
 
 
 def ratios(runs: Sequence[Run], model: str, batch: int, peer: str) -> list[float]:
-    """How many times as long as capsedge a peer takes, in each run, in ascending order."""
+    """A peer's time relative to capsedge's in each run, in ascending order."""
     times = [run["milliseconds"][model][str(batch)] for run in runs]
     return sorted(found[peer] / found[CAPSEDGE] for found in times)
 
 
 def table(runs: Sequence[Run]) -> str:
-    """What the times are of, and the table, as Markdown."""
+    """A description of the measurements, and the table, as Markdown."""
     last = runs[-1]
     machine = last["machine"]
     lines = [
@@ -179,7 +179,7 @@ def _times(ratio: float) -> str:
 
 
 def main() -> None:
-    """Keep the runs that are named, and write the table and the chart."""
+    """Store the given runs, and write the table and the chart."""
     runs = load_runs()
     runs += [kept(json.loads(Path(name).read_text(encoding="utf-8"))) for name in sys.argv[1:]]
     runs.sort(key=lambda run: str(run["date"]))

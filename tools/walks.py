@@ -1,11 +1,11 @@
-"""The way of a command through the package: files whose functions run, their rooms, changes of file.
+"""Trace a command's path through the package: files whose functions run, their rooms, changes of file.
 
 python -m tools.walks export --routing dynamic -o digits.onnx
 python -m tools.walks --often 20 quantize digits.onnx --calib-data digits -o int8.onnx
 
-Every call of a function of the package counts, and every step of a generator; two in a row in different
-files are a change of file. What runs while a module is imported does not count, nor do other processes.
-``--mapping`` also counts as if modules were merged: a Python file with ``M``, new module -> old ones.
+Every call of a function of the package counts, and every step of a generator; two in a row in different files
+make a change of file. Code that runs during imports does not count, nor do other processes. ``--mapping``
+also counts as if modules were merged: a Python file with ``M``, new module -> old ones.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Step = tuple[str, str]
 
 
 class Walk:
-    """Calls of the package's functions, on this thread and on those that start meanwhile.
+    """Calls of the package's functions, on this thread and on threads started meanwhile.
 
     Attributes:
-        calls: how many, by module, without ``capsedge.``.
+        calls: number of calls by module, without ``capsedge.``.
         changes: of module, how many, by (module, function) before and after.
     """
 
@@ -73,10 +73,10 @@ class Walk:
         return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
     def counts(self, merged: Mapping[str, str]) -> dict[str, Any]:
-        """What was seen, as JSON values.
+        """The counts, as JSON values.
 
         Args:
-            merged: the module in whose place another stands.
+            merged: for each module, the merged one that replaces it.
         """
         calls: Counter[str] = Counter()
         for module, count in self.calls.items():
@@ -98,7 +98,7 @@ class Walk:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and print its way; returns its exit code."""
+    """Run the command and print its path; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.walks", description="A command's way.")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--mapping", type=Path, help="count as if modules were merged, too")

@@ -29,7 +29,7 @@ _TOOLCHAIN = ROOT / "capsedge" / "runtime" / "native" / "cmake" / "zig.cmake"
 
 
 def platform_tag(processor: str) -> str:
-    """The tag that PEP 600 gives to a wheel for such a processor and C library."""
+    """The tag that PEP 600 gives to a wheel for this processor and C library."""
     return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{processor}"
 
 
@@ -37,7 +37,7 @@ def judged_tag(wheel: Path) -> str:
     """The platform tag that auditwheel gives to a wheel by what its libraries need.
 
     Raises:
-        subprocess.CalledProcessError: it is no wheel with libraries.
+        subprocess.CalledProcessError: it is not a wheel with libraries.
     """
     said = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", str(wheel)],
@@ -66,14 +66,14 @@ def _zig() -> Path:
 
 
 def _build(folder: Path, *arguments: str, **environment: str) -> Path:
-    """What ``python -m build`` makes in an empty folder: one file."""
+    """Run ``python -m build`` in an empty folder; returns the one file that it makes."""
     _run(sys.executable, "-m", "build", "--outdir", folder, *arguments, ROOT, **environment)
     (made,) = folder.iterdir()
     return made
 
 
 def _with_libraries(folder: Path, processor: str) -> Path:
-    """A wheel whose libraries are cross-compiled; its tag says what they need."""
+    """A wheel with cross-compiled libraries; its tag states what they need."""
     made = _build(
         folder,
         "--wheel",
@@ -92,7 +92,7 @@ def make(kind: str, target: Path = DIST) -> Path:
 
     Args:
         kind: one of ``KINDS``.
-        target: folder that it is put into when it is complete.
+        target: folder into which it is moved when complete.
 
     Raises:
         SystemExit: zig is missing.
@@ -113,7 +113,7 @@ def make(kind: str, target: Path = DIST) -> Path:
 
 
 def main() -> None:
-    """Build what is named, or all, and print where it is."""
+    """Build the named distributions, or all, and print where they are."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""The public names of the package as instructions for mkdocstrings, which fills in their docstrings."""
+"""List the package's public names as instructions for mkdocstrings, which fills in their docstrings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHAPTERS = ("Functions", "Options", "Classes", "Errors", "Packages")
 
 
 def markdown() -> str:
-    """A chapter for each kind of name, in the order of ``capsedge.__all__``."""
+    """Write a chapter for each kind of name, in the order of ``capsedge.__all__``."""
     found: dict[str, list[str]] = {chapter: [] for chapter in CHAPTERS}
     for name in capsedge.__all__:
         if name != "__version__":
@@ -37,7 +37,7 @@ def _chapter(value: object) -> str:
 
 
 def _options(names: Iterable[str]) -> str:
-    """The fields of every dataclass of options, as they declare themselves."""
+    """The fields of every option dataclass, as declared."""
     parts = ["## Options"]
     for name in names:
         kind = getattr(capsedge, name)
@@ -72,6 +72,6 @@ def _entries(title: str, names: Iterable[str], home: str = "capsedge") -> str:
 
 
 def _package(name: str) -> str:
-    """The public names of one of the packages that come along."""
+    """The public names of one of the accompanying packages."""
     home = f"capsedge.{name}"
     return _entries(f"`{home}`", getattr(capsedge, name).__all__, home)

@@ -1,4 +1,4 @@
-"""The command line as Markdown, from the commands themselves."""
+"""Describe the command line in Markdown, from the commands themselves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from capsedge.cli._help import shown_default
 
 
 def markdown() -> str:
-    """A chapter for each verb: its usage, what it does, its arguments and options."""
+    """Write a chapter for each verb: usage, purpose, arguments and options."""
     return "\n\n".join(_verb(name, command) for name, command in verbs(app))
 
 
 def verbs(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every verb of a command, those of its groups under both names: ``deploy web``."""
+    """Every verb of a command, with both names for verbs in groups: ``deploy web``."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -51,7 +51,7 @@ def _words(option: Any) -> list[str]:
 
 
 def _value(parameter: Any) -> str:
-    """What stands after the option; nothing for a switch."""
+    """The value's placeholder after the option; empty for a switch."""
     if getattr(parameter, "is_flag", False):
         return ""
     if parameter.type.choices:
@@ -77,6 +77,6 @@ def _explanation(parameter: Any) -> str:
 
 
 def prose(text: str) -> str:
-    """One line that a table takes, with names of options and files as code."""
+    """One line for a table, with names of options and files as code."""
     line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
     return re.sub(r"(?<![`\w-])(--[a-z][a-z-]*)", r"`\1`", line)

@@ -1,8 +1,8 @@
-"""Docstrings of this package as griffe reads Google's style.
+"""Convert this package's docstrings to the Google style that griffe reads.
 
-Names that share an explanation (``height, width: ...``) become an entry each, ``Attributes`` of several
-names likewise; double backticks are Markdown already. ``Example`` becomes ``Examples``, the only heading
-below which griffe reads doctests as code: elsewhere an output such as ``['a']`` is a Markdown reference.
+Names that share an explanation (``height, width: ...``) become one entry each, also in ``Attributes``; double
+backticks are already Markdown. ``Example`` becomes ``Examples``, the only heading below which griffe reads
+doctests as code: elsewhere an output such as ``['a']`` is a Markdown reference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHARED = re.compile(r"^(?P<indent> +)(?P<names>\w+(?:, \w+)+): (?P<text>.*)$")
 
 
 class OwnStyle(Extension):
-    """Turns this package's docstrings into those that griffe reads."""
+    """Converts this package's docstrings to those that griffe reads."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrite the docstring before it is parsed."""

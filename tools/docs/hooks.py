@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds the site: generated pages, and links that lead out of ``docs/``."""
+"""Hooks for building the site with MkDocs: generated pages, and links that lead out of ``docs/``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GENERATED = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie elsewhere in the repository."""
+    """Add the pages that are elsewhere in the repository."""
     for source, place in links.ELSEWHERE.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, place, content=text))
@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in what is generated, and turn links of the repository into links of the site."""
+    """Fill in the generated parts, and turn links in the repository into links in the site."""
     for marker, generate in GENERATED.items():
         if marker in markdown:
             markdown = markdown.replace(marker, generate())

@@ -1,11 +1,11 @@
-"""Links between files of the repository as links between pages of the site."""
+"""Convert links between files of the repository to links between pages of the site."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 
-# Pages of the repository outside docs/: where they are in the site.
+# Pages of the repository outside docs/, and their places in the site.
 ELSEWHERE = {
     "ARCHITECTURE.md": "project/architecture.md",
     "CHANGELOG.md": "project/changelog.md",
@@ -22,7 +22,7 @@ _LINK = re.compile(
 
 
 def rewritten(markdown: str, place: str) -> str:
-    """The page at ``place`` of the site with links to other pages of it.
+    """The page at ``place`` in the site, with its links converted.
 
     A link to a file that the site does not have (a source file) becomes its label.
     """
@@ -30,7 +30,7 @@ def rewritten(markdown: str, place: str) -> str:
 
     def link(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found["path"]))
-        if target == "docs/README.md":  # for people who write pages; mkdocs.yml leaves it out
+        if target == "docs/README.md":  # for writers of pages; mkdocs.yml omits it
             return found["label"]
         if target.startswith("docs/"):
             goal = target.removeprefix("docs/")

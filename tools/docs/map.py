@@ -1,8 +1,8 @@
-"""The map of the package in ARCHITECTURE.md: its rooms from the top down, and what each imports.
+"""Draw the map of the package in ARCHITECTURE.md: its rooms from the top down, and what each imports.
 
-``python -m tools.docs.map`` writes the order of the rows and their last column, which it reads off the
-imports; what a room is for is written by hand and kept. ``--check`` writes nothing and exits with 1 if
-the page differs.
+``python -m tools.docs.map`` writes the order of the rows and their last column, taken from the imports; the
+purpose of each room is written by hand and kept. ``--check`` writes nothing and exits with 1 if the page
+differs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import grimp
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "ARCHITECTURE.md"
-EVERYWHERE = "errors"  # imported by every room, so no arrow says it
+EVERYWHERE = "errors"  # imported by every room, so no arrow shows it
 _BLOCK = re.compile(r"(?<=<!-- map -->\n).*?(?=<!-- /map -->)", re.DOTALL)
 _ROW = re.compile(r"^\| `(\w+)` \| ([^|\n]+) \|", re.MULTILINE)
 
@@ -25,9 +25,9 @@ Arrows = Mapping[str, frozenset[str]]
 
 
 def arrows(package: str = "capsedge") -> Arrows:
-    """The rooms that each room imports, also inside functions and for type checkers only.
+    """The rooms that each room imports, including imports inside functions and those only for type checkers.
 
-    A room is a folder or a file at the top of the package; ``__main__`` only leads into them.
+    A room is a folder or a file at the top of the package; ``__main__`` only starts them.
     """
     graph = grimp.build_graph(package, cache_dir=None)
     found: dict[str, set[str]] = {}
@@ -43,10 +43,10 @@ def _room(module: str) -> str:
 
 
 def from_the_top(imports: Arrows) -> list[str]:
-    """The rooms in an order in which each stands above all that it imports.
+    """The rooms in an order that puts each above all that it imports.
 
     Raises:
-        ValueError: some import each other in a circle.
+        ValueError: some rooms import each other in a circle.
     """
     placed: list[str] = []
     left = set(imports)
@@ -76,7 +76,7 @@ def drawn(imports: Arrows, purposes: Mapping[str, str]) -> str:
 
 
 def updated(page: str, imports: Arrows) -> str:
-    """The page with its map drawn anew.
+    """The page with its map redrawn.
 
     Raises:
         ValueError: as `drawn`, or the page has no map.

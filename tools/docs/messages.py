@@ -1,7 +1,7 @@
 """Collect every message of the package into one list, tests/cli/messages.txt, to read and to compare.
 
-Errors (what, why, fix), warnings and what commands print come from the Python sources, errors of libcapsedge
-and of the browser package from their calls, and usage errors from command lines that are run.
+Errors (what, why, fix), warnings and printed lines come from the Python sources, errors of libcapsedge and of
+the browser package from their calls, and usage errors from running command lines.
 ``python -m tools.docs.messages`` rewrites the list. ``{name}`` stands for a value, and ``(one|other)`` for a
 choice of texts.
 """
@@ -23,7 +23,7 @@ LIST = ROOT / "tests/cli/messages.txt"
 _CLASS = re.compile(r"^class (\w+)\(([\w., ]+)\):", re.MULTILINE)
 _SENTENCE = re.compile(r"[A-Za-z`]\S*\s+\S*[A-Za-z{]")  # two words: neither a name nor a key
 _ORDER = ("", "why", "fix")
-_PRINTS = ("say", "say_rows", "log", "log_next", "warn")  # of `capsedge.cli._output`
+_PRINTS = ("say", "say_rows", "log", "log_next", "warn")  # functions of `capsedge.cli._output`
 _KEYWORDS = {"what": "", "why": "why", "fix": "fix", "command": "command"}
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _MAKES_TEXT = re.compile(r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem")
@@ -33,8 +33,8 @@ class Message(NamedTuple):
     """A message.
 
     Attributes:
-        kind: the class of an error; ``warning``, ``log`` or ``say``; or the function that is given the text.
-        parts: what it says; each part has a name, such as ``why``, which is empty for the first.
+        kind: the class of an error; ``warning``, ``log`` or ``say``; or the function that receives the text.
+        parts: its texts; each part has a name, such as ``why``, which is empty for the first.
     """
 
     kind: str
@@ -93,7 +93,7 @@ def error_classes() -> frozenset[str]:
 
 
 def python_messages(text: str) -> Iterator[Message]:
-    """The messages of a module, in its order; those of a function that is given texts, where it is called."""
+    """The messages of a module, in order; those of a function that receives texts, at its calls."""
     tree = ast.parse(text)
     nodes = list(_in_order(tree))
     module = _assigned(node for node in tree.body if isinstance(node, ast.Assign))
@@ -110,7 +110,7 @@ def python_messages(text: str) -> Iterator[Message]:
 
 
 def _in_order(tree: ast.AST) -> Iterator[tuple[ast.AST, _Function | None]]:
-    """Nodes as they are written, each with the function that it is in."""
+    """Nodes in source order, each with its enclosing function."""
     waiting: list[tuple[ast.AST, _Function | None]] = [(tree, None)]
     while waiting:
         node, around = waiting.pop()
@@ -122,7 +122,7 @@ def _in_order(tree: ast.AST) -> Iterator[tuple[ast.AST, _Function | None]]:
 def _message(
     node: ast.AST, around: _Function | None, makers: set[str], names: _Names
 ) -> Message | None:
-    """The message that a node is, if it is one."""
+    """The message in a node, if there is one."""
     if isinstance(node, ast.Call):
         name = _name(node.func)
         if name in error_classes():
@@ -152,7 +152,7 @@ def _message(
 
 
 def _cells(node: ast.expr) -> list[ast.expr]:
-    """The cells of a row that `say_rows` prints, or of each of several."""
+    """The cells of one or several rows that `say_rows` prints."""
     match node:
         case ast.Tuple(elts=cells):
             return cells
@@ -181,7 +181,7 @@ def _of_texts(kind: str, texts: Sequence[str]) -> Message | None:
 
 
 def _passes(call: ast.Call, function: _Function) -> bool:
-    """Whether a call makes an error of a text that its function is given."""
+    """Whether a call makes an error from a text passed to its function."""
     if _name(call.func) not in error_classes():
         return False
     given = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)} - {"self", "name"}
@@ -190,7 +190,7 @@ def _passes(call: ast.Call, function: _Function) -> bool:
 
 
 def _filled(node: ast.AST) -> list[ast.expr]:
-    """What an f-string fills in."""
+    """The values in an f-string."""
     return [part.value for part in ast.walk(node) if isinstance(part, ast.FormattedValue)]
 
 
@@ -201,14 +201,14 @@ def _is_warning(node: ast.AST) -> bool:
 
 
 def _name(node: ast.AST) -> str:
-    """The last name of ``a.b.c``, or of what is called or taken from."""
+    """The last name of ``a.b.c``, of a call or of a subscript."""
     while isinstance(node, (ast.Call, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return getattr(node, "attr", "") or getattr(node, "id", "")
 
 
 def _assigned(nodes: Iterable[ast.AST]) -> dict[str, list[ast.expr]]:
-    """What is assigned to each name."""
+    """The values assigned to each name."""
     found: dict[str, list[ast.expr]] = defaultdict(list)
     for node in nodes:
         if not isinstance(node, ast.Assign):
@@ -224,7 +224,7 @@ def _assigned(nodes: Iterable[ast.AST]) -> dict[str, list[ast.expr]]:
 
 
 class _Names(dict[str, list[ast.expr]]):
-    """What the names of a function have been assigned, to show texts by it."""
+    """The values assigned to a function's names, used to show texts."""
 
     def text(self, node: ast.AST) -> str:
         """A text as it is shown."""
@@ -276,7 +276,7 @@ class _Names(dict[str, list[ast.expr]]):
 
 # --- Usage errors ---
 
-# Wrong in every way that the parser knows; what verbs check themselves is in their sources.
+# Wrong in every way that the parser detects; the verbs' own checks are in their sources.
 _COMMAND_LINES = (
     "infr",
     "deploy wbe",
@@ -296,7 +296,7 @@ _COMMAND_LINES = (
 
 
 def usage_errors() -> str:
-    """What the command line's parser says of wrong command lines."""
+    """The parser's messages for wrong command lines."""
     from capsedge.cli import app
     from capsedge.errors import UsageError
 
@@ -315,7 +315,7 @@ def usage_errors() -> str:
 
 
 def cpp_messages(text: str) -> Iterator[Message]:
-    """Errors of libcapsedge: ``Failure(code, what, why, fix)``, and reasons that become one."""
+    """Errors of libcapsedge: ``Failure(code, what, why, fix)``, and reasons that become failures."""
     for name, arguments in _calls(text, r"\b(Failure|JsonError|Error)\("):
         yield from _written(name, arguments[1:] if name == "Failure" else arguments)
 
@@ -356,7 +356,7 @@ def _calls(text: str, pattern: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _literals(code: str) -> str:
-    """The texts of an expression joined, with ``{name}`` for all else."""
+    """The texts of an expression joined, with ``{name}`` for everything else."""
     out = ""
     between = ""
     for token in [*_TOKEN.finditer(code), None]:

@@ -1,1 +1,1 @@
-"""Everything to run on a GPU that is there for minutes: see `__main__`."""
+"""Run everything on a GPU that is available only for minutes: see `__main__`."""

@@ -1,13 +1,13 @@
-"""Everything to run on a GPU that is there for minutes, in one command.
+"""Run everything on a GPU that is available only for minutes, in one command.
 
     python -m tools.first_gpu_day --plan             # steps and minutes; runs nothing
-    python -m tools.first_gpu_day --pack gpu.tar.gz  # what a machine without a network must be given
-    python -m tools.first_gpu_day                    # all of it; run again, it goes on where it stopped
+    python -m tools.first_gpu_day --pack gpu.tar.gz  # what a machine without network access needs
+    python -m tools.first_gpu_day                    # all of it; run again, it continues where it stopped
     python -m tools.first_gpu_day --stage latency --minutes 5
     python -m tools.first_gpu_day --device emulated  # a rehearsal on a CPU, with small sizes
 
-Needs a driver, Python and numpy; what else a step needs and does not find is named in the report. No setting
-of the GPU is changed, and nothing is downloaded.
+Needs a driver, Python and numpy; the report lists anything else that a step lacks. No GPU setting is changed,
+and nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nsight Compute's counts beside those of the executed PTX, which `benchmarks.cuda_counts` made on a CPU."""
+"""Compare Nsight Compute's counts with those of the PTX executed on a CPU by `benchmarks.cuda_counts`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.cuda_bounds import DEVICES
 
 COUNTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "cuda-counts.json"
-LAYERS = {  # as the two programs name them
+LAYERS = {  # by the names of the two programs
     ("digit", 1): "dynamic, B=1",
     ("digit", 128): "dynamic, B=128",
     ("16 to 7", 1): "EM, B=1",
@@ -25,14 +25,14 @@ HEADER = (
 
 
 def rows(gpu: Mapping[str, Any], counters: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """A row for each kernel of the layers that were counted in both ways; none for a GPU without counts.
+    """A row for each kernel of the layers counted in both ways; none for a GPU without counts.
 
-    PTX instructions are counted without moves, which ptxas mostly removes. A conflict is a turn of the banks
-    beyond the least; words are served all at once, or a request of 8 or 16 bytes per lane in phases.
+    PTX instructions are counted without moves, which ptxas mostly removes. A conflict is a cycle of the banks
+    beyond the minimum; words are served all at once, requests of 8 or 16 bytes per lane in phases.
 
     Args:
-        gpu: of the inventory: ``compute_capability``, ``multiprocessors``.
-        counters: documents of the step *counters*.
+        gpu: from the inventory: ``compute_capability``, ``multiprocessors``.
+        counters: documents from the step *counters*.
     """
     known = json.loads(COUNTS.read_text())["devices"]
     size = (int(gpu["compute_capability"].replace(".", "")), gpu["multiprocessors"])
@@ -62,7 +62,7 @@ def _row(counted: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> I
 
 
 def _base(kernel: str) -> str:
-    """``tiled_kernel`` of the name of an instance, by Nsight or by the symbol."""
+    """The base name, such as ``tiled_kernel``, of an instance named by Nsight or by its symbol."""
     found = re.search(r"(\w+_kernel)\b", kernel)
     return found[1] if found else kernel
 

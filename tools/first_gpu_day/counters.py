@@ -1,7 +1,7 @@
 """Nsight Compute's counts for one layer: ``python -m tools.first_gpu_day.counters --layer digit --batch 1``.
 
-Counts of instructions, of bytes from memory and of bank conflicts in shared memory, for each kernel of one
-call. They do not depend on clocks, which stay as they are.
+It counts instructions, bytes from memory and bank conflicts in shared memory, for each kernel of one call.
+The counts do not depend on clocks, which are left unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ METRICS = (
 
 
 def once(name: str, batch: int, scheme: str) -> None:
-    """One call of the first layer with this in its name."""
+    """Make one call of the first layer whose name contains this."""
     layer = next(x for _, x in gpu.layers([batch]) if name in x.name)
     path = cuda_library.gpu_library()
     if path is None:
@@ -68,7 +68,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Write the counts as JSON; exit code 1 with ncu's own words where it fails."""
+    """Write the counts as JSON; exit code 1 with ncu's own message if it fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layer", required=True)
     parser.add_argument("--batch", type=int, required=True)

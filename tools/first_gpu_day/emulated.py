@@ -1,4 +1,4 @@
-"""No GPU, for a rehearsal: nvcc's PTX for 9.0, executed on the CPU by a libcudart for tests (`tools.ptx`)."""
+"""Rehearse without a GPU: nvcc's PTX for 9.0, executed on the CPU by a libcudart for tests (`tools.ptx`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tools.ptx import build
 
 
 def environment() -> dict[str, str]:
-    """The variables that make the steps use it.
+    """The environment variables that make the steps use it.
 
     Raises:
         EnvironmentProblem: nvcc, a C++ compiler or AVX2 is missing.

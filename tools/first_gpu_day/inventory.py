@@ -1,4 +1,4 @@
-"""What the machine has: ``python -m tools.first_gpu_day.inventory FILE``. No setting is changed."""
+"""List what the machine has: ``python -m tools.first_gpu_day.inventory FILE``. No setting is changed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMI = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,clocks.sm,p
 
 
 def inventory() -> dict[str, Any]:
-    """Facts, and under ``found`` what steps may need: empty, or why it is missing."""
+    """Facts about the machine; ``found`` lists what steps may need: empty, or why it is missing."""
     gpu, why = _gpu()
     programs = {name: _program(name) for name in PROGRAMS}
     packages = {name: _version(name) for name in PACKAGES}
@@ -88,7 +88,7 @@ def _kernels() -> str:
 
 
 def _torch() -> str:
-    """Asked in a process of its own, which importing torch may end."""
+    """Ask in a separate process, since importing torch may crash it."""
     code = "import torch; print(torch.cuda.is_available())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -97,7 +97,7 @@ def _torch() -> str:
 
 
 def _onnxruntime() -> str:
-    """Asked without starting the provider."""
+    """Ask without starting the provider."""
     try:
         import onnxruntime
     except ImportError as error:

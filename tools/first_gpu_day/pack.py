@@ -1,4 +1,4 @@
-"""What a machine without a network must be given: sources and the kernels, compiled, in one archive."""
+"""Pack what a machine without network access needs: sources and compiled kernels, in one archive."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LIMIT = 60_000_000
 
 
 def files() -> list[Path]:
-    """What is carried: the repository's own files, and the compiled kernels.
+    """The files to pack: the repository's own files and the compiled kernels.
 
     Raises:
-        FileNotFoundError: the kernels are not built, or this is no checkout.
+        FileNotFoundError: the kernels are not built, or this is not a checkout.
     """
     if not (ROOT / ".git").exists():
         raise FileNotFoundError("an archive is packed in a checkout; this is none")
@@ -35,7 +35,7 @@ def files() -> list[Path]:
 
 
 def size() -> int:
-    """Bytes before compression."""
+    """Size in bytes before compression."""
     return sum(path.stat().st_size for path in files())
 
 

@@ -1,4 +1,4 @@
-"""One JSON and one Markdown report of all that has run so far."""
+"""Write a JSON and a Markdown report on everything that has run so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(state: State, steps: Sequence[Step], emulated: bool) -> None:
 
 
 def collect(state: State, steps: Sequence[Step], emulated: bool) -> dict[str, Any]:
-    """Every step with its verdict and its own document."""
+    """Every step, with its verdict and document."""
     rows = []
     for step in steps:
         result = state.result(step) or {"verdict": "open", "why": "", "seconds": 0.0}

@@ -1,4 +1,4 @@
-"""Run steps, each in a process of its own; every result is a file, written at once."""
+"""Run steps, each in its own process; every result is a file, written immediately."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class State:
     folder: Path
 
     def result(self, step: Step) -> Result | None:
-        """What an earlier run wrote; None if the step is still to be done."""
+        """The result of an earlier run; None if the step still has to run."""
         path = self.folder / f"{step.name}.json"
         if not path.is_file():
             return None
@@ -43,18 +43,18 @@ class State:
         return self.folder / f"{step.name}.result.json"
 
     def save(self, step: Step, result: Result) -> None:
-        """Completely or not at all."""
+        """Write a result, completely or not at all."""
         text = json.dumps(result, indent=1) + "\n"
         write_bytes(self.folder / f"{step.name}.json", text.encode())
 
     def document(self, step: Step) -> Any:
-        """What the step wrote; None if it wrote nothing, or was stopped before."""
+        """The step's document; None if it wrote nothing, or was stopped first."""
         path = self.output(step)
         return json.loads(path.read_text()) if path.is_file() else None
 
 
 def workers() -> int:
-    """How many processes run at once, where none measures time."""
+    """How many processes run at once if none measures time."""
     return max(1, min(6, (os.cpu_count() or 2) // 2))
 
 
@@ -62,14 +62,14 @@ def run(
     state: State, steps: Sequence[Step], seconds: float, environment: dict[str, str],
     report: Callable[[str], None],
 ) -> None:  # fmt: skip
-    """Run what is still to be done until the time is used up.
+    """Run the remaining steps until the time is used up.
 
-    Steps that measure time run alone; of the others as many at once as half of the cores.
+    Steps that measure time run alone; of the others, half as many as there are cores run at once.
 
     Args:
-        seconds: that no new step begins after; a step that would end later is stopped there.
+        seconds: time limit: no new step begins after it, and a running step is stopped there.
         environment: variables of the processes.
-        report: takes a line for each step.
+        report: called with a line for each step.
     """
     end = time.monotonic() + seconds
 
@@ -81,7 +81,7 @@ def run(
             return
         result = _run(step, state, min(step.limit, left), environment)
         if result["verdict"] == "stopped" and left < step.limit:
-            report(f"{step.name}: no time left")  # to be done again
+            report(f"{step.name}: no time left")  # to be run again
             return
         state.save(step, result)
         report(
@@ -125,7 +125,7 @@ def _run(step: Step, state: State, limit: float, environment: dict[str, str]) ->
 
 
 def _missing(step: Step, state: State) -> str:
-    """The first need that the inventory did not find."""
+    """The first requirement that the inventory did not find."""
     path = state.folder / "inventory.result.json"
     if not step.needs or not path.is_file():
         return ""

@@ -1,4 +1,4 @@
-"""The steps of the day, the most telling of a stage first: each is one process with its own limit."""
+"""The steps of the day, the most informative of each stage first; each is one process with its own limit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.native.cuda_behaviour import BEHAVIOURS
 from tests.native.cuda_sanitizer import TOOLS
 
 STAGES = ("inventory", "conformance", "behaviour", "sanitizer", "latency", "counters", "models")
-OUTPUT = "{output}"  # in a command: the file for its result
+OUTPUT = "{output}"  # in a command, stands for the file of its result
 BATCHES = (1, 128, 8, 32)
 MODELS = ("capsnet-mnist:3", "em-smallnorb:3", "attention-cifar10-simple:2")
-PEERS: dict[str, tuple[str, ...]] = {  # by how their names begin: what they need beside torch
+PEERS: dict[str, tuple[str, ...]] = {  # requirements besides torch, by prefix of the name
     "torch": (),
     "ONNX Runtime": ("onnxruntime",),
     "TensorRT,": ("tensorrt",),
@@ -28,13 +28,13 @@ class Step:
     """One process.
 
     Attributes:
-        name: also the name of its files.
-        stage: of `STAGES`.
-        command: its words; `OUTPUT` stands for the file of its result.
-        seconds: expected, on a fast machine.
+        name: its name, also of its files.
+        stage: one of `STAGES`.
+        command: its arguments; `OUTPUT` stands for the file of its result.
+        seconds: expected duration on a fast machine.
         limit: seconds after which it is stopped.
         needs: what the inventory must have found.
-        timed: it measures time, so that nothing else runs beside it.
+        timed: whether it measures time, so that nothing else may run at the same time.
     """
 
     name: str
@@ -51,7 +51,7 @@ def _python(module: str, *words: str) -> tuple[str, ...]:
 
 
 def steps(small: bool = False) -> list[Step]:
-    """All of them, in order.
+    """All steps, in order.
 
     Args:
         small: few cases and sizes, for a rehearsal on an emulated GPU.

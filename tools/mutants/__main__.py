@@ -39,7 +39,7 @@ LEAST = 40
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant: the first test of each tier that found it, if one did."""
+    """The fate of a mutant: the first test of each tier that detected it, if one did."""
 
     file: str
     line: int
@@ -74,7 +74,7 @@ def main() -> int:
         if not options.again:
             measure(trees, names, parts)
         reach = Reach()
-        for part in filter(Path.is_file, parts):  # a process without tests writes none
+        for part in filter(Path.is_file, parts):  # a process without tests writes nothing
             reach.add(part)
         for name in names:
             run(trees, SUBJECTS[name], reach, options.count, OUT / f"{name}.json")
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def measure(trees: list[Tree], names: list[str], parts: list[Path]) -> None:
-    """Run the subjects' tests, each tree its share, and write what they reach."""
+    """Run the subjects' tests, divided among the trees, and record the lines that they reach."""
     folders = {folder for name in names for folder in SUBJECTS[name].tests}
     tests = sorted(
         {str(file.relative_to(ROOT)) for folder in folders for file in
@@ -114,7 +114,7 @@ def measure(trees: list[Tree], names: list[str], parts: list[Path]) -> None:
 
 
 def run(trees: list[Tree], subject: Subject, reach: Reach, count: int, target: Path) -> None:
-    """So many mutants of a subject, evenly from its files, each against the tests that reach it."""
+    """Run a number of a subject's mutants, evenly from its files, each against the tests that reach it."""
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutants in zip_longest(*(mutants_of(file, reach, count) for file in subject.files)):
         for mutant in filter(None, mutants):
@@ -141,7 +141,7 @@ def run(trees: list[Tree], subject: Subject, reach: Reach, count: int, target: P
 
 
 def mutants_of(file: str, reach: Reach, count: int) -> Iterator[Mutant]:
-    """In the order in which they are taken."""
+    """The mutants, in the order in which they are run."""
     if file.endswith(".py"):
         return islice(python_mutants(ROOT, file, set(reach.lines.get(file, {}))), count)
     return cpp_mutants(ROOT, file)
@@ -150,8 +150,8 @@ def mutants_of(file: str, reach: Reach, count: int) -> Iterator[Mutant]:
 def tests_of(mutant: Mutant, subject: Subject, reach: Reach) -> list[str]:
     """The tests that reach its line: those of the module's own test file first, then the cheapest.
 
-    For what runs on import, all that reach the file; of C++ and of files of constants, nothing is known, so
-    all tests of the subject.
+    For code that runs on import, they are all tests that reach the file; for C++ and files of constants,
+    whose reach is unknown, all tests of the subject.
     """
     found = every = reach.reaching(mutant.file, None)
     if not every:
@@ -164,7 +164,7 @@ def tests_of(mutant: Mutant, subject: Subject, reach: Reach) -> list[str]:
 
 
 def judge(tree: Tree, mutant: Mutant, tests: list[str], reach: Reach) -> Result | None:
-    """Run the fast tests, and the thorough ones on what those let live; nothing if it does not compile."""
+    """Run the fast tests, then the thorough ones if the mutant survives; nothing if it does not compile."""
     begin = time.monotonic()
     found, skipped = ["", ""], 0
     with tree.changed(mutant):
@@ -190,7 +190,7 @@ def judge(tree: Tree, mutant: Mutant, tests: list[str], reach: Reach) -> Result 
 
 
 def affordable(tests: list[str], reach: Reach) -> tuple[list[str], float]:
-    """The cheapest tests, within the budget, and what they cost."""
+    """The cheapest tests within the budget, and their cost."""
     taken: list[str] = []
     cost = 0.0
     for name in tests:
@@ -202,7 +202,7 @@ def affordable(tests: list[str], reach: Reach) -> tuple[list[str], float]:
 
 
 def report(subjects: dict[str, list[Result]]) -> tuple[str, float]:
-    """The table with all survivors, and the share of what all tests find that the fast ones find."""
+    """The table of all survivors, and the share of detected mutants that the fast tests detect."""
     rows, lived = [], []
     all_fast = all_found = 0
     for name, results in subjects.items():

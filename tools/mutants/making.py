@@ -1,4 +1,4 @@
-"""Mutants of a source file: mutmut's operators for Python, changes of single tokens for C++."""
+"""Make mutants of a source file: mutmut's operators for Python, changes of single tokens for C++."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mutant:
         file: relative to the root of the repository.
         line: where the changed expression begins.
         statement: the first line of the statement around it.
-        imported: whether the line runs when the module is imported, not when a test calls it.
+        imported: whether the line runs on import, not when a test calls it.
         text: the whole file with the change.
     """
 
@@ -50,7 +50,7 @@ _LEFT_ALONE = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Ra
 
 
 class _Places(cst.CSTVisitor):
-    """Every node that an operator changes, except in what is left alone, and in texts for people."""
+    """Every node that an operator changes, except in excluded code and in texts for people."""
 
     METADATA_DEPENDENCIES = (PositionProvider,)
 
@@ -79,7 +79,7 @@ class _Places(cst.CSTVisitor):
 
 
 def python_mutants(root: Path, file: str, covered: set[int]) -> Iterator[Mutant]:
-    """At most one mutant a line of those that are covered, in an order by chance that is always the same."""
+    """At most one mutant per covered line, in a random order that is always the same."""
     original = (root / file).read_text(encoding="utf-8")
     wrapper = MetadataWrapper(cst.parse_module(original))
     places = _Places()
@@ -116,7 +116,7 @@ _IGNORED = re.compile(r"//.*$|\"[^\"]*\"|^\s*#.*$")
 
 
 def cpp_mutants(root: Path, file: str) -> Iterator[Mutant]:
-    """Likewise for C++, where every line counts as covered; some do not compile."""
+    """The same for C++, where every line counts as covered; some mutants do not compile."""
     original = (root / file).read_text(encoding="utf-8")
     lines = original.splitlines(keepends=True)
     chance = random.Random(f"{SEED} {file}")
@@ -128,7 +128,7 @@ def cpp_mutants(root: Path, file: str) -> Iterator[Mutant]:
 
 
 def _changes(line: str) -> Iterator[str]:
-    # Comments and texts keep their places, but nothing in them is changed.
+    # Comments and strings stay in place, but nothing in them is changed.
     code = _IGNORED.sub(lambda found: "\0" * len(found[0]), line)
     for old, new in _TOKENS:
         for found in re.finditer(re.escape(old), code):

@@ -1,4 +1,4 @@
-"""Building the kernels of a copy again after a change of a planner."""
+"""Rebuild the kernels of a copy after a planner has changed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .subjects import CPU, CUDA
 
 
 def compiles(tree: Tree, file: str) -> bool:
-    """Build what a file belongs to; Python needs nothing."""
+    """Build the library that a file belongs to; Python files need no build."""
     if file == CUDA:
         return _cuda(tree.folder)
     if file == CPU:
@@ -21,7 +21,7 @@ def compiles(tree: Tree, file: str) -> bool:
 
 
 def _cuda(folder: Path) -> bool:
-    """The emulation, where its tests look for it; all units but the planner are compiled once."""
+    """Build the emulation where its tests look for it; all units but the planner are compiled once."""
     sources, build = folder / Path(CUDA).parent, folder / "build" / "cuda-host"
     build.mkdir(parents=True, exist_ok=True)
     objects = []
@@ -49,7 +49,7 @@ def _cuda(folder: Path) -> bool:
 
 
 def _cpu(folder: Path) -> bool:
-    """The operator library, in the place of the installed one."""
+    """Build the operator library in place of the installed one."""
     build = folder / "build" / "native"
     if not (build / "CMakeCache.txt").is_file():
         command = ["cmake", "-S", str(folder / "capsedge" / "runtime" / "native"), "-B", str(build)]
@@ -57,7 +57,7 @@ def _cpu(folder: Path) -> bool:
     command = ["cmake", "--build", str(build), "--target", "capsedge_ort"]
     if subprocess.run(command, capture_output=True, check=False, env=os.environ).returncode:
         return False
-    # Another file, not new content in one that a process may have open.
+    # Write another file instead of changing one that a process may have open.
     made = folder / "capsedge" / "runtime" / "_native" / "libcapsedge_ort.so"
     made.unlink()
     shutil.copy2(next(build.rglob("libcapsedge_ort.so")), made)

@@ -1,9 +1,8 @@
-"""A pytest plugin that writes which test reaches which line, and what each test costs.
+"""A pytest plugin that records which test reaches which line, and the cost of each test.
 
     MUTANTS_REACH='{"files": [...], "target": ...}' python -m pytest -p tools.mutants.reach tests/graph
 
-What runs in other processes is not seen. A fixture of a module or a session counts for every test that
-uses it.
+Code in other processes is not seen. A fixture of a module or a session counts for every test that uses it.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ class Test:
 
 @dataclass
 class Reach:
-    """What was measured: the tests, and for each file and line the tests and fixtures that run it."""
+    """The measurements: the tests, and for each file and line the tests and fixtures that run it."""
 
     tests: dict[str, Test] = field(default_factory=dict)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
 
     def add(self, path: Path) -> None:
-        """Add what one run wrote."""
+        """Add the record of one run."""
         said = json.loads(path.read_text(encoding="utf-8"))
         self.tests |= {name: Test(**fields) for name, fields in said["tests"].items()}
         for file, lines in said["lines"].items():
@@ -49,7 +48,7 @@ class Reach:
                 mine.setdefault(int(line), []).extend(names)
 
     def reaching(self, file: str, lines: set[int] | None) -> list[str]:
-        """The passing tests that reach one of the lines, or any."""
+        """The passing tests that reach one of the lines, or any line."""
         known = self.lines.get(file, {})
         names = {
             name
@@ -69,7 +68,7 @@ class Reach:
         return sorted(found, key=lambda name: (self.tests[name].cost, name))
 
 
-if VARIABLE in os.environ:  # as a plugin, from before anything of the package is imported
+if VARIABLE in os.environ:  # loaded as a plugin, before anything of the package is imported
     _ROOT = Path.cwd()
     _JOB = json.loads(os.environ[VARIABLE])
     _coverage = Coverage(

@@ -1,4 +1,4 @@
-"""A copy of the repository whose tests run in forks of a process that has imported PyTorch already."""
+"""Run the tests of a copy of the repository in forks of a process that has already imported PyTorch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "_editable_skbc_capsedge" not in
 
 
 class Tree:
-    """The copy, and the process that runs its tests."""
+    """The copy of the repository, and the process that runs its tests."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder, self._root = folder, root
@@ -92,7 +92,7 @@ class Tree:
 
     @contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:
-        """The copy with the mutant in it."""
+        """The copy, with the mutant in it."""
         file = self.folder / mutant.file
         original = file.read_text(encoding="utf-8")
         for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
@@ -104,12 +104,12 @@ class Tree:
             file.write_text(original, encoding="utf-8")
 
     def finds(self, mutant: Mutant, tests: list[str], seconds: float) -> str:
-        """What finds a mutant that is in the copy: a test, or how the process ended; else empty."""
+        """What detects the mutant in the copy: a test, or how the process ended; empty if nothing does."""
         for part in (tests[:FIRST], tests[FIRST:]):
             left = list(part)
             while left:
                 code, failed = self._run(left, seconds)
-                if code == USAGE:  # the names of cases may come from what has changed
+                if code == USAGE:  # the names of cases may depend on the change
                     code, failed = self._run(
                         sorted({name.partition("[")[0] for name in left}), seconds
                     )
@@ -136,7 +136,7 @@ class Tree:
         return done.returncode, ""
 
     def _is_sound(self, test: str, mutant: Mutant) -> bool:
-        """Whether a test that found a mutant passes without it, here and alone."""
+        """Whether a test that detected a mutant passes without it, run here alone."""
         if test not in self._sound:
             file = self.folder / mutant.file
             file.write_text(

@@ -1,4 +1,4 @@
-"""What mutants are made of: files whose faults matter, and the tests that are there to find them."""
+"""List the sources of mutants: files whose faults matter, and the tests that should find them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CPU = "capsedge/runtime/native/kernels/cpu/support/plan.cpp"
 
 @dataclass(frozen=True)
 class Subject:
-    """Files whose faults matter, and the tests that are there to find them."""
+    """Files whose faults matter, and the tests that should find them."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]

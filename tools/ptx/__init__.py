@@ -1,5 +1,5 @@
-"""nvcc's own code on the CPU: the PTX of the CUDA kernels, executed, and a libcudart that runs it.
+"""Run nvcc's own code on the CPU: the PTX of the CUDA kernels, and a libcudart that executes it.
 
 `build` compiles the kernels' library, unmodified, for one architecture and with a shared libcudart; `native`
-holds the libcudart for tests that it then finds, which executes the PTX of the same compilation.
+holds the test libcudart that this library then loads, which executes the PTX of the same compilation.
 """

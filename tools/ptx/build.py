@@ -1,4 +1,4 @@
-"""The kernels' library, its PTX and the libcudart that executes it, built once for each of their states."""
+"""Build the kernels' library, its PTX and the libcudart that executes it, once per state of the sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUILD = ROOT / "build" / "ptx"
 NATIVE = Path(__file__).with_name("native")
 KERNELS = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
 ARCHITECTURES = (75, 87, 90)
-# Vectors of eight for the lanes of a warp; no assumption that changes a result.
+# Vectors of eight for the lanes of a warp; no option that changes results.
 HOST = "-fPIC,-O3,-mavx2,-mfma,-mf16c,-fno-math-errno,-fno-trapping-math,-Wall,-Wextra"
 
 
@@ -34,7 +34,8 @@ class Built:
     """A compilation for one architecture.
 
     Attributes:
-        folder: with ``kernels.ptx`` and ``resources.txt``, the registers and spilled bytes of each kernel.
+        folder: the folder with ``kernels.ptx`` and ``resources.txt``, the registers and spilled bytes of each
+            kernel.
         library: the kernels' library.
         cudart: the libcudart that executes the PTX.
     """
@@ -44,26 +45,26 @@ class Built:
     cudart: Path
 
     def variables(self, code: Path | None = None) -> dict[str, str]:
-        """The environment in which the project finds all three; `code`: a folder with other PTX."""
+        """The environment variables by which the project finds all three; `code`: a folder with other PTX."""
         paths = [str(self.cudart.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
         return {
-            "LD_LIBRARY_PATH": ":".join(paths),  # before another libcudart that the system has
+            "LD_LIBRARY_PATH": ":".join(paths),  # before any libcudart of the system
             "CAPSEDGE_PTX": str(code or self.folder),
             "CAPSEDGE_CUDART": str(self.cudart),
             "CAPSEDGE_CUDA_LIBRARY": str(self.library),
-            "CAPSEDGE_CUDA_FILL": "0",  # what no kernel wrote stays unwritten
+            "CAPSEDGE_CUDA_FILL": "0",  # memory that no kernel wrote stays unwritten
         }
 
 
 @lru_cache(maxsize=1)
 def nvcc() -> str | None:
-    """The compiler, or None."""
+    """The path of the compiler, or None."""
     return shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
 
 
 @lru_cache(maxsize=1)
 def unavailable() -> str:
-    """What this machine lacks; empty if nothing."""
+    """What this machine lacks; empty if it lacks nothing."""
     if nvcc() is None:
         return "needs nvcc: install CUDA 13"
     if shutil.which("g++") is None:
@@ -78,7 +79,7 @@ def unavailable() -> str:
 
 @lru_cache(maxsize=1)
 def version() -> str:
-    """Of nvcc, as in "nvcc 13.0.88"."""
+    """The version of nvcc, as in "nvcc 13.0.88"."""
     said = subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True).stdout
     found = re.search(r"\bV([\d.]+)", said)
     return f"nvcc {found[1] if found else '?'}"
@@ -103,7 +104,7 @@ def _run(*words: str) -> str:
 
 @contextmanager
 def _once(target: Path) -> Any:
-    """Yields a folder to fill, or None where the target is there; processes wait for each other."""
+    """Yield a folder to fill, or None if the target exists; processes wait for each other."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -121,7 +122,7 @@ def cudart(*flags: str) -> Path:
     """The libcudart that executes PTX.
 
     Args:
-        flags: more for the host's compiler, such as those of gcov.
+        flags: additional flags for the host compiler, such as those of gcov.
     """
     target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, *flags)}"
     with _once(target) as made:
@@ -136,7 +137,7 @@ def cudart(*flags: str) -> Path:
 
 
 def resources(said: str) -> dict[str, tuple[int, int]]:
-    """Registers and spilled bytes of each kernel, from what ``ptxas -v`` reports."""
+    """Registers and spilled bytes of each kernel, from the report of ``ptxas -v``."""
     found, name, spilled = {}, "", 0
     for line in said.splitlines():
         if match := re.search(r"Function properties for (\S+)", line):
@@ -149,10 +150,10 @@ def resources(said: str) -> dict[str, tuple[int, int]]:
 
 
 def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Built:
-    """The kernels for an architecture such as 90, compiled if they have changed: a minute and a half.
+    """The kernels for an architecture such as 90, compiled in a minute and a half if they have changed.
 
     Args:
-        flags: more for the host's compiler, separated by commas, such as those of gcov.
+        flags: additional flags for the host compiler, separated by commas, such as those of gcov.
 
     Raises:
         EnvironmentProblem: the compiler refuses them.
@@ -170,7 +171,7 @@ def _compile(architecture: int, files: list[Path], target: Path, flags: str) -> 
         folder = Path(name)
         sources = folder / "cuda"
         sources.mkdir()
-        for file in files:  # as they are now, whatever changes while nvcc works
+        for file in files:  # a copy of the current sources, which may change while nvcc works
             shutil.copy(file, sources)
         common = [str(nvcc()), "-std=c++17", f"-arch=sm_{architecture}", f"-I{sources}"]
         common += ["-cudart", "shared"]
@@ -193,7 +194,7 @@ def _compile(architecture: int, files: list[Path], target: Path, flags: str) -> 
 
 
 class Executor:
-    """The libcudart of the tests in this process, with what it has beyond CUDA."""
+    """The tests' libcudart in this process, with its functions beyond CUDA."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
@@ -201,15 +202,15 @@ class Executor:
         self.library.ptx_refuse.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
 
     def fault(self) -> str:
-        """What ended all work, if anything: why, kernel, thread and line of the PTX."""
+        """The fault that ended all work, if any: reason, kernel, thread and line of the PTX."""
         return str(self.library.ptx_fault().decode())
 
     def kernels(self) -> int:
-        """How many the PTX has."""
+        """Number of kernels in the PTX."""
         return int(self.library.ptx_kernels())
 
     def refuse(self, call: str, code: int, after: int = 0) -> None:
-        """Let a call of the CUDA runtime fail once, after so many of them."""
+        """Make one call of the CUDA runtime fail after a number of calls."""
         self.library.ptx_refuse(call.encode(), after, code)
 
     def reset(self) -> None:
@@ -223,7 +224,7 @@ class Executor:
 
 
 def use(architecture: int, code: Path | None = None) -> Executor:
-    """Make this process use the executed code in place of a GPU; before anything loads CUDA."""
+    """Make this process use the executed code instead of a GPU; call it before anything loads CUDA."""
     own = built(architecture)
     os.environ.update(own.variables(code))
     return Executor(own.cudart)

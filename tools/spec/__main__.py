@@ -1,7 +1,7 @@
 """Write the specification into C++, TypeScript and the documentation: ``python -m tools.spec``.
 
-What it writes is checked in, so that C++ and npm build without Python. ``--check`` writes nothing and exits
-with 1 if something is not up to date.
+The output is checked in, so that C++ and npm build without Python. ``--check`` writes nothing and exits with
+1 if something is not up to date.
 """
 
 from __future__ import annotations

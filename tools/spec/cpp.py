@@ -1,4 +1,4 @@
-"""The specification for C++ and C: headers of constants and tables, all of them known at compile time."""
+"""Write the specification for C++ and C: headers of constants and tables known at compile time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def limits() -> str:
 
 
 def cuda_limits() -> str:
-    """Of ``capsedge_cuda.h``, which is C and needs no other header: what is smaller there."""
+    """The part of ``capsedge_cuda.h``, a C header that includes no other: limits that are smaller there."""
     return _joined(
         f"#define CAPSEDGE_CUDA_MAX_{each.limit} {each.value}"
         for each in DIFFERENCES
@@ -48,7 +48,7 @@ def cuda_limits() -> str:
 
 
 def exit_codes() -> str:
-    """Of ``capsedge.h``: the codes of statuses."""
+    """The part of ``capsedge.h``: the status codes."""
     ends = [*[","] * (len(C_CODES) - 1), " "]
     entries = [
         (f"CAPSEDGE_{name} = {int(code)}{end}", meaning)
@@ -177,12 +177,12 @@ def _members(name: str, fields: tuple[Field, ...]) -> str:
 
 
 def in_namespace(name: str, body: str) -> str:
-    """The body within a namespace of ours."""
+    """The body within one of our namespaces."""
     return f"namespace capsedge::{name} {{\n\n{body}\n}}  // namespace capsedge::{name}\n"
 
 
 def header(about: str, includes: Iterable[str], body: str) -> str:
-    """A header; ``includes`` are as they are written, empty for an empty line."""
+    """A header; ``includes`` are written verbatim, an empty one as an empty line."""
     included = "".join(f"#include {name}\n" if name else "\n" for name in includes)
     return f"{_GENERATED}// {about}\n#pragma once\n\n{included}{included and chr(10)}{body}"
 

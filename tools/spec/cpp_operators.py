@@ -1,4 +1,4 @@
-"""The table of operators for C++: a header that ``kernels/operators.h`` includes, whose types it has."""
+"""Write the table of operators for C++: a header included by ``kernels/operators.h``, whose types it uses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sizes() -> str:
 
 
 def _integers(a: Attribute) -> list[int]:
-    """Those of its default."""
+    """The integers of its default."""
     given = a.default if isinstance(a.default, tuple) else (a.default,)
     return [v for v in given if isinstance(v, int)]
 

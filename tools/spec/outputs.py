@@ -1,4 +1,4 @@
-"""What is made from capsedge/spec: whole files, and parts of files that are otherwise written by hand."""
+"""List what is made from capsedge/spec: whole files, and parts of files otherwise written by hand."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 
 def outputs() -> dict[Path, str]:
-    """The text of every file that the specification is in, as it should be.
+    """The up-to-date text of every file that contains the specification.
 
     Raises:
-        ValueError: a file lacks the lines between which a part stands, or the version.
+        ValueError: a file lacks the lines that enclose a part, or the version.
     """
     found = {name: make() for name, make in FILES.items()}
     for name in {**PARTS, **PLACES}:

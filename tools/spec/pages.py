@@ -1,4 +1,4 @@
-"""The specification for people: tables of docs/reference."""
+"""Write the specification for people: the tables in docs/reference."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from capsedge.spec.limits import DIFFERENCES, GIB, KIB, LIMITS, MIB, Limit
 from capsedge.spec.operators import OPERATORS, Operator, Value
 
 _UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
-_AS_POWER = 2**17  # smaller numbers are read as they are
+_AS_POWER = 2**17  # smaller numbers are shown unchanged
 
 
 def limits() -> str:
-    """The limits, of docs/reference/limits.md."""
+    """The limits, for docs/reference/limits.md."""
     rows = [(f"`{each.name}`", amount(each), each.meaning) for each in LIMITS.values()]
     return _table(("limit", "value", "applies to"), rows)
 
 
 def differences() -> str:
-    """Where a runtime allows less."""
+    """The runtimes with lower limits."""
     rows = [
         (f"`{each.limit}`", each.runtime, f"{each.value:,}", each.reason) for each in DIFFERENCES
     ]
@@ -28,22 +28,22 @@ def differences() -> str:
 
 
 def exit_codes() -> str:
-    """Exit codes, of docs/reference/cli.md."""
+    """The exit codes, for docs/reference/cli.md."""
     rows = [(str(code), meaning, examples) for code, meaning, examples in MEANINGS]
     return _table(("code", "meaning", "examples"), rows)
 
 
-OBJECTS = ("preprocessing", "outputs", "cascade", "origin", "trace")  # that have a table
+OBJECTS = ("preprocessing", "outputs", "cascade", "origin", "trace")  # enumerations with a table
 
 
 def properties() -> str:
-    """The properties of a file, of docs/reference/metadata.md."""
+    """The properties of a file, for docs/reference/metadata.md."""
     schema = ("`schema`", f"{SCHEMA}; a file of another schema is refused, before the rest is read")
     return _table(("property", "value"), [schema, *((f"`{f.name}`", f.meaning) for f in FIELDS)])
 
 
 def members(name: str) -> str:
-    """Those of a property that is an object; of a trace, of one of its layers."""
+    """The members of a property that is an object; for a trace, of one of its layers."""
     fields = next(each.members for each in FIELDS if each.name == name)
     if len(fields) == 1:
         fields = fields[0].members
@@ -56,7 +56,7 @@ def _parts(field: Field) -> str:
 
 
 def operators() -> str:
-    """Those without an INT8 weight, of docs/reference/operators.md."""
+    """The operators without an INT8 weight, for docs/reference/operators.md."""
     rows = [
         (f"`{o.name}`", f"`{o.torch}`" if o.torch else "(made by the exporter)", _inputs(o))
         for o in OPERATORS.values()
@@ -68,7 +68,7 @@ def operators() -> str:
 
 
 def quantized_operators() -> str:
-    """Those with an INT8 weight in place of one of floats."""
+    """The operators with an INT8 weight instead of a floating-point one."""
     rows = [
         (f"`{o.name}`", _inputs(o), *(_shape(v) for v in o.inputs if v.name.startswith("weight")))
         for o in OPERATORS.values()
@@ -86,7 +86,7 @@ def _shape(value: Value) -> str:
 
 
 def amount(limit: Limit) -> str:
-    """A value as people read it: 32 MiB, 2^26, 10,000."""
+    """A value in readable form: 32 MiB, 2^26, 10,000."""
     if limit.unit == "bytes":
         for size, unit in _UNITS:
             if limit.value % size == 0:

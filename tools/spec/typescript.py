@@ -1,4 +1,4 @@
-"""The specification for TypeScript: one module of constants and types."""
+"""Write the specification for TypeScript: one module of constants and types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from capsedge.spec.limits import LIMITS, OPTIONS, Limit
 from capsedge.spec.onnx_wire import DOMAIN, DOMAINS, FIELD_NUMBERS, SCHEMA
 from capsedge.spec.vocabularies import OUTPUT_NAMES, TRACE_REQUIRED, VOCABULARIES
 
-_EXACT = 2**53 - 1  # the largest whole number of JavaScript
+_EXACT = 2**53 - 1  # JavaScript's largest safe integer
 
 
 def module() -> str:

@@ -1,4 +1,4 @@
-"""Readers of the metadata in TypeScript: what the fields of capsedge/spec/fields.py may hold."""
+"""Write the metadata readers in TypeScript, from the fields in capsedge/spec/fields.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, REQUIRED, SCHEMA, Field
 from capsedge.spec.limits import OPTIONS
 
-# The reader in ``decode.ts`` of each kind.
+# The reader in ``decode.ts`` for each kind.
 _READERS = {
     "string": "string",
     "integer": "integer",
