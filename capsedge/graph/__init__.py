@@ -2,12 +2,13 @@
 
 The exact rewrites (`Rewrites`):
 
-1. *First pass uniform.* Before any agreement all parents are equal, so the first pass is no routing: a GEMM
-   (dense capsules) or `UniformRouting` (attention): an ordinary convolution and the layer normalization.
+1. *First pass uniform.* Before any agreement all parents are equal, so the first pass involves no routing.
+   It is a GEMM (dense capsules) or `UniformRouting` (attention): an ordinary convolution and the layer
+   normalization.
 2. *Light cone.* In a concurrent schedule of ``T`` passes over layers ``1 .. N``, the output of layer
-   ``k`` at pass ``t`` reaches the model's output only if ``t <= T - (N - k)``; the other nodes are left out.
-3. *Dead update.* The agreement after the last weighted sum and the E-step after the last M-step reach
-   no output.
+   ``k`` at pass ``t`` reaches the model's output only if ``t <= T - (N - k)``; the other nodes are omitted.
+3. *Dead update.* The agreement after the last weighted sum and the E-step after the last M-step do not
+   affect any output.
 4. *Logit-free.* ``b_ij = log_prior_ij + vote_ij · (v_j of all passes so far)``: a running sum of
    parents replaces the running sum of logits.
 """
@@ -28,5 +29,5 @@ class Rewrites:
 
     @classmethod
     def none(cls) -> Rewrites:
-        """No rewrite: the plain unrolled procedures."""
+        """No rewrites: the plain unrolled procedures."""
         return cls(**{f.name: False for f in fields(cls)})

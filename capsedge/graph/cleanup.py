@@ -1,8 +1,8 @@
 """Clean a graph up: fold constants, drop dead nodes, and bring foreign files into a normal form.
 
-All of it is exact but for the folding of batch normalization into weights. ``onnxscript.optimizer.optimize``
-(which ``torch.onnx.export(optimize=True)`` also runs) is not used: its rule ``x + 0 -> x`` takes any
-constant up to 1e-8 for zero, and so removes the epsilon that keeps a squash of the zero vector finite.
+All steps are exact except the folding of batch normalization into weights. ``onnxscript.optimizer.optimize``
+(which ``torch.onnx.export(optimize=True)`` also runs) is not used: its rule ``x + 0 -> x`` treats any
+constant up to 1e-8 as zero, which removes the epsilon that keeps the squash of the zero vector finite.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RULES = [
     rules.fuse_batchnorm_into_conv_transpose_rule,
     rules.fuse_batchnorm_into_gemm_rule,
 ]
-_ROUNDS = 3  # one step opens the way for another: a fold, a rewrite, a fold
+_ROUNDS = 3  # one step may enable another: a fold, a rewrite, a fold
 
 
 def fold(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
@@ -57,7 +57,7 @@ def fold(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with constants folded into initializers, casts and transposes merged, duplicates shared.
 
-    Nodes that reach no output are removed, as are functions that nothing calls.
+    Nodes that do not affect any output and functions that are never called are removed.
     """
     graph = ir.from_proto(model)
     for _ in range(_ROUNDS):
@@ -77,7 +77,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     return simplified
 
 
-# --- Dead nodes, unused tensors, constant fills, notes of where it was made ---
+# --- Dead nodes, unused tensors, constant fills, traces of the machine ---
 
 
 def captured(graph: onnx.GraphProto) -> set[str]:
@@ -95,10 +95,10 @@ def captured(graph: onnx.GraphProto) -> set[str]:
 
 
 def remove_dead_nodes(model: onnx.ModelProto, keep_domain: str | None = None) -> int:
-    """Remove the nodes and initializers that reach no output; returns how many nodes.
+    """Remove the nodes and initializers that do not affect any output; returns the number of nodes.
 
     Args:
-        keep_domain: nodes of this domain, and what they need, stay although they reach no output.
+        keep_domain: nodes of this domain, and what they need, are kept although they do not affect an output.
     """
     graph = model.graph
     live = {o.name for o in graph.output} | captured(graph)
@@ -143,7 +143,7 @@ def fold_fills(model: onnx.ModelProto) -> None:
 
 
 def strip_notes(model: onnx.ModelProto) -> None:
-    """Remove what the exporter wrote about the machine it ran on: stack traces, source paths."""
+    """Remove the exporter's records of its machine: stack traces and source paths."""
     graph = model.graph
     graph.name = "capsedge"
     for item in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
@@ -156,12 +156,13 @@ def strip_notes(model: onnx.ModelProto) -> None:
 
 # --- The normal form of files from other tools ---
 
-IR_VERSION = 8  # weights need not be inputs from IR version 4 on
+IR_VERSION = 8  # from IR version 4 on, weights need not be inputs
 
 
 def to_normal_form(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without functions of other domains, without weights among its inputs (as in IR version 3), and
-    with FP32 constants as initializers.
+    """A copy without foreign functions or weights among its inputs, and with FP32 constants as initializers.
+
+    Files of IR version 3 have their weights among the inputs.
 
     Raises:
         UnsupportedModelError: it has sparse weights, or imports no standard operators.
@@ -195,9 +196,7 @@ def to_normal_form(model: onnx.ModelProto) -> onnx.ModelProto:
             graph.initializer.append(value)
         else:
             nodes.append(node)
-    for (
-        node
-    ) in nodes:  # ONNX Runtime's own rewrites trip over outputs that are named empty at the end
+    for node in nodes:  # ONNX Runtime's own rewrites fail on empty output names at the end
         while node.output and not node.output[-1]:
             del node.output[-1]
     replace(graph.node, [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes])

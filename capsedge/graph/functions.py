@@ -32,10 +32,10 @@ def attach_functions(
     *,
     compute: int = onnx.TensorProto.FLOAT,
 ) -> None:
-    """Give every capsule operator its function body, and each distinct body a name of its own.
+    """Give every capsule operator its function body, and each distinct body its own name.
 
-    The nodes take the name of their body: ``DynamicRouting``, ``DynamicRouting_2``, ... (``spec.operators``).
-    Attributes and input shapes that make the same body share it.
+    The nodes are named after their bodies: ``DynamicRouting``, ``DynamicRouting_2``, ...
+    (``spec.operators``). Nodes whose attributes and input shapes give the same body share it.
 
     Raises:
         UnknownShapeError: the shape of an input is not known.
@@ -69,7 +69,7 @@ def attach_short_functions(model: onnx.ModelProto, bodies: bool = True) -> None:
     In a small file of INT8 weights, names are a tenth of all bytes.
 
     Args:
-        bodies: False leaves the bodies out: the file runs only where the operator library is.
+        bodies: False omits the bodies: the file then requires the operator library.
 
     Raises:
         onnx.checker.ValidationError: the model is not valid.
@@ -140,7 +140,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     return folded
 
 
-# --- Expansion, where more of an operator is wanted than kernels output ---
+# --- Expansion, if more values of an operator are needed than kernels output ---
 
 _EXPANDED = "capsedge.expanded"  # domain of the bodies until `inline`; never in a file
 
@@ -155,11 +155,11 @@ def expand(
     couplings: bool,
     traced: bool = False,
 ) -> None:
-    """Give a node a body of its own, which `inline` puts in its place.
+    """Give a node its own body, which `inline` puts in its place.
 
     Args:
         shapes: of its inputs.
-        number: of the body among those of the model.
+        number: number of the body in the model.
         couplings, traced: as for ``function_body``; the node has the outputs.
     """
     body = function_body(

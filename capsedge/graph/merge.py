@@ -1,6 +1,6 @@
-"""Make one graph of two that were made at different sizes of an axis, and that axis free.
+"""Merge two graphs made at different sizes of an axis into one in which the axis is free.
 
-Numbers that are the same in both stay; a number that follows the size is computed from the input, and so is
+Numbers that are equal in both are kept. A number that depends on the size is computed from the input, as is
 an array that the original graph computes from sizes alone.
 """
 
@@ -22,7 +22,7 @@ Integers = NDArray[np.int64]
 
 
 class GraphsDiffer(ValueError):
-    """The graphs differ in more than numbers that follow the size."""
+    """The graphs differ in more than numbers that depend on the size."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class FreeAxis:
     Attributes:
         name: of the free dimension.
         sizes: in the two graphs.
-        source: the input that has it; empty for the first.
-        axis: where the input has it.
+        source: the input that has the axis; empty for the first.
+        axis: its position in that input.
     """
 
     name: str
@@ -42,7 +42,7 @@ class FreeAxis:
     axis: int = 0
 
     def fits(self, a: onnx.TensorShapeProto.Dimension, b: onnx.TensorShapeProto.Dimension) -> bool:
-        """Whether dimensions of the two graphs are the same, or this axis."""
+        """Whether dimensions of the two graphs are equal, or belong to this axis."""
         return a.dim_value == b.dim_value or (a.dim_value, b.dim_value) == self.sizes
 
 
@@ -52,16 +52,16 @@ def merge(
     free: FreeAxis,
     original: onnx.ModelProto | None = None,
 ) -> onnx.ModelProto:
-    """The graph in which every whole number that differs is computed from the size that comes in.
+    """The graph in which every integer that differs is computed from the size of the input.
 
-    A number that is ``a`` at one size and ``b`` at the other is a multiple of the size plus a constant;
-    it is read off the two. Made by code without branches on the size, the nodes are the same.
+    A number that is ``a`` at one size and ``b`` at the other is a multiple of the size plus a constant; it is
+    determined from the two values. The nodes are the same, because the code has no branches on the size.
 
     Args:
-        original: the graph of any size that the two were made from.
+        original: the graph for any size from which the two were made.
 
     Raises:
-        GraphsDiffer: nodes, attributes or weights differ, or a number does not follow the size.
+        GraphsDiffer: nodes, attributes or weights differ, or a number does not depend on the size.
     """
     model, other = (_constants_stored(copy_of(m)) for m in (small, large))
     if len(model.graph.node) != len(other.graph.node):
@@ -100,7 +100,7 @@ def merge(
 
 
 def _merge_shapes(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> None:
-    """The free dimension in the shapes of the model, in place; one that is a multiple of it has no name."""
+    """The free dimension in the shapes of the model, in place; a multiple of it gets no name."""
     theirs = {v.name: v for v in other.graph.value_info}
     kept = []
     for value in model.graph.value_info:
@@ -128,7 +128,7 @@ def _name(mine: onnx.ValueInfoProto, its: onnx.ValueInfoProto, free: FreeAxis) -
 
 
 def _twins(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> dict[str, str]:
-    """The other graph's name of every constant; names may hold the size.
+    """Map every constant to its name in the other graph; names may contain the size.
 
     Raises:
         GraphsDiffer: the nodes are not the same.
@@ -156,7 +156,7 @@ def _values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
 
 
 def _constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Constant nodes made initializers."""
+    """Turn Constant nodes into initializers."""
     left = []
     for node in model.graph.node:
         if node.op_type == "Constant" and not node.domain:
@@ -178,7 +178,7 @@ def _key(node: onnx.NodeProto) -> tuple[object, ...]:
 
 
 def _is_prior(model: onnx.ModelProto, name: str) -> bool:
-    """Whether a constant is nothing but the start logits of routing, of which one row stands for all."""
+    """Whether a constant is only used as start logits of routing, for which one row represents all."""
     nodes = operator_nodes(model)
     for node in model.graph.node:
         for k, read in enumerate(node.input):
@@ -214,7 +214,7 @@ def _one(times: Integers, plus: Integers) -> bool:
 
 
 def _only_reshapes(model: onnx.ModelProto, name: str) -> bool:
-    """Whether a shape, or a part that is put together with known sizes, is used for nothing else."""
+    """Whether a shape, or a part to be concatenated with known sizes, is used only by Reshapes."""
     uses = [n for n in model.graph.node if name in n.input]
     stored = {
         t.name: numpy_helper.to_array(t)
@@ -249,7 +249,7 @@ class _Computed:
     stored: list[onnx.TensorProto] = field(default_factory=list)
 
     def add(self, name: str, times: Integers, plus: Integers) -> None:
-        """Nodes that make ``times·size + plus``, under this name."""
+        """Add nodes that compute ``times·size + plus`` under this name."""
         axis = self.free.axis
         self.stored += [initializer(f"{name}/times", times), initializer(f"{name}/plus", plus)]
         size = f"{name}/{'length' if axis else 'batch'}"

@@ -44,11 +44,11 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION, operator_of
 
 IR_VERSION = 10
-TORCH_DOMAIN = "capsedge.torch"  # of the operators in a captured graph; never in a file
+TORCH_DOMAIN = "capsedge.torch"  # domain of the operators in a captured graph; never in a file
 WriteTrace = Callable[[onnx.ModelProto, FusionReport], onnx.ModelProto]
-"""A graph of ``capsedge`` nodes, and what was fused in it, to the graph with its trace as outputs."""
+"""From a graph of ``capsedge`` nodes and its fusion report, makes the graph with its trace as outputs."""
 
-# Packages whose errors have no common base.
+# Packages whose errors have no common base class.
 _FOREIGN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "torch")
 _STAGES = {"fusing": "looking for routing", "proving": "proving what replaces it"}
 
@@ -58,13 +58,13 @@ class Lowered:
     """A graph in its final form.
 
     Attributes:
-        model: in the form that was asked for.
+        model: the graph in the requested form.
         runnable: the same with function bodies, for ONNX Runtime without the kernels; ``model`` itself unless
-            this is fused.
+            the form is ``fused``.
         rewrites: the effect of each exact rewrite.
-        fusion: what was fused of the user's own routing, and what was not.
-        notes: on it, for a person.
-        operators: how many nodes of each type.
+        fusion: which of the user's own routing was fused, and which was not.
+        notes: remarks for the user.
+        operators: number of nodes of each type.
     """
 
     model: onnx.ModelProto
@@ -86,32 +86,32 @@ def lower(
     write_trace: WriteTrace | None = None,
     progress: Progress = silent,
 ) -> Lowered:
-    """Turn a captured graph into that of a file: refuse random nodes, simplify, rewrite and check it.
+    """Turn a captured graph into a file's graph: refuse random nodes, simplify, rewrite and check it.
 
     Args:
         captured: capsule operators in the domain ``TORCH_DOMAIN``, with their couplings as an output.
         ops: ``auto``: capsule operators with function bodies; ``fused``: without; ``portable``: standard
             operators only.
-        outputs: how many outputs are those of the file; the others keep passes of the routing alive.
-        passes: of routing by capsule operators in the module, the graph's and those that reach no output.
-        fuse: whether routing in standard operators is made capsule operators where the module has none
-            of these.
+        outputs: how many outputs belong to the file; the others keep passes of the routing alive.
+        passes: number of routing passes by capsule operators in the module, including those that do not
+            affect any output.
+        fuse: whether to turn routing in standard operators into capsule operators if the module has none.
         write_trace: writes the values of every iteration into the graph; None for no trace.
-        progress: called before steps that take long.
+        progress: called before long steps.
 
     Raises:
         UnsupportedModelError: it draws random numbers, or a shape depends on more than the batch.
-        CapsedgeError: the graph made is not valid ONNX, a bug of this package.
+        CapsedgeError: the resulting graph is not valid ONNX, which is a bug in this package.
     """
     refuse_random(
         captured, "The captured graph"
-    )  # before constants are folded, and draws with them
+    )  # before folding constants, which would fold random draws too
     model = simplify(captured)
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "capsedge", _version()
     kept = sum(OPERATORS[n.op_type].couplings for n in operator_nodes(model, TORCH_DOMAIN))
     model = _in_our_domain(model, rewrites, traced=write_trace is not None)
-    # The passes kept alive as outputs go on as ordinary tensors.
+    # The passes kept alive as outputs become ordinary tensors.
     model.graph.value_info.extend(model.graph.output[outputs:])
     del model.graph.output[outputs:]
     fusion, notes = FusionReport(), tuple[str, ...]()
@@ -138,9 +138,9 @@ def _version() -> str:
 
 
 def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) -> onnx.ModelProto:
-    """Every captured operator made a ``capsedge`` node, or standard operators where its couplings are used.
+    """Turn every captured operator into a ``capsedge`` node, or standard operators if its couplings are used.
 
-    The ONNX operators do not output couplings. With ``traced`` they stay, for `graph.trace_outputs`.
+    The ONNX operators do not output couplings. With ``traced``, the nodes are kept for `graph.trace_outputs`.
     """
     strip_notes(model)
     fold_fills(model)
@@ -175,9 +175,9 @@ def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) 
 def fuse_routing(
     model: onnx.ModelProto, progress: Progress = silent
 ) -> tuple[onnx.ModelProto, FusionReport, tuple[str, ...]]:
-    """A model with its routing fused and without function bodies, what was found, and notes.
+    """A model with fused routing and without function bodies, the fusion report, and notes.
 
-    The work is that of ``capsedge.optimize``, including the comparison with the original model. A model that
+    This works like ``capsedge.optimize``, including the comparison with the original model. A model that
     already has capsule operators is left unchanged.
 
     Args:
@@ -204,12 +204,12 @@ def fuse_routing(
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Whether an error is that of ONNX, ONNX Runtime or PyTorch, which have no common base."""
+    """Whether an error comes from ONNX, ONNX Runtime or PyTorch, whose errors have no common base class."""
     return type(error).__module__.partition(".")[0] in _FOREIGN
 
 
 def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int) -> dict[str, str]:
-    """The effect of each rewrite; one without an operator to work on has none."""
+    """The effect of each rewrite; a rewrite without a suitable operator has none."""
     routing = any(OPERATORS[operator_of(n.op_type)].layout for n in operator_nodes(model))
     on = "on" if routing else "on, without effect: there is no capsule operator that routes"
     effects = {k: on if v else "off" for k, v in dataclasses.asdict(rewrites).items()}
@@ -223,7 +223,7 @@ def _effects(rewrites: Rewrites, model: onnx.ModelProto, dead: int, linear: int)
 def _in_form(
     model: onnx.ModelProto, ops: str, rewrites: Rewrites
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """The model in a form of ``OPS``, and what runs without the kernels."""
+    """The model in one of the forms ``OPS``, and the model that runs without the kernels."""
     if ops == "fused":
         runnable = copy_of(model)
         attach_functions(runnable, rewrites)

@@ -1,11 +1,11 @@
-"""Rewrite standard operators into equally fast forms that every runtime reads the same way; exact.
+"""Rewrite standard operators exactly into equally fast forms that every runtime reads the same way.
 
-- Views are Reshapes with a constant target, without ``allowzero`` and without 0 ("as the input"); where the
-  batch is fixed, without -1 too. LiteRT and onnx2torch need that.
-- Norms are spelt out: MNN does not read the axes of ``ReduceL2`` and its like, which are an input since
-  opset 18, and reduces everything.
+- Views are Reshapes with a constant target, without ``allowzero`` and without 0 ("as the input"); if the
+  batch is fixed, also without -1. LiteRT and onnx2torch require this.
+- Norms are decomposed: MNN ignores the axes of ``ReduceL2`` and similar operators, which are an input since
+  opset 18, and reduces over all axes.
 - A sum over the last axis is a product with ones: pnnx loses the axis of a ReduceSum over one axis.
-- A norm squares what its poses are a view of: MNN squares a view in place, although it is an output.
+- A norm squares the tensor behind a view: MNN would square the view in place, even if it is an output.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from capsedge.graph.cleanup import captured, remove_dead_nodes
 from capsedge.graph.proto import constants_of, inferred, replace, shapes_of
 from capsedge.spec.operators import DOMAIN
 
-# --- Views: nodes that change a tensor's shape and reorder nothing ---
+# --- Views: nodes that change a tensor's shape without reordering elements ---
 
-_UNBOUNDED = 2**31 - 1  # a Slice that ends there or later takes all that there is
+_UNBOUNDED = 2**31 - 1  # a Slice that ends here or later takes everything
 
 
 def merge_views(model: onnx.ModelProto) -> dict[str, str]:
-    """One Reshape with a constant target for every chain of views, in place.
+    """Replace every chain of views with one Reshape with a constant target, in place.
 
     Views are Reshape, Squeeze, Unsqueeze, Flatten, a Transpose that moves dimensions of 1 only, and a Slice
-    that takes everything. One whose shape is not known but for the batch stays what it is, without
-    ``allowzero`` where that says nothing.
+    that takes everything. A view with unknown sizes besides the batch is kept, without ``allowzero`` if that
+    has no effect.
 
     Returns:
-        For every view that is left, the tensor that it is a view of.
+        The source tensor of every remaining view.
     """
     graph = model.graph
     constants = constants_of(model)
@@ -43,7 +43,7 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
     shapes = shapes_of(complete)
     kept = {o.name for o in graph.output} | captured(graph)
     origin: dict[str, str] = {}
-    same: dict[str, str] = {}  # a tensor -> the equal one used instead
+    same: dict[str, str] = {}  # a tensor -> the equal tensor used instead
     known: dict[tuple[str, tuple[int, ...]], str] = {}  # (origin, target) -> the first view of them
     targets = _Targets(graph)
     for node in graph.node:
@@ -124,7 +124,7 @@ def _is_view(
 def _takes_everything(
     node: onnx.NodeProto, shapes: dict[str, Shape], constants: Mapping[str, onnx.TensorProto]
 ) -> bool:
-    """Whether a Slice, of opset 10 or later, leaves nothing out."""
+    """Whether a Slice, of opset 10 or later, takes everything."""
     shape = shapes.get(node.input[0])
     given = [constants[name] for name in node.input[1:] if name in constants]
     if (
@@ -143,7 +143,7 @@ def _takes_everything(
 
 
 def _target(shape: Shape | None, constant: onnx.TensorProto | None) -> tuple[int, ...] | None:
-    """The target of a Reshape; None if the node must stay what it is."""
+    """The target of a Reshape; None if the node must be left unchanged."""
     if shape is not None:
         several = shape.count(None) > 1 or 0 in shape
         return None if several else tuple(-1 if d is None else d for d in shape)
@@ -158,7 +158,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 def use_portable_forms(model: onnx.ModelProto) -> None:
-    """Write the graph's nodes in the forms above, in place; dead nodes of the domain ``capsedge`` stay."""
+    """Rewrite the graph's nodes in these forms, in place; dead nodes of the domain ``capsedge`` are kept."""
     replace(model.graph.node, _Writer(model).nodes())
     remove_dead_nodes(model, DOMAIN)
     origin = merge_views(model)
@@ -168,7 +168,7 @@ def use_portable_forms(model: onnx.ModelProto) -> None:
 
 
 def _describe(model: onnx.ModelProto) -> None:
-    """State type and shape of the new values: a forecast reads them from the file."""
+    """State the type and shape of new values, which forecasts read from the file."""
     described = {v.name for v in (*model.graph.value_info, *model.graph.output)}
     made = {o for n in model.graph.node for o in n.output}
     model.graph.value_info.extend(
@@ -177,7 +177,7 @@ def _describe(model: onnx.ModelProto) -> None:
 
 
 def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
-    """Let sums of squares take what their poses are a view of, and bring the sums into shape instead."""
+    """Make sums of squares read the tensor behind the view, and reshape the sums instead."""
     graph = model.graph
     shapes = shapes_of(inferred(model))
     users: dict[str, list[onnx.NodeProto]] = {}
@@ -191,7 +191,7 @@ def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
     for node in graph.node:
         nodes.append(node)
         y = node.output[0] if node.output else ""
-        if y in pending:  # the sum of squares that were rewired
+        if y in pending:  # rewired sums of squares
             node.output[0] = f"{y}_flat"
             target = f"{y}_shape"
             graph.initializer.append(
@@ -218,7 +218,7 @@ def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
 
 
 class _Writer:
-    """Writes the nodes of a graph again, with norms and sums spelt out."""
+    """Rewrites the nodes of a graph, with norms and sums decomposed."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -245,14 +245,14 @@ class _Writer:
         return self.written
 
     def _exponent(self, node: onnx.NodeProto) -> float | None:
-        """The exponent of a power, where it is one constant number of one dimension at most."""
+        """The exponent of a power, if it is a single constant of at most one dimension."""
         tensor = self.constants.get(node.input[1])
         if tensor is None or len(tensor.dims) > 1 or numpy_helper.to_array(tensor).size != 1:
             return None
         return float(numpy_helper.to_array(tensor).reshape(-1)[0])
 
     def _axes(self, node: onnx.NodeProto) -> list[int]:
-        """The constant axes that a reduction names, from the first; none where it names none."""
+        """The constant axes of a reduction, counted from the first; none if it names none."""
         shape = self.shapes.get(node.input[0])
         axes = self.constants.get(node.input[1]) if len(node.input) > 1 else None
         if shape is None or axes is None:
@@ -277,7 +277,7 @@ class _Writer:
         elif kind == "L1":
             steps.op("Abs", x)
         elif kind == "LogSumExp":
-            # The largest is clipped, so that an infinity among the inputs stays one.
+            # The maximum is clipped, so that an infinite input gives an infinite result.
             limit = float(np.finfo(helper.tensor_dtype_to_np_dtype(self.types[x])).max)
             steps.op("ReduceMax", x, steps.ints(axes), keepdims=1)
             largest = steps.op("Clip", steps.value, *(steps.number(v) for v in (-limit, limit)))
@@ -287,7 +287,7 @@ class _Writer:
             steps.op("MatMul", steps.value, steps.ones(shape[-1]))
         else:
             steps.op("ReduceSum", steps.value, steps.ints(axes), keepdims=1)
-        if not keepdims and not largest:  # at once, so that it is one with other views of the sum
+        if not keepdims and not largest:  # done here, so that it merges with other views of the sum
             steps.op("Squeeze", steps.value, steps.ints(axes))
         if kind == "L2":
             steps.op("Sqrt", steps.value)

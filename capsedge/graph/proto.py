@@ -1,4 +1,4 @@
-"""Read and change an ONNX ModelProto: nodes, shapes, wiring. Knows no torch."""
+"""Read and change an ONNX ModelProto: nodes, shapes, wiring. Does not need torch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def replace(field: Any, items: Iterable[object]) -> None:
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes of a node as Python values."""
+    """A node's attributes as Python values."""
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def captured_by(node: onnx.NodeProto) -> set[str]:
-    """Tensors of the graphs outside that the subgraphs of a node (If, Loop, Scan) read."""
+    """Tensors of the enclosing graphs that a node's subgraphs (If, Loop, Scan) read."""
     found: set[str] = set()
     for attribute in node.attribute:
         for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
@@ -57,7 +57,7 @@ def initializer(name: str, value: NDArray[Any] | np.generic) -> onnx.TensorProto
 
 
 def constants_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Initializers and Constant nodes of the graph by name."""
+    """The graph's initializers and Constant nodes, by name."""
     found = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -83,14 +83,14 @@ def operator_counts(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def detach_functions(model: onnx.ModelProto) -> None:
-    """Take the bodies off the capsule operators, whose nodes get the operators' own names again."""
+    """Remove the bodies of capsule operators, and restore the operators' own names in the nodes."""
     replace(model.functions, [f for f in model.functions if f.domain != DOMAIN])
     for node in operator_nodes(model):
         node.op_type, node.overload = operator_of(node.op_type), ""
 
 
 def set_opset(model: onnx.ModelProto, domain: str, version: int | None) -> None:
-    """Import a domain at a version, or no longer (None). The default domain stays first."""
+    """Import a domain at a version, or remove the import (None). The default domain stays first."""
     versions = {e.domain: e.version for e in model.opset_import if e.domain != domain}
     if version is not None:
         versions[domain] = version
@@ -103,7 +103,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def check_operators(model: onnx.ModelProto) -> list[str]:
-    """What is wrong with the capsule operators of a model: unknown types, missing attributes."""
+    """The errors in a model's capsule operators: unknown types, missing attributes."""
     problems = []
     for node in operator_nodes(model):
         spec = OPERATORS.get(operator_of(node.op_type))
@@ -137,7 +137,7 @@ def values_of(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def shapes_of(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Shape of every tensor of the graph that has one; None for a dimension without a number."""
+    """Shape of every tensor of the graph that has one; None for free dimensions."""
     graph = model.graph
     shapes: dict[str, Shape] = {}
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -176,11 +176,11 @@ def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
 
 
 class Graph:
-    """A model, with the producers and users of its tensors.
+    """A model with the producers and users of its tensors.
 
     Attributes:
         model: as it was given.
-        nodes: of its graph, capsule operators under the operator's own name instead of their body's.
+        nodes: the graph's nodes, with capsule operators under the operator's name instead of their body's.
         captured: tensors that subgraphs read.
     """
 
@@ -203,7 +203,7 @@ class Graph:
         return numpy_helper.to_array(self.initializers[name])
 
     def relu_after(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The ReLU that alone uses a node's output."""
+        """The ReLU that is the only user of a node's output."""
         users = self.consumers.get(node.output[0], [])
         if len(users) == 1 and users[0].op_type == "Relu" and node.output[0] not in self.outputs:
             return users[0]
@@ -236,13 +236,13 @@ def replace_graph(
     more: Mapping[str, onnx.TensorProto],
     like: Mapping[str, tuple[str, int]],
 ) -> onnx.ModelProto:
-    """A copy with other nodes and more initializers, without anything unused.
+    """A copy with new nodes and additional initializers, without unused parts.
 
-    The file loses its functions of the domain ``capsedge``: they belong to the shapes and types of before.
+    Its functions of the domain ``capsedge`` are dropped, since they belong to the old shapes and types.
 
     Args:
-        nodes: of a ``Graph`` of the model, or made anew.
-        like: new tensors: the old tensor whose shape each has, and its own element type.
+        nodes: nodes from a ``Graph`` of the model, or new ones.
+        like: for each new tensor, the old tensor with the same shape, and its own element type.
     """
     copy, nodes = copy_of(model), list(nodes)
     replace(copy.graph.node, nodes)

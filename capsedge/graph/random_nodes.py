@@ -1,4 +1,4 @@
-"""Nodes that draw random numbers: the results of a file with such a node cannot be compared."""
+"""Find nodes that draw random numbers: the results of a file with such a node cannot be compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RANDOM = {
     ),
     "Sampling": ("com.microsoft",),
 }
-# By type: where the ratio and the training mode stand among the inputs.
+# By type: the positions of the ratio and the training mode among the inputs.
 _DROPOUTS = {
     "Dropout": (1, 2),
     "BitmaskDropout": (1, 2),
@@ -40,10 +40,10 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class RandomNode:
-    """A node that draws.
+    """A node that draws random numbers.
 
     Attributes:
-        name: its own, else that of its output.
+        name: its own name, otherwise that of its output.
         operator: its type.
         output: of its first output.
     """
@@ -60,7 +60,7 @@ def random_nodes(model: onnx.ModelProto) -> list[RandomNode]:
     """The nodes that draw random numbers on which an output depends, in subgraphs and functions too.
 
     A Dropout counts if its training mode is not the constant false and its ratio not the constant 0. A draw
-    of which only the shape is read does not count.
+    whose shape alone is read does not count.
     """
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     found: list[RandomNode] = []
@@ -87,7 +87,7 @@ def random_nodes(model: onnx.ModelProto) -> list[RandomNode]:
                 walk(body.node, body.output, _constants(body.node, ()))
 
     graph = model.graph
-    inputs = {i.name for i in graph.input}  # with a value that the caller may change
+    inputs = {i.name for i in graph.input}  # its value may be changed by the caller
     stored = [t for t in graph.initializer if t.name not in inputs]
     walk(graph.node, [o.name for o in graph.output], _constants(graph.node, stored))
     return found
@@ -117,7 +117,7 @@ def refuse_random(model: onnx.ModelProto, name: str = "The file") -> None:
 
 
 def _reaching(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Iterator[onnx.NodeProto]:
-    """The nodes whose values reach an output, in the graph's order."""
+    """The nodes whose values affect an output, in the graph's order."""
     maker = {o: k for k, node in enumerate(nodes) for o in node.output if o}
     live: set[int] = set()
     wanted = list(outputs)
@@ -136,7 +136,7 @@ def _reaching(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Iterat
 
 
 def _outer(graph: onnx.GraphProto) -> list[str]:
-    """All names that a subgraph reads or returns; its own among them do no harm."""
+    """All names that a subgraph reads or returns; its own names among them are harmless."""
     names = [o.name for o in graph.output]
     for node in graph.node:
         names += node.input
@@ -155,7 +155,7 @@ def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 def _constants(
     nodes: Sequence[onnx.NodeProto], stored: Sequence[onnx.TensorProto]
 ) -> dict[str, onnx.TensorProto]:
-    """Constant values by name; of what only passes one on, too."""
+    """Constant values by name, including those only passed on."""
     known = {t.name: t for t in stored}
     for node in nodes:
         if node.op_type == "Constant" and node.domain in _STANDARD and node.output:

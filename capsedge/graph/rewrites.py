@@ -1,14 +1,14 @@
 """Rewrite a graph exactly: the first pass, layer normalization, the logistic function.
 
 ONNX Runtime's ``Sigmoid`` (measured in 1.19 to 1.31) is 0 below -18, where the logistic function is 1.5e-8,
-and off by 0.2 % of its value at -10. That does no harm where results are added to others of ordinary size;
-a logarithm or a quotient of them becomes another number, minus infinity or NaN. Such nodes become
+and has a relative error of 0.2 % at -10. This is harmless when results are added to others of ordinary size,
+but a logarithm or quotient of them becomes another number, minus infinity or NaN. Such nodes become
 
     Sigmoid(x) = exp(min(x, 0)) / (1 + exp(-|x|))               right to FP32's smallest number, at -103
     Log(Sigmoid(x)) = min(x, 0) - log(1 + exp(-|x|))            right everywhere
 
-where the result of the node reaches a logarithm or a quotient through products, sums and moves. A float16
-node is computed in FP32 up to there, because float16 ends at 6e-8.
+if the result of the node reaches a logarithm or a quotient through products, sums and moves. Up to that
+point, a float16 node is computed in FP32, because float16 ends at 6e-8.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VIEWS = ("Expand", "Reshape", "Cast", "Identity", "Unsqueeze", "Transpose")
 
 
 def replace_uniform_passes(model: onnx.ModelProto) -> int:
-    """Make every node whose parents are zero its operator's first pass; returns how many.
+    """Replace every node whose parents are zero with its operator's first pass; returns the number.
 
     Zero parents make all agreements zero and every coupling ``1/M``.
     """
@@ -54,7 +54,7 @@ def replace_uniform_passes(model: onnx.ModelProto) -> int:
 
 
 def make_uniform(node: onnx.NodeProto) -> None:
-    """Make a node its operator's first pass, which knows no parents."""
+    """Replace a node with its operator's first pass, which has no parents."""
     spec = OPERATORS[operator_of(node.op_type)]
     first = OPERATORS[spec.first_pass]
     inputs = zip(spec.input_names, node.input, strict=True)
@@ -68,11 +68,11 @@ def without_parents(
     constants: dict[str, onnx.TensorProto],
     producers: dict[str, onnx.NodeProto],
 ) -> bool:
-    """Whether a node's operator has a first pass, and all that this lacks is zero whatever the input.
+    """Whether a node's operator has a first pass, and the inputs that this lacks are always zero.
 
     Args:
         constants: of the graph, by name.
-        producers: the nodes to look through, by what they make; none for constants alone.
+        producers: the nodes to look through, by output; none to consider only constants.
     """
     spec = OPERATORS.get(operator_of(node.op_type))
     if spec is None or not spec.first_pass:
@@ -85,7 +85,7 @@ def without_parents(
 def _is_zero(
     name: str, constants: dict[str, onnx.TensorProto], producers: dict[str, onnx.NodeProto]
 ) -> bool:
-    """Whether a tensor is zero whatever the input: a constant, a fill, or a view of one."""
+    """Whether a tensor is always zero: a constant, a fill, or a view of one."""
     if name in constants:
         return not numpy_helper.to_array(constants[name]).any()
     node = producers.get(name)
@@ -98,13 +98,13 @@ def _is_zero(
 
 # --- Layer normalization over poses as one operator, which has a kernel for short rows ---
 
-LONGEST = 64  # of a row; over longer ones ONNX Runtime's own kernel is as fast
+LONGEST = 64  # elements of a row; for longer rows, ONNX Runtime's own kernel is as fast
 
 
 def replace_layer_norms(model: onnx.ModelProto) -> int:
-    """Make ``LayerNormalization`` over a short last axis a ``PoseNormalization``; returns how many.
+    """Replace ``LayerNormalization`` over a short last axis with ``PoseNormalization``; returns the number.
 
-    ONNX Runtime's kernel costs about 0.1 µs a row however short it is.
+    ONNX Runtime's kernel takes about 0.1 µs per row, however short.
     """
     shapes = shapes_of(model)
     replaced = 0
@@ -156,7 +156,7 @@ _WIDE, _HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 
 
 def write_exact_sigmoids(model: onnx.ModelProto) -> int:
-    """Give every ``Sigmoid`` of the graph that needs it an exact form, in place; returns how many."""
+    """Give every ``Sigmoid`` that needs it an exact form, in place; returns the number."""
     if not any(_is_sigmoid(node) for node in model.graph.node):
         return 0
     flow = _Flow(model)
@@ -173,7 +173,7 @@ def _is_sigmoid(node: onnx.NodeProto) -> bool:
 
 
 class _Flow:
-    """Where the results of Sigmoids go."""
+    """The uses of Sigmoid results."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
@@ -187,7 +187,7 @@ class _Flow:
         self.types |= {t.name: t.data_type for t in graph.initializer}
 
     def reach(self, node: onnx.NodeProto) -> list[int]:
-        """The nodes from a Sigmoid up to logarithms and quotients, in order; none where it reaches none."""
+        """The nodes from a Sigmoid to logarithms and quotients, in order; empty if it reaches none."""
         if self.types.get(node.input[0]) not in (_WIDE, _HALF):
             return []
         tails, passed, ends = {node.output[0]}, set[int](), set[int]()
@@ -203,7 +203,7 @@ class _Flow:
         return sorted(ends | self._leading(passed, ends))
 
     def _leading(self, passed: set[int], ends: set[int]) -> set[int]:
-        """Those of the nodes passed that lead to an end."""
+        """The nodes passed that lead to an end."""
         found: set[int] = set()
         for k in sorted(passed, reverse=True):
             users = {u for o in self.nodes[k].output for u in self.users.get(o, ())}
@@ -223,7 +223,7 @@ class _Flow:
         return node.op_type != "Div" or node.input[1] not in self.constants
 
     def _carries(self, node: onnx.NodeProto, mine: list[str]) -> bool:
-        """Whether the relative error of an input is one of the result."""
+        """Whether the relative error of an input carries over to the result."""
         if node.domain:
             return False
         if node.op_type in _MOVES:
@@ -253,7 +253,7 @@ class _Writer:
         self.wide: dict[str, str] = {}  # tensors of the region in FP32
         self.logs: dict[
             str, str
-        ] = {}  # tensors that move a Sigmoid's result: the same of its logarithm
+        ] = {}  # tensors that move a Sigmoid's result, with the same move of its logarithm
 
     def write(self) -> None:
         """Change the graph."""
@@ -271,7 +271,7 @@ class _Writer:
         self.graph.initializer.extend(self.stored.values())
 
     def _sigmoid(self, node: onnx.NodeProto) -> None:
-        """Both forms; what is not used is removed afterwards."""
+        """Both forms; unused nodes are removed afterwards."""
         x, y = node.input[0], node.output[0]
         half = self.flow.types[x] == _HALF
         if half:
@@ -291,7 +291,7 @@ class _Writer:
             self.logs[y] = self._op("Cast", [logarithm], f"{y}/logistic_half", to=_HALF)
 
     def _log_of_moved(self, node: onnx.NodeProto) -> None:
-        """A move of a Sigmoid's result, as one of its logarithm too."""
+        """A move of a Sigmoid's result, applied to its logarithm as well."""
         if node.domain or node.op_type not in _MOVES - {"Cast", "Concat", "Pad"}:
             return
         if node.input[0] in self.logs and len(node.output) == 1:

@@ -1,18 +1,18 @@
 """Find the nodes that compute a tensor from the sizes of inputs and from constants alone.
 
-Positions are such a tensor (``arange(length)``), and so are the rows of a table that a length cuts.
+Examples are positions (``arange(length)``) and the rows of a table cut to a length.
 """
 
 from __future__ import annotations
 
 import onnx
 
-FOLDED = "/constant"  # ends the name of the value of a computed tensor
-_PREFIX = "sizes/"  # of the names of what is copied
+FOLDED = "/constant"  # suffix of the name of a computed tensor's value
+_PREFIX = "sizes/"  # prefix of the names of copies
 
 
 class SizeNodes:
-    """Copies of such nodes of a graph, to be put into another one with the same inputs.
+    """Copies of such nodes, to be put into another graph with the same inputs.
 
     Attributes:
         nodes: copied so far, in the order of the graph.
@@ -30,7 +30,7 @@ class SizeNodes:
         self._copied: set[str | int] = set()  # constants by name, nodes by number
 
     def add(self, name: str) -> bool:
-        """Copy the nodes that compute a tensor or its folded value; whether sizes determine it."""
+        """Copy the nodes that compute a tensor or its folded value; returns whether sizes determine it."""
         computed = name if name in self._makers else name.removesuffix(FOLDED)
         needed = self._needed(computed)
         if not needed:
@@ -42,7 +42,7 @@ class SizeNodes:
         return True
 
     def _needed(self, name: str) -> set[int]:
-        """Numbers of the nodes that compute a tensor; none if it depends on values of an input."""
+        """Indices of the nodes that compute a tensor; none if it depends on values of an input."""
         found: set[int] = set()
         waiting = [name]
         while waiting:

@@ -12,7 +12,7 @@ from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import copy_of, inferred, operator_nodes
 
-# --- What OpenVINO, LiteRT and MNN need of a file ---
+# --- Requirements of OpenVINO, LiteRT and MNN ---
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ TARGETS = {
 def resolve(
     target: str | None, ops: str, opset: int, batch: int | None
 ) -> tuple[str, int, int | None]:
-    """Form, opset and batch of a file for a runtime; what was asked for explicitly stays.
+    """The form, opset and batch of a file for a runtime; explicit requests are kept.
 
     Args:
         target: a key of ``TARGETS``; None for ONNX Runtime and the defaults.
-        ops, opset, batch: as asked for; ``auto`` and None leave the choice to the runtime.
+        ops, opset, batch: the requests; ``auto`` and None leave the choice to the runtime.
 
     Raises:
-        UsageError: there is no such runtime, or it cannot take what was asked for.
+        UsageError: there is no such runtime, or it does not support a request.
     """
     if target is None:
         return ops, opset, batch
@@ -74,14 +74,14 @@ def resolve(
     return "portable", opset, wanted.batch if batch is None else batch
 
 
-# --- A quantized file for them ---
+# --- Quantized files for them ---
 
 
 def fit_to_runtime(model: onnx.ModelProto, runtime: str) -> None:
-    """Make a model one of standard operators, with the batch that the runtime needs, in place, and check it.
+    """Convert a model to standard operators and the batch that the runtime needs, in place, and check it.
 
     Args:
-        runtime: a key of ``TARGETS``: it knows neither functions nor the domain ``capsedge``.
+        runtime: a key of ``TARGETS``; it supports neither functions nor the domain ``capsedge``.
 
     Raises:
         onnx.checker.ValidationError: the model is not valid.
@@ -98,7 +98,7 @@ def fit_to_runtime(model: onnx.ModelProto, runtime: str) -> None:
 
 
 def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """A copy of a model of standard operators with its free batch fixed; a fixed one is left unchanged."""
+    """A copy of a standard-operator model with its free batch fixed; a fixed one is left unchanged."""
     copy = copy_of(model)
     free = {
         d.dim_param

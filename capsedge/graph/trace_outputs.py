@@ -1,4 +1,4 @@
-"""The values of every routing iteration as outputs of a graph."""
+"""Add the values of every routing iteration to a graph as outputs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from capsedge.graph.proto import (
 from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, operator_of
 
-# The plain procedures, whose values of all iterations exist.
+# The plain procedures, which compute the values of all iterations.
 _PLAIN = Rewrites.none()
 _SHARED = ("strides", "matrix_pose", "epsilon")  # attributes of uniform passes and of attention
 
 
 def without_uniform_passes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose uniform first passes are attention to parents of zero, which they equal."""
+    """A copy in which uniform first passes are replaced by the equivalent attention with zero parents."""
     found = copy_of(model)
     shapes = shapes_of(found)
     nodes = []
@@ -46,7 +46,7 @@ def without_uniform_passes(model: onnx.ModelProto) -> onnx.ModelProto:
 def _attention_without_parents(
     model: onnx.ModelProto, node: onnx.NodeProto, sizes: tuple[int | None, ...]
 ) -> list[onnx.NodeProto]:
-    """A uniform pass as nodes; ``sizes`` of its parents, behind the batch."""
+    """A uniform pass as nodes; ``sizes`` are those of its parents after the batch."""
     pose, weight, scale, bias = node.input
     name = f"{node.output[0]}_nothing"
     model.graph.initializer.append(initializer(f"{name}_sizes", np.array(sizes, np.int64)))
@@ -76,7 +76,7 @@ def with_trace(
         model: a graph of ``capsedge`` nodes without functions, all passes among them.
         layers: those to trace.
         calls: the layer of each routing node, in the graph's order.
-        sizes: of each output of the trace, behind the batch.
+        sizes: sizes of each output of the trace, after the batch.
 
     Raises:
         UnknownShapeError: an input of a node has no shape.
@@ -129,7 +129,7 @@ def _add_outputs(
         whole = add("Concat", parts, f"{output}_passes", axis=1)
     positions = layer.grid[0] * layer.grid[1]
     rest = list(sizes[1 if layer.dense else 3 :])
-    # Children come before parents in the output, and behind them in the body.
+    # Children come before parents in the output, and after them in the body.
     swapped = kind in ("couplings", "agreement", "distances")
     inner = rest[::-1] if swapped else rest
     x = reshape(whole, [positions, layer.iterations, *inner], f"{output}_places")

@@ -1,4 +1,4 @@
-"""Write the shape of every value into a file, for forecasts and readers that infer no shapes."""
+"""Write the shape of every value into a file, for forecasts and readers that do not infer shapes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Shapes = dict[str, tuple[int, tuple[int, ...]]]  # element type and sizes by na
 def write_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None) -> None:
     """State type and shape of every value of the graph whose shape depends on the batch alone.
 
-    Sizes are numbers, the name of the batch axis, or a multiple of it (``36*N``). What the file states
-    already stays, unless a size in it has a name of its own. Values whose shape cannot be inferred, such as
-    those after NonZero, are left out.
+    Sizes are numbers, the name of the batch axis, or a multiple of it (``36*N``). Shapes that the file
+    already states are kept, unless a size in them has its own name. Values whose shape cannot be inferred,
+    such as those after NonZero, are left out.
 
     Args:
-        complete: the same graph with bodies of its functions, where the file has none.
+        complete: the same graph with function bodies, if the file has none.
     """
     wanted = _without_shape(model)
     if not wanted:
@@ -44,12 +44,12 @@ def with_shapes(data: bytes) -> bytes:
         model = onnx.load_model_from_string(data)
         write_shapes(model)
         return bytes(model.SerializeToString())
-    except Exception:  # onnx raises many kinds for what other tools write, none of them ours
+    except Exception:  # onnx raises many kinds for other tools' files, none of them ours
         return data
 
 
 def _without_shape(model: onnx.ModelProto) -> list[str]:
-    """Values that nodes make and whose shape the file does not state in numbers and the batch."""
+    """Values of nodes whose shape the file does not state in terms of numbers and the batch."""
     graph, name = model.graph, _batch_name(model)
     known = {t.name for t in graph.initializer} | {v.name for v in (*graph.input, *graph.output)}
     for value in graph.value_info:
@@ -74,7 +74,7 @@ def _batch_name(model: onnx.ModelProto) -> str:
 
 
 def _size(sizes: tuple[int, ...], name: str) -> int | str | None:
-    """A size as the file states it, from what it is at each of the batches; None if it is no multiple."""
+    """A size in the file's form, from its values at the batches; None if it is not a multiple."""
     first = sizes[0]
     if len(set(sizes)) == 1:
         return first
@@ -85,7 +85,7 @@ def _size(sizes: tuple[int, ...], name: str) -> int | str | None:
 
 
 def _sizes(model: onnx.ModelProto, batch: int, wanted: list[str]) -> _Shapes:
-    """Sizes at one batch: by inference, and where that ends at computed shapes, with these folded."""
+    """Sizes at one batch by inference; if that stops at computed shapes, they are folded first."""
     fixed = _fixed(model, batch)
     inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True)
     found = _known(inferred)
@@ -100,7 +100,7 @@ def _sizes(model: onnx.ModelProto, batch: int, wanted: list[str]) -> _Shapes:
     )
     try:
         folded = fold(inferred, _FOLDED_BYTES)
-    except Exception:  # it evaluates nodes that other tools wrote; what they make stays unstated
+    except Exception:  # it evaluates other tools' nodes; their results then stay unstated
         return found
     return _known(onnx.shape_inference.infer_shapes(folded, data_prop=True)) | found
 

@@ -1,4 +1,4 @@
-"""Function bodies of the operators in standard ONNX operators, specialised to a node's shapes."""
+"""Build the operators' function bodies from standard ONNX operators, specialised to a node's shapes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def function_body(
 
     Args:
         operator: its type, a key of ``spec.operators.OPERATORS``.
-        shapes: of the inputs that the node has, in order; None for the free batch.
-        attributes: of the node; those that it leaves out have their defaults.
+        shapes: shapes of the inputs that the node has, in order; None for the free batch.
+        attributes: attributes of the node; omitted ones have their defaults.
         rewrites: the exact rewrites to use; all by default.
         opset: of the standard operators.
         domain: of the function.
-        couplings: adds the couplings as an output.
-        traced: adds the values of all iterations as outputs, one for each of ``Operator.traced``.
+        couplings: whether to add the couplings as an output.
+        traced: whether to add the values of all iterations as outputs, one for each of ``Operator.traced``.
         compute: element type of the arithmetic (FP32; the tests use FP64).
     """
     spec = OPERATORS[operator]

@@ -51,7 +51,8 @@ def build(b: Body) -> None:
 
 def build_uniform(b: Body) -> None:
     """Write the body: with the pose's row folded into the batch, a convolution from ``C·K`` to ``M·L``
-    channels, or one matrix product where the window is the whole grid; then layer normalization."""
+    channels, or one matrix product if the window is the whole grid; then layer normalization.
+    """
     _, height, width, types, _ = (int(d or 0) for d in b.shapes["pose"])
     kh, kw, _, m, k, out = (int(d or 0) for d in b.shapes["weight"])
     rows = k if b.attributes["matrix_pose"] else 1

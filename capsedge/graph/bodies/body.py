@@ -1,8 +1,8 @@
 """Write the body of an ONNX function: nodes over named tensors, each name used once.
 
 Votes have the layout that routes fastest, ``[N·S, M, I, P]``: ``S`` output positions, ``M`` parents, ``I``
-children of a window, ``P = R·L`` elements of a pose of ``R`` rows. With the children next to the pose, the
-weighted sum and the agreement of a parent are one matrix product each that reads the votes once and writes
+children of a window, ``P = R·L`` elements of a pose of ``R`` rows. With the children next to the pose, a
+parent's weighted sum and its agreement are one matrix product each, which reads the votes once and writes
 nothing of their size.
 """
 
@@ -26,17 +26,17 @@ class Body:
     """Collects the nodes of one function body.
 
     All arithmetic is in ``compute`` (FP32): inputs are cast to it and results back to the type of the first
-    input, so that one body serves float and float16 nodes. The casts of a float node are removed by every
-    consumer (ONNX Runtime, OpenVINO, TensorRT), and by the exporter itself where it inlines.
+    input, so one body serves float and float16 nodes. The casts of a float node are removed by every consumer
+    (ONNX Runtime, OpenVINO, TensorRT), and by the exporter itself where it inlines.
 
     Args:
         operator: the operator's name; prefix of every tensor name, because TensorRT before 10.8 confuses a
             formal input with a tensor of the same name outside.
-        shapes: of the inputs that the node has, by name; None is the free batch.
-        attributes: all of the operator's.
+        shapes: shapes of the inputs that the node has, by name; None for the free batch.
+        attributes: all attributes of the operator.
         rewrites: which exact rewrites to use.
-        couplings: whether the couplings are wanted as a further output.
-        traced: whether the values of all iterations are wanted as further outputs (``keep``).
+        couplings: whether to add the couplings as an output.
+        traced: whether to add the values of all iterations as outputs (``keep``).
         compute: element type of the arithmetic.
     """
 
@@ -69,7 +69,7 @@ class Body:
         return f"{self.operator}_{name}"
 
     def input(self, name: str) -> str:
-        """An input in the type of the arithmetic."""
+        """An input, in the type of the arithmetic."""
         if name in self._computed:
             return self._computed[name]
         return self.op("Cast", self.formal(name), to=self.compute)
@@ -79,11 +79,11 @@ class Body:
         self._computed[name] = value
 
     def result(self, name: str, value: str) -> None:
-        """Give an output its value, in the type of the first input."""
+        """Set an output's value, in the type of the first input."""
         self.nodes.append(helper.make_node("CastLike", [value, self._like], [self.formal(name)]))
 
     def keep(self, kind: str, value: str, *shape: int) -> None:
-        """Keep a value of an iteration for a traced body; ``shape`` is that of one window's."""
+        """Keep an iteration's value for a traced body; ``shape`` is that for one window."""
         if self.traced:
             one = self.op("Reshape", value, self.ints([0, 1, *shape]))
             self._kept.setdefault(kind, []).append(one)
@@ -101,7 +101,7 @@ class Body:
         return output
 
     def keep_iteration_value(self, value: str, kind: str, iteration: int = 1) -> str:
-        """Name a value just made after its iteration (``spec.operators``), so that it is found in the body.
+        """Name a new value after its iteration (``spec.operators``), so that it can be found in the body.
 
         Couplings are ``[N·S or 1, M, I]``, poses ``[N·S, M, 1, P]``, logits of activations ``[N·S, M]``.
         """
@@ -129,12 +129,12 @@ class Body:
         return self._constants[key]
 
     def batched(self, factor: int = 1) -> int:
-        """The batch times a factor as a dimension of a shape: a number where the batch is fixed, else -1."""
+        """The batch times a factor as a dimension of a shape: a number if the batch is fixed, else -1."""
         return -1 if self._batch is None else self._batch * factor
 
     @staticmethod
     def merged(dims: Shape) -> int:
-        """Some dimensions as one: a number where all are known, else -1."""
+        """Some dimensions merged into one: a number if all are known, otherwise -1."""
         return -1 if None in dims else math.prod(d for d in dims if d is not None)
 
     def reshape(self, x: str, *shape: int) -> str:
@@ -146,20 +146,20 @@ class Body:
         return self.op("Transpose", x, perm=list(perm))
 
     def sum_last(self, x: str, size: int, factor: float = 1.0) -> str:
-        """``factor`` times the sum over the last axis, which stays with size 1.
+        """``factor`` times the sum over the last axis, which is kept with size 1.
 
-        A product with ones: pnnx loses the axis of a ReduceSum over one axis.
+        It is a product with ones, because pnnx loses the axis of a ReduceSum over one axis.
         """
         return self.op("MatMul", x, self.constant(np.full((size, 1), factor)))
 
     def sum_second_to_last(self, x: str, size: int) -> str:
-        """The sum over the last axis but one, which stays with size 1; a product with ones too."""
+        """The sum over the second to last axis, which is kept with size 1; also a product with ones."""
         return self.op("MatMul", self.constant(np.ones((1, size))), x)
 
 
 # --- Votes ---
 
-MANY = 16  # positions from which one product for each parent is faster than one for all
+MANY = 16  # from this many positions on, one product per parent is faster than one for all
 
 
 def grid(
@@ -172,7 +172,7 @@ def grid(
 def window_index(
     height: int, width: int, kernel: tuple[int, int], strides: tuple[int, int]
 ) -> np.ndarray:
-    """Which cell of the flattened grid is the k-th of each window: ``[S, Kh*Kw]``."""
+    """The cell of the flattened grid that is the k-th of each window: ``[S, Kh*Kw]``."""
     h, w = grid(height, width, kernel, strides)
     rows = (np.arange(h) * strides[0])[:, None] + np.arange(kernel[0])
     columns = (np.arange(w) * strides[1])[:, None] + np.arange(kernel[1])
@@ -215,7 +215,7 @@ def votes(
         return b.reshape(v, places, m, i, r * out)
     v = b.op("MatMul", b.reshape(x, i, lines, k), weight)  # [I, N·S·R, M·L]
     if r == 1 or places == 1:
-        # At one place with its dimension: ONNX Runtime is 3 times slower without.
+        # Keep the position's dimension even if it is 1: without it, ONNX Runtime is 3 times slower.
         v = b.transpose(b.reshape(v, i * r, places, m, out), 1, 2, 0, 3)
     else:
         v = b.transpose(b.reshape(v, i, places, r, m, out), 1, 3, 0, 2, 4)

@@ -11,10 +11,10 @@ from capsedge.graph.bodies.elementwise import squash, squash_elements
 
 @dataclass(frozen=True)
 class _Layer:
-    """Sizes and attributes; ``i`` is -1 where the number of children is free.
+    """Sizes and attributes; ``i`` is -1 if the number of children is free.
 
     ``mask`` is the factor of the couplings ``[N or 1, 1, I or 1]``; empty for none. ``votes_of_all`` are the
-    votes ``[N, P, I]`` where all parents have the same, which are ``[N, I, P]`` then; else empty.
+    votes ``[N, P, I]`` if all parents share them, which are then ``[N, I, P]``; otherwise empty.
     """
 
     i: int
@@ -57,7 +57,7 @@ def _couplings(b: Body, logits: str, layer: _Layer) -> str:
 
 
 def _shares(b: Body, logits: str, layer: _Layer) -> str:
-    """The softmax; leaky routing has one more parent with logit zero, whose share is dropped."""
+    """The softmax; leaky routing adds a parent with logit zero, whose share is dropped."""
     if layer.over_children:
         return b.op("Softmax", logits, axis=2)
     if not layer.leaky:
@@ -69,7 +69,7 @@ def _shares(b: Body, logits: str, layer: _Layer) -> str:
 
 
 def _weighted_sum(b: Body, couplings: str, u_hat: str, layer: _Layer) -> str:
-    """``[N, J, 1, P]``; of votes that all parents have, one product for each image."""
+    """``[N, J, 1, P]``; for votes that all parents share, one product per image."""
     if layer.votes_of_all:
         return row(b, b.op("MatMul", couplings, u_hat))
     return weighted_sum(b, row(b, couplings), u_hat)
@@ -105,7 +105,7 @@ def _shape_of_couplings(b: Body, first: str, layer: _Layer) -> str:
 
 
 def _start_logits(b: Body, first: str, layer: _Layer) -> str:
-    """``[1, J, I]``: those of every image; with a prior of each ``[N, J, I]``."""
+    """``[1, J, I]`` for all images; with a prior for each, ``[N, J, I]``."""
     logits = b.transpose(b.op("Unsqueeze", b.input("log_prior"), b.ints([0])), 0, 2, 1)
     rows = {b.shapes["log_prior"][0]}
     if _per_image(b):
@@ -126,7 +126,7 @@ def _per_image(b: Body) -> bool:
 def _without_masked(b: Body, u: str, layer: _Layer) -> str:
     """Poses or votes ``[N, I, ...]`` with zeros for children whose mask is 0.
 
-    Where parents compete for one child at a time, what it holds then reaches nothing, not even NaN.
+    If parents compete for one child at a time, its values, even NaN, then have no effect.
     """
     if not layer.mask or layer.over_children:
         return u

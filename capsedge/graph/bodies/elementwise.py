@@ -21,7 +21,7 @@ def squash(b: Body, x: str, size: int, epsilon: float, *, last: bool = True) -> 
     """``x · n²/(1 + n²) / sqrt(n² + epsilon)`` (Sabour et al. 2017, equation 1).
 
     Args:
-        x: poses of ``size`` elements along the last axis; along the last axis but one without ``last``.
+        x: poses of ``size`` elements along the last axis or, without ``last``, the second to last.
     """
     square = b.op("Mul", x, x)
     n2 = b.sum_last(square, size) if last else b.sum_second_to_last(square, size)
@@ -29,7 +29,7 @@ def squash(b: Body, x: str, size: int, epsilon: float, *, last: bool = True) -> 
 
 
 def _scaled(b: Body, x: str, n2: str, epsilon: float) -> str:
-    """Poses with the length that their squared norms ask for."""
+    """Poses scaled to the length given by their squared norms."""
     share = b.op("Div", n2, b.op("Add", n2, b.constant(1.0)))
     root = b.op("Sqrt", b.op("Add", n2, b.constant(epsilon)))
     return b.op("Mul", x, b.op("Div", share, root))
@@ -43,9 +43,9 @@ def exponential_squash(b: Body, x: str, size: int, epsilon: float) -> str:
 
 
 def build_squash(b: Body) -> None:
-    """Write the body: what lies before and after the axis is one axis each, so that no rank exceeds 3.
+    """Write the body: the axes before and after the pose are merged into one each, so that no rank exceeds 3.
 
-    Where the batch is not before the axis, sizes are not known, and the axes stay as they are.
+    If the batch is not before that axis, sizes are unknown, and the axes are left unchanged.
     """
     shape = b.shapes["x"]
     axis = b.attributes["axis"] % len(shape)
@@ -98,7 +98,7 @@ def build_normalization(b: Body) -> None:
 
 
 def dequantize(b: Body) -> None:
-    """Write ``weight · weight_scale``, which the body that follows takes for its weight."""
+    """Write ``weight · weight_scale``, which the following body uses as its weight."""
     layout = OPERATORS[b.operator].layout
     assert layout is not None
     sizes = zip(layout.weight, b.shapes["weight"], strict=True)
@@ -113,7 +113,7 @@ def dequantize(b: Body) -> None:
 def build_convolution(b: Body) -> None:
     """Write the body: ONNX's own operator.
 
-    The weight's zero points, all zero, depend on the bias, so that they are a tensor of this node's own when
+    The weight's zero points, all zero, are computed from the bias, so that each node has its own tensor after
     ONNX Runtime has folded constants. Optimizers let convolutions share equal tensors, which ONNX Runtime
     cannot convert on x86 without VNNI (`multiply_exactly`).
     """

@@ -8,8 +8,8 @@ import numpy as np
 
 from capsedge.graph.bodies.body import Body, grid, row, votes, weighted_sum, window_index, windows
 
-# Most children that one matrix product sums. Runtimes add its terms one after another, so that the rounding
-# error grows with their number; the mean's is divided by the deviations, which may be a thousandth of it.
+# Most children that one matrix product sums. Runtimes add its terms one by one, so the rounding error grows
+# with their number; the mean's error is divided by the deviations, which may be a thousandth of the mean.
 # Over the 1,296 children of a class layer, couplings were 6 times as far from FP64 as eager PyTorch's, which
 # sums in blocks too; in blocks of 144 (a window of 3x3 with 16 types) they are as near.
 BLOCK = 144
@@ -24,13 +24,13 @@ def _coordinates(height: int, width: int, side: int) -> np.ndarray:
 
 
 def _softplus(b: Body, x: str) -> str:
-    """ln(1 + eˣ) without a power that overflows: TensorRT's own Softplus does, in FP32 above 88."""
+    """ln(1 + eˣ) without overflow; TensorRT's own Softplus overflows in FP32 above 88."""
     power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
     return b.op("Add", b.op("Relu", x), b.op("Log", b.op("Add", power, b.constant(1.0))))
 
 
 def _sigmoid(b: Body, x: str) -> str:
-    """The logistic function with all its digits where it is small, as ``graph.rewrites`` says."""
+    """The logistic function, accurate where it is small, as explained in ``graph.rewrites``."""
     power = b.op("Exp", b.op("Neg", b.op("Abs", x)))
     top = b.op("Exp", b.op("Neg", b.op("Relu", b.op("Neg", x))))
     return b.op("Div", top, b.op("Add", power, b.constant(1.0)))
@@ -65,7 +65,7 @@ class _Layer:
 
     @property
     def blocks(self) -> int:
-        """The fewest equal blocks of at most ``BLOCK`` children; 1 where equal ones would have under 8."""
+        """The fewest equal blocks of at most ``BLOCK`` children; 1 if such blocks would have under 8."""
         wanted = (k for k in range(1, self.i // 8 + 1) if self.i % k == 0 and self.i // k <= BLOCK)
         return next(wanted, 1)
 
@@ -73,7 +73,7 @@ class _Layer:
 def build(b: Body) -> None:
     """Write the body: Hinton et al. 2018, procedure 1, unrolled.
 
-    Votes, deviations are ``[N·S, M, I, P]``; responsibilities ``[N·S, M, I]``.
+    Votes and deviations are ``[N·S, M, I, P]``; responsibilities ``[N·S, M, I]``.
     """
     layer = _layer(b)
     v = _votes(b, layer)
@@ -116,7 +116,7 @@ def _layer(b: Body) -> _Layer:
 
 
 def _votes(b: Body, layer: _Layer) -> str:
-    """Votes ``[N·S, M, I, P]``, with the coordinates added where the node asks for them."""
+    """Votes ``[N·S, M, I, P]``, with coordinates added if the node requires them."""
     types, m, side, size, s, i = layer.types, layer.m, layer.side, layer.size, layer.s, layer.i
     matrices = types if layer.shared else i
     matrix = b.transpose(b.reshape(b.input("weight"), matrices, m, side, side), 0, 2, 1, 3)
@@ -125,7 +125,7 @@ def _votes(b: Body, layer: _Layer) -> str:
         matrix = b.op("Expand", one, b.ints([layer.cells, types * side, m * side]))
     children = windows(b, b.input("pose"), layer.height, layer.width, types * size, layer.index)
     v = votes(b, children, b.reshape(matrix, i, side, m * side), s, (i, side, side, m, side))
-    # The same for all types; spread out when the file is loaded, so that it is stored once.
+    # The same for all types; it is stored once and expanded when the file is loaded.
     if "coordinates" in b.shapes:
         flat = b.reshape(b.input("coordinates"), layer.height * layer.width, size)
         cell = b.op("Gather", flat, b.ints(layer.index.reshape(-1).tolist()), axis=0)
@@ -166,7 +166,7 @@ def _total(b: Body, layer: _Layer, rows: str, x: str = "") -> str:
 
 
 def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, str]:
-    """Poses and activation logits of the parents, and the responsibilities that they come from."""
+    """Poses and activation logits of the parents, and the responsibilities behind them."""
     m, size, i = layer.m, layer.size, layer.i
     places = b.batched(layer.s)
     iterations, temperatures = b.attributes["iterations"], b.attributes["inverse_temperatures"]
@@ -175,7 +175,7 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
     eps = b.constant(b.attributes["epsilon"])
     mean = logit = responsibility = ""
     for iteration in range(iterations):
-        # M-step. In the first pass, all parents have the same.
+        # M-step. In the first pass, it is the same for all parents.
         if iteration == 0:
             share = b.op("Mul", a_child, b.constant(_first(b, layer)))
             r = b.op("Add", share, b.constant(np.zeros((1, m, 1))))
@@ -207,8 +207,8 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         precision = b.op("Div", b.constant(0.5), b.reshape(variance, places, m, size, 1))
         distance = b.reshape(b.op("MatMul", deviation, precision), places, m, i)
         log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
-        # What the parents have in common cancels in the softmax. It goes before the sum over the pose, which
-        # otherwise is up to hundreds and leaves the distances few digits.
+        # Terms shared by all parents cancel in the softmax. They are removed before the sum over the pose,
+        # which could otherwise reach hundreds and leave few digits for the distances.
         common = b.sum_last(b.transpose(logarithm, 0, 3, 2, 1), m, 1.0 / m)
         common = b.reshape(common, places, 1, 1, size)
         own = b.sum_last(b.op("Sub", logarithm, common), size, 0.5)

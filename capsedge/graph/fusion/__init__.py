@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# --- What was fused, and what was not, with the reason ---
+# --- The fused routing, and the rest with reasons ---
 
 _LISTED = 3  # tensors with the same reason that are named
 
@@ -21,7 +21,7 @@ class FusedOperator:
     Attributes:
         operator: its type.
         tensor: the original tensor that it computes.
-        parameters: those read from the graph, as text by name.
+        parameters: parameters read from the graph, as text by name.
         notes: remarks for the user.
     """
 
@@ -33,10 +33,10 @@ class FusedOperator:
 
 @dataclass(frozen=True)
 class NotFused:
-    """What was left unchanged, and why.
+    """A part of the graph that was left unchanged, and the reason.
 
     Attributes:
-        tensor: a softmax of the original.
+        tensor: a softmax in the original.
         reason: why.
     """
 

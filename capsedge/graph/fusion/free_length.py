@@ -1,4 +1,4 @@
-"""Optimize a file whose inputs have a free axis beside the batch, such as the length of a history.
+"""Optimize a file whose inputs have a free axis besides the batch, such as the length of a history.
 
 Routing is found by running the graph, which requires fixed sizes. So the file is optimized at two lengths,
 and the two results are merged (``graph.merge``). The merged file is then compared at other lengths.

@@ -140,10 +140,10 @@ def _otherwise(
     not_fused: list[NotFused],
     why: list[str],
 ) -> None:
-    """What is no operator: self-routing in a faster form, or why the nodes stay.
+    """Routing without an operator: self-routing in a faster form, or the reason why the nodes are kept.
 
     Args:
-        why: what was said already; where it is what no operator has, it is no self-routing.
+        why: the reason found so far; if it names a property that no operator has, this is not self-routing.
     """
     try:
         if _named(why) is not None:
@@ -156,12 +156,12 @@ def _otherwise(
 
 
 def _self_routing(graph: Values, softmax: Softmax, number: int) -> Replacement:
-    """Couplings that are made of the children alone."""
+    """Write self-routing, whose couplings are computed from the children alone."""
     logits = fit_logits(graph, softmax)
     try:
         weighted = fit_sum(graph, softmax, logits)
     except NoMatch:
-        weighted = None  # activations alone, as a last layer has them
+        weighted = None  # only activations, as in a last layer
     edit, gain = emit_self_routing(graph, logits, weighted, f"routing_{number}")
     form = f"standard operators in another form, {gain:.1f} times faster by estimate"
     note = f"self-routing: no operator has it; written with {form}"
@@ -188,7 +188,7 @@ def _emit_over_votes(graph: Values, match: DynamicMatch, number: int, _: list[st
 def _emit_standard(
     graph: Values, match: DynamicMatch, number: int, reasons: list[str]
 ) -> Replacement:
-    """Routing that no operator computes, in a faster form."""
+    """Write routing that no operator computes, in a faster form."""
     edit, gain = emit_standard(graph, match, f"routing_{number}")
     kind = match.kind
     _, j, i, p = match.roles.sizes
@@ -210,7 +210,7 @@ def _telling(reasons: list[str]) -> str:
 
 
 def _named(reasons: list[str]) -> str | None:
-    """The reason that names what no operator has."""
+    """The reason that names a property that no operator has."""
     return next((r for r in reasons if _NONE in r or "averaged" in r or "EM" in r), None)
 
 
