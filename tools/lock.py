@@ -1,11 +1,11 @@
-"""Write constraints.lock: every package of constraints.txt with the SHA-256 of what the index offers for it.
+"""Write constraints.lock: every package of constraints.txt with the SHA-256 of the index's files for it.
 
     .venv/bin/python tools/lock.py                # renews the file
     pip install --require-hashes -r constraints.lock && pip install --no-deps --no-build-isolation -e .
 
-pip resolves and tells the hashes itself (``pip install --dry-run --report``), from the index that it is
-set up with; nothing is installed. The hashes are of files for this machine's Python and processor: renew the
-file where you need another.
+pip itself resolves the packages and reports the hashes (``pip install --dry-run --report``) from its
+configured index; nothing is installed. The hashes belong to files for this machine's Python and processor;
+for another platform, renew the file there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TARGET = ROOT / "constraints.lock"
 
 
 def resolve(constraints: Path) -> list[dict[str, Any]]:
-    """What pip would install for the constraints, as its report says."""
+    """The packages that pip would install for the constraints, from its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         subprocess.run(
@@ -41,7 +41,7 @@ def resolve(constraints: Path) -> list[dict[str, Any]]:
 
 
 def lock(packages: list[dict[str, Any]]) -> str:
-    """The lines of the file; it names versions and hashes, and no place that they come from."""
+    """The lines of the file; it lists versions and hashes, without their origin."""
     python = ".".join(platform.python_version_tuple()[:2])
     lines = [
         f"# constraints.txt with hashes, for Python {python} on {sys.platform} {platform.machine()}; "
@@ -53,7 +53,7 @@ def lock(packages: list[dict[str, Any]]) -> str:
         digest = archive.get("hashes", {}).get("sha256", "")
         if not re.fullmatch("[0-9a-f]{64}", digest):
             raise SystemExit(f"error: pip tells no SHA-256 for {meta['name']} {meta['version']}")
-        # A local build is asked for by its public version: its hash alone says which build it was.
+        # A local build is requested by its public version; its hash alone identifies the build.
         version, _, local = meta["version"].partition("+")
         if local:
             lines.append(

@@ -1,7 +1,7 @@
 """Print results, errors, tables and progress.
 
-Everything that a person reads goes through ``say`` (results) or ``log`` (everything else), and tables go
-through ``print_table``: file names and names in files may contain terminal control codes.
+All text for people is printed by ``say`` (results) or ``log`` (everything else), and tables by
+``print_table``, because file names and names in files may contain terminal control codes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def _local(text: str) -> Path | None:
 
 
 def _local_model(text: str) -> Path | None:
-    """The same, unless the text is the name of a model."""
+    """The path of a model on this machine; None if it is remote or the name of a model."""
     path = _local(text)
     return None if path is None else file_or_name(path)
 

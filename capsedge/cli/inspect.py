@@ -376,7 +376,7 @@ def _flat(value: Any) -> str:
 
 
 def _outputs(meta: ModelMetadata) -> list[tuple[str, str]]:
-    """What the outputs hold: classes or values."""
+    """The contents of the outputs: classes or values."""
     facts = []
     if meta.class_names or meta.outputs is None:
         facts.append(("classes", f"{len(meta.class_names)}: {', '.join(meta.class_names)}"))

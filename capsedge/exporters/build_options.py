@@ -61,7 +61,7 @@ def parse_fit(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class BuildOptions(Options):
-    """What `capsedge.build` makes of an ONNX file."""
+    """The output of `capsedge.build`, and how to build it."""
 
     precision: str | None = option(
         None,

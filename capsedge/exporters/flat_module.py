@@ -113,7 +113,7 @@ def unique_name(name: str, taken: Container[str]) -> str:
 def named_outputs(result: Any) -> dict[str, Tensor]:
     """The tensors of a module's output by name: keys, fields, or ``output_0``, ``output_1``, ...
 
-    Names of nested outputs are joined by ``_``. None stands for an output that is not there.
+    Names of nested outputs are joined by ``_``. None represents an absent output.
 
     Raises:
         UnsupportedModelError: the output holds something other than tensors, or nothing.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Rewrites:
-    """Which exact rewrites an export uses; all of them by default."""
+    """The exact rewrites that an export uses; all by default."""
 
     first_pass_uniform: bool = True
     light_cone: bool = True

@@ -59,7 +59,7 @@ def check_dialects(config: object) -> None:
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of the stem, then batch normalization if asked for, then ReLU.
+    """A convolution of the stem, then optional batch normalization, then ReLU.
 
     Attributes:
         channels, kernel, stride, groups: as in ``nn.Conv2d``.
@@ -229,11 +229,11 @@ class ModelConfig:
         return None
 
     def replace(self, **changes: Any) -> ModelConfig:
-        """The same configuration with some fields changed."""
+        """A copy of the configuration with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def with_classes(self, names: Sequence[str]) -> ModelConfig:
-        """The same configuration for other classes, as many as there are names.
+        """The configuration for other classes, one for each name.
 
         Raises:
             UsageError: the network has no classes: it estimates values.

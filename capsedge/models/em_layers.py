@@ -147,7 +147,7 @@ class ClampedEMCapsules(nn.Module):
             self.register_buffer(name, index, persistent=False)
 
     def _indices(self, grid: tuple[int, int]) -> dict[str, Tensor]:
-        """Which windows see which child.
+        """Indices that state which windows see which child.
 
         ``mirrored [K K]``: the mirror image of each position in a window. ``seen``: for each child seen by
         any window, its positions in all windows ``[H' W' K K]``, counted from 1 and padded with 0 to the

@@ -49,7 +49,7 @@ class NetVLAD(nn.Module):
 
 
 def _normalized(x: Tensor) -> Tensor:
-    """Of length one along the second axis."""
+    """Normalize to length one along the second axis."""
     return x / x.square().sum(1, keepdim=True).clamp(min=_LEAST).sqrt()
 
 

@@ -34,7 +34,7 @@ _LINES = 20  # of a message, after the first
 
 @dataclass(frozen=True)
 class UserModuleSpec:
-    """What the user specified.
+    """The module, weights and arguments that the user specified.
 
     Attributes:
         module: ``file.py:Name`` or ``package.module:Name``, a class or a function that returns a module.

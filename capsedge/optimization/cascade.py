@@ -383,7 +383,7 @@ def _failures(
 
 
 def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | None) -> list[str]:
-    """What a user should know before relying on the cascade.
+    """Warnings for the user before relying on the cascade.
 
     Args:
         changed: decisions that the small network alone changes on the held-out images.

@@ -23,7 +23,7 @@ from capsedge.models.stems import ChannelNorm, ConvolutionalAttention, Residual,
 
 @dataclass(frozen=True)
 class Slice:
-    """Where the units of a group are in a tensor: a dimension read as ``[outer, units, inner]``."""
+    """The place of a group's units in a tensor: a dimension read as ``[outer, units, inner]``."""
 
     tensor: str
     dim: int = 0

@@ -54,7 +54,7 @@ class Round:
 
 @dataclass(frozen=True, repr=False)
 class PruningReport(Summarized):
-    """What pruning removed, and the loss of accuracy.
+    """The units that pruning removed, and the loss of accuracy.
 
     Attributes:
         output: the checkpoint; if it was rejected, the name under which it was kept.

@@ -27,7 +27,7 @@ CLASSIFICATION = "classification"  # output parameter of Triton's extension, whi
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """Which labels of a prediction are requested; None leaves the choice to the task."""
+    """The labels requested of a prediction; None leaves the choice to the task."""
 
     top_k: int | None
     threshold: float | None

@@ -124,7 +124,7 @@ def respond(
         name, version: of the model.
 
     Raises:
-        ArtefactError: the model computed NaN, and predictions are asked for.
+        ArtefactError: the model computed NaN, and predictions are requested.
     """
     outputs = {output: np.asarray(found[output], order="C") for output in request.outputs}
     made = {} if request.choice is None else {PREDICTIONS: _predictions(session, request, found)}

@@ -3,8 +3,8 @@
     python -m tools.mutants                      # all subjects: two hours on two cores
     python -m tools.mutants --only scores --count 5
 
-Writes build/mutants/report.md and, with every mutant, NAME.json beside it. Ends with 1 if the fast tests
-find less than 95 % of what all tests find.
+Writes build/mutants/report.md and, with every mutant, NAME.json next to it. Exits with 1 if the fast tests
+find less than 95 % of the mutants that all tests find.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _HEADERS = {
 
 @dataclass(frozen=True, repr=False)
 class WasmReport(Summarized):
-    """What was written; ``to_dict`` is the document that ``--json`` prints.
+    """Report on the written folder; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
         path: the folder.

@@ -31,7 +31,7 @@ from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
 @dataclass(frozen=True, repr=False)
 class CReport(Summarized):
-    """What was written; ``to_dict`` is the document that ``--json`` prints.
+    """Report on the written folder; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
         path: the folder.

@@ -102,12 +102,12 @@ def write_engine(
 
     Args:
         source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
-        target: the engine, ``*.engine``; its metadata file goes beside it.
+        target: the engine, ``*.engine``; its metadata file is written next to it.
         report: called with the progress: share, phase, seconds left.
         shown: name of the file in the command that builds the engine again; ``source`` by default.
 
     Raises:
-        UsageError: an option is wrong, or the file has another precision than asked for.
+        UsageError: an option is wrong, or the file's precision differs from the requested one.
         EnvironmentProblem: TensorRT, the GPU or the plugin library is missing.
         UnsupportedModelError: TensorRT cannot run the model.
         ParityError: TensorRT built another precision.

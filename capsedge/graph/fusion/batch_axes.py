@@ -24,7 +24,7 @@ END = np.iinfo(np.int64).max  # of a slice: all there is
 
 @dataclass(frozen=True)
 class BatchAxis:
-    """Where a tensor counts images: its axis has ``outer`` times images times ``inner`` elements.
+    """The axis on which a tensor counts images; it has ``outer`` times images times ``inner`` elements.
 
     Attributes:
         row: which image, for a tensor that holds only one; None if it holds all.
@@ -41,7 +41,7 @@ class BatchAxis:
         return self.outer == self.inner == 1
 
     def moved(self, by: int) -> BatchAxis:
-        """The same place with other axes before it."""
+        """The same axis with other axes before it."""
         return replace(self, axis=self.axis + by)
 
 

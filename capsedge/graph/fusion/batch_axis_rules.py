@@ -1,4 +1,4 @@
-"""What each operator does with the axis that counts images.
+"""Define what each operator does with the axis that counts images.
 
 ``batch_axes`` walks the graph and applies these rules.
 """

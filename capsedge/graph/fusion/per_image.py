@@ -51,7 +51,7 @@ class OtherInput:
 
 
 def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[OtherInput, ...]:
-    """What routing depends on besides its votes; empty if nothing.
+    """Find the tensors besides its votes on which routing depends.
 
     Args:
         last: the last softmax.
@@ -79,7 +79,7 @@ def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[OtherInput,
 
 
 def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
-    """What else the nodes from the votes to the weighted sum read, with the neutral value of each."""
+    """The other tensors read by the nodes from the votes to the weighted sum, with their neutral values."""
     known = set(graph.with_twins([votes]))
     down = known.union(*(graph.after(v) for v in known))
     inside = {name for name in graph.distances(last) if name in down} - known
@@ -215,7 +215,7 @@ class Region:
 
 @dataclass(frozen=True)
 class PerImage:
-    """What a tensor besides the votes does.
+    """The effect of a tensor besides the votes.
 
     Attributes:
         name: of the graph.
@@ -247,7 +247,7 @@ class PerImage:
 def fit_per_image(
     region: Region, end: str, layout: Layout, roles: Layout, kind: Dynamic, rtol: float
 ) -> tuple[PerImage, ...]:
-    """What each tensor besides the votes does.
+    """Determine the effect of each tensor besides the votes.
 
     Args:
         end: the result, laid out as ``[n, j, p]``.

@@ -41,7 +41,7 @@ _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
 def inputs_of(node: onnx.NodeProto) -> list[str]:
-    """What a node reads, including what its subgraphs read from outside."""
+    """The tensors that a node reads, including those that its subgraphs read from outside."""
     return [name for name in (*node.input, *sorted(captured_by(node))) if name]
 
 
@@ -172,7 +172,7 @@ class Values:
         return rows if same else self.batch
 
     def _bytes_of_an_image(self, session: Session) -> int:
-        """Of all values; 0 where the graph does not run with two images."""
+        """Bytes of all values for one image; 0 if the graph does not run with two images."""
         try:
             return _bytes(session.run(None, self.feeds(2))) // 2
         except Exception:

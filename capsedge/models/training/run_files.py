@@ -11,5 +11,5 @@ CONFUSION = "confusion.png"  # of a folder with one sub-folder per class
 
 
 def files(folder: Path) -> list[Path]:
-    """What a run writes."""
+    """The files that a run writes."""
     return [folder / name for name in (STATE, MODEL, HISTORY, CONFUSION)]

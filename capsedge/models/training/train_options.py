@@ -15,7 +15,7 @@ _RECIPE, _AUGMENTATION = "Recipe", "Augmentation"
 
 @dataclass(frozen=True)
 class TrainOptions(Options):
-    """What `capsedge.train` trains, and how."""
+    """The model that `capsedge.train` trains, and how it is trained."""
 
     model: str | None = option(
         None,
