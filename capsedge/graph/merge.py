@@ -61,7 +61,8 @@ def merge(
         original: the graph for any size from which the two were made.
 
     Raises:
-        GraphsDiffer: nodes, attributes or weights differ, or a number does not depend on the size.
+        GraphsDiffer: nodes, attributes or weights differ, or a number is not a multiple of the size plus a
+            constant.
     """
     model, other = (_constants_stored(copy_of(m)) for m in (small, large))
     if len(model.graph.node) != len(other.graph.node):

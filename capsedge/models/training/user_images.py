@@ -124,7 +124,7 @@ def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str],
 
 
 def split(images: ImageSet, share: float, of: str, seed: int) -> tuple[ImageSet, ImageSet]:
-    """Divide into training images and a held-out share of about the same size in each class, drawn at random.
+    """Divide into training images and a held-out part: about this share of each class, drawn at random.
 
     No image is taken from a class with only one. Images with identical pixels stay together, in the training
     part.
