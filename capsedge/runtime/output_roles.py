@@ -32,6 +32,10 @@ def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | No
     return order[:top_k]
 
 
+def _is_number(value: object, *types: type) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
 class OutputRoles:
     """The meaning of a model's outputs and of their values.
 
@@ -101,14 +105,14 @@ class OutputRoles:
                     "Leave them out.",
                 )
             return None, None
-        if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
+        if top_k is not None and not (_is_number(top_k, int, np.integer) and top_k >= 1):
             raise UsageError(
                 f"top_k is {top_k!r}.",
                 "It must be a whole number of at least 1.",
                 "Leave it out for the best class only.",
             )
         if threshold is not None and not (
-            isinstance(threshold, (int, float, np.number)) and 0 <= threshold <= 1
+            _is_number(threshold, int, float, np.number) and 0 <= threshold <= 1
         ):
             raise UsageError(
                 f"threshold is {threshold!r}.",

@@ -185,6 +185,7 @@ WRONG = {
         "parameter 'predictions'",
     ),
     "top_k": ({**changed(), "parameters": {"predictions": True, "top_k": 0}}, "top_k is 0"),
+    "no number": ({**changed(), "parameters": {"top_k": True}}, "top_k is True"),
     "threshold": ({**changed(), "parameters": {"predictions": True, "threshold": "x"}}, "threshold"),
     "no truth": ({**changed(), "parameters": {"predictions": 1}}, "true or false"),
     "no image": (request(b"hello"), "not a readable image"),
