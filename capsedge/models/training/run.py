@@ -95,6 +95,7 @@ def train(
         size = size or usual
     given = _shape(model)
     config = user_images.fitted(given, data, size)
+    _check_size(config)
     if options.iterations is not None:
         config = config.replace(iterations=options.iterations)
     if options.threads:
@@ -159,6 +160,20 @@ def _recipe(options: TrainOptions) -> Recipe:
     """The recipe from the options; the data determines the patience."""
     stated = [name for name in Recipe.__dataclass_fields__ if name != "patience"]
     return Recipe(**{name: getattr(options, name) for name in stated})
+
+
+def _check_size(config: ModelConfig) -> None:
+    """Raise before any image is read if the network cannot be built for images of this size."""
+    try:
+        with torch.device("meta"):
+            build(config)
+    except UsageError as error:
+        size = f"{config.preprocessing.height}x{config.preprocessing.width}"
+        raise UsageError(
+            f"The model is too deep for images of {size} pixels.",
+            error.what,
+            "Use a larger --size, or another --model.",
+        ) from error
 
 
 def _started(config: ModelConfig, initial: CapsuleModel) -> str:

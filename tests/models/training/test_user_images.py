@@ -76,6 +76,14 @@ def test_other_data_has_no_classes_of_its_own(tmp_path: Path) -> None:
         user_images.default_model(tmp_path)
 
 
+def test_a_size_too_small_for_the_model_is_named_before_images_are_read(tmp_path: Path) -> None:
+    folder = pictures(tmp_path, {"a": 1, "b": 1})
+    for file in folder.rglob("*.png"):
+        file.write_bytes(file.read_bytes()[:-30])
+    with pytest.raises(UsageError, match="too deep for images of 7x7 pixels"):
+        capsedge.train(folder, tmp_path / "run", capsedge.TrainOptions(model="photos", size=7))
+
+
 def test_a_model_for_these_classes_keeps_its_preprocessing(tmp_path: Path) -> None:
     digits = pictures(tmp_path, {str(digit): 1 for digit in range(10)}, colour=True)
     config = get_config("digits-em")
