@@ -248,29 +248,27 @@ def _divided(
 ) -> tuple[ImageSet, ImageSet, ImageSet]:
     """Divide a folder's images into training, validation and test images without overlap."""
 
-    def held_out(share: float, of: str) -> tuple[ImageSet, ImageSet]:
-        rest, out = user_images.split(training, share, of, seed)
-        drawn = f"about {share:.0%} of each class, drawn with seed {seed}"
-        log(f"no {of} images: {len(out)} training images are held out, {drawn}")
-        return rest, out
-
     def apart(images: ImageSet, other: ImageSet, are: str) -> ImageSet:
         kept = images.without(other)
         if left_out := len(images) - len(kept):
             log(f"{left_out} {images.split} images are left out: they are also {are} images")
         return kept
 
-    if test is None:
-        training, test = held_out(user_images.TEST_SHARE, "test")
-    else:
-        test = apart(test, training, "training")
+    given = None
     if classes_of(data, "validation")[1]:
         given = read_split(data, "validation", config.preprocessing, limit)
-        validation = apart(given, training, "training")
-        test = apart(test, validation, "validation")
-    else:
-        training, validation = held_out(user_images.VALIDATION_SHARE, "validation")
-    return training, validation, test
+    shares = {"test": user_images.TEST_SHARE} if test is None else {}
+    shares |= {"validation": user_images.VALIDATION_SHARE} if given is None else {}
+    drawn: dict[str, ImageSet] = {}
+    if shares:
+        training, *held = user_images.split(training, shares, seed)
+        drawn = dict(zip(shares, held, strict=True))
+    for name, out in drawn.items():
+        share = f"about {shares[name]:.0%} of each class, drawn with seed {seed}"
+        log(f"no {name} images: {len(out)} training images are held out, {share}")
+    validation = drawn["validation"] if given is None else apart(given, training, "training")
+    test = drawn["test"] if test is None else apart(test, training, "training")
+    return training, validation, apart(test, validation, "validation")
 
 
 def _described(config: ModelConfig) -> str:

@@ -176,11 +176,11 @@ def _set(counts: list[int], **pixels: Any) -> ImageSet:
 
 def test_some_of_each_class_are_held_out() -> None:
     images = _set([40, 20, 2, 1])
-    training, test = user_images.split(images, 0.15, "test", seed=3)
+    training, test = user_images.split(images, {"test": 0.15}, seed=3)
     assert np.bincount(test.classes, minlength=4).tolist() == [6, 3, 1, 0]
     assert len(training) + len(test) == len(images)
     assert not test.occurs_in(training).any()
-    again, other = (user_images.split(images, 0.15, "test", seed)[1] for seed in (3, 4))
+    again, other = (user_images.split(images, {"test": 0.15}, seed)[1] for seed in (3, 4))
     assert again.digest() == test.digest() != other.digest()
     assert (training.split, test.split) == ("train", "test")
 
@@ -188,9 +188,14 @@ def test_some_of_each_class_are_held_out() -> None:
 def test_copies_of_an_image_are_on_one_side() -> None:
     images = _set([30, 30])
     images.images[:10] = images.images[0]
-    training, test = user_images.split(images, 0.15, "validation", seed=0)
+    training, test, validation = user_images.split(
+        images, {"test": 0.15, "validation": 0.1}, seed=0
+    )
     assert not test.occurs_in(training).any()
-    assert test.split == "validation"
+    assert not validation.occurs_in(training).any()
+    assert not test.occurs_in(validation).any()
+    assert (test.split, validation.split) == ("test", "validation")
+    assert len(validation) >= 2
 
 
 def test_few_and_unequal_images_are_named() -> None:
