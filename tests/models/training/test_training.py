@@ -448,6 +448,7 @@ def test_a_step_elsewhere_mixes_no_devices(name: str, changes: dict[str, Any]) -
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no NVIDIA GPU")
 def test_training_on_a_gpu_and_going_on(tmp_path: Path) -> None:
     data = some_images(32)
     train(CONFIG, replace(RECIPE, average=0.9), data, None, tmp_path, device="cuda")
