@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# --- The fused routing, and the rest with reasons ---
+# --- What was fused, and what was not and why ---
 
-_LISTED = 3  # tensors with the same reason that are named
+_LISTED = 3  # maximum number of tensors listed for one reason
 
 
 @dataclass(frozen=True)
 class FusedOperator:
-    """Nodes that an operator replaced.
+    """Nodes that were replaced with an operator.
 
     Attributes:
-        operator: its type.
-        tensor: the original tensor that it computes.
+        operator: the operator's type.
+        tensor: the original tensor that the operator computes.
         parameters: parameters read from the graph, as text by name.
         notes: remarks for the user.
     """
@@ -36,8 +36,8 @@ class NotFused:
     """A part of the graph that was left unchanged, and the reason.
 
     Attributes:
-        tensor: a softmax in the original.
-        reason: why.
+        tensor: the output of a softmax in the original.
+        reason: why it was left unchanged.
     """
 
     tensor: str
@@ -45,7 +45,7 @@ class NotFused:
 
 
 def by_reason(not_fused: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Tensors grouped by reason: the tensors in words, and the reason.
+    """Tensors grouped by reason: the tensors as text, and the reason.
 
     Args:
         not_fused: each tensor with its reason.
@@ -72,7 +72,7 @@ class FusionReport:
     not_fused: tuple[NotFused, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
+        """The report as JSON values."""
         return asdict(self)
 
 

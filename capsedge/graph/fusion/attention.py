@@ -41,9 +41,9 @@ from capsedge.graph.fusion.votes import VoteProbe, VoteSource, linear_vote_sourc
 
 # --- Fitting, one pass at a time: votes and parents in, layer normalization out ---
 
-_PARENTS = 6  # tensors that may hold the parents
+_PARENTS = 6  # maximum number of tensors tried as the parents
 _SIZES = (1e-3, 0.1, 1.0, 3.0, 10.0)
-_FAR = 12  # nodes between votes and the layer normalization of a uniform pass
+_FAR = 12  # maximum number of nodes between votes and a uniform pass's layer normalization
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class AttentionMatch:
     Attributes:
         votes, parent: its input tensors; the uniform pass has no parent.
         result: its output tensor.
-        roles: of the votes ``[n, j, i, p]``.
-        parent_layout, layout: ``[n, j, p]``.
-        kind: what it computes.
+        roles: layout of the votes, ``[n, j, i, p]``.
+        parent_layout, layout: layouts of the parents and of the result, ``[n, j, p]``.
+        kind: what the pass computes.
     """
 
     votes: str
@@ -184,7 +184,7 @@ def _normalized(
 
 
 def hard_cases(sizes: tuple[int, ...], seed: int = 5) -> Iterator[Case]:
-    """Named votes ``[n,j,i,p]`` and parents ``[n,j,p]`` of many sizes."""
+    """Named votes ``[n,j,i,p]`` and parents ``[n,j,p]`` of many magnitudes."""
     rng = np.random.default_rng(seed)
     n, j, _, p = sizes
     for size in _SIZES:
@@ -199,7 +199,7 @@ def hard_cases(sizes: tuple[int, ...], seed: int = 5) -> Iterator[Case]:
 def check_attention(
     original: object, kind: Attention, sizes: tuple[int, ...], uniform: bool = False
 ) -> Equivalence:
-    """Compare an original and a pass on votes and parents of many sizes."""
+    """Compare a pass with the original on votes and parents of many magnitudes."""
     assert callable(original)
     rng = np.random.default_rng(5)
     worst, undefined = Equivalence(0.0, ""), False
@@ -270,10 +270,10 @@ def _uniform_of(function: Function, roles: Layout, layout: Layout) -> Callable[[
 
 
 def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit, Children]:
-    """The nodes of the operator.
+    """The operator's nodes.
 
     Raises:
-        NoMatch: no operator computes the same.
+        NoMatch: no operator is equivalent.
     """
     _, j, _, p = match.roles.sizes
     vote_source = _vote_source(graph, match)
@@ -300,7 +300,7 @@ def emit_attention(graph: Values, match: AttentionMatch, tag: str) -> tuple[Edit
 
 
 def _vote_source(graph: Values, match: AttentionMatch) -> VoteSource:
-    """Matrix poses if the poses are matrices, else vectors."""
+    """The source of the votes: with matrix poses if they are matrices, otherwise with vectors."""
     p = match.roles.sizes[3]
     votes, probes = (graph, match.votes, match.roles), dict[str, VoteProbe]()
     try:

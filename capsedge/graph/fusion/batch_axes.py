@@ -19,7 +19,7 @@ from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.values import Array, Values
 
 NAME = "N"
-END = np.iinfo(np.int64).max  # of a slice: all there is
+END = np.iinfo(np.int64).max  # end of a slice that reaches to the end of the axis
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BatchAxis:
     """The axis on which a tensor counts images; it has ``outer`` times images times ``inner`` elements.
 
     Attributes:
-        row: which image, for a tensor that holds only one; None if it holds all.
+        row: index of the image, for a tensor that holds only one; None if it holds all.
     """
 
     axis: int
@@ -46,13 +46,13 @@ class BatchAxis:
 
 
 class BatchFreeing:
-    """One walk over the nodes.
+    """A walk over the nodes that frees the batch.
 
     Args:
         last: if several axes of size 1 may count the images after a Reshape, take the last, not the first.
 
     Attributes:
-        graph, batch: the graph as it is, and its batch.
+        graph, batch: the original graph, and its batch size.
         batch_axes: the batch axis of every tensor that depends on the input.
         nodes, stored: nodes and constants of the new graph.
     """
@@ -68,10 +68,10 @@ class BatchFreeing:
         """The new model.
 
         Args:
-            rules: what each operator does with the axis of the images, by type.
+            rules: by operator type, what the operator does with the image axis.
 
         Raises:
-            NoMatch: the reason and the node.
+            NoMatch: the batch cannot be freed; gives the reason and the node.
         """
         for name, dims in self.graph.dims.items():
             if not dims or dims[0] not in (0, self.batch):
@@ -88,11 +88,11 @@ class BatchFreeing:
         return self._made()
 
     def wrong(self, why: str) -> NoMatch:
-        """The reason, naming the node."""
+        """An error that gives the reason and names the node."""
         node = self.node
         return NoMatch(f"{why} (node '{node.name or node.output[0]}', {node.op_type})")
 
-    # What rules ask.
+    # Queries for the rules.
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor at the file's own batch size."""
@@ -107,7 +107,7 @@ class BatchFreeing:
         return [i for i in self.node.input if i in self.batch_axes]
 
     def only(self) -> BatchAxis:
-        """The place of the first input, the only one that depends on the images."""
+        """The batch axis of the first input, the only one that depends on the images."""
         if self.varying() != [self.node.input[0]]:
             raise self.wrong("more than its first input depends on the image")
         return self.batch_axes[self.node.input[0]]
@@ -120,10 +120,10 @@ class BatchFreeing:
             raise self.wrong("its sizes depend on the image")
         return np.asarray(self.graph.value[self.node.input[k]])
 
-    # What rules do.
+    # Actions for the rules.
 
     def keep(self, *batch_axes: BatchAxis, inputs: Sequence[str] | None = None) -> None:
-        """Copy the node, optionally with other inputs; one place for all outputs, or one each."""
+        """Copy the node, optionally with other inputs; one batch axis for all outputs, or one each."""
         copy = onnx.NodeProto()
         copy.CopyFrom(self.node)
         if inputs is not None:
@@ -158,7 +158,7 @@ class BatchFreeing:
     def follow_reshape(
         self, batch_axis: BatchAxis, old: Sequence[int], new: Sequence[int]
     ) -> BatchAxis:
-        """The place after the same elements are given another shape."""
+        """The batch axis after the same elements are given another shape."""
         images = self.images(batch_axis)
         before = math.prod(old[: batch_axis.axis]) * batch_axis.outer
         found = []
@@ -178,8 +178,8 @@ class BatchFreeing:
         """A constant for any number of images: its rows along the axis, which must be equal, reduced to one.
 
         Args:
-            axis: counted from the end.
-            size: of the same axis in the tensor that depends on the images.
+            axis: the axis, counted from the end.
+            size: size of the same axis in the tensor that depends on the images.
         """
         value = np.asarray(self.graph.value[name])
         axis += value.ndim
@@ -252,7 +252,7 @@ class BatchFreeing:
         self.nodes = [*kept, *self.nodes]
 
     def _open(self, value: onnx.ValueInfoProto) -> None:
-        """Give an output its free dimension."""
+        """Declare an output with a free batch dimension."""
         batch_axis = self.batch_axes.get(value.name)
         if batch_axis is None:
             return

@@ -137,7 +137,7 @@ def unsqueeze(f: BatchFreeing) -> None:
     batch_axis, axes = f.only(), f.value(1)
     assert axes is not None
     if not batch_axis.pure:
-        return f.viewed(f.node.input[0])  # an axis for the images may come back
+        return f.viewed(f.node.input[0])  # an image axis may reappear
     new = {int(a) % len(f.shape(f.node.output[0])) for a in axes.reshape(-1)}
     old = [k for k in range(len(f.shape(f.node.output[0]))) if k not in new]
     f.keep(replace(batch_axis, axis=old[batch_axis.axis]))
@@ -253,7 +253,7 @@ def slices(f: BatchFreeing) -> None:
 
 
 def _alike(f: BatchFreeing, inputs: list[str]) -> list[str]:
-    """The bounds of a slice must all have one type."""
+    """Give all bounds of a slice the same type, as ONNX requires."""
     for k in (3, 4):
         value = f.value(k)
         if value is not None:
@@ -282,7 +282,7 @@ def gather(f: BatchFreeing) -> None:
 
 
 def _one_image(f: BatchFreeing, data: str, batch_axis: BatchAxis) -> None:
-    """Taking out one image: keep them all, and merge their axis with the next if the axis is removed."""
+    """Select one image: keep them all, and merge their axis with the next if the axis is removed."""
     old = list(f.shape(data))
     old[batch_axis.axis] = 1
     new = f.shape(f.node.output[0])

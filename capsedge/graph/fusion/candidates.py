@@ -10,7 +10,7 @@ import onnx
 from capsedge.graph.fusion.layouts import squeezed
 from capsedge.graph.fusion.values import Values
 
-_LOOKED_AT = 4  # candidates of one group
+_LOOKED_AT = 4  # maximum number of candidates per group
 _NEAR = 60  # maximum number of nodes between votes and their softmax
 _LOG_SUM_NEAR = 6  # maximum number of nodes between a difference and the logarithm in it
 _PRODUCTS = ("Mul", "Div")
@@ -24,8 +24,8 @@ class Softmax:
     """A softmax that depends on the input.
 
     Attributes:
-        name: its output.
-        axis: size of the axis that it normalizes.
+        name: name of its output.
+        axis: size of the axis over which it normalizes.
     """
 
     name: str
@@ -37,8 +37,8 @@ class Candidate:
     """Softmaxes that appear to weight the same votes.
 
     Attributes:
-        votes: candidates, the likeliest first.
-        softmaxes: in topological order.
+        votes: tensors that may be the votes, most likely first.
+        softmaxes: the softmaxes, in topological order.
     """
 
     votes: list[str]
@@ -62,7 +62,7 @@ def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int
     """Size of the axis that a softmax sums over; None for any other node.
 
     Args:
-        softmaxes: those found before the node; their outputs are not normalized again.
+        softmaxes: softmaxes found before the node; their outputs are not normalized again.
     """
     shape = graph.shapes[node.output[0]]
     if node.op_type == "Softmax" and shape:

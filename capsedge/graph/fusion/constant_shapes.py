@@ -13,11 +13,11 @@ from capsedge.graph.proto import copy_of, initializer
 from capsedge.graph.size_nodes import FOLDED
 
 _BATCHES = (2, 3, 5)
-_LARGEST = 1 << 20  # elements of a value that becomes an initializer
+_LARGEST = 1 << 20  # maximum number of elements of a value that becomes an initializer
 
 
 def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """A copy with initializers for values that depend only on fixed sizes, and the number of them.
+    """A copy with initializers for values that depend only on fixed sizes, and how many there are.
 
     Such a value is computed from shapes and constants and is compared at three batch sizes. If it never
     changes, it is constant. In a Reshape target, one entry may change if no other is 0 or -1: it becomes -1,
@@ -57,7 +57,7 @@ def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         if value is not None and value.size <= _LARGEST:
             known[name] = value
     copy = copy_of(model)
-    # The output shape says more than a target that already contains -1.
+    # The output shape is more informative than a target that already contains -1.
     found = {name: _constant(list(each), True) for name, each in zip(views, shapes, strict=True)}
     made = 0
     for node in copy.graph.node:

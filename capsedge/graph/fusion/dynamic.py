@@ -42,10 +42,10 @@ from capsedge.graph.fusion.per_image import MORE, PerImage, Region, find_other_i
 from capsedge.graph.fusion.values import Array, Values
 
 _ENDS = 24  # maximum number of tensors after the last softmax tried as the result
-_KEPT = 12  # hypotheses kept for the second stage
+_KEPT = 12  # maximum number of hypotheses kept for the second stage
 _TINY, _LARGE = 3e-3, 2.0
-_SCALES = (1.0, 0.1, 0.01)  # of tiny votes: large parents agree even with small ones
-_NEAR = 5e-2  # agreements with normalized sums do not vanish faster than tiny votes
+_SCALES = (1.0, 0.1, 0.01)  # scales of tiny votes; with large parents, even small votes agree
+_NEAR = 5e-2  # loose, since agreements with normalized sums vanish no faster than tiny votes
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class DynamicMatch:
     """Dynamic routing in a graph.
 
     Attributes:
-        votes, result: tensors of the graph.
-        roles: of the votes, ``[n, j, i, p]``.
-        layout: of the result, ``[n, j, p]``.
-        kind: what it computes.
-        equivalence: of the match and the original nodes.
+        votes, result: names of tensors in the graph.
+        roles: layout of the votes, ``[n, j, i, p]``.
+        layout: layout of the result, ``[n, j, p]``.
+        kind: what the routing computes.
+        equivalence: how the match compares with the original nodes.
         region: the original nodes.
         per_image: tensors that change the couplings of individual images.
     """
@@ -201,7 +201,7 @@ def _single(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, 
 
 
 def _grouped(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, Dynamic]]:
-    """The same, with parents in groups."""
+    """Like ``_single``, with parents in groups."""
     pose, rest = divmod(graph.sizes[votes], graph.sizes[last.name])
     if rest:
         return

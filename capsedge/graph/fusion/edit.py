@@ -28,7 +28,7 @@ class Edit:
     """Nodes that replace a region.
 
     Attributes:
-        nodes, initializers, values: to be added; values have a type and a shape.
+        nodes, initializers, values: what is added to the graph; values have a type and a shape.
         results: tensors of the graph that the nodes compute.
     """
 
@@ -141,7 +141,7 @@ def _holder(shape: tuple[int, ...], layout: Layout) -> int | None:
 
 
 def splice(model: onnx.ModelProto, edits: Sequence[Edit]) -> onnx.ModelProto:
-    """A copy with the edits in place of the nodes they replace; equal new constants are merged."""
+    """A copy in which the edits replace their nodes; new constants that are equal are merged."""
     copy = copy_of(model)
     for edit in edits:
         for node in copy.graph.node:
@@ -202,7 +202,7 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return found
 
 
-# --- FP16 and BF16: fused in FP32, which represents all their values, and written in the original type ---
+# --- FP16 and BF16: fuse in FP32, which represents all their values exactly, and write the original type ---
 
 HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _SMALL = 1024  # maximum number of elements of a constant that may stay in FP32

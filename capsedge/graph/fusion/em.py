@@ -63,12 +63,12 @@ class EMMatch:
 
     Attributes:
         votes, activations: its input tensors.
-        pose, result: its output tensors: poses and activations of the parents.
-        roles: of the votes ``[n, j, i, p]``.
-        children: layout of the activations ``[n, 1, i, 1]``.
-        pose_layout, result_layout: ``[n, j, p]`` and ``[n, j]``.
-        kind: what it computes.
-        equivalence: of the match and the original nodes.
+        pose, result: its output tensors, the parents' poses and activations.
+        roles: layout of the votes, ``[n, j, i, p]``.
+        children: layout of the activations, ``[n, 1, i, 1]``.
+        pose_layout, result_layout: layouts of the outputs, ``[n, j, p]`` and ``[n, j]``.
+        kind: what the routing computes.
+        equivalence: how the match compares with the original nodes.
     """
 
     votes: str
@@ -183,7 +183,7 @@ class _Base:
     def _passes(
         self, u: Array, acting: Array, count: int, ones_first: bool
     ) -> tuple[EM, Array, Array]:
-        """Temperatures and betas of every pass; poses and activations of the last."""
+        """Temperatures and betas of every pass, and poses and activations of the last pass."""
         _, j, _, p = self.roles.sizes
         arguments = list(self._arguments())
         pairs = list(self._betas(j, p))
@@ -209,7 +209,7 @@ class _Base:
         return kind, mean, logistic(logit)
 
     def _results(self, mean: Array, activation: Array) -> tuple[_Tensor, _Tensor]:
-        """The tensors with the poses and the activations; of equal ones, the first."""
+        """The tensors that hold the poses and the activations; the first if several are equal."""
         n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
         some = sampled_positions(self.roles.sizes)
@@ -248,7 +248,7 @@ class _Base:
 
     @property
     def scalars(self) -> list[float]:
-        """Numbers that the region reads."""
+        """The scalars that the region reads."""
         return sorted({float(v.reshape(-1)[0]) for v in self.numbers.values() if v.size == 1})
 
     @property
@@ -363,8 +363,8 @@ class EmittedEM:
 
     Attributes:
         edit: the nodes.
-        children: over the grid.
-        coordinates: values ``[H, W, P]`` added to the votes, or None.
+        children: the children on their grid.
+        coordinates: coordinates ``[H, W, P]`` added to the votes, or None.
     """
 
     edit: Edit

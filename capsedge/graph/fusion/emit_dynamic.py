@@ -18,7 +18,7 @@ from capsedge.graph.fusion.per_image import PerImage
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, order_of
 
-STAND_IN = 1e-16  # stands for no epsilon: too small to change any product of the squash in FP32
+STAND_IN = 1e-16  # in place of no epsilon: too small to change any product of the squash in FP32
 MOST_ADDED = 1e-6  # epsilon added to a norm; its substitute differs by less than half of it
 ATOL, RTOL = 5e-7, 1e-6
 # Elements of a matrix that all children share. From this size on, one matrix product followed by routing over
@@ -28,11 +28,11 @@ LEAST_PRODUCT = 1024
 
 @dataclass(frozen=True)
 class Expressed:
-    """Routing in the operators' own terms.
+    """Routing expressed in terms of the operators.
 
     Attributes:
-        kind: what they compute from votes multiplied by ``gain``.
-        gain: factor of votes and bias.
+        kind: what the operators compute from votes multiplied by ``gain``.
+        gain: factor applied to votes and bias.
         notes: remarks for the user.
     """
 
@@ -54,7 +54,7 @@ class EmittedDynamic:
 
 
 def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
-    """The operators' own kind of routing that is equivalent to a kind.
+    """The routing that the operators support and that is equivalent to a kind.
 
     Raises:
         NoMatch: there is none.
@@ -98,7 +98,7 @@ def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
 
 
 def _other(kind: Dynamic, pose: int) -> str:
-    """The property of a kind that no operator supports; empty if all are supported."""
+    """The property of a kind that no operator supports; empty if there is none."""
     if kind.group > 1 and pose == 1:
         return "one logit for each element of a pose"
     features = {
@@ -118,7 +118,7 @@ def emit_dynamic(
     """The nodes.
 
     Args:
-        vote_source: the source of the votes; None routes the given votes.
+        vote_source: the source of the votes; None to route the given votes.
 
     Raises:
         NoMatch: no operator computes the same.
@@ -246,7 +246,7 @@ def _per_image_inputs(
     """The inputs ``image_prior`` and ``mask``, where present.
 
     Args:
-        sizes: n, i, j.
+        sizes: the sizes n, i and j.
         at: for each child of the operator, the child in the votes; None if the orders are the same.
     """
     n, i, j = sizes
@@ -268,7 +268,7 @@ def _per_image_inputs(
 
 
 def _value(edit: Edit, term: PerImage) -> str:
-    """The tensor as FP32 numbers, to be added to logits or multiplied with couplings."""
+    """The tensor in FP32, to be added to logits or multiplied by couplings."""
     kind, x = edit.graph.kind(term.name), term.name
     if term.form == "value":
         return x if kind == np.float32 else edit.op("Cast", [x], to=TensorProto.FLOAT)
@@ -289,7 +289,7 @@ def read_children(
     If cells are selected, the order is that of the votes, and the second value is None.
 
     Args:
-        sizes: n and i.
+        sizes: the sizes n and i.
     """
     images, depth = edit.graph.batch, vote_source.depth
     at = order_of(vote_source.index)
@@ -303,5 +303,5 @@ def read_children(
 
 
 def _once(values: Array) -> Array:
-    """The value of the first of several children, if all have the same."""
+    """The first child's value if all children have the same, otherwise all values."""
     return values[:1] if (values == values[:1]).all() else values

@@ -1,6 +1,6 @@
 """Check whether a hypothesis computes the same as the original nodes.
 
-Inputs are newly drawn: random, structured and hard. The original nodes run in FP64 where they can, so a
+Inputs are freshly generated: random, structured and hard. The original nodes run in FP64 if possible, so a
 hypothesis must agree to six digits of every pose, at every magnitude of the input. The file's constants are
 FP32, and routing amplifies their rounding through exponentials. The tolerance therefore includes the effect
 on the hypothesis of changing the votes by half a unit in FP32's last place.
@@ -23,9 +23,9 @@ from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
 
 # --- Sampling of large votes: fewer positions, several hard cases in one tensor ---
 
-LARGE = 1 << 21  # elements of votes
+LARGE = 1 << 21  # elements from which votes count as large
 SIDE_BY_SIDE = "hard cases side by side"
-_FEW = 8  # positions
+_FEW = 8  # maximum number of sampled positions
 _TURNS = 2  # times that every position takes part in the cases
 
 Case = tuple[str, tuple[Array, ...]]
@@ -33,7 +33,7 @@ Cases = Callable[[tuple[int, ...]], Iterator[Case]]
 
 
 def sampled_positions(sizes: Sequence[int]) -> slice | Array:
-    """The positions of votes ``[n, j, i, p]`` used to rank hypotheses: all, or a few of large votes."""
+    """The positions of votes ``[n, j, i, p]`` used to rank hypotheses: all, or a few for large votes."""
     if math.prod(sizes) <= LARGE or sizes[0] <= _FEW:
         return slice(None)
     return np.linspace(0, sizes[0] - 1, _FEW).astype(int)
@@ -44,7 +44,7 @@ def batched_cases(cases: Cases, sizes: tuple[int, ...], seed: int) -> Iterator[C
 
     Args:
         cases: draws named tuples of tensors, positions first, for votes of given sizes.
-        sizes: of the votes ``[n, j, i, p]``.
+        sizes: sizes of the votes ``[n, j, i, p]``.
     """
     count = _count(cases)
     if not _shared(sizes, count):
@@ -75,7 +75,7 @@ def _count(cases: Cases) -> int:
 
 
 def _shared(sizes: tuple[int, ...], count: int) -> bool:
-    """Whether this many cases share the positions of one tensor."""
+    """Whether this many cases share one tensor, each at its own positions."""
     return math.prod(sizes) > LARGE and sizes[0] >= 2 * count
 
 
@@ -87,10 +87,10 @@ def _joined(cases: Cases, sizes: tuple[int, ...]) -> list[Array]:
 
 # --- The check ---
 
-STRICT = 1e-6  # relative to the size of a pose, in FP64
-LOOSE = 2e-5  # in FP32
-ROUNDING = 2.0**-24  # of FP32
-FLOOR = 1e-25  # below it lies nothing that FP32 can tell from zero
+STRICT = 1e-6  # in FP64, relative to the magnitude of a pose
+LOOSE = 2e-5  # the same in FP32
+ROUNDING = 2.0**-24  # rounding error of FP32
+FLOOR = 1e-25  # values below this are indistinguishable from zero in FP32
 SIZES = (1e-6, 1e-4, 1e-2, 1.0, 3.0, 30.0)
 
 
@@ -114,7 +114,7 @@ class Equivalence:
 
 
 def hard_votes(shape: tuple[int, ...], seed: int) -> Iterator[tuple[str, Array]]:
-    """Named inputs: normal ones of many sizes, uniform, offset, all equal, zero, one spike, a few large."""
+    """Named inputs: normal of many magnitudes, uniform, offset, all equal, zero, one spike, a few large."""
     rng = np.random.default_rng(seed)
     for size in SIZES:
         yield f"normal, {size:g}", size * rng.standard_normal(shape)
@@ -157,9 +157,9 @@ def check_equivalence(
     Args:
         original, hypothesis: return poses in the same layout.
         floor: differences up to this size are ignored.
-        roles: of the votes ``[n, j, i, p]``, if their positions are independent.
+        roles: layout of the votes, ``[n, j, i, p]``, if their positions are independent.
         ranked: whether hypotheses are ranked by their excess, which then allows for rounding everywhere.
-        stop: whether to stop at the first difference, if only yes or no is needed.
+        stop: whether to stop at the first difference, if only a yes or no is needed.
     """
     worst, undefined = Equivalence(0.0, ""), False
     for name, x in _cases(shape, roles, seed):
@@ -189,7 +189,7 @@ def _cases(shape: tuple[int, ...], roles: Layout | None, seed: int) -> Iterator[
 
 
 def _sensitivity(hypothesis: Callable[[Array], Array], x: Array, actual: Array) -> Array:
-    """How far rounding the votes moves each pose: the largest of a few draws, times 8."""
+    """How much rounding the votes changes each pose: the largest of a few draws, times 8."""
     rng = np.random.default_rng(9)
     moved = [hypothesis(x * (1 + ROUNDING * rng.choice((-1.0, 1.0), x.shape))) for _ in range(3)]
     off = [np.abs(m - actual).max(-1, keepdims=True) for m in moved]

@@ -22,7 +22,7 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
     """Load a model in ONNX Runtime on the CPU.
 
     Args:
-        arena: whether the session keeps its memory for the next run, which then need not request any.
+        arena: whether the session keeps its memory, so that the next run need not allocate any.
     """
     onnxruntime = import_onnxruntime()
     options = onnxruntime.SessionOptions()

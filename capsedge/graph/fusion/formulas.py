@@ -1,6 +1,6 @@
 """The routing procedures over given votes ``U [n, j, i, p]``, with the variants found in other code.
 
-Formulas and sources: docs/reference/operators.md. The hypotheses cover the peculiarities of other code.
+Formulas and sources: docs/reference/operators.md. The hypotheses include the deviations found in other code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from capsedge.graph.fusion.values import Array
 
 _TINY = 1e-300
-LOWEST = -(2.0**32)  # prior of a masked child: agreements vanish beside it in FP32
+LOWEST = -(2.0**32)  # prior of a masked child: in FP32, adding an agreement does not change it
 OVER = {"j": (1,), "i": (2,), "ji": (1, 2)}
 
 
@@ -52,15 +52,15 @@ class Dynamic:
     """A kind of dynamic routing.
 
     Attributes:
-        iterations: number of weighted sums.
+        iterations: number of weighted sums computed.
         over: what the softmax runs over: ``j`` parents, ``i`` children, ``ji`` both, ``groups`` parents
             with the same position in their groups.
-        form, epsilon, axis: of the squash; the axis ``group`` covers all poses of a group together.
+        form, epsilon, axis: those of the squash; the axis ``group`` covers all poses of a group together.
         group: how many neighbouring parents form a group: the elements of a pose if each has logits of its
             own, or the positions that a softmax or a squash runs over.
         prior: start logits ``[j, i]``, or zero.
-        bias: added to the sums ``[j, p]``, or zero.
-        scale: of the agreements.
+        bias: bias ``[j, p]`` added to the sums, or zero.
+        scale: factor of the agreements.
         leaky: whether there is an extra parent with logit zero.
         replace: whether agreements replace the logits instead of adding to them.
         batch_mean: whether agreements are averaged over the images.
@@ -89,7 +89,7 @@ class Dynamic:
         """Parents ``[n, j, p]``.
 
         Args:
-            prior: added to the start logits, for ``[n, j, i]``.
+            prior: what is added to the start logits ``[n, j, i]``.
             mask: factor of the couplings, in the same layout.
         """
         start = np.zeros((1, *votes.shape[1:3])) + self.prior + prior
@@ -144,9 +144,9 @@ class EM:
     """A kind of EM routing.
 
     Attributes:
-        temperatures: inverse, one per iteration.
-        beta_u, beta_a: ``[j]``; the cost is that of docs/reference/operators.md.
-        epsilon: in the divisions and added to the variances.
+        temperatures: inverse temperatures, one per iteration.
+        beta_u, beta_a: the betas ``[j]``; docs/reference/operators.md defines the cost.
+        epsilon: used in the divisions and added to the variances.
         normalized: whether an activation is first divided by itself plus epsilon.
         ones_first: whether responsibilities start at one instead of one over the number of parents.
     """
@@ -178,10 +178,10 @@ class SelfAttention:
     """The pass of Efficient-CapsNet, and variants that resemble it.
 
     Attributes:
-        scale: of the agreements with the sum of all votes.
-        bias: added after the softmax ``[j, i]``, or zero.
-        epsilon: of the squash.
-        form: of the squash.
+        scale: factor of the agreements with the sum of all votes.
+        bias: bias ``[j, i]`` added after the softmax, or zero.
+        epsilon: epsilon of the squash.
+        form: form of the squash.
         over: what the softmax runs over.
     """
 
@@ -192,7 +192,7 @@ class SelfAttention:
     over: str = "j"
 
     def couplings(self, votes: Array) -> Array:
-        """The couplings before the bias ``[n, j, i]``."""
+        """The couplings ``[n, j, i]`` before the bias."""
         total = votes.sum(2)[..., None]
         return softmax(self.scale * (votes @ total)[..., 0], OVER[self.over])
 
@@ -206,7 +206,7 @@ class SelfAttention:
 
 
 def responsibilities(logit: Array, logs: Array, off: Array, variance: Array) -> Array:
-    """The E-step: ``[n, j, i]``."""
+    """The responsibilities ``[n, j, i]`` computed by the E-step."""
     b = -np.logaddexp(0, -logit) - logs
     return softmax(b[..., None] - 0.5 * (off @ (1 / variance)[..., None])[..., 0], (1,))
 
@@ -217,8 +217,8 @@ class Attention:
 
     Attributes:
         agreement_scale: factor of the agreements; 0 for the uniform pass.
-        scale, bias: of the layer normalization ``[p]``.
-        epsilon: of the layer normalization.
+        scale, bias: scale and bias ``[p]`` of the layer normalization.
+        epsilon: epsilon of the layer normalization.
         over: what the softmax runs over.
     """
 

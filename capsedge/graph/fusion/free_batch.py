@@ -26,7 +26,7 @@ def free_batch(graph: Values) -> onnx.ModelProto:
     """The graph with a free batch, as far as its structure allows; results have not been compared yet.
 
     Raises:
-        NoMatch: the reason and the node.
+        NoMatch: the batch cannot be freed; gives the reason and the node.
     """
     first = ""
     for last in (False, True):
@@ -37,9 +37,9 @@ def free_batch(graph: Values) -> onnx.ModelProto:
     raise NoMatch(first)
 
 
-# --- Choosing the new file's batch: free if verified, or as requested ---
+# --- Choosing the new file's batch size: free if verified, or as requested ---
 
-_LARGEST = 512  # images of a file whose batch is fixed
+_LARGEST = 512  # maximum number of images in a fixed batch
 
 
 def with_batch(
@@ -91,7 +91,7 @@ def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
     """The model with a free batch, compared with the original.
 
     Raises:
-        NoMatch: why there is none.
+        NoMatch: there is none; gives the reason.
     """
     if graph.batch > _LARGEST:
         raise NoMatch(f"more than {_LARGEST} images at once are not tried")

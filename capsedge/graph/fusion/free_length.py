@@ -21,10 +21,10 @@ from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
 from capsedge.graph.proto import copy_of, detach_functions, operator_nodes
 from capsedge.graph.write_shapes import write_shapes
 
-# Lengths to optimize at, rarely equal to another size; smaller ones for networks with a short longest.
+# Pairs of lengths to optimize at, rarely equal to another size; smaller ones for networks with a low maximum.
 _MADE_AT = ((11, 13), (5, 6), (2, 3))
-PROVED_AT = (1, 2, 7, 50, 120)  # as far as the file takes them
-TYPICAL = 50  # of these, the length that the file is timed at
+PROVED_AT = (1, 2, 7, 50, 120)  # lengths to compare at, if the file accepts them
+TYPICAL = 50  # one of these, at which the file is timed
 
 
 class NotFree(ValueError):
@@ -49,7 +49,7 @@ def at_length(model: onnx.ModelProto, length: int) -> onnx.ModelProto:
     for name, axis in free_lengths(model):
         value = next(v for v in copy.graph.input if v.name == name)
         value.type.tensor_type.shape.dim[axis].dim_value = length
-    for output in copy.graph.output:  # inferred again
+    for output in copy.graph.output:  # shapes are inferred again
         for dim in list(output.type.tensor_type.shape.dim)[1:]:
             if not dim.HasField("dim_value"):
                 dim.Clear()

@@ -16,7 +16,7 @@ from capsedge.graph.fusion.votes import VoteSource, cell_axes
 
 # --- Cells and windows, ordered as in docs/reference/operators.md: row, column, type ---
 
-_ALIKE = 1e-6  # for numbers that FP32 may have rounded differently
+_ALIKE = 1e-6  # tolerance for numbers that FP32 may have rounded differently
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Windows:
 
     Attributes:
         axes: the source's cell axes in this order; empty if all cells are types at one position.
-        grid: height, width, types.
-        kernel, strides: rows, columns.
-        positions: output positions, rows and columns.
-        children: for each place k in a window, the child in the file.
+        grid: its height, width and number of types.
+        kernel, strides: each in rows and columns.
+        positions: output positions in rows and columns.
+        children: for each place k in a window, the index of the child in the file.
         coordinates: row, column and type of every child of the file ``[positions, i, 3]``.
     """
 
@@ -63,7 +63,7 @@ def windows_of(vote_source: VoteSource) -> Windows:
 
 
 def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> Windows:
-    """A single window over all cells; without a grid, over the types at one position.
+    """A single window over all cells, or over the types at one position if there is no grid.
 
     ``shared_grids`` finds weights that are shared over a grid.
     """
@@ -122,7 +122,7 @@ def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Window
 
 
 def shared_grids(vote_source: VoteSource) -> list[Windows]:
-    """Grids at every position of which one window over all cells has the same weights."""
+    """Grids in which one window over all cells has the same weights at every position."""
     sizes, at = cell_axes(vote_source)
     found: list[Windows] = []
     if len(at) != 1 or sorted(vote_source.index[0].tolist()) != list(range(vote_source.cells)):
@@ -193,7 +193,7 @@ def coordinates_of(constant: Array, windows: Windows, transposed: bool = False) 
 
 
 def unfolded(windows: Windows, coordinates: Array) -> tuple[Windows, Array]:
-    """The grid of which one row is a view, if coordinates ``[1, W, P]`` are the paper's on that grid."""
+    """The grid that a single row flattens, if coordinates ``[1, W, P]`` are the paper's on that grid."""
     height, width, types = windows.grid
     for rows in range(2, width if height == 1 else 0):
         if width % rows:
@@ -218,7 +218,7 @@ def of_the_paper(coordinates: Array) -> bool:
     return bool(np.abs(coordinates - wanted).max() <= _ALIKE)
 
 
-# --- The operators' poses, activations and parents, from the tensors of a graph ---
+# --- The operators' poses, activations and parents from a graph's tensors ---
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ class Children:
 
     Attributes:
         vote_source: where the votes come from.
-        windows: over the cells of the source.
-        weight: ``[Kh, Kw, C, M, K, L]``.
+        windows: windows over the cells of the source.
+        weight: the weight ``[Kh, Kw, C, M, K, L]``.
         matrix: whether poses are matrices.
         transposed: whether the file's poses are the transposes of the operator's.
     """
@@ -253,8 +253,8 @@ def children_of(
     """The children and their weight.
 
     Args:
-        matrix: from ``windows.matrices``; None for vector poses.
-        shared: whether all positions have the weights of the first.
+        matrix: result of ``windows.matrices``; None for vector poses.
+        shared: whether all positions use the weights of the first.
     """
     weight = (
         vote_source.weight.transpose(0, 1, 3, 2) if matrix is None else matrix[0]
@@ -271,7 +271,7 @@ def children_of(
 
 
 def read_poses(edit: Edit, children: Children) -> str:
-    """``[N, H, W, C, P]``."""
+    """The poses ``[N, H, W, C, P]``."""
     source, windows = children.vote_source, children.windows
     layout = source.layout
     if windows.axes:
@@ -321,7 +321,7 @@ def agree(acting: VoteSource, children: Children) -> bool:
 def read_parents(
     edit: Edit, name: str, layout: Layout, children: Children, parents: int, pose: int
 ) -> str:
-    """``[N, H', W', M, P]`` of a tensor ``[n, j, p]``."""
+    """Arrange a tensor ``[n, j, p]`` as ``[N, H', W', M, P]``."""
     shape = (edit.graph.batch, *children.windows.positions, parents, pose)
     x = edit.read(name, layout, shape)
     return turned(edit, x, shape) if children.transposed else x
@@ -330,7 +330,7 @@ def read_parents(
 def write_parents(
     edit: Edit, x: str, layout: Layout, result: str, children: Children, parents: int, pose: int
 ) -> None:
-    """Turn a tensor ``[N, H', W', M, P]`` into ``[n, j, p]``."""
+    """Arrange a tensor ``[N, H', W', M, P]`` as ``[n, j, p]``."""
     shape = (edit.graph.batch, *children.windows.positions, parents, pose)
     edit.describe(x, shape)
     edit.write(turned(edit, x, shape) if children.transposed else x, layout, result)

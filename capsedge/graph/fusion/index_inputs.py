@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-# Operators that pass the elements of the first input on unchanged, or joined with others.
+# Operators that pass on the elements of their first input, unchanged or joined with others.
 _PASSING = frozenset(
     ("Cast", "Concat", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Identity", "Reshape",
      "Round", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
@@ -21,7 +21,7 @@ def table_sizes(
     weights: Mapping[str, NDArray[np.generic]],
     inputs: Sequence[str],
 ) -> dict[str, int]:
-    """Entries of the smallest table that an input indexes, by input.
+    """The number of entries in the smallest table that each input indexes, by input.
 
     Covers ``OneHot``, and ``Gather`` and ``GatherElements`` from stored tables, quantized or not.
     """
@@ -42,7 +42,7 @@ def _size(
     weights: Mapping[str, NDArray[np.generic]],
     maker: Mapping[str, onnx.NodeProto],
 ) -> int | None:
-    """Entries of the table that a node indexes; None if it indexes none or the size is not stored."""
+    """The number of entries in the table that a node indexes; None without a table or stored size."""
     if node.op_type == "OneHot":
         depth = weights.get(node.input[1])
         return None if depth is None or depth.size != 1 else int(depth.reshape(-1)[0])

@@ -20,10 +20,10 @@ class Layout:
     """A tensor as a permutation of roles.
 
     Attributes:
-        shape: of the tensor.
-        view: the tensor's axes without ones; an axis that counts two things is split.
-        order: for each axis of the roles, the axis of the view.
-        groups: how many axes each role has.
+        shape: shape of the tensor.
+        view: the tensor's axes without those of size 1; an axis that counts two things is split.
+        order: for each axis of the roles, the corresponding axis of the view.
+        groups: number of axes of each role.
         batch: position in the view of the axis that counts images, or None.
     """
 
@@ -81,7 +81,7 @@ class Layout:
             yield split[at].reshape(-1, elements)
 
     def _by_child(self, x: Array) -> Array:
-        """The axes of votes ``[n, j, i, p]`` in the order n, i, j, p."""
+        """Votes ``[n, j, i, p]`` with their axes in the order n, i, j, p."""
         n, j, i, _ = self.groups
         axes = (
             *range(n),
@@ -105,7 +105,7 @@ class Layout:
 
 
 def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape without ones."""
+    """A shape without its axes of size 1."""
     return tuple(d for d in shape if d != 1)
 
 
@@ -115,7 +115,7 @@ def vote_layouts(
     """Every layout in which votes may be ``[n, j, i, p]``; ``n`` counts images, then positions.
 
     Args:
-        pose: elements of a vote.
+        pose: number of elements of a vote.
         parents: possible numbers of parents.
         max_positions: maximum number of position axes.
     """
@@ -155,8 +155,8 @@ def grouped_layouts(
     """Every layout in which votes may be ``[n, j, i, p]`` with grouped parents: ``j`` is group, then member.
 
     Args:
-        softmax: elements that the softmax runs over: groups, children, parents, or parents and children.
-        pose: elements of a vote; 1 if each has logits of its own, and then a group has one axis.
+        softmax: number of elements the softmax runs over: groups, children, parents, or parents and children.
+        pose: number of elements of a vote; 1 if each has its own logits, in which case a group has one axis.
         max_positions: maximum number of position axes that route independently.
     """
     view = squeezed(shape)
@@ -194,8 +194,8 @@ def layouts(
     """Every layout of a tensor with roles of given axes: permuted, and with neighbours merged.
 
     Args:
-        roles: sizes of the axes of every role.
-        batch: index of the role whose first axis counts images; None for none.
+        roles: for each role, the sizes of its axes.
+        batch: index of the role whose first axis counts images; None if there is none.
     """
     target = [d for role in roles for d in role if d != 1]
     groups = tuple(sum(d != 1 for d in role) for role in roles)
@@ -229,6 +229,6 @@ def _merging(target: list[int], dims: tuple[int, ...]) -> Iterator[tuple[int, ..
 
 
 def result_roles(roles: Layout) -> tuple[list[tuple[int, ...]], int | None]:
-    """The roles ``[n, j, p]`` of a result of routing votes, and which of them counts images."""
+    """The roles ``[n, j, p]`` of the result of routing votes, and which of them counts images."""
     parts = [roles.part(0), roles.part(1), roles.part(3)]
     return parts, None if roles.batch is None else 0

@@ -59,7 +59,7 @@ def find_replacements(model: onnx.ModelProto) -> tuple[list[Replacement], list[N
 
 
 def _with_note_of_integers(graph: Values, edit: Edit, match: FusedOperator) -> FusedOperator:
-    """The note on a weight that was stored as integers: the operator has the same values in FP32."""
+    """Add a note if a weight was stored as integers: the operator has the same values in FP32."""
     reads = [name for name in edit.reads if name in graph.sources]
     if any(graph.is_quantized(c) for c in graph.between(reads, edit.results)[1]):
         note = f"{match.operator}: the weight was stored in integers and is in FP32 now, with the same values"
@@ -87,7 +87,7 @@ def apply_replacements(
 def fusion_report(
     model: onnx.ModelProto, match: Iterable[FusedOperator], not_fused: Iterable[NotFused]
 ) -> FusionReport:
-    """The report; of the unmatched candidates, only those still in the model."""
+    """The report; unmatched candidates are included only if they are still in the model."""
     alive = {o for n in model.graph.node for o in n.output}
     return FusionReport(tuple(match), tuple(e for e in not_fused if e.tensor in alive))
 
@@ -95,7 +95,7 @@ def fusion_report(
 def _replace_candidate(
     graph: Values, candidate: Candidate, made: list[Replacement], not_fused: list[NotFused]
 ) -> None:
-    """Try every operator that a group of softmaxes may be; report the reason if none fits."""
+    """Try every operator that may match a group of softmaxes; report the reason if none fits."""
     if not candidate.votes:
         for softmax in candidate.softmaxes:
             why = ["a softmax that weighs no votes (attention, or scores)"]
@@ -143,7 +143,7 @@ def _otherwise(
     """Routing without an operator: self-routing in a faster form, or the reason why the nodes are kept.
 
     Args:
-        why: the reason found so far; if it names a property that no operator has, this is not self-routing.
+        why: the reason found so far; if it names a property no operator supports, it is not self-routing.
     """
     try:
         if _named(why) is not None:
@@ -161,7 +161,7 @@ def _self_routing(graph: Values, softmax: Softmax, number: int) -> Replacement:
     try:
         weighted = fit_sum(graph, softmax, logits)
     except NoMatch:
-        weighted = None  # only activations, as in a last layer
+        weighted = None  # there are only activations, as in a last layer
     edit, gain = emit_self_routing(graph, logits, weighted, f"routing_{number}")
     form = f"standard operators in another form, {gain:.1f} times faster by estimate"
     note = f"self-routing: no operator has it; written with {form}"
@@ -210,7 +210,7 @@ def _telling(reasons: list[str]) -> str:
 
 
 def _named(reasons: list[str]) -> str | None:
-    """The reason that names a property that no operator has."""
+    """The reason that names a property no operator supports."""
     return next((r for r in reasons if _NONE in r or "averaged" in r or "EM" in r), None)
 
 

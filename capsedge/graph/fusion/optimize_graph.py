@@ -4,7 +4,7 @@ Calls go one way: from here to the batch (``free_batch``), to the matcher (``mat
 hypothesis checked (``equivalence``), and to the final comparison (``proof``).
 
 Run as ``python -m capsedge.graph.fusion.optimize_graph`` in a sandbox, it reads the file from standard input
-and writes a line of JSON and the new file to standard output. It names each step on a line of standard error,
+and writes a line of JSON and the new file to standard output. Each step is named on a line of standard error,
 so that the caller can report progress.
 """
 
@@ -74,11 +74,11 @@ class OptimizedGraph:
         model: the file.
         fusion: what was fused, and what was not.
         notes: remarks on the cleanup and the file.
-        opset_before, opset: of the standard operators.
-        nodes_before, nodes: of the graph.
+        opset_before, opset: opset of the standard operators, before and after.
+        nodes_before, nodes: number of nodes in the graph, before and after.
         batch: ``free``, or the file's fixed batch size.
         inputs: sizes (0 for a free batch, a typical size for a free length) and numpy type of each.
-        comparisons: with the original bytes.
+        comparisons: comparisons with the original file.
     """
 
     model: bytes
@@ -115,9 +115,9 @@ def optimize_model(
     """Convert, clean up, fuse and compare.
 
     Args:
-        data: of a file that ``read_harmless`` accepted.
+        data: bytes of a file that ``read_harmless`` accepted.
         stage: called with a description of each step.
-        batch: ``free`` if results stay the same, ``keep`` for the file's own, or a number.
+        batch: ``free`` for a free batch if results stay the same, ``keep`` for the file's own, or a number.
 
     Raises:
         UnsupportedModelError: its opset is too old, or it cannot be converted, run, or given that batch.
@@ -177,7 +177,7 @@ def optimize_model(
 def _of_every_length(
     source: onnx.ModelProto, stage: Stage, batch: int | Literal["free", "keep"]
 ) -> OptimizedGraph:
-    """The same for a file with a free axis besides the batch, which stays free.
+    """Like ``optimize_model``, for a file with a free axis besides the batch, which stays free.
 
     If that is impossible, the file is only converted to a newer opset.
     """
@@ -233,7 +233,7 @@ def _described(
     Args:
         before: the opset of the source.
         graph: the values of the optimized file, at one length if the length is free.
-        batch: the requested one; the graph's if empty.
+        batch: the requested batch; the graph's if empty.
     """
     return OptimizedGraph(
         better.SerializeToString(),
@@ -267,9 +267,9 @@ def _borne(
     """The file with as many of the operators as the comparison with the original permits.
 
     Args:
-        made: operators that may be inserted.
-        left: candidates that are not fused.
-        graph: provides inputs and batch.
+        made: edits that insert operators.
+        left: candidates that were not fused.
+        graph: provides the inputs and the batch.
 
     Returns:
         The new file, its comparisons as a whole, and what was and was not fused.
@@ -284,7 +284,7 @@ def _borne(
 
 
 class _Search:
-    """The edits that pass in the whole file, by bisection: one bad edit of k takes about 2 log k runs."""
+    """Find by bisection the edits that pass in the whole file: one bad edit in k takes about 2 log k runs."""
 
     def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
         self.original, self.cleaned, self.graph = original, cleaned, graph
@@ -292,7 +292,7 @@ class _Search:
         self.proofs: dict[tuple[int, ...], tuple[onnx.ModelProto, list[Comparison]]] = {}
 
     def keep(self, base: list[Replacement], more: list[Replacement]) -> list[Replacement]:
-        """The base and those of ``more`` that can be added to it."""
+        """The base plus the edits in ``more`` that can be added to it."""
         if not more:
             return base
         _, comparisons = self.tried(base + more)
@@ -323,7 +323,7 @@ def _differing(comparisons: list[Comparison]) -> str:
 
 
 def _unrouted(fusion: FusionReport, not_fused: Sequence[NotFused]) -> list[str]:
-    """Why the report has no routing, if neither an operator nor another line of it explains that."""
+    """Notes on why no routing was found, if nothing else in the report explains it."""
     squashes = sum(found.operator == "Squash" for found in fusion.fused)
     if fusion.not_fused or squashes < len(fusion.fused):
         return []
@@ -399,7 +399,7 @@ def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         return model, 0
     if not count:
         return model, 0
-    exact.ir_version = max(exact.ir_version, 4)  # before, every initializer is an input
+    exact.ir_version = max(exact.ir_version, 4)  # below 4, every initializer is an input
     return exact, count
 
 
@@ -468,7 +468,7 @@ def main() -> None:
     (word,) = enter_sandbox()
     batch = int(word) if word.isdigit() else word
     answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries print
+    os.dup2(2, 1)  # libraries may print to standard output
     from capsedge.errors import CapsedgeError
     from capsedge.graph.fusion.execution import first_line
 

@@ -1,11 +1,11 @@
 """Find tensors besides the votes that change the couplings of individual images: masks, priors, logits.
 
-Routing over a history has a mask. Recommenders apply it in three ways, which are different functions: after a
-softmax over the children (the rest does not sum to one), before it (masked logits become -2³¹), and after a
-softmax over the parents. A large negative number that is added to masked logits is a prior. Some also start
-from logits given as an input. The graph suggests which tensors
-these are and which values make them neutral; a numerical test shows whether a tensor multiplies the couplings
-or is added to the logits.
+Routing over a history has a mask. Recommenders apply it in three ways, which are not equivalent: after a
+softmax over the children (the remaining couplings do not sum to one), before it (masked logits become -2³¹),
+and after a softmax over the parents. A large negative number added to masked logits is a prior. Some networks
+also start from logits given as an input. The graph's structure suggests which tensors these are and which
+values make them neutral; a numerical test shows whether a tensor multiplies the couplings or is added to the
+logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from capsedge.graph.fusion.values import Array, Function, Values
 MORE = "its logits depend on more than the votes"
 LOW = -1e4  # logit of a masked child
 _STEPS = 8  # maximum number of nodes between the last softmax and its weighted sum
-_MOST = 2  # tensors beside the votes
+_MOST = 2  # maximum number of tensors besides the votes
 # Operators that only move elements, or test whether they are zero.
 _VIEWS = {
     "Cast", "Concat", "Equal", "Expand", "Identity", "Not", "Reshape", "Squeeze", "Tile",
@@ -34,7 +34,7 @@ _VIEWS = {
 }  # fmt: skip
 
 
-# --- Finding the tensors, before it is known what they do ---
+# --- Finding the tensors, before their effect is known ---
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
                 raise NoMatch(MORE)
 
     def weighs_votes(node: onnx.NodeProto, place: int) -> bool:
-        """Whether an input is multiplied with the votes elementwise, as couplings are."""
+        """Whether an input is multiplied elementwise by the votes, as couplings are."""
         return node.op_type == "Mul" and bool(known & set(_chain(graph, node.input[1 - place])))
 
     def first(name: str) -> bool:
@@ -196,11 +196,11 @@ class Region:
         self.cut = [votes, *(s.name for s in others)]
 
     def determined(self) -> list[str]:
-        """Its tensors."""
+        """The region's tensors."""
         return self.graph.determined(*self.cut)
 
     def numbers(self, ends: Sequence[str]) -> dict[str, Array]:
-        """Its ``Values.numbers``."""
+        """``Values.numbers`` of the region."""
         return self.graph.numbers(self.cut, ends)
 
     def function(self, ends: Sequence[str]) -> Function:
@@ -210,7 +210,7 @@ class Region:
         return lambda x: whole(x, *neutral)
 
 
-# --- What they do ---
+# --- Determining the effect of the tensors ---
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ class PerImage:
 
     Attributes:
         name: of the graph.
-        layout: ``[n, i]``; for priors also ``[n, i, j]``.
-        prior: whether it is added to the logits rather than multiplied with the couplings.
+        layout: layout ``[n, i]``; for priors also ``[n, i, j]``.
+        prior: whether it is added to the logits instead of multiplying the couplings.
         form: ``value`` if used as it is; otherwise which elements are kept, ``nonzero`` or ``zero``. The
             others have the factor 0, or the prior `formulas.LOWEST`.
     """
@@ -231,7 +231,7 @@ class PerImage:
     form: str
 
     def couplings(self, x: Array) -> Array:
-        """Priors or factors ``[n, j or 1, i]`` from a value of the tensor."""
+        """Priors or factors ``[n, j or 1, i]``, given a value of the tensor."""
         values = self.layout.read(np.asarray(x, np.float64))
         if self.form != "value":
             inside = (values != 0) == (self.form == "nonzero")
@@ -251,9 +251,9 @@ def fit_per_image(
 
     Args:
         end: the result, laid out as ``[n, j, p]``.
-        roles: of the votes.
-        kind: of the routing if all of them are neutral.
-        rtol: of the comparison.
+        roles: layout of the votes.
+        kind: what the routing computes if all of them are neutral.
+        rtol: relative tolerance of the comparison.
 
     Raises:
         NoMatch: nothing fits.

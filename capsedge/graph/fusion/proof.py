@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 TOLERANCE = Tolerance(1e-5, 1e-4)
 NOWHERE = "any"  # the case of an output that is never finite
-ROUNDED = 2.0  # rounding is drawn only twice, and other draws may have a larger effect
+ROUNDED = 2.0  # allowance, because only two roundings are drawn and others may have a larger effect
 _BATCHES = (1, 3)
-FREED = (1, 2, 3, 7)  # for a batch size that the original does not have
+FREED = (1, 2, 3, 7)  # batch sizes to compare at if the batch was freed
 _ROUNDING = 2.0**-24
-_HALF_DIGIT = 2.0**-10  # of FP16
+_HALF_DIGIT = 2.0**-10  # one unit in FP16's last place, relative
 # What may be added in FP16: 2^7 of its roundings, 2^-11. Sums are in FP32, and its exponentials end at 11.
 _MOST_HALF = 2.0**-4
 
@@ -43,8 +43,8 @@ class Comparison:
     """One output on one input.
 
     Attributes:
-        case, output: their names.
-        difference: largest, absolute.
+        case, output: names of the input and of the output.
+        difference: largest absolute difference.
         excess: the largest share of what is allowed (``tolerance.excess``), the noise being what
             rounding the input does to the original, times ``ROUNDED``; infinite if the two cannot be
             compared.
@@ -92,11 +92,11 @@ class Original:
         ]
 
     def _full(self, rows: Array) -> Array:
-        """The rows, filled up to the batch size with others."""
+        """The rows, padded to the batch size with others."""
         shape = (self.batch - len(rows), *rows.shape[1:])
         if np.issubdtype(rows.dtype, np.floating):
             drawn = np.random.default_rng(8).random(shape).astype(rows.dtype)
-        else:  # whatever they mean, these are known to be accepted
+        else:  # these are known to be accepted, whatever they mean
             drawn = np.resize(rows[::-1], shape)
         return np.concatenate([rows, drawn])
 
@@ -116,7 +116,7 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
 
     Args:
         original: the file as received.
-        graph: provides inputs and batch of the new file.
+        graph: provides the inputs and the batch of the new file.
     """
     after = session_of(model, optimized=True)
     found: list[Comparison] = []
@@ -240,7 +240,7 @@ def _is_exact(x: Array) -> bool:
 
 
 def _noise(expected: Array, moved: list[Array]) -> Array:
-    """How far rounding the input moves each pose of the original."""
+    """How much rounding the input changes each pose of the original."""
     reference = np.atleast_1d(expected.astype(np.float64))
     own = np.max([np.abs(np.nan_to_num(np.atleast_1d(m) - reference)) for m in moved], axis=0)
     return np.asarray(ROUNDED * own.max(-1, keepdims=True, initial=0))
@@ -281,7 +281,7 @@ def finished(
 
     Args:
         model: the cleaned-up graph with the operators inserted.
-        fused: whether there are any.
+        fused: whether any operators were inserted.
         graph: provides inputs and batch.
 
     Returns:

@@ -33,7 +33,7 @@ from capsedge.graph.fusion.votes import VoteSource
 # --- Fitting ---
 
 _ENDS = 24  # maximum number of tensors after the softmax tried as the result
-_NEAR = 1e-6  # of couplings and sums
+_NEAR = 1e-6  # tolerance for couplings and sums
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class SelfAttentionMatch:
     """The pass in a graph.
 
     Attributes:
-        votes, result: tensors of the graph.
-        roles: of the votes, ``[n, j, i, p]``.
-        layout: of the result, ``[n, j, p]``.
-        kind: what it computes.
-        equivalence: of the match and the original nodes.
+        votes, result: names of tensors in the graph.
+        roles: layout of the votes, ``[n, j, i, p]``.
+        layout: layout of the result, ``[n, j, p]``.
+        kind: what the pass computes.
+        equivalence: how the match compares with the original nodes.
     """
 
     votes: str
@@ -85,7 +85,7 @@ def fit_self_attention(graph: Values, votes: str, softmax: Softmax) -> SelfAtten
 
 
 class _Search:
-    """The tensors after the softmax, on two inputs."""
+    """The tensors after the softmax, evaluated on two inputs."""
 
     def __init__(self, graph: Values, votes: str, softmax: Softmax, ends: list[str]) -> None:
         self.graph, self.votes, self.softmax, self.ends = graph, votes, softmax, ends
@@ -206,7 +206,7 @@ class _Search:
 
 # --- Writing ---
 
-STAND_IN = 1e-20  # stands for no epsilon, as in the authors' code
+STAND_IN = 1e-20  # in place of no epsilon, as in the authors' code
 
 
 def emit_self_attention(

@@ -39,11 +39,11 @@ class WeightedSum:
     """Sums of votes weighted by couplings that do not depend on the votes.
 
     Attributes:
-        votes, couplings, result: tensors of the graph.
-        roles: of the votes, ``[n, j, i, p]``.
-        coupled: of the couplings, ``[n, j, i]``.
-        layout: of the result, ``[n, j, p]``.
-        source: of the votes.
+        votes, couplings, result: names of tensors in the graph.
+        roles: layout of the votes, ``[n, j, i, p]``.
+        coupled: layout of the couplings, ``[n, j, i]``.
+        layout: layout of the result, ``[n, j, p]``.
+        source: source of the votes.
     """
 
     votes: str
@@ -60,9 +60,9 @@ class Logits:
     """A linear map of each child.
 
     Attributes:
-        name: tensor of the graph.
+        name: name of the tensor in the graph.
         layout: its roles, ``[n, j, i]``.
-        source: the children and the map, as for votes of one element.
+        source: the children and the map, as for one-element votes.
     """
 
     name: str
@@ -77,7 +77,7 @@ def fit_sum(graph: Values, softmax: Softmax, logits: Logits) -> WeightedSum:
     """The sum of linear votes that a softmax weights.
 
     Args:
-        logits: of the softmax, computed from the same children as the votes.
+        logits: logits of the softmax, computed from the same children as the votes.
 
     Raises:
         NoMatch: there is none.
@@ -187,7 +187,7 @@ def fit_logits(graph: Values, softmax: Softmax) -> Logits:
 def emit_self_routing(
     graph: Values, logits: Logits, weighted: WeightedSum | None, tag: str
 ) -> tuple[Edit, float]:
-    """The nodes, and their estimated speedup over those of the file.
+    """The nodes, and their estimated speedup over the file's nodes.
 
     Raises:
         NoMatch: they save too little.
@@ -301,7 +301,7 @@ def _write_sum_by_parent(edit: Edit, children: _Children, weighted: WeightedSum)
 
 
 def _weight(source: VoteSource) -> Array:
-    """The weight ``[j, q·i, p]``."""
+    """The weight as ``[j, q·i, p]``."""
     j, i, p, q = source.weight.shape
     return source.weight.transpose(0, 3, 1, 2).reshape(j, q * i, p)
 
@@ -318,7 +318,7 @@ def _with_constant(edit: Edit, s: str, c: str, weighted: WeightedSum) -> str:
 
 
 def described(logits: Logits, weighted: WeightedSum | None) -> dict[str, str]:
-    """The match, for the report."""
+    """Describe the match for the report."""
     if weighted is not None:
         _, j, i, p = weighted.roles.sizes
         return {"children": f"{i} of {weighted.source.depth}", "parents": f"{j} of {p}"}

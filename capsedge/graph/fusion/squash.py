@@ -24,9 +24,9 @@ class SquashMatch:
     """A squash in a graph.
 
     Attributes:
-        source, result: tensors of the graph with the same shape.
-        axis: of the pose.
-        form, epsilon: of ``formulas.squash``.
+        source, result: names of two tensors in the graph with the same shape.
+        axis: axis of the pose.
+        form, epsilon: parameters of ``formulas.squash``.
     """
 
     source: str

@@ -44,7 +44,7 @@ class _Form(ABC):
 
     @abstractmethod
     def first(self, votes: str) -> str:
-        """The sums weighted by the couplings of the start logits ``[n, j, p]``."""
+        """The sums ``[n, j, p]``, weighted by the couplings of the start logits."""
 
     @abstractmethod
     def later(self, votes: str, agreed: str) -> str:
@@ -120,7 +120,7 @@ class _Form(ABC):
 
 
 class _Products(_Form):
-    """Poses of several elements: a matrix product per weighted sum, and one for the agreements."""
+    """Poses with several elements: a matrix product per weighted sum, and one for the agreements."""
 
     @property
     def votes_shape(self) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class _Products(_Form):
         )
 
     def couplings(self, b: str) -> str:
-        """``[n, j, 1, i]``"""
+        """The couplings ``[n, j, 1, i]``."""
         op, kind = self.edit.op, self.kind
         shape = (self.n, self.j, 1, self.i)
         if kind.over == "ji":
@@ -150,7 +150,7 @@ class _Products(_Form):
 
 
 class _Elements(_Form):
-    """Elements with logits of their own: children last, elementwise products.
+    """Elements with their own logits: children last, elementwise products.
 
     ONNX Runtime is slow at multiplying a row by a column, and transposes around a softmax over any axis but
     the last, so such a softmax is decomposed.
@@ -174,7 +174,7 @@ class _Elements(_Form):
         return self.total(self.edit.op("Mul", [c, votes]), -1)
 
     def couplings(self, b: str) -> str:
-        """``[n, j, i]``"""
+        """The couplings ``[n, j, i]``."""
         if self.kind.over == "i":
             return self.edit.op("Softmax", [b], axis=-1)
         shape = (self.n, self.j, self.i)
@@ -187,7 +187,7 @@ class _Elements(_Form):
         return self.over_parents(b)
 
     def over_parents(self, b: str) -> str:
-        """Softmax of the second axis."""
+        """The softmax over the second axis."""
         op = self.edit.op
         e = op("Exp", [op("Sub", [b, self.total(b, 1, "ReduceMax")])])
         return op("Div", [e, self.total(e, 1)])
@@ -195,17 +195,17 @@ class _Elements(_Form):
 
 # --- Choosing, by the estimate ---
 
-_FORMS = "ABDE"  # squashes of ``formulas`` that are supported here
+_FORMS = "ABDE"  # forms of the squash in ``formulas`` that are supported here
 NO_FASTER = "standard operators in another form would not be clearly faster"
-LEAST_GAIN = 1.5  # below this speedup, the nodes stay unchanged
-# Measured with ONNX Runtime 1.31 on one core, as the number of bytes copied in the same time.
-_A_NODE, _A_PRODUCT = 128 << 10, 4 << 10  # a node of no work, one matrix product of a batch
+LEAST_GAIN = 1.5  # with a smaller speedup, the nodes stay unchanged
+# Measured with ONNX Runtime 1.31 on one core, as the number of bytes that can be copied in the same time.
+_A_NODE, _A_PRODUCT = 128 << 10, 4 << 10  # overhead of a node, of one matrix product in a batch
 _SOFTMAX, _REDUCTION = {True: 2, False: 8}, {True: 2, False: 6}  # whether along the last axis
 _VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, float]:
-    """The nodes, and their estimated speedup over those of the file.
+    """The nodes, and their estimated speedup over the file's nodes.
 
     Raises:
         NoMatch: they cannot be written, or save too little.
@@ -240,7 +240,7 @@ def estimated_gain(graph: Values, edit: Edit) -> float:
 
 
 def _cost(graph: Values, made: set[str]) -> float:
-    """The cost of the nodes that compute tensors and are not views, for one image, in bytes moved."""
+    """The cost for one image, in bytes moved, of the nodes that compute tensors and are not views."""
     costs = [
         _A_NODE + _moved(graph, node) / graph.batch
         for node in graph.nodes
@@ -267,7 +267,7 @@ def _moved(graph: Values, node: onnx.NodeProto) -> float:
 
 
 def _over_last(graph: Values, node: onnx.NodeProto, axes: Iterable[int]) -> bool:
-    """Whether a node works along the last axis with several elements, which are contiguous."""
+    """Whether a node works along the last axis that has several elements; these are contiguous."""
     shape = graph.shapes[node.input[0]]
     sizes = {int(a) % len(shape) for a in axes if shape[int(a)] > 1}
     return not sizes or all(math.prod(shape[a + 1 :]) == 1 or a + 1 in sizes for a in sizes)

@@ -23,11 +23,11 @@ from capsedge.graph.proto import (
 )
 
 MOST_PASSES = 32
-MOST_NODES = 5_000  # of one unrolled loop
+MOST_NODES = 5_000  # maximum number of nodes in one unrolled loop
 
 
 def unroll(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """A copy without loops with a fixed number of passes, and how many there were."""
+    """A copy in which loops with a fixed number of passes are unrolled, and how many there were."""
     if not any(n.op_type in ("Loop", "Scan") for n in model.graph.node):
         return model, 0
     copy = copy_of(model)

@@ -32,9 +32,9 @@ ALWAYS = (
     2,
     3,
 )  # batch sizes at which a file with a free batch must run, whatever it was traced with
-_LARGEST_BATCH, _GUESSED = 512, 8  # of the batch sizes that a file may contain
+_LARGEST_BATCH, _GUESSED = 512, 8  # largest batch size guessed from a file, and how many are tried
 MOST_NODES = 20_000
-MOST_ELEMENTS = 1 << 28  # of an input
+MOST_ELEMENTS = 1 << 28  # maximum number of elements in an input
 # Limit on all values together with more than two images; further images add no information.
 MOST_BYTES = 1 << 28
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
@@ -56,22 +56,22 @@ class Values:
         model: without functions and without initializers among its inputs.
 
     Attributes:
-        batch: the batch that was run.
+        batch: the batch size that was run.
         free: whether the batch is free in the file.
         tables: for each input of indices, the number of entries in the table that it indexes.
         has_named_dims: whether the file declares a free batch, rightly or not.
         value: every constant by name.
-        summaries: of every tensor.
-        shapes, sizes: of every tensor; the size is its number of elements.
+        summaries: summary of every tensor.
+        shapes, sizes: shape and number of elements of every tensor.
         floats: the tensors in FP32.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
-        nodes: of the graph.
+        nodes: nodes of the graph.
         maker: the node that computes each tensor.
         sources: the tensors that each non-constant tensor is computed from, in topological order.
         users: the nodes that read a tensor, except constant ones.
 
     Raises:
-        NoMatch: it does not run, or is too large.
+        NoMatch: the graph does not run, or is too large.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -172,7 +172,7 @@ class Values:
         return rows if same else self.batch
 
     def _bytes_of_an_image(self, session: Session) -> int:
-        """Bytes of all values for one image; 0 if the graph does not run with two images."""
+        """The size in bytes of all values for one image; 0 if the graph does not run with two images."""
         try:
             return _bytes(session.run(None, self.feeds(2))) // 2
         except Exception:
@@ -307,7 +307,7 @@ class Values:
         """The tensors on every path from an input to a tensor, nearest first.
 
         Args:
-            without: tensors that count as constant.
+            without: tensors treated as constant.
         """
         dead = set(self.with_twins(without))
         found = self._dominate(dead) if dead else self._dominators
@@ -427,7 +427,7 @@ class Values:
 # --- Summaries of tensors, which are not kept themselves ---
 
 
-_FEW = 1 << 14  # elements of a value that are kept
+_FEW = 1 << 14  # how many elements of a large value to keep, approximately
 
 
 @dataclass(frozen=True)
@@ -435,7 +435,7 @@ class ValueSummary:
     """A summary of a value.
 
     Attributes:
-        shape, kind, nbytes: of the value; the kind is None if it is not a tensor.
+        shape, kind, nbytes: shape, type and bytes of the value; the type is None if it is not a tensor.
         few: evenly spaced elements, or all if the value is small; None if it is not FP32.
     """
 

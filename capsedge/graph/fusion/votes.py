@@ -18,11 +18,11 @@ from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.layouts import Layout, squeezed
 from capsedge.graph.fusion.values import Array, Function, Values
 
-_MAX_LAYOUTS = 12  # tensors
-_MISSED = 4  # that hold no cells, after some that do
-_HYPOTHESES = 40  # of one tensor
-_LONGEST = 256  # elements of a cell
-_PIECE = 1 << 21  # elements of votes compared at once
+_MAX_LAYOUTS = 12  # maximum number of tensors tried
+_MISSED = 4  # tensors without cells that are tolerated after one with cells
+_HYPOTHESES = 40  # maximum number of hypotheses per tensor
+_LONGEST = 256  # maximum number of elements in a cell
+_PIECE = 1 << 21  # number of vote elements compared at once
 _ROWS = 64  # children on which a hypothesis is tried first
 _LINEAR, _PROVEN, _WHOLE = 1e-5, 1e-5, 1e-3
 
@@ -32,10 +32,10 @@ class VoteSource:
     """The source of the votes.
 
     Attributes:
-        tensor: of the graph.
-        layout: with the roles image, cells, elements of a cell.
+        tensor: name of the tensor in the graph.
+        layout: its layout, with the roles image, cells and elements of a cell.
         index: the cell of each child ``[positions, i]``.
-        weight: ``[j, i, p, q]``, the same at every position, with FP32 values.
+        weight: the weight ``[j, i, p, q]``, the same at every position, with FP32 values.
         constant: the votes when all cells are zero, ``[positions, j, i, p]``; None for zero.
     """
 
@@ -67,8 +67,8 @@ def linear_vote_source(
     """The source with the fewest elements, then the most cell axes, then the nearest.
 
     Args:
-        roles: of the votes, ``[n, j, i, p]``.
-        depth: elements of a cell, if known.
+        roles: layout of the votes, ``[n, j, i, p]``.
+        depth: number of elements in a cell, if known.
         suits: whether a weight has the required structure.
         probes: existing probes of these votes, by tensor; new ones are added.
 
@@ -169,7 +169,7 @@ def _starts(view: tuple[int, ...], batch: int) -> list[int | None]:
 def _elements(
     view: tuple[int, ...], start: int | None, pose: int, depth: int | None
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The axes of a view that may count the elements of a cell: single ones, neighbours, parts of one."""
+    """The axes of a view that may count a cell's elements: single axes, neighbours, parts of one axis."""
     axes = [k for k in range(len(view)) if k != start]
     if depth == 1:
         yield view, ()
@@ -200,7 +200,7 @@ class VoteProbe:
     Args:
         known: a source that all votes pass through on their way from the tensor; a few votes are then
             computed as its weight times its cells, without the product over all children.
-        kept: whether it is kept along with others, so that none may hold its memory between runs.
+        kept: whether it is kept along with other probes; none may then hold memory between runs.
 
     Attributes:
         linear: whether the votes depend on the tensor linearly, apart from a constant part.
@@ -227,7 +227,7 @@ class VoteProbe:
         self.few = self.rng.integers(n, size=_ROWS), self.rng.integers(i, size=_ROWS)
         at_zero = self.through(np.zeros(self.shape))[0]
         self.at_zero = self._few(at_zero)
-        self.through_zero = at_zero if known is not None else np.zeros(())  # of few numbers
+        self.through_zero = at_zero if known is not None else np.zeros(())  # only a few numbers
         self.x = self.rng.standard_normal(self.shape)
         self.at_x = np.empty((0, 0))
         self.indices: dict[Layout, Array | None] = {}
@@ -243,7 +243,7 @@ class VoteProbe:
     def zero(self) -> Array:
         """The votes when the tensor is zero; a single zero if they are all zero."""
         if self.known is not None and self.known.constant is None and not self.through_zero.any():
-            return np.zeros(())  # cells that are zero
+            return np.zeros(())  # the cells are zero
         zero = self._run(np.zeros(self.shape))
         return zero if np.any(zero) else np.zeros(())
 
