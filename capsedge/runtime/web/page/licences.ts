@@ -19,7 +19,7 @@ function manifestOf(folder: string): Manifest {
   return JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as Manifest;
 }
 
-/** The packages that the page's dependencies bring, by name. */
+/** The page's dependencies and theirs in turn, by name. */
 function packages(): Map<string, Manifest> {
   const found = new Map<string, Manifest>();
   const waiting = Object.keys(manifestOf(HERE).dependencies ?? {});
@@ -44,7 +44,7 @@ function section([name, manifest]: [string, Manifest]): string {
   return `${title}\n${"=".repeat(title.length)}\n\n${text}\n`;
 }
 
-/** Writes the file into the output. */
+/** Write the file into the output. */
 export function licences(): Plugin {
   const head =
     "This folder contains capsedge (Apache-2.0) and the packages below. The WebAssembly files are ONNX Runtime's;\n" +

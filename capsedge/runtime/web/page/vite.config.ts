@@ -4,8 +4,8 @@ import { licences } from "./licences.js";
 
 const SITE = fileURLToPath(new URL("../../../serving/deploy/site", import.meta.url));
 
-// `capsedge deploy web` and the service worker know these folders: their files are fetched when WebGPU is chosen, and
-// when a model is not compiled.
+// `capsedge deploy web` and the service worker rely on these folders: their files are fetched if WebGPU is chosen, and
+// if a model is not compiled.
 const folderOf = (name = "") => (/webgpu|asyncify/.test(name) ? "webgpu" : /^ort[-.]/.test(name) ? "runtime" : "assets");
 
 const output = {
@@ -14,7 +14,7 @@ const output = {
   assetFileNames: ({ names }: { names: string[] }) => `${folderOf(names[0])}/[name]-[hash][extname]`,
 };
 
-// The package's own default runtime; the page names one for each provider, so it must not bring another.
+// The package's default runtime; the page names one for each provider, so this must not add another.
 const alias = [{ find: /^onnxruntime-web$/, replacement: "onnxruntime-web/wasm" }];
 
 export default defineConfig({
@@ -23,14 +23,14 @@ export default defineConfig({
   resolve: {
     alias,
     dedupe: ["onnxruntime-web"],
-    // Its WebAssembly files stay files, under names of ours.
+    // Its WebAssembly files stay separate files, under our own names.
     conditions: ["onnxruntime-web-use-extern-wasm", "module", "browser", "production"],
   },
   build: {
     outDir: SITE,
     emptyOutDir: true,
     target: "es2022",
-    assetsInlineLimit: 0, // the Content-Security-Policy allows no data: addresses
+    assetsInlineLimit: 0, // the Content-Security-Policy does not allow data: addresses
     modulePreload: false,
     chunkSizeWarningLimit: 1000,
     rollupOptions: { output },

@@ -1,4 +1,4 @@
-/** Networks that `capsedge build --target wasm` compiled: sessions without ONNX Runtime. */
+/** Networks compiled by `capsedge build --target wasm`: sessions without ONNX Runtime. */
 import { checkedPoses, type PoseDecoder } from "./decoder.js";
 import { integer, list, mapping, nullable, object, pair, string } from "./decode.js";
 import { describe } from "./description.js";
@@ -27,11 +27,11 @@ export interface CompiledOptions {
 }
 
 /**
- * Load a network that was compiled to WebAssembly; it needs no ONNX Runtime and runs in one thread.
+ * Load a network compiled to WebAssembly, which needs no ONNX Runtime and runs in one thread.
  *
  * @param source `NAME.wasm`: its address, its bytes, or a `Blob`.
- * @throws CapsedgeError `file`, `metadata` or `limit` where the file is refused; `runtime` where it cannot be fetched, or
- *   this engine cannot compile it, for example because it has no SIMD.
+ * @throws CapsedgeError `file`, `metadata` or `limit` if the file is refused; `runtime` if it cannot be fetched, or if
+ *   this engine cannot compile it, for example because it lacks SIMD.
  */
 export async function loadCompiled(source: Source, options: CompiledOptions = {}): Promise<Session> {
   const limits = limitsOf(options.limits);
@@ -78,7 +78,7 @@ export async function loadCompiled(source: Source, options: CompiledOptions = {}
   });
 }
 
-// --- What the file says of itself ---
+// --- What the file states about itself ---
 
 const sizes = list(integer);
 const FILE = object({
@@ -124,7 +124,7 @@ function notCompiled(why: string): CapsedgeError {
 
 // --- Its functions ---
 
-/** The exports of a network: buffers are told by their addresses. */
+/** The exports of a network: buffers are given by their addresses. */
 interface Functions {
   memory: WebAssembly.Memory;
   input(): number;
@@ -142,7 +142,7 @@ async function instantiated(module: WebAssembly.Module): Promise<Functions> {
   return exports as unknown as Functions;
 }
 
-/** The network, which computes at once: a call leaves nothing behind but its results. */
+/** The network, which computes synchronously: a call leaves nothing behind but its results. */
 class Network implements Runnable {
   constructor(
     readonly functions: Functions,
@@ -170,7 +170,7 @@ class Network implements Runnable {
     return new Float32Array(this.functions.memory.buffer, address >>> 0, count);
   }
 
-  /** Run a task, whose traps and addresses outside of the memory are errors with a hint. */
+  /** Run a task; traps and addresses outside the memory become errors with a hint. */
   guarded<T>(task: () => T): T {
     try {
       return task();

@@ -1,4 +1,4 @@
-/** Fields of the metadata that are objects: origin, cascade, trace, typical input, and why the scores are scores. */
+/** Metadata fields that are objects: origin, cascade, trace, typical input, and the reason for the choice of scores. */
 import { Malformed } from "./errors.js";
 import type {
   cascadeFields,
@@ -30,7 +30,7 @@ export interface Origin {
   /** Empty if the repository states none. */
   readonly licence: string;
   readonly dialect: string;
-  /** What is not as in the paper. */
+  /** How it differs from the paper. */
   readonly differences: readonly string[];
   readonly file: string;
   readonly fileSha256: string;
@@ -40,14 +40,14 @@ export interface Origin {
   readonly compared: Readonly<Record<string, string | number | boolean | null>> | null;
 }
 
-/** The properties of images like those of training: the ranges of their measurements. Images outside are atypical. */
+/** The properties of images like the training images: the ranges of their measurements. Others are atypical. */
 export interface TypicalInput {
   readonly contrast: readonly [number, number];
   readonly roughness: readonly [number, number];
   readonly frameLevel: readonly [number, number];
   readonly frameContrast: readonly [number, number];
   readonly level: readonly [number, number];
-  /** Number of images that the spans come from. */
+  /** Number of images that the ranges were measured on. */
   readonly images: number;
 }
 
@@ -56,21 +56,21 @@ export interface ChosenScores {
   readonly reason: string;
   /** The output from which the export computed the scores; empty if the network itself computes them. */
   readonly madeOf: string;
-  /** How many scores were made. */
+  /** Number of scores that were computed. */
   readonly classes: number;
-  /** Whether they are lengths of capsules. */
+  /** Whether they are capsule lengths. */
   readonly capsules: boolean;
 }
 
-/** A small network that decides, and a large one for escalated images. */
+/** A small network that decides first, and a large one for escalated images. */
 export interface Cascade {
   /** File names of the two networks. */
   readonly small: string;
   readonly large: string;
-  /** Escalated below this margin, and below this best score where one is stated. */
+  /** Images are escalated below this margin, and below this best score if one is stated. */
   readonly margin: number;
   readonly score: number | null;
-  /** Shares of the held-out images: decided as by the large network, and escalated. */
+  /** Shares of the held-out images that are decided as by the large network, and that are escalated. */
   readonly agreement: number;
   readonly share: number;
 }
@@ -80,13 +80,13 @@ export interface TraceLayer {
   readonly name: string;
   readonly routing: string;
   readonly iterations: number;
-  /** The output of the graph for each kind of value. */
+  /** The graph output that holds each kind of value. */
   readonly outputs: ReadonlyMap<TraceKind, string>;
   /** Rows and columns of the parents' map; 1 and 1 for a dense layer. */
   readonly grid: readonly [number, number];
-  /** Rows and columns of the children's map; null where not known. */
+  /** Rows and columns of the children's map; null if unknown. */
   readonly childGrid: readonly [number, number] | null;
-  /** Of the window that a parent sees, in children's rows and columns; null where not known. */
+  /** The window that a parent sees, in rows and columns of the children; null if unknown. */
   readonly kernel: readonly [number, number] | null;
   readonly strides: readonly [number, number] | null;
   /** Whether the children of a window are ordered by type, row and column, instead of by row, column and type. */
@@ -206,7 +206,7 @@ function checkLayer(layer: ReturnType<typeof layersMemberFields>): void {
   }
 }
 
-/** Characters of a text, as Unicode counts them. */
+/** The number of characters in a text, counted as Unicode code points. */
 export function characters(text: string): number {
   let count = 0;
   for (const _ of text) count++;

@@ -1,4 +1,4 @@
-/** Typed values from JSON: small readers that compose, each of which refuses what it does not describe. */
+/** Typed values from JSON: small, composable readers, each of which refuses anything it does not describe. */
 import { Malformed } from "./errors.js";
 import type { Json } from "./json.js";
 import { short } from "./text.js";
@@ -9,35 +9,35 @@ export type Decoder<T> = (value: Json, name: string) => T;
 export const string: Decoder<string> = (value, name) =>
   typeof value === "string" ? value : wrong(value, name, "a string");
 
-/** A whole number; from 2^53 on the nearest double, which no limit admits for a size. */
+/** A whole number; from 2^53 upwards the nearest double, which no limit allows as a size. */
 export const integer: Decoder<number> = (value, name) =>
   typeof value === "bigint" ? Number(value) : wrong(value, name, "a whole number");
 
-/** A number; whole ones count. */
+/** A number, whole or not. */
 export const real: Decoder<number> = (value, name) =>
   typeof value === "number" || typeof value === "bigint" ? Number(value) : wrong(value, name, "a number");
 
 export const boolean: Decoder<boolean> = (value, name) =>
   typeof value === "boolean" ? value : wrong(value, name, "true or false");
 
-/** A plain value of a comparison: no list and no object. */
+/** A plain value of a comparison: neither a list nor an object. */
 export const scalar: Decoder<string | number | boolean | null> = (value, name) => {
   if (typeof value === "bigint") return Number(value);
   if (value === null || typeof value !== "object") return value;
   return wrong(value, name, "a string, a number, true, false or null");
 };
 
-/** An object of which nothing is read. */
+/** An object whose contents are not read. */
 export const unread: Decoder<undefined> = (value, name) =>
   value instanceof Map ? undefined : wrong(value, name, "an object");
 
-/** A list whose items are alike. */
+/** A list whose items all have the same form. */
 export function list<T>(item: Decoder<T>): Decoder<T[]> {
   return (value, name) =>
     Array.isArray(value) ? value.map((each, k) => item(each, `${name}[${k}]`)) : wrong(value, name, "a list");
 }
 
-/** A list of two. */
+/** A list of two items. */
 export function pair<T>(item: Decoder<T>): Decoder<[T, T]> {
   return (value, name) => {
     if (!Array.isArray(value)) return wrong(value, name, "a list");
@@ -54,7 +54,7 @@ export function nullable<T>(kind: Decoder<T>): Decoder<T | null> {
   return (value, name) => (value === null ? null : kind(value, name));
 }
 
-/** An object with any names. */
+/** An object with arbitrary names. */
 export function mapping<T>(item: Decoder<T>): Decoder<Map<string, T>> {
   return (value, name) => {
     if (!(value instanceof Map)) return wrong(value, name, "an object");
@@ -64,7 +64,7 @@ export function mapping<T>(item: Decoder<T>): Decoder<Map<string, T>> {
 
 type Fields<T> = { [K in keyof T]: Decoder<T[K]> };
 
-/** An object with exactly these names; those of `optional` may be missing and have the value given there. */
+/** An object with exactly these names; those in `optional` may be missing and then have the value given there. */
 export function object<T extends object>(fields: Fields<T>, optional: NoInfer<Partial<T>> = {}): Decoder<T> {
   return (value, name) => {
     if (!(value instanceof Map)) return wrong(value, name, "an object");

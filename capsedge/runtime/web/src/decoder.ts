@@ -10,7 +10,7 @@ import { runItems } from "./runner.js";
 import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 
-const CHUNK = 64; // images per run; bounds memory
+const CHUNK = 64; // images per run, to limit memory
 const AGAIN = "Export the model again with `capsedge export --with reconstruction`.";
 
 /** How to open a part of a file. */
@@ -20,35 +20,35 @@ export interface Opening {
   limits: Limits;
 }
 
-/** What draws the pictures of poses. */
+/** Reconstructs pictures from poses. */
 export interface PoseDecoder {
   /**
-   * The pictures of poses.
+   * Reconstruct pictures from poses.
    *
-   * @param poses `[N, J, P]` in a row, or `[N, P]` with `classIndex`; finite, and below 2^32.
-   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` of that class.
-   * @throws CapsedgeError `input` where the poses do not fit.
+   * @param poses `[N, J, P]` flattened, or `[N, P]` with `classIndex`; finite, and below 2^32.
+   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` for that class.
+   * @throws CapsedgeError `input` if the poses do not fit.
    */
   decode(poses: Float32Array, classIndex: number | null): Promise<FloatArray>;
   close(): Promise<void>;
 }
 
-/** The part of a file between its poses and its reconstruction, opened when it is first used. */
+/** The part of a file between its poses and its reconstruction, opened on first use. */
 export class Decoder implements PoseDecoder {
   private engine: Promise<Engine> | null = null;
 
   private constructor(
     private readonly part: Subgraph,
-    /** Its input. */
+    /** The input of the decoder. */
     private readonly port: Port,
-    /** Class capsules, and elements of the pose of each. */
+    /** The numbers of class capsules and of elements per pose. */
     readonly classes: number,
     readonly size: number,
     private readonly opening: Opening,
   ) {}
 
   /**
-   * The decoder of a file; a text says why it has none.
+   * The decoder of a file, or a text that says why it has none.
    *
    * @param poses the output with a pose for each class.
    */
@@ -79,7 +79,7 @@ export class Decoder implements PoseDecoder {
     return classIndex === null ? pictures : this.picked(pictures, classIndex);
   }
 
-  /** Poses `[N, P]` of one class as `[N, J, P]`; a picture depends on the pose of its own class only. */
+  /** Poses `[N, P]` of one class as `[N, J, P]`; a picture depends only on the pose of its own class. */
   private packed(poses: Float32Array, count: number, classIndex: number): Float32Array {
     const whole = new Float32Array(count * this.classes * this.size);
     for (let k = 0; k < count; k++) {
@@ -137,7 +137,7 @@ export class Decoder implements PoseDecoder {
   }
 }
 
-/** Whether a batch, if it is fixed, can be run. */
+/** Whether a batch can be run, if it is fixed. */
 function fitsRun(port: Port, bytes: number, limits: Limits): boolean {
   const [batch = null] = port.shape;
   return batch === null || (batch > 0 && batch * bytes <= limits.runBytes);
@@ -146,7 +146,7 @@ function fitsRun(port: Port, bytes: number, limits: Limits): boolean {
 /**
  * Refuse poses that do not fit a decoder.
  *
- * @returns the values of one item: the poses of all classes, or of one.
+ * @returns the number of values per item: the poses of all classes, or of one.
  * @throws CapsedgeError `input`.
  */
 export function checkedPoses(poses: Float32Array, classes: number, size: number, classIndex: number | null): number {

@@ -9,46 +9,46 @@ import { declaredRange, type Preprocessing } from "./preprocessing.js";
 import type { Cascade, TypicalInput, Origin, TraceLayer } from "./declared-fields.js";
 import { printable } from "./text.js";
 
-/** The metadata of a file. Texts are plain, of one line, without control or reordering characters. */
+/** The metadata of a file. Texts are plain single lines without control or reordering characters. */
 export interface Description {
-  /** Name of the file, where it is known. */
+  /** Name of the file, if known. */
   readonly file: string;
   readonly bytes: number;
-  /** The tool that wrote it, with its version. */
+  /** The tool that wrote the file, with its version. */
   readonly producer: string;
   /** `capsnet`, `matrix-capsules`, `attention-capsules`, or the class of a user's module. */
   readonly architecture: string;
-  /** `dynamic`, `em` or `attention`; empty if not stated. */
+  /** The routing: `dynamic`, `em` or `attention`; empty if not stated. */
   readonly routing: string;
   /** 0 if not stated. */
   readonly iterations: number;
   readonly task: Task;
   /** `fp32`, `fp16`, `int8` or `mixed`. */
   readonly precision: string;
-  /** Of the checkpoint; empty if there was none. */
+  /** The checkpoint's checksum; empty if there was no checkpoint. */
   readonly checkpointSha256: string;
-  /** A label for each class, its number where the file names none; empty for a regression, and over 65,536 numbers. */
+  /** A label for each class, its number if the file gives none; empty for regressions and for over 65,536 numbers. */
   readonly labels: readonly string[];
-  /** What a regression estimates. */
+  /** The values that a regression estimates. */
   readonly values: readonly { readonly name: string; readonly unit: string }[];
-  /** What scores are: lengths of capsules or probabilities; empty for a regression. */
+  /** What the scores are: capsule lengths or probabilities; empty for a regression. */
   readonly scoreKind: Exclude<ScoreKind, "logits"> | "";
-  /** The input of the graph. */
+  /** The graph's input. */
   readonly input: { readonly name: string; readonly type: string; readonly shape: readonly (number | null)[] };
   /** How an image becomes the input; null if the file does not state it. */
   readonly preprocessing: Preprocessing | null;
   /** The lowest and the highest value of the input. */
   readonly range: readonly [number, number] | null;
-  /** Class capsules, and elements of the pose of each; null where the file has no poses or leaves their number open. */
+  /** The numbers of class capsules and of elements per pose; null without poses, or if the file leaves them open. */
   readonly capsules: { readonly classes: number; readonly size: number } | null;
   /** Whether `decode` works. */
   readonly hasDecoder: boolean;
-  /** The layers that a trace shows, in the order of routing; null if the file has no trace. */
+  /** The layers in the trace, in routing order; null if the file has no trace. */
   readonly trace: readonly Omit<TraceLayer, "outputs">[] | null;
   readonly origin: Origin | null;
   readonly cascade: Cascade | null;
   readonly typicalInput: TypicalInput | null;
-  /** Nodes of the graph, its functions included. */
+  /** Number of nodes in the graph, including its functions. */
   readonly nodes: number;
   /** The kinds of capsule operators. */
   readonly operators: readonly string[];

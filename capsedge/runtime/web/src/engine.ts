@@ -8,22 +8,22 @@ import { CASTS, type FloatArray } from "./tensors.js";
 
 /** The module `onnxruntime-web`, or one of its variants such as `onnxruntime-web/wasm`. */
 export type Runtime = typeof import("onnxruntime-web");
-/** What computes: WebAssembly on the CPU, or WebGPU. */
+/** What runs a model: WebAssembly on the CPU, or WebGPU. */
 export type Provider = "wasm" | "webgpu";
 
 const FATAL = 4; // ONNX Runtime's messages reach the caller as errors, not on the console
-const MESSAGE = 300; // characters of its messages that are passed on
+const MESSAGE = 300; // maximum number of characters passed on from its messages
 const MOST_THREADS = 4;
 
-/** Values that an engine computed. */
+/** Values computed by an engine. */
 export type Computed = Pick<Tensor, "type" | "data" | "dims">;
 
-/** What runs a model: ONNX Runtime, or the model itself where it is compiled. */
+/** What computes a model's outputs: ONNX Runtime, or the model itself if it is compiled. */
 export interface Runnable {
   /**
-   * Run the model on a batch for its one input.
+   * Run the model on a batch, given as its only input.
    *
-   * @throws CapsedgeError `runtime` where it fails.
+   * @throws CapsedgeError `runtime` if it fails.
    */
   run(port: Port, batch: FloatArray, outputs: readonly string[]): Promise<ReadonlyMap<string, Computed>>;
   close(): Promise<void>;
@@ -35,7 +35,7 @@ export interface Chosen {
   fallback: string | null;
 }
 
-// ONNX Runtime refuses calls that overlap, also those of different sessions.
+// ONNX Runtime refuses overlapping calls, even for different sessions.
 let last: Promise<unknown> = Promise.resolve();
 
 function inTurn<T>(task: () => Promise<T>): Promise<T> {
@@ -75,7 +75,7 @@ async function lackingWebgpu(): Promise<string | null> {
   return (await gpu.requestAdapter()) ? null : "there is no GPU adapter";
 }
 
-/** Threads that WebAssembly gets: as many as asked for, where the page is isolated and may have them. */
+/** Number of threads WebAssembly gets: as many as requested, if the page is isolated and may have them. */
 export function useThreads(runtime: Runtime, wanted: number | undefined): number {
   const browser = typeof document === "object" || typeof WorkerGlobalScope === "function";
   const allowed = browser ? globalThis.crossOriginIsolated === true : true;
@@ -101,7 +101,7 @@ export class Engine implements Runnable {
       logSeverityLevel: FATAL,
       extra: {
         session: { load_model_format: "ONNX" },
-        // Large constants are computed only when they are needed, not while the model is loaded.
+        // Compute large constants only when they are needed, not while the model is loaded.
         optimization: { constant_folding_max_output_size_in_bytes: String(limits.runBytes) },
       },
     };

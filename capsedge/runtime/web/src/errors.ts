@@ -25,9 +25,9 @@ export class CapsedgeError extends Error {
   }
 }
 
-/** Bytes or text that are not what they should be; callers turn it into a `CapsedgeError`. */
+/** Bytes or text that are invalid; callers turn this into a `CapsedgeError`. */
 export class Malformed extends Error {
-  /** @param tooLarge whether a limit is the reason. */
+  /** @param tooLarge whether a limit was exceeded. */
   constructor(
     message: string,
     readonly tooLarge = false,

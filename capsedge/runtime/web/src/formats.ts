@@ -1,4 +1,4 @@
-/** Recognizes files that are not ONNX models by their first bytes: the formats that are often confused with it. */
+/** Recognize files that are not ONNX models by their first bytes: formats that are often mistaken for it. */
 
 const EXPORT = "Export the network with `capsedge export`, and load the ONNX file.";
 const AGAIN = "The download failed; get the file itself.";
@@ -22,7 +22,7 @@ const TFLITE = "TFL3"; // bytes 4 to 8
 const ORT = "ORTM";
 const HEAD = 32;
 
-/** The name of a file's format, and what to do with it; null where nothing is known. */
+/** The name of a file's format, and what to do with it; null if the format is unknown. */
 export function identify(data: Uint8Array): { name: string; hint: string } | null {
   const head = String.fromCharCode(...data.subarray(0, HEAD));
   const start = STARTS.find(([first]) => head.toLowerCase().startsWith(first.toLowerCase()));
@@ -30,7 +30,7 @@ export function identify(data: Uint8Array): { name: string; hint: string } | nul
   if (head.slice(4, 8) === ORT)
     return { name: "a model in ONNX Runtime's own format", hint: "Load the ONNX file that it was made from." };
   if (head.slice(4, 8) === TFLITE) return { name: "a LiteRT model", hint: "Load an ONNX file." };
-  // Of safetensors, the length of a JSON header comes first, in 64 bits.
+  // A safetensors file begins with the length of its JSON header, in 64 bits.
   if (head[8] === "{" && head.slice(4, 8) === "\0\0\0\0")
     return { name: "a checkpoint or other weights (safetensors)", hint: EXPORT };
   return null;

@@ -48,7 +48,7 @@ const TYPES: Record<number, [name: string, bytes: number]> = {
   13: ["uint64", 8],
 };
 
-/** Where a piece of the file lies. */
+/** The position of a piece of the file. */
 export interface Span {
   start: number;
   end: number;
@@ -57,11 +57,11 @@ export interface Span {
 /** An input or output of the graph. */
 export interface Port {
   name: string;
-  /** Such as `float32`; empty if it is no tensor or of another type. */
+  /** The element type, such as `float32`; empty if it is not a tensor or has another type. */
   type: string;
-  /** Bytes of an element. */
+  /** Bytes per element. */
   width: number;
-  /** Sizes; null for a free one. */
+  /** The sizes; null for a free one. */
   shape: (number | null)[];
 }
 
@@ -83,13 +83,13 @@ export class Graph extends Wire {
   readonly values = new Map<string, Span>();
   /** The node that computes each value. */
   readonly makers = new Map<string, GraphNode>();
-  /** The inputs without those that have stored values. */
+  /** The inputs, except those that have stored values. */
   readonly inputs: readonly Port[];
   readonly outputs: readonly Port[];
   private readonly inputSpans: Span[] = [];
   private readonly outputSpans: Span[] = [];
 
-  /** Throws `Malformed` where a name is not UTF-8, or a shape fits no memory. */
+  /** Throws `Malformed` if a name is not UTF-8, or a shape is too large for any memory. */
   constructor(data: Uint8Array, limits: Limits) {
     super(data, limits.fields);
     for (const graph of this.fields(0, data.length)) {
@@ -100,7 +100,7 @@ export class Graph extends Wire {
     this.outputs = this.outputSpans.map((span) => this.port(span));
   }
 
-  /** The content of fields of one number in a message. */
+  /** The contents of the fields in a message that have a given number. */
   *within(span: Span, number: number): Generator<Field> {
     for (const field of this.fields(span.start, span.end)) if (field.number === number) yield field;
   }
@@ -159,13 +159,13 @@ export class Graph extends Wire {
 
   private size(dimension: Span): number | null {
     for (const field of this.within(dimension, DIMENSION_SIZE)) {
-      if (field.wire !== BYTES && field.high < 2 ** 31) return field.value; // others: -1 of tools that do not know
+      if (field.wire !== BYTES && field.high < 2 ** 31) return field.value; // others: -1 for a size unknown to the tool
     }
     return null;
   }
 }
 
-/** Whether sizes agree with the stated ones, some of which may be free. */
+/** Whether sizes match the stated ones, some of which may be free. */
 export function fits(found: readonly (number | null)[], declared: readonly (number | null)[]): boolean {
   return found.length === declared.length && declared.every((size, k) => size === null || size === found[k]);
 }

@@ -1,9 +1,9 @@
-/** JSON from files, bounded and strict, as `documents.py` reads it. */
+/** Read JSON from files, bounded and strict, as in `documents.py`. */
 import { Malformed } from "./errors.js";
 import { JSON_DEPTH, METADATA_VALUES } from "./generated/spec.js";
 import { grouped, short } from "./text.js";
 
-/** A value of a document. Whole numbers are `bigint`, others `number`, so that 1 and 1.0 stay apart. */
+/** A value in a document. Whole numbers are `bigint`, others `number`, so that 1 and 1.0 stay distinct. */
 export type Json = null | boolean | number | bigint | string | Json[] | Map<string, Json>;
 
 const SPACE = /[ \t\n\r]*/y;
@@ -23,7 +23,7 @@ const MOST = 2n ** 64n - 1n;
 /**
  * The plain values of a JSON document.
  *
- * @throws Malformed where it is not JSON, exceeds the limits, or names a key twice.
+ * @throws Malformed if it is not JSON, exceeds the limits, or repeats a key.
  */
 export function parseJson(text: string): Json {
   const reader = new Reader(text);

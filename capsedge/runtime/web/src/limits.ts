@@ -4,9 +4,9 @@ import { LIMITS, type Limits } from "./generated/spec.js";
 export { LIMITS, type Limits };
 
 /**
- * The limits, with smaller ones in place of some.
+ * The limits, some of them lowered.
  *
- * @throws CapsedgeError `input` where one is unknown, no whole number, or larger.
+ * @throws CapsedgeError `input` if one is unknown, not a whole number, or larger than the one it replaces.
  */
 export function limitsOf(given: Partial<Limits> = {}): Limits {
   for (const [name, value] of Object.entries(given)) {

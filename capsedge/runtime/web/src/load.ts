@@ -14,9 +14,9 @@ import { readSource, type Source } from "./source.js";
 export interface LoadOptions {
   /** `onnxruntime-web` or a variant of it; by default `import("onnxruntime-web")`. */
   runtime?: Runtime;
-  /** In the order of preference; by default `["wasm"]`. */
+  /** Providers in order of preference; by default `["wasm"]`. */
   providers?: readonly Provider[];
-  /** Threads of WebAssembly; a page that is not cross-origin isolated has one. Set by the first model of a page. */
+  /** Number of WebAssembly threads; a page that is not cross-origin isolated has one. A page's first model sets it. */
   threads?: number;
   /** Smaller limits than `LIMITS`. */
   limits?: Partial<Limits>;
@@ -29,8 +29,8 @@ const MOST_THREADS = 1024;
  * Load a model that capsedge exported.
  *
  * @param source its address, its bytes, or a `Blob` such as a dropped file.
- * @throws CapsedgeError `file`, `metadata` or `limit` where the file is refused, before ONNX Runtime sees it; `input`
- *   for a wrong option; `runtime` where it cannot be fetched, or ONNX Runtime is missing or refuses it.
+ * @throws CapsedgeError `file`, `metadata` or `limit` if the file is refused, before ONNX Runtime sees it; `input`
+ *   for an invalid option; `runtime` if it cannot be fetched, or ONNX Runtime is missing or refuses it.
  */
 export async function load(source: Source, options: LoadOptions = {}): Promise<Session> {
   const providers = options.providers ?? ["wasm"];

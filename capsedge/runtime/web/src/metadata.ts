@@ -1,4 +1,4 @@
-/** The metadata of a file: its `capsedge.*` properties, typed and checked, as `metadata.py` reads them. */
+/** The metadata of a file: its `capsedge.*` properties, typed and checked as in `metadata.py`. */
 import { integer } from "./decode.js";
 import { CapsedgeError, Malformed } from "./errors.js";
 import { parseJson, type Json } from "./json.js";
@@ -32,7 +32,7 @@ export interface DeclaredOutputs {
   readonly units: readonly string[];
 }
 
-/** The metadata of a file. Names are as in the file; the description has them printable. */
+/** The metadata of a file. Names are as in the file; the description makes them printable. */
 export interface Metadata {
   readonly architecture: string;
   readonly routing: string;
@@ -51,10 +51,10 @@ export interface Metadata {
 }
 
 /**
- * Read the properties of a file; null if it has none of capsedge.
+ * Read the properties of a file; null if none of them is capsedge's.
  *
- * @throws CapsedgeError `metadata` where they are damaged, contradict themselves or are of another schema, `limit`
- *   where they are too large.
+ * @throws CapsedgeError `metadata` if they are damaged, contradict themselves or have another schema, `limit`
+ *   if they are too large.
  */
 export function readMetadata(properties: ReadonlyMap<string, string>, limits: Limits): Metadata | null {
   try {
@@ -84,7 +84,7 @@ function read(properties: ReadonlyMap<string, string>, limits: Limits): Metadata
   return found;
 }
 
-/** A different schema is refused before its unknown fields are. */
+/** Refuse a different schema before reporting its unknown fields. */
 function checkSchema(text: string): void {
   const schema = integer(named("schema", text), "schema");
   if (schema === SCHEMA) return;
@@ -102,7 +102,7 @@ function parsed(name: string, text: string, limits: Limits): Json {
   return named(name, text);
 }
 
-/** The values of a text; its name is in errors. */
+/** The values in a text; errors give its name. */
 function named(name: string, text: string): Json {
   try {
     return parseJson(text);
@@ -169,7 +169,7 @@ function checkNames(names: readonly string[], what: string): void {
   }
 }
 
-/** What concerns several fields. */
+/** Checks that concern several fields. */
 function checkWhole({ preprocessing: p, typicalInput, cascade, task }: Metadata): void {
   if (typicalInput && p === null) throw new Malformed("typical_input needs the preprocessing of images");
   if (typicalInput && p && Math.min(p.height, p.width) < LEAST_SIDE) {

@@ -1,8 +1,8 @@
 /**
- * A first check of an ONNX file, before ONNX Runtime gets its bytes.
+ * A first check of an ONNX file, before its bytes reach ONNX Runtime.
  *
- * The whole file is walked by the schema of `wire.ts`; weights are stepped over. What decides whether the file may
- * run is collected on the way: metadata, operators, functions, external data. As `onnx_file.py`.
+ * The whole file is walked by the schema of `wire.ts`, skipping weights. On the way, everything that decides whether
+ * the file may run is collected: metadata, operators, functions, external data. Works like `onnx_file.py`.
  */
 import { CapsedgeError, Malformed } from "./errors.js";
 import { identify } from "./formats.js";
@@ -32,37 +32,37 @@ import type { Limits } from "./limits.js";
 import { grouped, printable, short } from "./text.js";
 import { MODEL, Wire, isNarrow, type Field, type FieldType, type MessageType } from "./wire.js";
 
-const COMPILED = "EPContext"; // a node that holds or names what a device's compiler made
-const ORT_FORMAT = [0x4f, 0x52, 0x54, 0x4d]; // "ORTM" in bytes 4 to 8: ONNX Runtime's other format
+const COMPILED = "EPContext"; // a node that contains or names the output of a device's compiler
+const ORT_FORMAT = [0x4f, 0x52, 0x54, 0x4d]; // "ORTM" in bytes 4 to 8: ONNX Runtime's own format
 
-/** An operator or a function: its domain (`ai.onnx` is empty), its type, and the overload of one of capsedge. */
+/** An operator or a function: domain (empty for `ai.onnx`), type, and the overload if it is capsedge's. */
 export interface Operator {
   domain: string;
   type: string;
   overload: string;
 }
 
-/** The parts of an ONNX file that are needed to check it. */
+/** The parts of an ONNX file that the checks need. */
 export interface OnnxSummary {
   producer: string;
   producerVersion: string;
   /** The file's properties by name. */
   metadata: Map<string, string>;
-  /** Every kind of node once, functions and nested graphs included. */
+  /** Every kind of node once, including those in functions and nested graphs. */
   operators: Operator[];
   functions: Operator[];
-  /** Types of the nodes of capsedge with an input of no name. */
+  /** Types of capsedge's nodes that have an unnamed input. */
   unnamedInputs: Set<string>;
   /** Number of nodes. */
   nodes: number;
-  /** Names of tensors whose data lies in another file. */
+  /** Names of tensors whose data is stored in another file. */
   external: string[];
 }
 
 /**
  * Walk an ONNX file.
  *
- * @throws CapsedgeError `file` where the bytes are no ONNX model, `limit` where it is too large.
+ * @throws CapsedgeError `file` if the bytes are not an ONNX model, `limit` if it is too large.
  */
 export function summarize(data: Uint8Array, limits: Limits): OnnxSummary {
   if (data.length > limits.fileBytes) {
@@ -91,7 +91,7 @@ export function summarize(data: Uint8Array, limits: Limits): OnnxSummary {
 }
 
 /**
- * Refuse a file that would make ONNX Runtime open other files, run operators that it does not have, or crash.
+ * Refuse a file that would make ONNX Runtime open other files, run operators it does not have, or crash.
  *
  * @throws CapsedgeError `file`.
  */
@@ -153,7 +153,7 @@ export function checkBodies(summary: OnnxSummary): void {
   }
 }
 
-/** What a message's fields hold, the last of each number. */
+/** The contents of a message's fields, keeping the last field of each number. */
 type Found = Map<number, Field>;
 
 class Walker extends Wire {

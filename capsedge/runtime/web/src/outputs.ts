@@ -1,4 +1,4 @@
-/** The outputs of a model that hold scores, poses and values, as `predictions.py` finds them. */
+/** The outputs of a model that hold scores, poses and values, found as in `predictions.py`. */
 import { CapsedgeError } from "./errors.js";
 import { ESCALATED, LENGTHS, LOGITS, POSES, type ScoreKind } from "./generated/spec.js";
 import { fits, type Port } from "./graph.js";
@@ -12,14 +12,14 @@ export interface OutputRoles {
   kind: ScoreKind | "";
   poses: string;
   values: readonly string[];
-  /** Of a cascade, the output that states which images the large network decided. */
+  /** For a cascade, the output that states which images the large network decided. */
   escalated: string;
 }
 
 /**
- * The outputs of a file, whose metadata is compared with its graph.
+ * The outputs of a file, after comparing its metadata with its graph.
  *
- * @throws CapsedgeError `metadata` where the two do not fit, `limit` where the file fixes sizes that are too large.
+ * @throws CapsedgeError `metadata` if the two do not match, `limit` if the file fixes sizes that are too large.
  */
 export function outputRoles(
   metadata: Metadata,
@@ -114,7 +114,7 @@ function checkValues(metadata: Metadata, ports: readonly Port[]): void {
   }
 }
 
-/** Values of one image in an output; null if the file leaves it open. */
+/** The number of values per image in an output; null if the file leaves it open. */
 export function elements(port: Port): number | null {
   return port.shape.slice(1).reduce<number | null>((size, d) => (size === null || d === null ? null : size * d), 1);
 }

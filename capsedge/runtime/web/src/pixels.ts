@@ -1,4 +1,4 @@
-/** The caller's images as pixels: raw, or decoded and drawn by the browser. */
+/** Turn the caller's images into pixels: raw ones, or ones that the browser decodes and draws. */
 import { CapsedgeError, messageOf } from "./errors.js";
 import type { Limits } from "./limits.js";
 import type { Preprocessing } from "./preprocessing.js";
@@ -6,15 +6,15 @@ import { grouped } from "./text.js";
 
 /** An image as numbers: `ImageData`, or rows of `width * channels` values without gaps. */
 export interface RawImage {
-  /** 0..255, 0..65535, or floats from 0 to 1. */
+  /** The values: 0..255, 0..65535, or floats from 0 to 1. */
   data: Uint8Array | Uint8ClampedArray | Uint16Array | Float32Array;
   width: number;
   height: number;
-  /** 1 (grey), 2 (grey and alpha), 3 (RGB), 4 (RGB and alpha), or as many as the model takes; 4 if left out. */
+  /** 1 (grey), 2 (grey and alpha), 3 (RGB), 4 (RGB and alpha), or as many as the model takes; 4 if omitted. */
   channels?: number;
 }
 
-/** What `predict` and `prepare` take; a `Blob` holds a PNG or JPEG file, which a browser decodes. */
+/** What `predict` and `prepare` accept; a `Blob` holds a PNG or JPEG file, which the browser decodes. */
 export type ImageSource =
   RawImage | ImageData | HTMLImageElement | HTMLCanvasElement | HTMLVideoElement | ImageBitmap | OffscreenCanvas | Blob;
 
@@ -24,7 +24,7 @@ export interface Pixels {
   width: number;
   height: number;
   channels: number;
-  /** The divisor that turns a value into a level 0..255; 1/255 for floats from 0 to 1. */
+  /** The divisor that turns a value into a level from 0 to 255; 1/255 for floats from 0 to 1. */
   divisor: number;
 }
 
@@ -33,7 +33,7 @@ type Drawable = Exclude<ImageSource, RawImage | Blob>;
 /**
  * The pixels of an image of any kind.
  *
- * @throws CapsedgeError `input` if it is not an image or does not fit the model, `limit` where it is too large.
+ * @throws CapsedgeError `input` if it is not an image or does not fit the model, `limit` if it is too large.
  */
 export async function pixelsOf(image: ImageSource, p: Preprocessing, limits: Limits): Promise<Pixels> {
   if (typeof Blob === "function" && image instanceof Blob) {
@@ -129,7 +129,7 @@ const PNG = [0x89, 0x50, 0x4e, 0x47];
 const JPEG = [0xff, 0xd8, 0xff];
 const HEAD = 33; // a PNG's signature and header
 
-/** A PNG or JPEG file as the browser decodes it: oriented by EXIF, without colour conversion. */
+/** A PNG or JPEG file decoded by the browser: oriented by EXIF, without colour conversion. */
 async function decoded(file: Blob, limits: Limits): Promise<ImageBitmap> {
   if (file.size > limits.imageFileBytes) {
     throw new CapsedgeError(
@@ -166,7 +166,7 @@ async function decoded(file: Blob, limits: Limits): Promise<ImageBitmap> {
   }
 }
 
-/** The RGBA pixels of what can be drawn. */
+/** The RGBA pixels of anything that can be drawn. */
 function drawn(image: Drawable, limits: Limits): ImageData {
   const [width, height] = sizeOf(image);
   checkSize(width, height, limits);

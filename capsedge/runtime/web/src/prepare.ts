@@ -24,7 +24,7 @@ export function prepare(pixels: Pixels, p: Preprocessing, invert: boolean): Floa
   return normalized(planes(inner, innerHeight, innerWidth, p), p);
 }
 
-/** The part of the image that is used, and its size in the input. */
+/** The part of the image to use, and its size in the input. */
 function placed(height: number, width: number, p: Preprocessing) {
   const whole = { top: 0, left: 0, height, width, innerHeight: p.height, innerWidth: p.width };
   if (p.resize === "pad") {
@@ -78,13 +78,13 @@ function scaled({ data, divisor }: Pixels, start: number, count: number): Float3
   return values;
 }
 
-/** Inverted in place, except for the alpha channel. */
+/** Invert in place, except for the alpha channel. */
 function turn(values: Float32Array, channels: number, hasAlpha: boolean): void {
   const alpha = hasAlpha ? channels - 1 : channels;
   for (let k = 0; k < values.length; k++) if (k % channels !== alpha) values[k] = 255 - (values[k] as number);
 }
 
-/** Without the alpha channel, by which the others are multiplied. */
+/** Remove the alpha channel after multiplying the others by it. */
 function onBlack(values: Float32Array, channels: number): Float32Array {
   const colours = channels - 1;
   const result = new Float32Array((values.length / channels) * colours);
@@ -113,7 +113,7 @@ function luma(rgb: Float32Array): Float32Array {
   return result;
 }
 
-/** `[innerHeight, innerWidth, C]` as planes `[C, H, W]`, centred on black, in the order of the input's channels. */
+/** `[innerHeight, innerWidth, C]` as planes `[C, H, W]`, centred on black, in the input's channel order. */
 function planes(inner: Float32Array, innerHeight: number, innerWidth: number, p: Preprocessing): Float32Array {
   const { channels, height, width } = p;
   const result = new Float32Array(channels * height * width);
@@ -144,7 +144,7 @@ function normalized(image: Float32Array, p: Preprocessing): Float32Array {
   return p.layout === "NHWC" ? channelsLast(image, p.channels, size) : image;
 }
 
-/** To the levels from 0 to 255. */
+/** Scale to the levels from 0 to 255. */
 function stretch(image: Float32Array): void {
   let low = Infinity;
   let high = -Infinity;
@@ -156,7 +156,7 @@ function stretch(image: Float32Array): void {
   for (let k = 0; k < image.length; k++) image[k] = round(round((image[k] as number) - low) / span) * 255;
 }
 
-/** To mean 0 and deviation 1, in float64, summed from the first value to the last. */
+/** Scale to mean 0 and standard deviation 1, in float64, summing from the first value to the last. */
 function standardize(image: Float32Array): void {
   const count = image.length;
   let sum = 0;

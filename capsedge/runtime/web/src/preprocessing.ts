@@ -1,4 +1,4 @@
-/** How pixels become the input of a model, as the file states it. */
+/** How pixels become a model's input, as stated in the file. */
 import { Malformed } from "./errors.js";
 import type { preprocessingFields } from "./generated/metadata.js";
 import {
@@ -21,23 +21,23 @@ export interface Preprocessing {
   readonly width: number;
   /** 1 (grey) or 3 (RGB); with other counts only raw pixels are accepted. */
   readonly channels: number;
-  /** Factor from the 0..255 range of a pixel. */
+  /** Factor applied to pixels, which range from 0 to 255. */
   readonly scale: number;
   /** One number, or one per channel; `(pixel * scale - mean) / std`. */
   readonly mean: readonly number[];
   readonly std: readonly number[];
   readonly resize: Resize;
   readonly perImage: PerImage;
-  /** `NHWC` if the input has the channels last. */
+  /** `NHWC` if the channels come last in the input. */
   readonly layout: Layout;
-  /** Of the input's channels; images are RGB all the same. */
+  /** The order of the input's channels; images are RGB regardless. */
   readonly order: Order;
 }
 
 /**
- * The preprocessing in the metadata of a file.
+ * The preprocessing stated in a file's metadata.
  *
- * @throws Malformed where it contradicts itself or exceeds the limits.
+ * @throws Malformed if it contradicts itself or exceeds the limits.
  */
 export function checkedPreprocessing(declared: ReturnType<typeof preprocessingFields>, limits: Limits): Preprocessing {
   const { per_image, ...found } = declared;
@@ -96,7 +96,7 @@ export function perChannel(p: Preprocessing): { mean: number[]; std: number[] } 
   return { mean: each(p.mean), std: each(p.std) };
 }
 
-/** The lowest and the highest value that preprocessing makes of pixels. */
+/** The lowest and the highest value that preprocessing can produce from pixels. */
 export function declaredRange(p: Preprocessing): [number, number] {
   if (p.perImage === "standardize") {
     const most = Math.sqrt(p.height * p.width * p.channels);

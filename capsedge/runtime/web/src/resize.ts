@@ -6,7 +6,7 @@
  */
 const round = Math.fround;
 
-/** The first source pixel of a target pixel, and the weights of it and the following ones. */
+/** The first source pixel that a target pixel uses, and the weights of it and the following ones. */
 interface Taps {
   first: number;
   weights: Float32Array;
@@ -16,9 +16,9 @@ interface Taps {
 export type Rows = (row: number) => Float32Array;
 
 /**
- * Resize an image to `[targetHeight, targetWidth, channels]`, row by row of memory.
+ * Resize an image to `[targetHeight, targetWidth, channels]`, in row-major order.
  *
- * @param rows the source, of `height` rows; a row is read when it is needed.
+ * @param rows the source with `height` rows; each row is read when it is needed.
  */
 export function resize(
   rows: Rows,
@@ -39,7 +39,7 @@ export function resize(
 }
 
 /**
- * With n source and m target pixels, everything times 2m is a whole number:
+ * With n source and m target pixels, everything multiplied by 2m is a whole number:
  * `W(i, k) = 2 max(n, m) - |(2k + 1) m - (2i + 1) n|`, where positive.
  */
 function taps(source: number, target: number, index: number): Taps {

@@ -1,4 +1,4 @@
-/** Running a model on one image, or on a batch, as its file fixes it. */
+/** Run a model on one image, or on the batch size that its file fixes. */
 import type { Computed, Runnable } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
@@ -9,9 +9,9 @@ import { floats, type FloatArray } from "./tensors.js";
 export type Outputs = ReadonlyMap<string, FloatArray>;
 
 /**
- * Run `count` items `[count, ...item]`; what a fixed batch lacks is filled with zeros, whose outputs are removed.
+ * Run `count` items `[count, ...item]`; a fixed batch is padded with zeros, whose outputs are removed.
  *
- * @param count at most the fixed batch, where there is one.
+ * @param count at most the fixed batch size, if there is one.
  */
 export async function runItems(
   engine: Runnable,

@@ -10,7 +10,7 @@ export interface Ranked {
   score: number;
 }
 
-/** Scores in float64: lengths and probabilities as they are, of logits the softmax, or for several labels the sigmoid. */
+/** Scores in float64: lengths and probabilities unchanged, logits through softmax (several labels: sigmoid). */
 export function scoresOf(values: Float32Array, kind: ScoreKind | "", multiLabel: boolean): Float64Array {
   const found = Float64Array.from(values);
   if (kind !== "logits") return found;
@@ -26,7 +26,7 @@ function sigmoid(value: number): number {
   return (value >= 0 ? 1 : small) / (1 + small);
 }
 
-/** Classes with a score of at least `threshold`, best first, ties by their numbers, at most `top`. */
+/** At most `top` classes with a score of at least `threshold`, best first, ties in class order. */
 export function ranked(
   scores: Float64Array,
   label: (index: number) => string,
@@ -38,7 +38,7 @@ export function ranked(
   return chosen.sort((a, b) => b.score - a.score || a.index - b.index).slice(0, top ?? undefined);
 }
 
-/** Refuse an answer that is no number. */
+/** Refuse an answer with NaN or infinite values. */
 export function checkFinite(values: Float32Array, name: string): void {
   if (values.every(Number.isFinite)) return;
   throw new CapsedgeError(

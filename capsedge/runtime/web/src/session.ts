@@ -18,20 +18,20 @@ import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 import { checkTrace, ofImage, tracedLayers, tracedOutputs, type TracedLayer } from "./trace.js";
 
-const DEFAULT_THRESHOLD = 0.5; // of several labels: between the margins 0.1 and 0.9 (Sabour et al. 2017, eq. 4)
-const SLACK = 1e-3; // of the declared range: for rounding, and interpolation that overshoots
+const DEFAULT_THRESHOLD = 0.5; // for several labels: midway between the margins 0.1 and 0.9 (Sabour et al. 2017, eq. 4)
+const SLACK = 1e-3; // share of the declared range that is allowed for rounding, and for interpolation that overshoots
 
 export interface PrepareOptions {
-  /** For dark ink on a light background. */
+  /** Whether to invert the image: for dark ink on a light background. */
   invert?: boolean;
 }
 
 export interface PredictOptions extends PrepareOptions {
-  /** Largest number of classes in the ranking; without it and a threshold, the best one, or for several labels all over 0.5. */
+  /** Maximum number of classes in the ranking; with neither this nor a threshold, the best (several labels: over 0.5). */
   top?: number;
-  /** Least score of a class in the ranking. */
+  /** Minimum score of a class in the ranking. */
   threshold?: number;
-  /** Whether the answer has the routing, iteration by iteration; the file must be exported `--with trace`. */
+  /** Whether the answer includes the routing, iteration by iteration; the file must be exported `--with trace`. */
   trace?: boolean;
 }
 
@@ -43,27 +43,27 @@ export interface Prediction {
   score: number | null;
   /** The chosen classes, best first. */
   ranking: Ranked[];
-  /** One per class `[J]`. */
+  /** One score per class, `[J]`. */
   scores: Float32Array;
-  /** One per class `[J, P]`; `[J, 0]` if the model has none. */
+  /** One pose per class, `[J, P]`; `[J, 0]` if the model has none. */
   poses: FloatArray;
-  /** Of a regression; empty otherwise. */
+  /** The values of a regression; empty otherwise. */
   values: { name: string; value: number; unit: string }[];
-  /** Why there is nothing to see in the image, by the file's typical input; null if there is, or it has none. */
+  /** Why, by the file's typical input, there is nothing to see in the image; null if there is, or the file has none. */
   atypical: string | null;
-  /** What to try, such as inverting the image; null if there is nothing to advise. */
+  /** What to try, such as inverting the image; null if there is no advice. */
   hint: string | null;
-  /** Of a cascade, whether its large network decided; null for other models. */
+  /** For a cascade, whether its large network decided; null for other models. */
   escalated: boolean | null;
-  /** What the model was given: the prepared image `[C, H, W]`, or `[H, W, C]` if it has that layout. */
+  /** The model's input: the prepared image `[C, H, W]`, or `[H, W, C]` if it has that layout. */
   input: Float32Array;
-  /** The routed layers, the class capsules last; only if asked for. */
+  /** The routed layers, with the class capsules last; only if requested. */
   trace?: TracedLayer[];
-  /** Time taken by the two stages. */
+  /** The time taken by each of the two stages. */
   milliseconds: { prepare: number; run: number };
 }
 
-/** What a session is made of. */
+/** The parts of a session. */
 export interface Parts {
   engine: Runnable;
   provider: Provider;
@@ -78,38 +78,38 @@ export interface Parts {
   limits: Limits;
 }
 
-/** A loaded model, made by `load`. Calls may overlap; ONNX Runtime takes them in turns. */
+/** A loaded model, created by `load`. Calls may overlap; ONNX Runtime runs them one after another. */
 export class Session {
   private closed = false;
 
   /** @internal */
   constructor(private readonly parts: Parts) {}
 
-  /** What the file says of itself. */
+  /** What the file states about itself. */
   get description(): Description {
     return this.parts.description;
   }
 
-  /** What computes. */
+  /** The provider that runs the model. */
   get provider(): Provider {
     return this.parts.provider;
   }
 
-  /** Why the first choice of providers was not taken; null if it was. */
+  /** Why the preferred provider is not used; null if it is. */
   get fallback(): string | null {
     return this.parts.fallback;
   }
 
-  /** Threads of WebAssembly. */
+  /** Number of WebAssembly threads. */
   get threads(): number {
     return this.parts.threads;
   }
 
   /**
-   * The model's input `[C, H, W]` (or `[H, W, C]`) for one image, the same bits as in Python and C.
+   * The model's input `[C, H, W]` (or `[H, W, C]`) for one image, bit for bit the same as in Python and C.
    *
-   * @throws CapsedgeError `input` where the image does not fit, `metadata` where the file does not say how to prepare
-   *   one, `limit` where the image is too large.
+   * @throws CapsedgeError `input` if the image does not fit, `metadata` if the file does not state how to prepare
+   *   one, `limit` if the image is too large.
    */
   async prepare(image: ImageSource, options: PrepareOptions = {}): Promise<Float32Array> {
     const p = this.preprocessing();
@@ -119,9 +119,9 @@ export class Session {
   /**
    * Classify an image, or compute the values of a regression.
    *
-   * @param image an image, or a prepared input as `prepare` gives it.
-   * @throws CapsedgeError as `prepare`; `input` also for a wrong option, `file` where the model computes NaN, and
-   *   `runtime` where ONNX Runtime fails.
+   * @param image an image, or an input that `prepare` returned.
+   * @throws CapsedgeError as `prepare`; also `input` for an invalid option, `file` if the model computes NaN, and
+   *   `runtime` if ONNX Runtime fails.
    */
   async predict(image: ImageSource | Float32Array, options: PredictOptions = {}): Promise<Prediction> {
     this.checkOpen();
@@ -141,12 +141,12 @@ export class Session {
   }
 
   /**
-   * The decoder's pictures of poses.
+   * Reconstruct pictures from poses with the file's decoder.
    *
-   * @param poses of all classes `[N, J, P]`, or with `classIndex` of that class `[N, P]`; dims may be left out.
-   * @param classIndex the class whose pictures are wanted.
-   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` of one class.
-   * @throws CapsedgeError `input` where the file has no decoder, or the poses do not fit.
+   * @param poses the poses of all classes `[N, J, P]`, or of `classIndex` alone `[N, P]`; dims may be omitted.
+   * @param classIndex the class to reconstruct.
+   * @returns `[N, J, C, H, W]`, or `[N, C, H, W]` for one class.
+   * @throws CapsedgeError `input` if the file has no decoder, or the poses do not fit.
    */
   async decode(poses: Float32Array | FloatArray, classIndex?: number): Promise<FloatArray> {
     this.checkOpen();
@@ -155,7 +155,7 @@ export class Session {
     return decoder.decode(poses instanceof Float32Array ? poses : poses?.data, classIndex ?? null);
   }
 
-  /** Free the model; a second call does nothing. */
+  /** Release the model; further calls do nothing. */
   async close(): Promise<void> {
     if (this.closed) return;
     this.closed = true;
@@ -210,7 +210,7 @@ export class Session {
     return metadata.trace;
   }
 
-  /** Sizes of one image in the input. */
+  /** The sizes of one image in the input. */
   private imageShape(): number[] {
     const p = this.parts.metadata.preprocessing;
     const declared = p
@@ -228,7 +228,7 @@ export class Session {
     return shape as number[];
   }
 
-  /** A prepared input, if it is one. */
+  /** The image as a prepared input, if it is one. */
   private checked(image: Float32Array, options: PredictOptions): Float32Array {
     const shape = this.imageShape();
     const count = shape.reduce((a, b) => a * b, 1);
@@ -309,7 +309,7 @@ export class Session {
   }
 }
 
-/** Refuse prepared values that the model's preprocessing cannot make of any image. */
+/** Refuse prepared values that the model's preprocessing cannot produce from any image. */
 function checkDeclared(image: Float32Array, p: Preprocessing): void {
   const [low, high] = declaredRange(p);
   const slack = SLACK * (high - low);

@@ -1,12 +1,12 @@
-/** The bytes of a model's file, from wherever it comes, within the limit. */
+/** Read the bytes of a model file from any source, up to the limit. */
 import { CapsedgeError, messageOf } from "./errors.js";
 import type { Limits } from "./limits.js";
 import { grouped, short } from "./text.js";
 
-/** Where a model's file is: its address, its bytes, or a `Blob` such as a dropped file. */
+/** Where a model file comes from: its address, its bytes, or a `Blob` such as a dropped file. */
 export type Source = string | URL | ArrayBuffer | Uint8Array | Blob;
 
-/** The bytes of a file, and its name where it has one. */
+/** The bytes of a file, and its name if it has one. */
 export interface Content {
   bytes: Uint8Array;
   name: string;
@@ -15,8 +15,8 @@ export interface Content {
 /**
  * Read a file.
  *
- * @throws CapsedgeError `limit` where it is too large, `runtime` where it cannot be fetched or read, `input` for
- *   anything else than a source.
+ * @throws CapsedgeError `limit` if it is too large, `runtime` if it cannot be fetched or read, `input` for
+ *   anything other than a source.
  */
 export async function readSource(source: Source, limits: Limits): Promise<Content> {
   if (source instanceof Uint8Array) return { bytes: source, name: "" };
@@ -67,7 +67,7 @@ async function fetched(address: string, limits: Limits): Promise<Content> {
   return { bytes: await received(response, shown, limits), name: decoded(name) };
 }
 
-/** The body of a response; a server may send more than it says. */
+/** The body of a response; a server may send more than it announces. */
 async function received(response: Response, shown: string, limits: Limits): Promise<Uint8Array> {
   const pieces: Uint8Array[] = [];
   let size = 0;

@@ -1,4 +1,4 @@
-/** The part of an ONNX file that computes one output from a value of the graph, as a file of its own: `decoder.py`. */
+/** The part of an ONNX file that computes one output from a value of the graph, as its own file. See `decoder.py`. */
 import { Malformed } from "./errors.js";
 import type { Graph, GraphNode, Span } from "./graph.js";
 import {
@@ -14,24 +14,24 @@ import {
 } from "./generated/spec.js";
 import { lengthDelimited } from "./wire.js";
 
-// They leave the elements and their order alone.
+// They change neither the elements nor their order.
 const VIEWS = ["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
-const MOST_VIEWS = 8; // from the output back
+const MOST_VIEWS = 8; // from the output backwards
 
 /** The output cannot be computed from the value alone; the message says why. */
 export class SubgraphError extends Error {}
 
-/** The name of the cut file's input, and its pieces in order. */
+/** The name of the new file's input, and the file's pieces in order. */
 export interface Subgraph {
   input: string;
   file: Uint8Array;
 }
 
 /**
- * The part of a file that computes the output `end` from `start`, which is its only input. Where that reads the value
- * behind `start`, of the same elements in another shape or type, this is the input.
+ * The part of a file that computes the output `end` from `start`, which is its only input. If that part reads the value
+ * behind `start`, with the same elements in another shape or type, that value is the input.
  *
- * @throws Uncuttable where `end` depends on more than `start`, or the file does not describe the input.
+ * @throws Uncuttable if `end` depends on more than `start`, or the file does not describe the input.
  */
 export function extractSubgraph(graph: Graph, start: string, end: string): Subgraph {
   let refused = new SubgraphError(`there is no ${end}`);
@@ -49,7 +49,7 @@ export function extractSubgraph(graph: Graph, start: string, end: string): Subgr
   throw refused;
 }
 
-/** The value, and those that it only shows in another shape or type, nearest first. */
+/** The value, and the values it merely reshapes or converts, nearest first. */
 function sameElements(graph: Graph, name: string): string[] {
   const chain = [name];
   let last = name;
@@ -63,7 +63,7 @@ function sameElements(graph: Graph, name: string): string[] {
   return chain;
 }
 
-/** The nodes that compute `end` from `start`, in their order, and the names of what they read. */
+/** The nodes that compute `end` from `start`, in order, and the names of what they read. */
 function between(graph: Graph, start: string, end: string): { nodes: GraphNode[]; read: Set<string> } {
   const wanted = [end];
   const read = new Set([start, ""]);
@@ -81,7 +81,7 @@ function between(graph: Graph, start: string, end: string): { nodes: GraphNode[]
   return { nodes: graph.nodes.filter((node) => nodes.has(node)), read };
 }
 
-/** The description of a value; of one that is only reshaped, in the shape of `start`. Null if the file has neither. */
+/** The description of a value; if it is only reshaped, in the shape of `start`. Null if the file has neither. */
 function description(graph: Graph, name: string, start: string, nodes: readonly GraphNode[]): Uint8Array[] | null {
   const own = graph.values.get(name);
   if (own) return [bytes(graph, own)];

@@ -1,4 +1,4 @@
-/** Numbers on their way into ONNX Runtime and out of it. */
+/** Convert numbers on their way into and out of ONNX Runtime. */
 import type { Tensor } from "onnxruntime-web";
 
 /** Numbers with their shape, row by row. */
@@ -9,7 +9,7 @@ export interface FloatArray {
 
 type Cast = (values: Float32Array) => Tensor["data"];
 
-/** From float32 to the types that an input may have, with the conversion of C. */
+/** From float32 to the types that an input may have, converted as in C. */
 export const CASTS: Readonly<Record<string, Cast>> = {
   float32: (values) => values,
   float64: (values) => Float64Array.from(values),
@@ -23,7 +23,7 @@ export const CASTS: Readonly<Record<string, Cast>> = {
   int64: (values) => BigInt64Array.from(Array.from(values, (value) => BigInt(Math.trunc(value)))),
 };
 
-/** The values of an output as float32; 16 bits of floating point are given as their bits where JavaScript lacks them. */
+/** The values of an output as float32; 16-bit floats arrive as their bits if JavaScript lacks the type. */
 export function floats(tensor: Pick<Tensor, "type" | "data">): Float32Array {
   const { data } = tensor;
   if (data instanceof Float32Array) return data;
@@ -33,14 +33,14 @@ export function floats(tensor: Pick<Tensor, "type" | "data">): Float32Array {
 
 const scratch = new DataView(new ArrayBuffer(4));
 
-/** The bits of the float16 nearest to a float32; ties go to even. */
+/** The bits of the float16 nearest to a float32; ties round to even. */
 export function toHalf(value: number): number {
   scratch.setFloat32(0, value);
   const bits = scratch.getUint32(0);
   const sign = (bits >>> 16) & 0x8000;
   const size = Math.abs(value);
   if (Number.isNaN(size)) return sign | 0x7e00;
-  if (size >= 65520) return sign | 0x7c00; // rounds past the largest, 65504
+  if (size >= 65520) return sign | 0x7c00; // rounds to more than the largest value, 65504
   const exponent = Math.max(((bits >>> 23) & 0xff) - 127, -14); // subnormal numbers share the smallest
   const unit = 2 ** (exponent - 10);
   const mantissa = toEven(size / unit);

@@ -1,4 +1,4 @@
-// Controls, surrogates, unassigned and private characters, separators; joiners, which emoji need, reorder nothing.
+// Control, unassigned and private characters, surrogates, separators. Joiners, which emoji need, reorder nothing.
 const HARMFUL = /(?![\u200c\u200d])[\p{C}\p{Zl}\p{Zp}]/gu;
 const SHORT: Record<string, string> = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
 
@@ -7,7 +7,7 @@ export function printable(text: string): string {
   return text.replace(HARMFUL, (found) => SHORT[found] ?? escaped(found.codePointAt(0) ?? 0));
 }
 
-/** At most `most` characters of a text, printable. */
+/** At most `most` characters of a text, made printable. */
 export function short(text: string, most = 80): string {
   return printable(text.length > most ? `${text.slice(0, most)}...` : text);
 }
@@ -18,7 +18,7 @@ function escaped(code: number): string {
   return `\\U${code.toString(16).padStart(8, "0")}`;
 }
 
-/** A whole number with separators, as messages have it. */
+/** A whole number with thousands separators, as used in messages. */
 export function grouped(count: number): string {
   return count.toLocaleString("en-US");
 }

@@ -1,4 +1,4 @@
-/** The values of every routing iteration, of a file exported with its trace. */
+/** The values of every routing iteration, for files exported with a trace. */
 import { elements } from "./outputs.js";
 import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
@@ -12,22 +12,22 @@ import type { FloatArray } from "./tensors.js";
 /**
  * The routing of one layer on one image, iteration by iteration.
  *
- * A dense layer has the shapes below; one whose parents lie on a map has its rows and columns behind T. Child `i` of a
+ * The shapes are those of a dense layer; if the parents lie on a map, its rows and columns follow T. Child `i` of a
  * window has the row `dy`, the column `dx` and the type `c` with `i = (dy * kernel[1] + dx) * C + c`, or, with
  * `typesFirst`, `i = (c * kernel[0] + dy) * kernel[1] + dx`.
  */
 export interface TracedLayer extends Omit<TraceLayer, "outputs"> {
-  /** Of the weighted sum of each iteration `[T, I, J]`. */
+  /** The couplings of the weighted sum in each iteration, `[T, I, J]`. */
   readonly couplings: FloatArray;
-  /** Of the parents after each iteration `[T, J, P]`. */
+  /** The poses of the parents after each iteration, `[T, J, P]`. */
   readonly poses: FloatArray;
-  /** Product of each vote and the parent's pose `[T, I, J]`; of EM routing the responsibilities. */
+  /** The product of each vote and the parent's pose, `[T, I, J]`; for EM routing, the responsibilities. */
   readonly agreement: FloatArray;
-  /** EM: distances of votes and poses `[T, I, J]` (Hinton et al. 2018, fig. 2). */
+  /** EM: distances between votes and poses, `[T, I, J]` (Hinton et al. 2018, fig. 2). */
   readonly distances?: FloatArray;
-  /** EM: of the parents after each iteration `[T, J]`. */
+  /** EM: activations of the parents after each iteration, `[T, J]`. */
   readonly activations?: FloatArray;
-  /** EM: activations of the children `[T, I]`, the same in every iteration. */
+  /** EM: activations of the children, `[T, I]`, the same in every iteration. */
   readonly children?: FloatArray;
 }
 
@@ -37,7 +37,7 @@ export function tracedOutputs(layers: readonly TraceLayer[]): string[] {
 }
 
 /**
- * Refuse a trace whose values, as far as the file fixes their sizes, take too much memory.
+ * Refuse a trace whose values take too much memory, as far as the file fixes their sizes.
  *
  * @throws CapsedgeError `limit`.
  */
@@ -65,7 +65,7 @@ export function tracedLayers(layers: readonly TraceLayer[], outputs: Outputs): T
   });
 }
 
-/** The values of the first image, copied out of the batch. */
+/** The first image's values, copied out of the batch. */
 export function ofImage({ data, dims }: FloatArray): FloatArray {
   return { data: data.slice(0, data.length / (dims[0] ?? 1)), dims: dims.slice(1) };
 }

@@ -8,15 +8,15 @@ export interface Measurements {
   contrast: number;
   /** Their mean. */
   level: number;
-  /** Mean squared difference of neighbours over twice the variance (von Neumann 1941, for two dimensions). */
+  /** Mean squared difference of neighbours, divided by twice the variance (von Neumann 1941, in two dimensions). */
   roughness: number;
-  /** Mean of the outermost pixels, less the mean of all, in standard deviations. */
+  /** Mean of the outermost pixels minus the mean of all, in standard deviations. */
   frameLevel: number;
-  /** Standard deviation of the outermost pixels, in those of all. */
+  /** Standard deviation of the outermost pixels, relative to that of all. */
   frameContrast: number;
 }
 
-// In the order in which they are compared: what an image below and above its span has.
+// In order of comparison: what is wrong with an image below or above its range.
 const REASONS = {
   contrast: ["less contrast", "more contrast"],
   roughness: ["smoother content", "rougher content"],
@@ -45,7 +45,7 @@ export function measure(image: Float32Array, p: Preprocessing): Measurements {
   };
 }
 
-/** The first measurement outside of its span, in words; null if there is something to see. */
+/** The first measurement outside its range, in words; null if there is something to see. */
 export function atypicalReason(typical: TypicalInput, found: Measurements): string | null {
   for (const name of Object.keys(REASONS) as Name[]) {
     if (within(typical, name, found[name])) continue;
@@ -56,9 +56,9 @@ export function atypicalReason(typical: TypicalInput, found: Measurements): stri
 }
 
 /**
- * What to try with a prepared grey image whose colours may be the other way round; null if there is nothing to advise.
+ * What to try with a prepared grey image whose colours may be inverted; null if there is no advice.
  *
- * @param score of the best class; 0 if the image has nothing to see.
+ * @param score score of the best class; 0 if there is nothing to see in the image.
  */
 export function advice(
   image: Float32Array,
@@ -102,12 +102,12 @@ function moments(values: ArrayLike<number>): { mean: number; variance: number; d
   return { mean, variance, deviation: Math.sqrt(variance) };
 }
 
-/** Distances in memory from a value to its neighbours. */
+/** The distances in memory from a value to its neighbours. */
 function strides(p: Preprocessing): { row: number; column: number } {
   return p.layout === "NCHW" ? { row: p.width, column: 1 } : { row: p.width * p.channels, column: p.channels };
 }
 
-/** Sum and number of the squared differences of horizontal, then of vertical neighbours, in the order of memory. */
+/** Sum and number of the squared differences of horizontal, then of vertical neighbours, in memory order. */
 function squaredSteps(image: Float32Array, p: Preprocessing): { sum: number; count: number } {
   const { row, column } = strides(p);
   let sum = 0;
@@ -126,7 +126,7 @@ function squaredSteps(image: Float32Array, p: Preprocessing): { sum: number; cou
   return { sum, count };
 }
 
-/** The values of the first and the last row and column, in the order of memory. */
+/** The values of the first and last row and column, in memory order. */
 function framed(image: Float32Array, p: Preprocessing): number[] {
   const found: number[] = [];
   for (const { y, x, at } of places(p)) {
@@ -135,7 +135,7 @@ function framed(image: Float32Array, p: Preprocessing): number[] {
   return found;
 }
 
-/** Row and column of every value, in the order of memory. */
+/** Row and column of every value, in memory order. */
 function* places(p: Preprocessing): Generator<{ y: number; x: number; at: number }> {
   const { row, column } = strides(p);
   const count = p.height * p.width * p.channels;

@@ -1,7 +1,7 @@
 /**
- * The wire format of ONNX files: the fields that their messages have, and the walk over the bytes.
+ * The wire format of ONNX files: the fields of their messages, and how the bytes are walked.
  *
- * capsedge/spec/onnx_wire.py says what the text of the messages means.
+ * capsedge/spec/onnx_wire.py explains the text that describes the messages.
  */
 import { Malformed } from "./errors.js";
 import { ONNX_WIRE } from "./generated/spec.js";
@@ -13,14 +13,14 @@ export const BYTES = 2;
 export const FIXED32 = 5;
 const WIRES: Record<string, number> = { int64: VARINT, int32: VARINT, float: FIXED32, double: FIXED64 };
 
-/** The field of a tag. */
+/** The field that a tag stands for. */
 export interface FieldType {
   number: number;
-  /** Its bit among the fields that stand at most once; 0 for a repeated one. */
+  /** Its bit among the fields that occur at most once; 0 for a repeated field. */
   once: number;
-  /** Whether its values have 32 bits, of which protobuf would drop any others. */
+  /** Whether its values have 32 bits; protobuf would drop any further bits. */
   narrow: boolean;
-  /** Of a submessage. */
+  /** The message that a submessage field holds. */
   message: MessageType | undefined;
 }
 
@@ -39,7 +39,7 @@ function parseSchema(): MessageType {
     for (const [k, entry] of entries.split(", ").entries()) {
       const [number = "", kind = ""] = entry.split(" ");
       const plain = kind.replace(/[*|]$/, "");
-      const once = kind.endsWith("*") ? 0 : kind.endsWith("|") ? 1 : 1 << (k + 1); // the first bit is the oneof's
+      const once = kind.endsWith("*") ? 0 : kind.endsWith("|") ? 1 : 1 << (k + 1); // the first bit belongs to the oneof
       const type = {
         number: Number(number),
         once,
@@ -56,15 +56,15 @@ function parseSchema(): MessageType {
 
 export const MODEL = parseSchema();
 
-/** A field of a message: its number's value, or its bytes from `start` to `end`. */
+/** A field of a message: the value of a number, or the bytes from `start` to `end`. */
 export interface Field {
   number: number;
   wire: number;
-  /** Where its tag begins. */
+  /** The offset of its tag. */
   at: number;
-  /** Of a varint: its value, inexact from 2^53 on. */
+  /** The value of a varint, inexact from 2^53 upwards. */
   value: number;
-  /** Of a varint: its lower and upper 32 bits, exact. */
+  /** The lower and upper 32 bits of a varint, exact. */
   low: number;
   high: number;
   start: number;
@@ -74,7 +74,7 @@ export interface Field {
 const UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const OVER_64_BITS = 2 ** 32;
 
-/** Reads protobuf's wire format; what protobuf would read in another way is refused with `Malformed`. */
+/** Reads protobuf's wire format; anything that protobuf would read differently is refused with `Malformed`. */
 export class Wire {
   private seen = 0;
   private low = 0;
@@ -86,7 +86,7 @@ export class Wire {
     private readonly mostFields: number,
   ) {}
 
-  /** The fields between two places. */
+  /** The fields between two offsets. */
   *fields(start: number, end: number): Generator<Field> {
     let at = start;
     while (at < end) {
@@ -127,7 +127,7 @@ export class Wire {
     return found;
   }
 
-  /** A field's number and wire type: 32 bits to protobuf, which drops any others. */
+  /** A field's number and wire type, which take 32 bits in protobuf; it drops any further bits. */
   private tag(at: number, end: number): number {
     const tag = this.varint(at, end);
     const bytes = this.next - at;
@@ -153,7 +153,7 @@ export class Wire {
     throw new Malformed(`a number at byte ${at} does not end`);
   }
 
-  /** The number `low + 2^28 high`, whose parts have 28 and 42 bits. */
+  /** The number `low + 2^28 high`; the parts have 28 and 42 bits. */
   private whole(low: number, high: number, at: number): number {
     this.low = low + (high % 16) * 2 ** 28;
     this.high = Math.floor(high / 16);
@@ -171,12 +171,12 @@ export class Wire {
   }
 }
 
-/** Whether a varint is one of 32 bits with its sign. */
+/** Whether a varint is a signed 32-bit number. */
 export function isNarrow(field: Field): boolean {
   return field.low < 2 ** 31 ? field.high === 0 : field.high === 0xffffffff;
 }
 
-/** A field of text, bytes or a message, as it is written: its pieces in order. */
+/** A text, bytes or message field as it is written: its pieces in order. */
 export function lengthDelimited(number: number, content: readonly Uint8Array[]): Uint8Array[] {
   const length = content.reduce((sum, piece) => sum + piece.length, 0);
   return [varintBytes(number * 8 + BYTES), varintBytes(length), ...content];

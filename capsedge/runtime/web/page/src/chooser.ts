@@ -1,4 +1,4 @@
-/** The choice of a model, its iterations and what runs it. */
+/** The controls for choosing a model, its iterations and what runs it. */
 import type { Provider } from "capsedge";
 import type { ModelSource } from "./engine/messages.js";
 import type { FolderModel, ModelFile } from "./folder.js";
@@ -11,7 +11,7 @@ export class Chooser {
   private models: (FolderModel | File)[] = [];
   private file = 0;
 
-  /** @param chosen is told when another file or provider was chosen. */
+  /** @param chosen is called when another file or provider is chosen. */
   constructor(private readonly chosen: () => Promise<void>) {
     this.model.addEventListener("change", () => void this.useModel());
     this.provider.addEventListener("change", () => void this.chosen());
@@ -25,13 +25,13 @@ export class Chooser {
     if (option) Object.assign(option, { disabled: true, textContent: "WebGPU (not in this browser)" });
   }
 
-  /** Offer the models of the folder. */
+  /** Offer the folder's models. */
   offer(models: readonly FolderModel[]): void {
     this.models = [...models];
     this.model.replaceChildren(...models.map(({ name }) => make("option", {}, name)));
   }
 
-  /** Offer a file that was dropped, and choose it. */
+  /** Offer a dropped file and choose it. */
   add(file: File): void {
     const same = this.models.findIndex((model) => model instanceof File && model.name === file.name);
     const place = same < 0 ? this.models.length : same;
@@ -41,7 +41,7 @@ export class Chooser {
     void this.useModel();
   }
 
-  /** Take a file away that was refused, and go back to the model at a place. */
+  /** Remove a refused file, and go back to the model at an index. */
   remove(file: File, back: number): void {
     const place = this.models.indexOf(file);
     if (place < 0) return;
@@ -66,7 +66,7 @@ export class Chooser {
     return this.provider.value === "webgpu" ? "webgpu" : "wasm";
   }
 
-  /** Choose the model that the list shows. */
+  /** Choose the model selected in the list. */
   useModel(): Promise<void> {
     this.offerIterations();
     return this.chosen();

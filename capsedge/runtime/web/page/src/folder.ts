@@ -1,11 +1,11 @@
-/** The manifest of the folder, `capsedge.json`: which models it has. Typed and bounded like any file from elsewhere. */
+/** The folder's manifest, `capsedge.json`, which lists its models. Typed and bounded like any untrusted file. */
 
 import type { FolderFile } from "./engine/messages.js";
 
 const MANIFEST = "capsedge.json";
-const RUNTIME = "runtime/"; // where the build puts ONNX Runtime for WebAssembly
+const RUNTIME = "runtime/"; // folder where the build puts ONNX Runtime for WebAssembly
 const SCHEMA = 1;
-const MOST = 1000; // models and files
+const MOST = 1000; // maximum number of models, and of files
 const PATH = /^(?!\.)[\w./-]{1,200}$/;
 const SHA256 = /^[0-9a-f]{64}$/;
 
@@ -21,14 +21,14 @@ export interface FolderModel {
 
 export interface Folder {
   models: FolderModel[];
-  /** Addresses of ONNX Runtime where it is fetched late, as every model is compiled; empty otherwise. */
+  /** Addresses of ONNX Runtime if it is fetched late because every model is compiled; empty otherwise. */
   runtime: string[];
 }
 
 /**
  * The folder that holds the page.
  *
- * @throws Error where the manifest is missing or is none.
+ * @throws Error if the manifest is missing or invalid.
  */
 export async function readFolder(): Promise<Folder> {
   const address = new URL(MANIFEST, document.baseURI);

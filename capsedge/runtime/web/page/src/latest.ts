@@ -1,6 +1,6 @@
-/** Work that only its newest request matters for, such as the picture for a slider that still moves. */
+/** Work for which only the latest request matters, such as the picture for a slider that is still moving. */
 
-/** A function that runs the task, and once more after it where it was asked for meanwhile. */
+/** A function that runs the task, and runs it once more if it was called again in the meantime. */
 export function latest(task: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | null = null;
   let again = false;

@@ -13,7 +13,7 @@ const engine = new Engine();
 const play = new Play(engine);
 const chooser = new Chooser(change);
 const firstExample = offerExamples((image, name, negative) => void play.take(image, name, negative));
-let opened = -1; // place of the model that is open
+let opened = -1; // index of the open model
 
 async function change(): Promise<void> {
   const source = chooser.source();
@@ -42,7 +42,7 @@ async function start(): Promise<void> {
   }
   byId("loading").textContent = "Loading the model…";
   await Promise.all([firstExample(), chooser.useModel()]);
-  await keepOffline(runtime); // which fetches everything again, and so must not compete with the first answer
+  await keepOffline(runtime); // it fetches everything again, so it must not compete with the first answer
 }
 
 void start();

@@ -1,7 +1,7 @@
-/** The service worker: keeps the folder's files, and isolates the page from its second load on. */
+/** The service worker: caches the folder's files, and isolates the page from its second load onwards. */
 import { byId, make } from "./ui/dom.js";
 
-/** @param runtime addresses of ONNX Runtime where only files of the visitor's own need it. */
+/** @param runtime addresses of ONNX Runtime, if only the visitor's own files need it. */
 export async function keepOffline(runtime: readonly string[]): Promise<void> {
   const state = byId("offline");
   if (!("serviceWorker" in navigator)) {
@@ -22,7 +22,7 @@ export async function keepOffline(runtime: readonly string[]): Promise<void> {
   }
 }
 
-/** Keeps ONNX Runtime too, so that files of the visitor's own run without a network. */
+/** Cache ONNX Runtime too, so that the visitor's own files run offline. */
 function offerRuntime(state: HTMLElement, addresses: readonly string[]): void {
   const keep = make("button", { type: "button", className: "link" }, "Keep ONNX Runtime for files of your own too");
   keep.addEventListener("click", () => {
@@ -38,7 +38,7 @@ function offerRuntime(state: HTMLElement, addresses: readonly string[]): void {
   state.append(" ", keep, ".");
 }
 
-/** The next load is isolated, which gives WebAssembly threads. */
+/** Isolate the next load, which makes threads available to WebAssembly. */
 function offerThreads(state: HTMLElement): void {
   const reload = make("button", { type: "button", className: "link" }, "Reload to use more threads");
   reload.addEventListener("click", () => location.reload());

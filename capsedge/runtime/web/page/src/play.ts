@@ -1,4 +1,4 @@
-/** The open model at play: what is drawn, its answer, and the pictures of its capsules. */
+/** The open model in use: the drawing, the model's answer, and the pictures of its capsules. */
 import type { Prediction, Provider } from "capsedge";
 import type { Engine } from "./engine/client.js";
 import type { ModelSource, Opened, PageImage } from "./engine/messages.js";
@@ -15,8 +15,8 @@ import { Sliders } from "./ui/sliders.js";
 import { Stages } from "./ui/stages.js";
 import { statusOf } from "./ui/status.js";
 
-const LARGEST = 512; // pixels a side of the camera's pictures
-const SAID = 4; // classes or values that a screen reader is told
+const LARGEST = 512; // side length of the camera's pictures, in pixels
+const SAID = 4; // maximum number of classes or values announced to screen readers
 
 export class Play {
   private readonly pad = new Pad((ended) => this.drawn(ended));
@@ -52,7 +52,7 @@ export class Play {
   /**
    * Open a model.
    *
-   * @throws Failure where it is refused; the model before it stays.
+   * @throws Failure if it is refused; the previous model then stays open.
    */
   async open(source: ModelSource, provider: Provider): Promise<void> {
     document.body.setAttribute("aria-busy", "true");
@@ -66,7 +66,7 @@ export class Play {
     await this.predict();
   }
 
-  /** Show an image file, and classify it; `negative` as for the pad. */
+  /** Show an image file and classify it; `negative` has the same meaning as for the pad. */
   async take(image: Blob, name: string, negative = false): Promise<void> {
     this.camera.stop();
     try {
@@ -79,7 +79,7 @@ export class Play {
     this.drawn(true);
   }
 
-  /** Show a picture of the camera, and classify it. */
+  /** Show a picture from the camera and classify it. */
   private async seen(picture: ImageBitmap): Promise<void> {
     const side = Math.min(picture.width, LARGEST);
     const context = new OffscreenCanvas(side, side).getContext("2d", { willReadFrequently: true });
@@ -118,7 +118,7 @@ export class Play {
     this.pad.draw();
   }
 
-  /** After every change of the drawing. */
+  /** Called after every change of the drawing. */
   private drawn(ended: boolean): void {
     if (!ended) {
       this.camera.stop();
@@ -153,7 +153,7 @@ export class Play {
     const { model } = this;
     const image = this.pixels();
     if (!model || !image) return;
-    // What is drawn is drawn in the ink that the model wants; an image is inverted on request.
+    // Drawings use the ink that the model expects; images are inverted on request.
     const prediction = await this.engine.call("predict", image, this.image !== null && this.invert.checked);
     if (model !== this.model) return;
     this.prediction = prediction;
@@ -181,7 +181,7 @@ export class Play {
     if (this.model.description.hasDecoder) void this.decode();
   }
 
-  /** The class that is shown, and another that is there. */
+  /** The class that is shown, and another that is present. */
   private pair(prediction: Prediction): { chosen: number; other: number | null } {
     const chosen = this.chosen ?? prediction.ranking[0]?.index ?? 0;
     const other = prediction.ranking.find(({ index, score }) => index !== chosen && score >= PRESENT)?.index ?? null;
@@ -205,7 +205,7 @@ export class Play {
     if (first) this.pictures.show(first, named(1, other));
   }
 
-  /** Tell a screen reader the answer, once for each drawing. */
+  /** Announce the answer to screen readers, once per drawing. */
   private announce(prediction: Prediction): void {
     if (!this.speaking || this.pad.empty) return;
     this.speaking = false;
@@ -216,7 +216,7 @@ export class Play {
     byId("live").textContent = `${prediction.atypical ? adviceOn(prediction) : ""} ${said}`.trim();
   }
 
-  /** Draw everything in the colours that the page has now. */
+  /** Redraw everything in the page's current colours. */
   private redraw(): void {
     this.pad.draw();
     if (this.model && this.prediction) showModelInput(this.prediction.input, this.model.description);
@@ -225,7 +225,7 @@ export class Play {
   }
 }
 
-/** What a person should know of an answer: that the image has nothing to see, or that it seems inverted. */
+/** What the user should know about an answer: that there is nothing to see in the image, or that it seems inverted. */
 function adviceOn({ atypical, hint }: Prediction): string {
   const said = [atypical === null ? "" : `nothing to see: ${atypical}`, hint ?? ""].filter(Boolean);
   return said.map((text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`).join(" ");

@@ -1,9 +1,9 @@
-/** What a trace says of a parent capsule: where its votes come from, and how strong it is after each iteration. */
+/** What a trace shows about a parent capsule: where its votes come from, and its strength after each iteration. */
 import type { TracedLayer } from "capsedge";
 
-const BINS = 64; // columns of children whose places are not known
+const BINS = 64; // number of columns for children whose positions are unknown
 
-/** Numbers of a layer whose parents lie on a map of `places` places. */
+/** Values of a layer whose parents lie on a map with `places` positions. */
 interface Sizes {
   iterations: number;
   places: number;
@@ -18,7 +18,7 @@ export function sizesOf(layer: TracedLayer): Sizes {
   return { iterations, places: dims.slice(1, -2).reduce((a, b) => a * b, 1), children, parents };
 }
 
-/** A map of children, `height * width` values. */
+/** A map of the children with `height * width` values. */
 export interface ChildMap {
   height: number;
   width: number;
@@ -26,8 +26,8 @@ export interface ChildMap {
 }
 
 /**
- * What the children of each place add to one parent, for every iteration: couplings times agreements, which sum to
- * the parent's length before it is squashed (Sabour et al. 2017, eq. 2). For EM routing responsibilities times the
+ * What the children at each position add to one parent in every iteration: couplings times agreements, which sum to
+ * the parent's length before the squash (Sabour et al. 2017, eq. 2). For EM routing, responsibilities times the
  * children's activations, the weights of the M-step (Hinton et al. 2018, procedure 1).
  */
 export function childMaps(layer: TracedLayer, parent: number): ChildMap[] {
@@ -54,7 +54,7 @@ function added(layer: TracedLayer, child: number, parents: number, parent: numbe
   return (layer.couplings.data[k] ?? 0) * factor;
 }
 
-/** Where child `i` of a window lies; null outside of the map, where a window reaches over its edge. */
+/** The position of child `i` in a window; null where the window extends beyond the edge of the map. */
 function placing(layer: TracedLayer, children: number) {
   const { childGrid, kernel, strides, grid, typesFirst } = layer;
   if (!childGrid || !kernel || children % (kernel[0] * kernel[1])) {
@@ -73,13 +73,13 @@ function placing(layer: TracedLayer, children: number) {
   return { height, width, of };
 }
 
-/** What a bar of a parent shows. */
+/** What a parent's bar shows. */
 export function strengthName(layer: TracedLayer): string {
   if (layer.activations) return "activation";
   return layer.routing === "dynamic" || layer.routing === "self-attention" ? "length" : "mean coupling";
 }
 
-/** The strength of each parent type after each iteration, as means over the parents' map. */
+/** The strength of each parent type after each iteration, averaged over the parents' map. */
 export function strengths(layer: TracedLayer): Float32Array[] {
   const { iterations, places, children, parents } = sizesOf(layer);
   const name = strengthName(layer);

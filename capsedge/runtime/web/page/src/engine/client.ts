@@ -2,14 +2,14 @@
 import type { Calls, ModelSource, Opened, Problem, Reply } from "./messages.js";
 import type { Provider } from "capsedge";
 
-/** What the worker could not do, in words for the user. */
+/** A failure of the worker, described for the user. */
 export class Failure extends Error {
   constructor(readonly problem: Problem) {
     super(problem.message);
   }
 }
 
-const PATIENCE = 5000; // milliseconds that a model may take for an answer when another is chosen
+const PATIENCE = 5000; // milliseconds that a request may have been running when another model is chosen
 
 interface Waiting {
   since: number;
@@ -24,9 +24,9 @@ export class Engine {
   private next = 0;
 
   /**
-   * Open another model. One that computes without end is given up with its worker, so that none can hold the page.
+   * Open another model. A model that never finishes is terminated with its worker, so that none can block the page.
    *
-   * @throws Failure where the file is refused.
+   * @throws Failure if the file is refused.
    */
   async open(source: ModelSource, provider: Provider): Promise<Opened> {
     const oldest = Math.min(...[...this.waiting.values()].map(({ since }) => since));
@@ -34,12 +34,12 @@ export class Engine {
     return this.call("open", source, provider);
   }
 
-  /** Start the worker while the page still asks which models there are. */
+  /** Start the worker while the page is still fetching the list of models. */
   prepare(): void {
     this.worker ??= this.start();
   }
 
-  /** Let the worker fetch ONNX Runtime while the model is fetched; a failure is told with the model. */
+  /** Have the worker fetch ONNX Runtime while the model is fetched; a failure is reported when the model is opened. */
   warm(): void {
     this.call("warm").catch(() => undefined);
   }

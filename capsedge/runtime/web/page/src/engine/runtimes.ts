@@ -1,4 +1,4 @@
-/** ONNX Runtime, in the variant that a provider needs; each is fetched when it is first wanted. */
+/** ONNX Runtime in the variant that a provider needs; each is fetched when first used. */
 import type { Provider, Runtime } from "capsedge";
 import wasmModule from "onnxruntime-web/ort-wasm-simd-threaded.mjs?url";
 import wasmFile from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url";

@@ -1,4 +1,4 @@
-/** The worker that holds the model, so that neither loading nor running it stops the page. */
+/** The worker that holds the model, so that neither loading nor running it blocks the page. */
 import { CapsedgeError, LIMITS, load, loadCompiled, type Provider, type Session } from "capsedge";
 import type { Calls, FolderFile, ModelSource, Opened, Problem, Reply, Request } from "./messages.js";
 import { runtimeFor } from "./runtimes.js";
@@ -48,14 +48,14 @@ interface Found {
   checked: boolean;
 }
 
-/** The model: compiled, where the folder has it so and WebAssembly is wanted, otherwise in ONNX Runtime. */
+/** The model: compiled if the folder has it compiled and WebAssembly is wanted, otherwise in ONNX Runtime. */
 async function found(source: ModelSource, provider: Provider): Promise<Found> {
   if (!("file" in source) && source.compiled && provider === "wasm") {
     const { file, checked } = await fetched(source.compiled);
     try {
       return { session: await loadCompiled(file), fallback: null, compiled: true, checked };
     } catch (error) {
-      // An engine without SIMD cannot compile it; ONNX Runtime tells what it lacks.
+      // An engine without SIMD cannot compile it; ONNX Runtime then reports what is missing.
       if (!(error instanceof CapsedgeError) || error.code !== "runtime") throw error;
     }
   }
@@ -63,13 +63,13 @@ async function found(source: ModelSource, provider: Provider): Promise<Found> {
   return { ...(await first(file, provider)), compiled: false, checked };
 }
 
-/** The model with a provider, or with WebAssembly where WebGPU cannot take it. */
+/** The model on a provider, or on WebAssembly if WebGPU cannot run it. */
 async function first(file: Blob, provider: Provider): Promise<{ session: Session; fallback: Opened["fallback"] }> {
   if (provider === "wasm") return { session: await withProvider(file, "wasm"), fallback: null };
   try {
     return { session: await withProvider(file, "webgpu"), fallback: null };
   } catch (error) {
-    // What is wrong with the file is wrong for every provider.
+    // A problem with the file is a problem for every provider.
     if (!(error instanceof CapsedgeError) || error.code !== "runtime") throw error;
     return { session: await withProvider(file, "wasm"), fallback: error.message };
   }
@@ -90,7 +90,7 @@ async function fetched(source: FolderFile): Promise<{ file: Blob; checked: boole
   return { file: new File([bytes], name), checked: await compared(bytes, source.sha256) };
 }
 
-/** Compare a file with its checksum; browsers compute one on secure origins only. */
+/** Verify a file against its checksum; browsers compute checksums only on secure origins. */
 async function compared(bytes: ArrayBuffer, sha256: string): Promise<boolean> {
   if (!("subtle" in crypto)) return false;
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));

@@ -1,4 +1,4 @@
-/** The camera: its pictures, one after another, as fast as they are answered. */
+/** The camera: its pictures, one after another, as fast as they are classified. */
 import { byId } from "./dom.js";
 import { showProblem } from "./message.js";
 
@@ -14,7 +14,7 @@ export class Camera {
   private readonly video = document.createElement("video");
   private stream: MediaStream | null = null;
 
-  /** @param taken is given each picture: the square in the middle. The next one waits until it is done. */
+  /** @param taken receives each picture, cropped to the central square. The next one waits until it is done. */
   constructor(private readonly taken: (picture: ImageBitmap) => Promise<void>) {
     this.video.muted = this.video.playsInline = true;
     this.button.addEventListener("click", () => void (this.stream ? this.stop() : this.start()));
@@ -36,7 +36,7 @@ export class Camera {
       const stream = await navigator.mediaDevices.getUserMedia(ASKED);
       stream.getVideoTracks()[0]?.addEventListener("ended", () => this.stop());
       this.stream = this.video.srcObject = stream;
-      if (document.hidden) return this.stop(); // the tab was left while the browser asked
+      if (document.hidden) return this.stop(); // the user left the tab while the browser was asking
       this.button.setAttribute("aria-pressed", "true");
       await this.video.play();
       void this.watch(stream);

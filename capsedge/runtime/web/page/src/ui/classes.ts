@@ -1,9 +1,9 @@
-/** The classes and how surely each is there; one of them is chosen. */
+/** The classes and how likely each is present; one of them is chosen. */
 import type { Prediction, Description } from "capsedge";
 import { byId, decimal, make } from "./dom.js";
 
-const MOST = 12; // classes that are shown; of more, the best
-export const PRESENT = 0.5; // a score from which a class counts as there (Sabour et al. 2017, section 3: margins 0.1 and 0.9)
+const MOST = 12; // maximum number of classes shown, best first
+export const PRESENT = 0.5; // score from which a class is present (Sabour et al. 2017, section 3: margins 0.1 and 0.9)
 
 interface Line {
   radio: HTMLInputElement;
@@ -16,10 +16,10 @@ export class Classes {
   private readonly list = byId("classes");
   private readonly note = byId("classes-note");
   private lines: Line[] = [];
-  /** The class of each line. */
+  /** The class on each line. */
   private shown: number[] = [];
 
-  /** @param choose is told when a person chooses a class. */
+  /** @param choose is called when the user chooses a class. */
   constructor(private readonly choose: (index: number) => void) {
     this.list.addEventListener("change", () => {
       const line = this.lines.findIndex(({ radio }) => radio.checked);
@@ -28,7 +28,7 @@ export class Classes {
     });
   }
 
-  /** Make the lines for a model. */
+  /** Create the lines for a model. */
   reset(description: Description): void {
     const count = Math.min(description.labels.length, MOST);
     this.lines = Array.from({ length: count }, makeLine);
@@ -41,7 +41,7 @@ export class Classes {
     this.note.textContent = description.labels.length ? kind + few : "";
   }
 
-  /** Show an answer, and the chosen class. */
+  /** Show an answer and the chosen class. */
   show(prediction: Prediction, chosen: number | null): void {
     this.list.classList.toggle("atypical", prediction.atypical !== null);
     if (prediction.scores.length > MOST) this.shown = prediction.ranking.slice(0, MOST).map(({ index }) => index);
@@ -57,7 +57,7 @@ export class Classes {
     }
   }
 
-  /** Show what a regression estimates. */
+  /** Show the values that a regression estimates. */
   values(prediction: Prediction): void {
     const rows = prediction.values.map(({ name, value, unit }) =>
       make("p", { className: "value" }, make("span", {}, name), make("b", {}, `${Number(value.toPrecision(4))} ${unit}`)),

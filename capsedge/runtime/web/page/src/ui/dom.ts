@@ -1,6 +1,6 @@
-/** Small helpers for elements; texts of files reach the page as text only. */
+/** Small helpers for elements; text from files enters the page only as text, never as HTML. */
 
-/** The element with an id, of the kind that is wanted. */
+/** The element with an id, which must be of the given class. */
 export function byId<T extends Element = HTMLElement>(id: string): T {
   const found = document.getElementById(id);
   if (!found) throw new Error(`the page has no #${id}`);
@@ -16,7 +16,7 @@ export function make<Name extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** A number for people: two decimals, and never "-0.00". */
+/** A number for display: two decimals, and never "-0.00". */
 export function decimal(value: number): string {
   return value.toFixed(2).replace(/^-(?=0\.00$)/, "").replace("-", "\u2212");
 }

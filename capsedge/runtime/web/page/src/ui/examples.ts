@@ -1,4 +1,4 @@
-/** Images to begin with, also for those who draw with no pointer: digits, and photographs for models in colour. */
+/** Example images, which also help users without a pointer: digits, and photographs for colour models. */
 import { byId, make } from "./dom.js";
 
 type Take = (image: Blob, name: string, negative: boolean) => void;
@@ -6,7 +6,7 @@ type Take = (image: Blob, name: string, negative: boolean) => void;
 const DIGITS = import.meta.glob<string>("../../../../../zoo/samples/{digit-?,overlapping-2-4}.png", { eager: true, query: "?url", import: "default" });
 const PHOTOGRAPHS = import.meta.glob<string>("../../../../../zoo/photographs/*.jpg", { eager: true, query: "?url", import: "default" });
 
-/** Offer the examples; `take` is told which one was chosen, and whether it is light ink on black. Returns the first choice. */
+/** Offer the examples; `take` gets the chosen one and whether it is light ink on black. Returns the initial choice. */
 export function offerExamples(take: Take): () => Promise<void> {
   const digits = offer(DIGITS, "digits", (image, name) => take(image, name, true));
   offer(PHOTOGRAPHS, "photographs", (image, name) => take(image, name, false));

@@ -1,4 +1,4 @@
-/** Files that a person drops, pastes or chooses: models and images. */
+/** Files that the user drops, pastes or chooses: models and images. */
 import { byId } from "./dom.js";
 
 /** Listen for files anywhere on the page. */
@@ -6,7 +6,7 @@ export function takeFiles(takeModel: (file: File) => void, takeImage: (file: Fil
   const take = (files: Iterable<File>) => {
     for (const file of files) {
       if (/\.onnx$/i.test(file.name)) takeModel(file);
-      else takeImage(file); // which tells what it is by its content
+      else takeImage(file); // which recognizes a file by its content
     }
   };
   const choice = byId<HTMLInputElement>("file");

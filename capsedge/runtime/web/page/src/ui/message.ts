@@ -1,8 +1,8 @@
-/** What went wrong, and what mends it: as text, whatever a file is called. */
+/** What went wrong and how to fix it, shown as text only, whatever a file's name contains. */
 import { Failure } from "../engine/client.js";
 import { byId, make } from "./dom.js";
 
-const MOST = 600; // characters
+const MOST = 600; // maximum number of characters
 
 export function showProblem(error: unknown): void {
   const [text, hint] = error instanceof Failure ? [error.problem.message, error.problem.hint] : [error instanceof Error ? error.message : String(error), ""];

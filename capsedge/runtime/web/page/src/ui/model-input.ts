@@ -22,7 +22,7 @@ export function showModelInput(input: Float32Array, description: Description): v
   byId("seen-caption").textContent = `What the network sees: ${p.width} × ${p.height}`;
 }
 
-/** Bring values to 0 to 1. */
+/** Scale values to the range 0 to 1. */
 function stretch(picture: Float32Array): void {
   const least = picture.reduce((a, b) => Math.min(a, b));
   const most = picture.reduce((a, b) => Math.max(a, b));

@@ -1,11 +1,11 @@
-/** The paper that is drawn on, or shows an image. */
+/** The pad, which is drawn on or shows an image. */
 import { centred, drawStrokes, type Point, type Stroke } from "./strokes.js";
 import { byId } from "./dom.js";
 
-const FINER = 4; // pixels of what is drawn for each of the model's, which its own resizing averages
-const MOST = 1024; // pixels a side
+const FINER = 4; // drawn pixels per pixel of the model's input; the model's own resizing averages them
+const MOST = 1024; // side length in pixels
 
-/** The paper; `changed` is told after every new piece of a line, with whether the line has ended. */
+/** The pad; `changed` is called after every new piece of a line, with whether the line has ended. */
 export class Pad {
   private readonly canvas = byId<HTMLCanvasElement>("draw");
   private readonly hint = byId("hint");
@@ -23,7 +23,7 @@ export class Pad {
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
-  /** Whether there is nothing on the paper. */
+  /** Whether the pad is empty. */
   get empty(): boolean {
     return !this.strokes.length && !this.image;
   }
@@ -33,16 +33,16 @@ export class Pad {
     this.show(null);
   }
 
-  /** Take the last line away. */
+  /** Remove the last line. */
   undo(): void {
     this.strokes.pop();
     this.show(null);
   }
 
   /**
-   * Show an image in place of a drawing.
+   * Show an image instead of a drawing.
    *
-   * @param negative whether it is light ink on black, which is shown as ink on the paper of the page.
+   * @param negative whether it is light ink on black, which is shown as ink on the page's paper colour.
    */
   show(image: ImageBitmap | null, negative = false): void {
     if (image) this.strokes.length = 0;
@@ -55,8 +55,8 @@ export class Pad {
   /**
    * The drawing as an image for a model: light lines on black, or dark lines on white.
    *
-   * @param height of the model's input; `width` too.
-   * @param centre whether to centre the drawing and to bring it to the size of a digit of MNIST.
+   * @param height height of the model's input; `width` is its width.
+   * @param centre whether to centre the drawing and scale it to the size of an MNIST digit.
    */
   pixels(height: number, width: number, centre: boolean, dark: boolean): ImageData {
     const finer = Math.max(1, Math.min(FINER, Math.floor(MOST / Math.max(height, width))));
@@ -69,7 +69,7 @@ export class Pad {
     return context.getImageData(0, 0, w, h);
   }
 
-  /** Draw everything, in the colours of the style sheet. */
+  /** Draw everything in the colours of the style sheet. */
   draw(): void {
     const side = this.canvas.clientWidth;
     const pixels = Math.max(1, Math.round(side * devicePixelRatio));
@@ -116,7 +116,7 @@ export class Pad {
   }
 }
 
-/** An image as large as the paper allows; a small one keeps its pixels visible. */
+/** Draw an image as large as the pad allows; the pixels of a small one stay visible. */
 function drawImage(context: CanvasRenderingContext2D, image: ImageBitmap, side: number): void {
   const scale = Math.min(side / image.width, side / image.height);
   const [width, height] = [image.width * scale, image.height * scale];

@@ -1,8 +1,8 @@
-/** Arrays as pictures in the colours of the page. */
+/** Draw arrays as pictures in the page's colours. */
 
 export type Colour = readonly [number, number, number];
 
-/** The colours that the style sheet gives now; they change with light and dark. */
+/** The style sheet's current colours, which differ between light and dark mode. */
 export interface Palette {
   paper: Colour;
   ink: Colour;
@@ -11,10 +11,10 @@ export interface Palette {
 
 const reader = new OffscreenCanvas(1, 1).getContext("2d");
 
-/** A colour of the style sheet, however it is written there. */
+/** A colour from the style sheet, in whatever notation it is written. */
 function colourOf(style: CSSStyleDeclaration, name: string): Colour {
   if (reader) reader.fillStyle = style.getPropertyValue(name);
-  const found = parseInt(String(reader?.fillStyle).slice(1), 16); // a canvas gives back #rrggbb
+  const found = parseInt(String(reader?.fillStyle).slice(1), 16); // a canvas returns it as #rrggbb
   return [found >> 16, (found >> 8) & 255, found & 255];
 }
 
@@ -23,7 +23,7 @@ export function palette(): Palette {
   return { paper: colourOf(style, "--paper"), ink: colourOf(style, "--ink"), accent: colourOf(style, "--accent") };
 }
 
-/** Intensities 0 to 1 of one picture, with the colour of 1. */
+/** Intensities from 0 to 1 of one picture, and the colour for 1. */
 export interface Layer {
   values: Float32Array;
   colour: Colour;
@@ -36,7 +36,7 @@ export function paintLayers(canvas: HTMLCanvasElement, height: number, width: nu
   );
 }
 
-/** Paint `[C, H, W]` with values 0 to 1: one channel in a colour over paper, three as they are. */
+/** Paint `[C, H, W]` with values from 0 to 1: one channel in a colour over paper, three as RGB. */
 export function paintPicture(canvas: HTMLCanvasElement, data: Float32Array, dims: readonly number[], paper: Colour, colour: Colour): void {
   const [channels = 1, height = 1, width = 1] = dims;
   const size = height * width;

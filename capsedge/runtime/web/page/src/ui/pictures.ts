@@ -1,4 +1,4 @@
-/** Reconstructions: of the chosen class, of a second one that is there, and of both together. */
+/** Reconstructions of the chosen class, of a second class that is present, and of both together. */
 import type { FloatArray } from "capsedge";
 import { byId, make } from "./dom.js";
 import { paintLayers, paintPicture, palette, type Colour } from "./paint.js";
@@ -14,7 +14,7 @@ export class Pictures {
   private readonly canvases: HTMLCanvasElement[] = [];
   private readonly captions: HTMLElement[] = [];
 
-  /** Show the picture of the chosen class, and of another where there is one. */
+  /** Show the picture of the chosen class, and of another if there is one. */
   show(chosen: Reconstruction, other: Reconstruction | null): void {
     const { paper, ink, accent } = palette();
     this.need(other ? 3 : 1);

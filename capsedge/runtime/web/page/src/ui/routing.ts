@@ -4,8 +4,8 @@ import { childMaps, strengthName, strengths } from "../routes.js";
 import { byId, decimal, make } from "./dom.js";
 import { paintLayers, palette } from "./paint.js";
 
-const BARS = 32; // parents whose strength is drawn
-const NAMED = 3; // parents that a description names
+const BARS = 32; // maximum number of parents whose strength is drawn
+const NAMED = 3; // maximum number of parents that a description names
 
 export class Routing {
   private readonly section = byId("routing");
@@ -20,7 +20,7 @@ export class Routing {
     this.choice.addEventListener("change", () => this.draw());
   }
 
-  /** Prepare for a model. */
+  /** Prepare the view for a model. */
   reset(description: Description): void {
     this.trace = [];
     this.labels = description.labels;
@@ -34,14 +34,14 @@ export class Routing {
     this.note.replaceChildren("This file has no trace of its routing. Export it with ", make("code", {}, "capsedge export --with trace"), ".");
   }
 
-  /** Show the trace of an answer. */
+  /** Show the trace that belongs to an answer. */
   show(trace: readonly TracedLayer[], chosen: number): void {
     this.trace = trace;
     this.chosen = chosen;
     this.draw();
   }
 
-  /** Draw the chosen layer, in the colours that the page has now. */
+  /** Draw the chosen layer in the page's current colours. */
   draw(): void {
     const number = Number(this.choice.value);
     const layer = this.trace[number];

@@ -1,9 +1,9 @@
 /** Sliders for the dimensions of the chosen capsule's pose. */
 import { byId, decimal, make } from "./dom.js";
 
-const STEPS = 100; // to each side of the network's own value
-const REACH = 0.6; // of the pose's length, to each side
-const LEAST = 0.25; // reach of a pose near zero; Sabour et al. 2017, section 5.1, turn each dimension by this much
+const STEPS = 100; // steps to either side of the network's own value
+const REACH = 0.6; // range to either side, as a share of the pose's length
+const LEAST = 0.25; // range for a pose near zero; Sabour et al. 2017, section 5.1, vary each dimension by this much
 
 interface Slider {
   range: HTMLInputElement;
@@ -16,7 +16,7 @@ export class Sliders {
   private own = new Float32Array(0);
   private reach = LEAST;
 
-  /** @param turned is told when a person moves a slider. */
+  /** @param turned is called when the user moves a slider. */
   constructor(private readonly turned: () => void) {
     this.group.addEventListener("input", () => {
       this.label();
@@ -28,7 +28,7 @@ export class Sliders {
     });
   }
 
-  /** Put the sliders to a pose that the network found. */
+  /** Set the sliders to a pose that the network computed. */
   show(pose: Float32Array): void {
     this.own = pose.slice();
     this.reach = Math.max(LEAST, REACH * Math.hypot(...pose));
@@ -37,7 +37,7 @@ export class Sliders {
     this.label();
   }
 
-  /** The pose that the sliders state. */
+  /** The pose that the sliders are set to. */
   pose(): Float32Array {
     return this.own.map((value, k) => value + (this.reach * Number(this.sliders[k]?.range.value ?? 0)) / STEPS);
   }

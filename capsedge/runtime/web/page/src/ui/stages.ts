@@ -1,4 +1,4 @@
-/** The time of each stage. */
+/** How long each stage takes. */
 import { byId, make } from "./dom.js";
 
 const STAGES = ["prepare", "run", "decode", "draw"] as const;
@@ -15,7 +15,7 @@ export class Stages {
     }
   }
 
-  /** @param milliseconds that the stage took; null where it did not run. */
+  /** @param milliseconds how long the stage took; null if it did not run. */
   show(stage: Stage, milliseconds: number | null): void {
     const value = this.values.get(stage);
     if (value) value.textContent = milliseconds === null ? "\u2013" : `${milliseconds.toFixed(milliseconds < 10 ? 1 : 0)} ms`;

@@ -1,4 +1,4 @@
-/** What runs the model, and why not something faster. */
+/** What runs the model, and why nothing faster does. */
 import type { Opened } from "../engine/messages.js";
 
 export function statusOf({ description: d, provider, fallback, threads, compiled, checked }: Opened): string {

@@ -1,10 +1,10 @@
-/** What was drawn: lines in the unit square, so that they can be drawn sharply at any size. */
+/** The drawing as lines in the unit square, so that it stays sharp at any size. */
 
 export type Point = readonly [number, number];
 export type Stroke = Point[];
 
-const WIDTH = 2.6 / 28; // of a line; digits of 20 pixels in a frame of 28, as in MNIST, have lines about this wide
-const FILLED = 20 / 28; // of the frame, by the longer side of a centred drawing
+const WIDTH = 2.6 / 28; // width of a line, about that of MNIST's digits, which are 20 pixels in a frame of 28
+const FILLED = 20 / 28; // share of the frame that the longer side of a centred drawing takes
 
 type Canvas2d = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
 
@@ -16,7 +16,7 @@ interface Place {
 
 const AS_DRAWN: Place = { scale: 1, shift: [0, 0] };
 
-/** The place that centres strokes and gives them the size of a digit of MNIST. */
+/** The placement that centres strokes and scales them to the size of an MNIST digit. */
 export function centred(strokes: readonly Stroke[]): Place {
   const points = strokes.flat();
   if (!points.length) return AS_DRAWN;
