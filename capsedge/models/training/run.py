@@ -123,7 +123,8 @@ def train(
             recipe = replace(recipe, batch=max(1, len(training) // 8))
             log(f"batches of {recipe.batch}: there are {len(training)} training images")
     if measured is not None and measured.split == "validation":
-        recipe = replace(recipe, patience=recipe.epochs // 2 if patience is None else patience)
+        least = max(user_images.PATIENCE, recipe.epochs // 2)
+        recipe = replace(recipe, patience=least if patience is None else patience)
     elif patience:
         raise UsageError(
             f"--patience does not apply to {data}.",

@@ -82,7 +82,7 @@ class TrainOptions(Options):
     patience: int | None = option(
         None,
         "End when so many epochs were not more accurate on the validation images; by default half of "
-        "--epochs; 0 never.",
+        "--epochs, but at least 5; 0 never.",
         min=0,
         panel=_RECIPE,
     )

@@ -22,6 +22,7 @@ from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig, PSCapsNet
 from capsedge.models.fsanet_config import FSANetConfig
 from capsedge.models.training import user_images
 from capsedge.models.training.confusion import by_class, confusion, draw
+from capsedge.models.training.recipe import recipe_of
 from tests.exporters.nets import CONFIGS
 from tests.tables import table
 
@@ -256,6 +257,9 @@ def test_a_run(tmp_path: Path) -> None:
     assert "2 classes (a dog, cat); grey, resized to 28x28 (--size)" in text
     assert "batches of 2: there are 22 training images" in text
     assert "right, by class:" in text
+    recipe = recipe_of(made)
+    assert recipe is not None
+    assert recipe.patience == 5
     config = load_checkpoint(made).config
     assert config.class_names == ("a dog", "cat")
     assert config.preprocessing.std != (1.0,)
