@@ -1,4 +1,4 @@
-"""The command: see the package."""
+"""The command; the package's docstring describes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITERS = {
 
 
 def recalibrate(name: str, data: Path) -> None:
-    """Measure the criterion again, and put the new checksum into the card."""
+    """Measure the criterion again and put the new checksum into the card."""
     path = zoo_checkpoint(name)
     before = sha256(path)
     write_checkpoint(path, name, data, half=in_half(path))

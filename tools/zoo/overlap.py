@@ -1,4 +1,4 @@
-"""The network that tells two overlapping digits apart."""
+"""The network that recognizes two overlapping digits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ AGAIN = " Each run except the first continued from the previous one."
 
 
 def write(name: str, runs: Path, data: Path) -> None:
-    """Write the checkpoint of a run, and its card."""
+    """Write the checkpoint and the card of a run."""
     source = runs / name / "model.safetensors"
     target = write_checkpoint(source, name, data, half=True)
     model = load_checkpoint(target)
@@ -89,7 +89,7 @@ def write(name: str, runs: Path, data: Path) -> None:
 def best_two(
     name: str, test: ImageSet, config: ModelConfig
 ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-    """The best two classes of the package's ONNX file for each pair, and its digits: each `[n, 2]`."""
+    """The package's ONNX file's best two classes for each pair, and the pair's digits: each `[n, 2]`."""
     with capsedge.load(name) as session:
         assert session.roles.scores is not None
         for canvases, owners in evaluation_pairs(test, config):

@@ -21,7 +21,7 @@ from tools.zoo.runs import (
 
 __all__ = ["export", "is_in", "write"]
 
-EVERY = 10  # epochs from one line of the card's log to the next
+EVERY = 10  # epochs between lines in the card's log
 CARD = """# {name}
 
 A capsule network for colour photographs: a residual network of six blocks and inverted dot-product attention
@@ -65,7 +65,7 @@ CIFAR-10: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images"
 
 
 def write(name: str, runs: Path, data: Path) -> None:
-    """Write the checkpoint of a run, and its card."""
+    """Write the checkpoint and the card of a run."""
     source = runs / name / "model.safetensors"
     run: dict[str, Any] = json.loads(source.with_suffix(".json").read_text())
     target = write_checkpoint(source, name, data, half=True)

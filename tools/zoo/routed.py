@@ -1,4 +1,4 @@
-"""The three small siblings for single digits, one for each routing."""
+"""The three small networks for single digits, one per kind of routing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FAMILIES = {
 
 
 def write(name: str, runs: Path, data: Path) -> None:
-    """Write the checkpoint of a run, and its card."""
+    """Write the checkpoint and the card of a run."""
     source, routing = runs / name / "model.safetensors", name.removeprefix("digits-")
     half = name == LARGEST
     target = write_checkpoint(source, name, data, half=half)

@@ -42,7 +42,7 @@ def is_in(runs: Path, name: str) -> bool:
 
 
 def metadata(checkpoint: Path) -> dict[str, str]:
-    """What a checkpoint says of itself."""
+    """The metadata of a checkpoint."""
     with safetensors.safe_open(checkpoint, framework="pt") as file:
         found: dict[str, str] = file.metadata()
     return found
@@ -81,7 +81,7 @@ def commands(runs: Path, name: str, model: str) -> str:
 
 
 def indented(words: list[str]) -> str:
-    """A command in as few lines as fit, as Markdown shows it."""
+    """A command in as few lines as possible, indented as Markdown code."""
     lines = [words[0]]
     for word in words[1:]:
         if len(lines[-1]) + len(word) < _WIDTH:
@@ -92,10 +92,10 @@ def indented(words: list[str]) -> str:
 
 
 def test_split(data: Path, prep: Preprocessing) -> ImageSet:
-    """The test images, on which a card reports.
+    """The test images, on which a card's figures are measured.
 
     Raises:
-        UsageError: the data has none.
+        UsageError: the data has no test images.
     """
     found = read_split(data, "test", prep)
     if found.split != "test":
@@ -106,11 +106,11 @@ def test_split(data: Path, prep: Preprocessing) -> ImageSet:
 def write_checkpoint(
     source: Path, name: str, data: Path, model: CapsuleModel | None = None, *, half: bool = False
 ) -> Path:
-    """The package's checkpoint: weights and history of ``source``, and the criterion of ``data``.
+    """Write the package's checkpoint: weights and history from ``source``, and the criterion from ``data``.
 
     Args:
-        model: its network, if the package has another form of it.
-        half: round the weights to FP16 and store them so.
+        model: the network, if the package has it in another form.
+        half: whether to round the weights to FP16 and store them in it.
     """
     model, target = model or load_checkpoint(source), zoo_checkpoint(name)
     known = metadata(source)
@@ -129,7 +129,7 @@ def export_int8(name: str, calibration: Path, max_drop: float) -> None:
 
     Args:
         calibration: images with labels.
-        max_drop: points of accuracy on them that INT8 may cost.
+        max_drop: percentage points of accuracy on them that INT8 may cost.
     """
     checkpoint = zoo_checkpoint(name)
     model = load_checkpoint(checkpoint)
@@ -158,7 +158,7 @@ def answers(name: str, test: ImageSet) -> np.ndarray:
 
 
 def accuracy(model: CapsuleModel, test: ImageSet) -> float:
-    """Of a model in FP32, in per cent."""
+    """The accuracy of a model in FP32, in per cent."""
     found = predict_all(model, test).argmax(1).numpy()
     return float((found == test.classes).mean() * 100)
 
@@ -176,7 +176,7 @@ def confusion(truth: np.ndarray, found: np.ndarray, names: Sequence[str]) -> str
 
 
 def facts(target: Path) -> dict[str, Any]:
-    """What every card tells of its file."""
+    """The facts that every card states about its file."""
     model = load_checkpoint(target)
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -66,7 +66,7 @@ PRUNING = """    capsedge prune runs/capsnet-mnist/model.safetensors --data mnis
 
 
 def without_decoder(model: CapsuleModel) -> CapsuleModel:
-    """The same network, classifying only."""
+    """The same network without its decoder, only classifying."""
     bare = build(model.config.replace(decoder=()))
     bare.load_state_dict({k: v for k, v in model.state_dict().items() if k in bare.state_dict()})
     bare.typical_input = model.typical_input
@@ -74,7 +74,7 @@ def without_decoder(model: CapsuleModel) -> CapsuleModel:
 
 
 def write(name: str, runs: Path, data: Path) -> None:
-    """Write the checkpoint of a pruning, and its card."""
+    """Write the checkpoint and the card of a pruned network."""
     source = runs / name / "model.safetensors"
     pruned = pruned_of(source)
     assert pruned is not None

@@ -6,7 +6,7 @@ SGD with Nesterov momentum 0.9 and weight decay 5e-4. The learning rate rises ov
 and falls to zero after them (Smith and Topin 2018). Images are shifted by up to 4 pixels, mirrored in every
 other epoch (Jordan 2024), and a square of 8 pixels is blanked out (DeVries and Taylor 2017); the labels are
 smoothed by 0.1 (Szegedy et al. 2016). The stem runs in BF16, the capsules in FP32, their votes in TF32. The
-last epoch's weights are kept; the test images choose nothing.
+last epoch's weights are kept; the test images are not used for any choice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHIFT, SIDE, HOLE, SMOOTHING = 4, 32, 8, 0.1
 
 
 class BFloat16(nn.Module):
-    """A part of a network that computes in BF16 where that loses nothing (autocast), and gives FP32."""
+    """A part of a network that computes in BF16 where that loses nothing (autocast), and returns FP32."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -40,25 +40,25 @@ class BFloat16(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``[N, C, H, W]`` to the body's output."""
-        # A cached copy of the weights in BF16 would be replayed with those of the first step.
+        # With a cached BF16 copy of the weights, the graph would replay those of the first step.
         with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False):
             features: Tensor = self.body(images)
         return features.float()
 
 
 def scores(network: nn.Module, images: Tensor) -> Tensor:
-    """``[N, J]``, of a capsule network or a plain one."""
+    """The scores ``[N, J]`` of a capsule network or a plain one."""
     found = network(images)
     result: Tensor = found if isinstance(found, Tensor) else found.scores
     return result
 
 
 def augmented(images: Tensor, mirrored: Tensor) -> Tensor:
-    """Each image shifted, zeros coming in, ``mirrored`` where that says so, and with a square of zeros.
+    """Shift each image, padding with zeros; mirror those marked in ``mirrored``; and blank out a square.
 
     Args:
         images: ``[N, 3, 32, 32]``.
-        mirrored: ``[N]``.
+        mirrored: which images to mirror, ``[N]``.
     """
     n, device = len(images), images.device
     padded = nn.functional.pad(images, (SHIFT,) * 4)
@@ -84,7 +84,7 @@ class Step:
     """Forward and backward of one batch, recorded as a CUDA graph on a GPU; the optimizer runs after it.
 
     Args:
-        network: in training, and where it is to run.
+        network: the network, in training mode and on the device it is to run on.
     """
 
     def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -108,7 +108,7 @@ class Step:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self.loss = self._forward_backward()
-        self._network.load_state_dict(state)  # the statistics of batch normalization as they were
+        self._network.load_state_dict(state)  # restores the statistics of batch normalization
 
     def _forward_backward(self) -> Tensor:
         with compiled():
@@ -131,15 +131,15 @@ class Step:
 def train(
     network: nn.Module, images: Tensor, labels: Tensor, epochs: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Train a network, and print a line for every ten epochs.
+    """Train a network and print a line every ten epochs.
 
     Args:
-        network: where it is to be trained.
-        images: normalized ``[N, 3, 32, 32]``, on the same device.
+        network: the network, on the device it is to be trained on.
+        images: normalized images ``[N, 3, 32, 32]``, on the same device.
         labels: ``[N]``.
 
     Returns:
-        Loss and seconds since the first step, for every epoch.
+        The loss and the seconds since the first step, for every epoch.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
@@ -171,13 +171,13 @@ def train(
 
 @torch.no_grad()
 def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Share of right answers."""
+    """The share of correct answers."""
     found = [scores(network, part).argmax(1) for part in images.split(1000)]
     return float((torch.cat(found) == labels).float().mean())
 
 
 def load(data: Path, split: str, device: str) -> tuple[Tensor, Tensor]:
-    """Images of CIFAR-10, normalized, and their labels, on a device."""
+    """Load CIFAR-10's images, normalized, and their labels onto a device."""
     rule = get_config(MODEL).preprocessing
     mean, std = (torch.tensor(x, device=device)[:, None, None] for x in (rule.mean, rule.std))
     found = read_split(data, split, rule)
